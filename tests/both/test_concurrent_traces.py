@@ -25,7 +25,6 @@ from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
-from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext
 from pyspark_rocketmq.listeners.forms import form_of
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, QueueRange, dlq_topic, retry_topic
@@ -174,10 +173,9 @@ class OurRun(StoredTrace):
             return
         planned = QueueRange(queue=queue, start=start, end=end, epoch=1)
         (partition,) = partitions_of([planned], self._options, {_BROKER: self.address}, {})  # type: ignore[dict-item]
-        for batch in self._engine(read_queue(partition)):
-            rows = batch.to_pylist()
-            self.rows += [row["key"] for row in rows[:-1]]
-            self.next_offsets[queue] = QueueAck.from_json(rows[-1]["ack"]).next_offset
+        for consumed in self._engine(read_queue(partition)):
+            self.rows += [key for rows in consumed.batches() for key in rows.column("key").to_pylist()]
+            self.next_offsets[queue] = consumed.ack.next_offset
 
 
 @pytest.fixture(

@@ -7,14 +7,13 @@ import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
-from pyspark_rocketmq.consumer.engine.output import QueueAck
+from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext
 from pyspark_rocketmq.listeners.forms import form_of
@@ -53,7 +52,7 @@ async def fail_every_third_later(
 
 def consume(
     cluster: ScriptedCluster, rows: Sequence[dict[str, Any]], listener: Any = fail_every_third
-) -> list[pa.RecordBatch]:
+) -> list[Consumed]:
     engine = ConcurrentEngine(
         form_of(listener, orderly=False),
         OUTPUT,
@@ -73,13 +72,13 @@ def test_a_range_becomes_its_rows_and_one_ack(cluster: ScriptedCluster, listener
     """E1-E3, E6: acknowledged messages' rows with their positions; the others are sent back from the task."""
     planned = QueueRange(queue=ORDERS, start=10, end=16, epoch=4)
 
-    (batch,) = consume(cluster, rows_of(planned), listener)
+    (consumed,) = consume(cluster, rows_of(planned), listener)
 
-    *data, last = batch.to_pylist()
+    data = [row for rows in consumed.batches() for row in rows.to_pylist()]
     assert [(row["queueId"], row["queueOffset"], row["name"]) for row in data] == [
         (3, offset, f"orders:{offset}") for offset in (10, 11, 13, 14)
     ]
-    ack = QueueAck.from_json(last["ack"])
+    ack = consumed.ack
     assert (ack.queue, ack.epoch, ack.start, ack.next_offset, ack.sent_back) == (ORDERS, 4, 10, 16, 2)
     sent_back = [request.ext_fields for request in cluster.brokers["broker-a"].sent_back]
     assert sorted(fields["offset"] for fields in sent_back) == ["1200", "1500"]
@@ -90,13 +89,13 @@ def test_messages_of_the_retry_topic_come_under_their_own_topic(cluster: Scripte
     """E3: rows and ack are the retry queue's, and what fails again goes back to the retry queue's broker."""
     planned = QueueRange(queue=RETRY, start=0, end=3, epoch=1)
 
-    (batch,) = consume(cluster, rows_of(planned, originTopic="orders"))
+    (consumed,) = consume(cluster, rows_of(planned, originTopic="orders"))
 
-    *data, last = batch.to_pylist()
+    data = [row for rows in consumed.batches() for row in rows.to_pylist()]
     assert [(row["topic"], row["queueOffset"], row["name"]) for row in data] == [
         ("%RETRY%billing", offset, f"orders:{offset}") for offset in (1, 2)
     ]
-    assert QueueAck.from_json(last["ack"]).queue == RETRY
+    assert consumed.ack.queue == RETRY
     (request,) = cluster.brokers["broker-a"].sent_back
     assert request.ext_fields["originTopic"] == "orders"
 
@@ -108,9 +107,10 @@ def test_ranges_that_share_a_task_are_consumed_one_after_the_other(cluster: Scri
         QueueRange(queue=ORDERS._replace(queue_id=0), start=7, end=9, epoch=1),
     ]
 
-    batches = consume(cluster, [row for planned in ranges for row in rows_of(planned)])
+    brought = consume(cluster, [row for planned in ranges for row in rows_of(planned)])
 
-    assert [batch.column("queueOffset").to_pylist() for batch in batches] == [[1, 2, 3], [7, 8, 9]]
+    found = [[rows.column("queueOffset").to_pylist() for rows in each.batches()] for each in brought]
+    assert (found, [each.ack.next_offset for each in brought]) == ([[[1, 2]], [[7, 8]]], [3, 9])
 
 
 def test_a_range_that_lost_a_row_is_refused_before_anything_is_delivered(cluster: ScriptedCluster) -> None:

@@ -337,7 +337,7 @@ class DirectEngineAndStore:
     """A queue's ranges, one after the other, with what the offset store would bring back."""
 
     def __init__(self, listener: Callable[..., Any]) -> None:
-        self._engine = DirectEngine(consumer_of(listener), OUTPUT)
+        self._engine = DirectEngine(consumer_of(listener))
         self._store = Store()
 
     def consume(
@@ -346,9 +346,9 @@ class DirectEngineAndStore:
         rows = read_rows(self._store.planned(start, end, epoch), reset_to)
         # As Spark does with whatever is given to mapInArrow.
         engine = pickle.loads(pickle.dumps(self._engine))
-        (batch,) = engine(iter(batches_of(rows, 7)))
-        ack = self._store.commit(batch.column("ack")[-1].as_py())
-        return [name for name in batch.column("name").to_pylist() if name], ack
+        (consumed,) = engine(iter(batches_of(rows, 7)))
+        ack = self._store.commit(consumed.ack.to_json())
+        return [name for rows in consumed.batches() for name in rows.column("name").to_pylist()], ack
 
 
 in_each_engine = pytest.mark.parametrize("engine", [StateEngine, DirectEngineAndStore])

@@ -8,11 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, QueueAck
+from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck
 from pyspark_rocketmq.consumer.engine.task import TaskParts
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.task_line import Fate
+from pyspark_rocketmq.listeners.row_validation import RowColumns
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from tests.helpers.wait import PATIENCE_S
 
@@ -99,7 +101,7 @@ class _Lines:
         self._writer.abandoned += 1
 
 
-def consumed(queue: MessageQueue, count: int = 2) -> pa.RecordBatch:
+def consumed(queue: MessageQueue, count: int = 2) -> Consumed:
     """What an engine gives for a range of which ``count`` messages were consumed."""
     ack = QueueAck.of(
         QueueRange(queue=queue, start=0, end=9),
@@ -110,27 +112,9 @@ def consumed(queue: MessageQueue, count: int = 2) -> pa.RecordBatch:
         failed=0,
         finished="GIVEN_UP",
         listener_s=0.0,
-    ).to_json()
-    return pa.RecordBatch.from_pylist(
-        [
-            {
-                "topic": queue.topic,
-                "brokerName": queue.broker_name,
-                "queueId": queue.queue_id,
-                "queueOffset": offset,
-                ACK_COLUMN: ack if offset == count else None,
-            }
-            for offset in range(count + 1)
-        ],
-        schema=pa.schema(
-            [
-                ("topic", pa.string()),
-                ("brokerName", pa.string()),
-                ("queueId", pa.int32()),
-                ("queueOffset", pa.int64()),
-                (ACK_COLUMN, pa.string()),
-            ]
-        ),
+    )
+    return Consumed(
+        [(offset,) for offset in range(count)], ack, RowColumns(StructType().add("queueOffset", "long"))
     )
 
 
@@ -139,7 +123,7 @@ def rows_of(part: Mapping[str, Any]) -> list[tuple[int, int]]:
 
 
 def queues_of(part: Mapping[str, Any]) -> list[MessageQueue]:
-    return [QueueAck.from_json(ack).queue for ack in part["acks"]]
+    return [QueueAck.from_dict(ack).queue for ack in part["acks"]]
 
 
 def parts_of(orders: Orders | None, writer: Lines | None = None) -> TaskParts:

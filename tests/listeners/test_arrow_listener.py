@@ -23,13 +23,14 @@ from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
-from pyspark_rocketmq.consumer.engine.output import QueueAck, listener_schema, to_rows
+from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck, listener_schema, spark_batches
 from pyspark_rocketmq.consumer.engine.state import OrderlyEngine
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
 from pyspark_rocketmq.listeners.context import ConsumeHooks, ConsumeMessageContext, ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.forms import form_of
 from pyspark_rocketmq.listeners.messages import ArrowMessages
+from pyspark_rocketmq.listeners.row_buffer import to_rows
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import (
     ConsumeConcurrentlyStatus,
@@ -68,14 +69,14 @@ def consumed(
 ) -> tuple[list[tuple[Any, ...]], QueueAck]:
     """What a task of the direct engine gives out, pickled as for an executor: offset, name and size of rows, and the ack."""
     settings = OrderlySettings(consume_message_batch_max_size=at_once)
-    engine = DirectEngine(RangeConsumer(ArrowListener(listener), OutputColumns.of(OUTPUT), settings), OUTPUT)
+    engine = DirectEngine(RangeConsumer(ArrowListener(listener), OutputColumns.of(OUTPUT), settings))
     sent = cloudpickle.loads(cloudpickle.dumps(engine))
     # Batches of the source end elsewhere than deliveries.
     return taken_apart(sent(iter(batches_of(rows_of(planned, **changes), 3))))
 
 
-def taken_apart(batches: Iterator[pa.RecordBatch]) -> tuple[list[tuple[Any, ...]], QueueAck]:
-    *data, last = [row for batch in batches for row in batch.to_pylist()]
+def taken_apart(brought: Iterator[Consumed]) -> tuple[list[tuple[Any, ...]], QueueAck]:
+    *data, last = [row for each in brought for batch in spark_batches(each) for row in batch.to_pylist()]
     assert all((row["topic"], row["queueId"]) == (last["topic"], last["queueId"]) for row in data)
     return [(row["queueOffset"], row["name"], row["size"]) for row in data], QueueAck.from_json(last["ack"])
 
@@ -93,7 +94,7 @@ def test_a_delivery_is_a_batch_with_the_columns_of_the_source() -> None:
     consumer = RangeConsumer(
         form, OutputColumns.of(OUTPUT), OrderlySettings(consume_message_batch_max_size=4)
     )
-    _, ack = taken_apart(DirectEngine(consumer, OUTPUT)(iter(batches_of(rows_of(PLANNED), 3))))
+    _, ack = taken_apart(DirectEngine(consumer)(iter(batches_of(rows_of(PLANNED), 3))))
 
     assert [batch.column("queueOffset").to_pylist() for batch in seen] == [
         [10, 11, 12, 13], [14, 15, 16, 17], [18, 19],
@@ -141,9 +142,9 @@ def test_a_batch_that_is_given_back_comes_again_without_its_rows() -> None:
 
     settings = OrderlySettings(consume_message_batch_max_size=4)
     consumer = RangeConsumer(ArrowListener(fails_once), OutputColumns.of(OUTPUT), settings)
-    rows, ack = taken_apart(DirectEngine(consumer, OUTPUT)(iter(batches_of(rows_of(PLANNED), 3))))
+    rows, ack = taken_apart(DirectEngine(consumer)(iter(batches_of(rows_of(PLANNED), 3))))
     again = QueueRange(queue=QUEUE, start=14, end=20, epoch=4, reconsume_times=1, put_back=ack.put_back)
-    taken_apart(DirectEngine(consumer, OUTPUT)(iter(batches_of(rows_of(again), 3))))
+    taken_apart(DirectEngine(consumer)(iter(batches_of(rows_of(again), 3))))
 
     assert [row[0] for row in rows] == [10, 11, 12, 13]
     assert (ack.next_offset, ack.reconsume_times, ack.failed) == (14, 1, 1)
@@ -221,7 +222,7 @@ def test_messages_of_the_retry_topic_have_the_topic_they_were_sent_to_first() ->
         OrderlySettings(consume_message_batch_max_size=2),
         hooks=ConsumeHooks([Looking()]),
     )
-    taken_apart(DirectEngine(consumer, OUTPUT)(iter(batches_of(rows, 9))))
+    taken_apart(DirectEngine(consumer)(iter(batches_of(rows, 9))))
 
     assert seen == [
         [("orders", "%RETRY%billing", "key-0"), ("%RETRY%billing", None, "key-1")],
@@ -445,14 +446,12 @@ def test_the_example_in_the_pages_does_what_it_says() -> None:
     output = listener_schema(StructType().add("order_id", "string").add("bytes", "long"))
     assert settings == {"output_schema": "order_id string, bytes bigint"}
     engine = DirectEngine(
-        RangeConsumer(listener, OutputColumns.of(output), OrderlySettings(consume_message_batch_max_size=4)),
-        output,
+        RangeConsumer(listener, OutputColumns.of(output), OrderlySettings(consume_message_batch_max_size=4))
     )
     rows = [
         row
-        for batch in engine(iter(batches_of(rows_of(PLANNED, tags="paid"), 9)))
+        for consumed in engine(iter(batches_of(rows_of(PLANNED, tags="paid"), 9)))
+        for batch in consumed.batches()
         for row in batch.to_pylist()
     ]
-    assert [(row["order_id"], row["bytes"]) for row in rows[:-1]] == [
-        (f"key-{at}", 7) for at in range(10, 20)
-    ]
+    assert [(row["order_id"], row["bytes"]) for row in rows] == [(f"key-{at}", 7) for at in range(10, 20)]

@@ -43,9 +43,9 @@ def consumed(listener: object, model: MessageModel = MessageModel.CLUSTERING) ->
         SendBackSettings(name_servers=("nowhere:1",), consumer_group="billing"),
     )
     sent = cloudpickle.loads(cloudpickle.dumps(engine))
-    [batch] = sent(iter(batches_of(rows_of(PLANNED), 4)))
-    *data, last = batch.to_pylist()
-    return [(row["queueOffset"], row["name"]) for row in data], QueueAck.from_json(last["ack"])
+    [brought] = sent(iter(batches_of(rows_of(PLANNED), 4)))
+    data = [row for rows in brought.batches() for row in rows.to_pylist()]
+    return [(row["queueOffset"], row["name"]) for row in data], brought.ack
 
 
 def function(messages: Sequence[MessageExt], context: Context) -> object:

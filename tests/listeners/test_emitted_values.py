@@ -21,8 +21,8 @@ from pyspark.sql import Row
 from pyspark.sql import types as st
 from pyspark.sql.conversion import PandasToArrowConversion
 
-from pyspark_rocketmq.consumer.engine.output import to_rows
 from pyspark_rocketmq.errors import SchemaError
+from pyspark_rocketmq.listeners.row_buffer import to_rows
 from pyspark_rocketmq.listeners.row_validation import OutputColumns, RowColumns
 
 

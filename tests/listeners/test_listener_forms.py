@@ -23,7 +23,6 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
-from pyspark_rocketmq.consumer.engine.output import as_tuples
 from pyspark_rocketmq.consumer.engine.task import BatchTask, PickledOnce, why_not_picklable
 from pyspark_rocketmq.errors import ListenerError, OptionError, SchemaError
 from pyspark_rocketmq.listeners import errors as listener_errors
@@ -34,6 +33,7 @@ from pyspark_rocketmq.listeners.context import ConsumeHooks, ConsumeOrderlyConte
 from pyspark_rocketmq.listeners.errors import tell_problem
 from pyspark_rocketmq.listeners.event_loop import run_on_loop
 from pyspark_rocketmq.listeners.forms import ListenerContext, form_of, lease_of_opened
+from pyspark_rocketmq.listeners.row_buffer import tuples_of
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, QueueRange
 from tests.helpers.forked import begin_child
@@ -53,7 +53,7 @@ def called(listener: object, *offsets: int) -> tuple[object, list[Any]]:
     context = ConsumeOrderlyContext(messages, OUTPUT)
     with form.lease() as call:
         answer = call(context.follow(messages), context)
-    return answer, as_tuples(context.take_emitted())
+    return answer, [row for rows in tuples_of(context.take_emitted(), OUTPUT.rows) for row in rows]
 
 
 def of_messages(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
@@ -585,13 +585,13 @@ def test_a_listener_is_pickled_once_for_all_micro_batches() -> None:
         OrderlySettings(consume_message_batch_max_size=2),
         hooks=ConsumeHooks([both]),
     )
-    engine = PickledOnce(DirectEngine(consumer, StructType().add("name", "string").add("size", "integer")))
+    engine = PickledOnce(DirectEngine(consumer))
     planned = QueueRange(queue=QUEUE, start=10, end=12, epoch=1)
     for _ in range(3):
         sent = pickle.loads(cloudpickle.dumps(BatchTask(None, engine)))._engine
         assert isinstance(sent, DirectEngine)
-        assert sum(batch.num_rows for batch in sent(iter(batches_of(rows_of(planned), 9)))) == 1
-    assert sum(batch.num_rows for batch in engine(iter(batches_of(rows_of(planned), 9)))) == 1
+        assert [each.ack.consumed for each in sent(iter(batches_of(rows_of(planned), 9)))] == [2]
+    assert [each.ack.consumed for each in engine(iter(batches_of(rows_of(planned), 9)))] == [2]
 
     assert Heavy.pickled == 1
     assert EVENTS == ["SUCCESS"] * 4

@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 
 from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.sinks import delta_files
 from pyspark_rocketmq.sinks.delta_files import TaskWriter, WrittenFile
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import files_of
@@ -267,6 +268,20 @@ def test_more_partitions_than_open_files_are_written_all(tmp_path: Path) -> None
 
     assert sum(file.num_records for file in files) == 200
     assert {file.partition_values["step"] for file in files} == set(steps)
+
+
+def test_the_row_groups_of_many_open_files_wait_for_no_more_than_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H6: rows of many partitions, of which none has a row group's worth."""
+    bound, steps = 4000, [str(number) for number in range(20)]
+    monkeypatch.setattr(delta_files, "_GATHERED_BYTES", bound)
+    files = writer(tmp_path, partition_by=("step",)).open()
+    for start in range(0, 1000, 20):
+        files.add(rows(*steps, start=start))
+        assert sum(file.gathered_bytes for file in files._open.values()) <= bound
+
+    assert sum(file.num_records for file in files.finish()) == 1000
 
 
 def test_an_existing_tables_partitioning_is_kept(tmp_path: Path) -> None:

@@ -59,11 +59,11 @@ class RangeOrders(Protocol):
         """Whether other tasks go on, so that a task that ``idles`` does not prolong its batch; once false, false to the end."""
         ...
 
-    def take(self, rows: object) -> bool:
-        """Take the engine's rows of a range that was given up, its ack row at their end; from any of the task's threads.
+    def take(self, brought: object) -> bool:
+        """Take what a range that was given up has brought; from any of the task's threads.
 
         Returns:
-            Whether that was done: else the engine gives them out as any others.
+            Whether that was done: else the engine gives it out as any other.
         """
         ...
 
@@ -82,7 +82,7 @@ class NoOrders:
         """As far as anybody knows."""
         return False
 
-    def take(self, rows: object) -> bool:  # noqa: ARG002 - the protocol's
+    def take(self, brought: object) -> bool:  # noqa: ARG002 - the protocol's
         """Nothing."""
         return False
 

@@ -24,8 +24,8 @@ from pyspark_rocketmq.consume.metrics import RecentFigures
 from pyspark_rocketmq.consumer.driver_hub import BatchEnd, DriverHub
 from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.consumer.engine.task import (
-    ArrowEngine,
     BatchTask,
+    Engine,
     Evaluated,
     Job,
     evaluated_of,
@@ -112,7 +112,7 @@ class BatchCommitter:
         query_id: Callable[[], str],
         listeners: list[BatchListener],
         mirror: Mirror | None = None,
-        engine: ArrowEngine | None = None,
+        engine: Engine | None = None,
         hub: DriverHub | None = None,
         clock: Clock | None = None,
     ) -> None:

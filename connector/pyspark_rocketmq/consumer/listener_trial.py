@@ -9,9 +9,10 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.orderly import UNLIMITED, Finish, OrderlySettings
 from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun
-from pyspark_rocketmq.consumer.engine.output import as_tuples, listener_schema
+from pyspark_rocketmq.consumer.engine.output import listener_schema
 from pyspark_rocketmq.listeners.forms import form_of
-from pyspark_rocketmq.listeners.row_validation import Emitted, OutputColumns
+from pyspark_rocketmq.listeners.row_buffer import tuples_of
+from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import Message, MessageExt, QueueRange
 
 _BROKER: Final = "broker-a"
@@ -66,7 +67,6 @@ def run_listener(
     output = OutputColumns.of(listener_schema(output_schema))
     dead_letters: list[MessageExt] = []
     now_s = _START_S
-    rows: list[Emitted] = []
     with form_of(listener).lease() as call:
         run = OrderlyRun(
             QueueRange(queue=stored[0].message_queue, start=0, end=len(stored), epoch=1),
@@ -80,16 +80,16 @@ def run_listener(
             now_s=lambda: now_s,
             dead_letters=dead_letters.append,
         )
-        rows += run.consume()
+        rows = run.consume()
         for _ in range(max_suspensions):
             if run.finished is not Finish.SUSPENDED:
                 break
             now_s += run.pause_s()
-            rows += run.consume()
+            rows = run.consume()
         ack = run.ack()
     names = ("queueOffset", *output.names)
     return ListenerRun(
-        [dict(zip(names, row, strict=True)) for row in as_tuples(rows)],
+        [dict(zip(names, row, strict=True)) for some in tuples_of(rows, output.rows) for row in some],
         ack.next_offset,
         ack.failed,
         dead_letters,

@@ -34,7 +34,7 @@ from pyspark_rocketmq.consumer.engine.direct import DirectEngine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import listener_schema, sink_schema
 from pyspark_rocketmq.consumer.engine.state import consume_orderly
-from pyspark_rocketmq.consumer.engine.task import ArrowEngine, PickledOnce, why_not_picklable
+from pyspark_rocketmq.consumer.engine.task import Engine, PickledOnce, why_not_picklable
 from pyspark_rocketmq.consumer.failure_summary import FailureSummary
 from pyspark_rocketmq.consumer.message_table import Decode, MessageTable
 from pyspark_rocketmq.consumer.settings import ConsumerSettings, member_of, start_problems
@@ -491,9 +491,7 @@ class PushConsumer:
         numbered = (f"{name} ({number})" for number in itertools.count(2))
         return next(one for one in itertools.chain([name], numbered) if one not in taken)
 
-    def _rows(
-        self, messages: DataFrame, options: ReadOptions
-    ) -> tuple[DataFrame, ArrowEngine | None, StructType]:
+    def _rows(self, messages: DataFrame, options: ReadOptions) -> tuple[DataFrame, Engine | None, StructType]:
         """What the committer gets, what it makes the engine's rows of that with, and the columns of the sink."""
         if self._table is not None:
             rows = self._table.rows(messages)
@@ -505,7 +503,7 @@ class PushConsumer:
 
     def _engine(
         self, messages: DataFrame, schema: StructType, options: ReadOptions
-    ) -> tuple[DataFrame, ArrowEngine | None]:
+    ) -> tuple[DataFrame, Engine | None]:
         """The rows that the committer gets, and what consumes the ranges in them, if they are the source's."""
         listener = form_of(self._listener, self._settings.consumer_group, orderly=self._is_orderly)
         hooks = ConsumeHooks(
@@ -519,7 +517,7 @@ class PushConsumer:
         orderly = self._settings.orderly()
         if self._settings.reads_in_engine(orderly=True):
             consumer = RangeConsumer(listener, OutputColumns.of(schema), orderly, send_back, hooks)
-            return messages, DirectEngine(consumer, schema)
+            return messages, DirectEngine(consumer)
         return consume_orderly(messages, listener, schema, orderly, send_back=send_back, hooks=hooks), None
 
     def _store(self, options: ReadOptions) -> OffsetStore:
@@ -538,7 +536,7 @@ class PushConsumer:
         sink: Sink | None,
         query_id: Callable[[], str],
         *,
-        engine: ArrowEngine | None,
+        engine: Engine | None,
         hub: DriverHub | None,
         drains: bool,
     ) -> BatchCommitter:

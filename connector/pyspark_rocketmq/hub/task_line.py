@@ -131,9 +131,9 @@ class TaskOrders:
         """Have ``taker`` called with what :meth:`take` is given."""
         self._taker = taker
 
-    def take(self, rows: object) -> bool:
+    def take(self, brought: object) -> bool:
         """See ``RangeOrders``."""
-        return self._taker(rows)
+        return self._taker(brought)
 
     def released(self, queue: MessageQueue) -> None:
         """Nothing of a queue was delivered, or nothing that counts, and nothing will be."""

@@ -8,6 +8,7 @@ Hooks around every listener call (row D10): for tracing and measuring, without a
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from logging import Logger, LoggerAdapter, getLogger
@@ -16,9 +17,10 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from pyspark_rocketmq.consume.concurrent import ACK_ALL, BROKER_DECIDES
-from pyspark_rocketmq.errors import ListenerError, SchemaError
+from pyspark_rocketmq.errors import ListenerError, RocketMQError, SchemaError
 from pyspark_rocketmq.listeners.messages import ArrowMessages
-from pyspark_rocketmq.listeners.row_validation import Emitted, OutputColumns
+from pyspark_rocketmq.listeners.row_buffer import LOOK_EVERY, Emitted, RowBuffer, SpillFile
+from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageExt, MessageQueue
 
 logger = logging.getLogger(__name__)
@@ -126,6 +128,8 @@ class ConsumeHooks:
 NO_HOOKS: Final = ConsumeHooks()
 
 
+_making = threading.Lock()
+"""Two threads of a listener must not make two buffers of one list."""
 _listener_logger = getLogger("pyspark_rocketmq.listener")
 
 
@@ -137,18 +141,23 @@ class DeliveryContext:
     """
 
     __slots__ = (
+        "_buffer",
         "_current",
         "_emitted",
+        "_file",
         "_first_offset",
         "_last_offset",
+        "_look_at",
         "_output",
         "attempt",
         "broken",
         "message_queue",
     )
 
-    def __init__(self, messages: Sequence[MessageExt], output: OutputColumns) -> None:
-        """Begin a delivery of ``messages``: at least one, of one queue, ascending."""
+    def __init__(
+        self, messages: Sequence[MessageExt], output: OutputColumns, file: SpillFile | None = None
+    ) -> None:
+        """Begin a delivery of ``messages``: at least one, of one queue, ascending; ``file`` is their range's."""
         if type(messages) is ArrowMessages:
             self.message_queue = messages.queue
             self.attempt = messages.attempt
@@ -164,9 +173,14 @@ class DeliveryContext:
         self._output = output
         self._current = messages[0] if len(messages) == 1 else None
         self._emitted: list[Emitted] = []
-        self.broken: SchemaError | None = None
-        """The engine's: why the first row that broke the output schema did, whatever the listener made of
-        that error."""
+        self._look_at = LOOK_EVERY
+        """How many there are when their size is looked at."""
+        self._buffer: RowBuffer | None = None
+        """Theirs, once that was done."""
+        self._file = file
+        self.broken: RocketMQError | None = None
+        """The engine's: why the first row that broke the output schema did, or could not be kept, whatever
+        the listener made of that error."""
 
     def emit(self, message: MessageExt | None = None, /, **columns: Any) -> None:
         """Add one output row; columns not given are null.
@@ -201,7 +215,10 @@ class DeliveryContext:
                     "one "
                     "message; say which message the row belongs to: context.emit(message, …)."
                 )
-        self._emitted.append((message.queue_offset, *map(columns.get, output.names)))
+        emitted = self._emitted
+        emitted.append((message.queue_offset, *map(columns.get, output.names)))
+        if len(emitted) >= self._look_at:
+            self._keep(RowBuffer.look)
 
     def emit_batch(self, rows: pa.RecordBatch) -> None:
         """The engine's: add rows that an ``ArrowListener`` returned, each with the queue offset of a message of this delivery.
@@ -214,6 +231,8 @@ class DeliveryContext:
         except SchemaError as error:
             self.broken = self.broken or error
             raise
+        if len(self._emitted) > 1:
+            self._keep(RowBuffer.pack)
 
     def arrow_column(self, name: str, values: list[Any]) -> pa.Array:
         """The engine's: ``values`` of an output column, each as :meth:`emit` takes it.
@@ -239,7 +258,21 @@ class DeliveryContext:
     def take_emitted(self) -> list[Emitted]:
         """The engine's: rows of this delivery, each led by its message's queue offset."""
         emitted, self._emitted = self._emitted, []
+        self._buffer, self._look_at = None, LOOK_EVERY
         return emitted
+
+    def _keep(self, keep: Callable[[RowBuffer], int]) -> None:
+        """Have large rows take less memory."""
+        with _making:
+            if self._buffer is None or self._buffer.rows is not self._emitted:
+                self._file = self._file or SpillFile()
+                self._buffer = RowBuffer(self._output.rows, self._file, self._emitted)
+            buffer = self._buffer
+        try:
+            self._look_at = keep(buffer)
+        except RocketMQError as error:
+            self.broken = self.broken or error
+            raise
 
     def follow(self, messages: Sequence[MessageExt]) -> Sequence[MessageExt]:
         """The engine's: a list of ``messages`` for the listener, which tells this context which one a loop is at.
@@ -255,8 +288,10 @@ class DeliveryContext:
         """The engine's: be told which message a loop is at; None before and after it."""
         self._current = message
 
-    def broken_at(self, where: str) -> SchemaError:
+    def broken_at(self, where: str) -> RocketMQError:
         """The engine's, after a call that has left something in ``broken``: what ends the query; with ``where`` the delivery is (row D5)."""
+        if not isinstance(self.broken, SchemaError):
+            return RocketMQError(f"{where}: {self.broken}")
         return SchemaError(
             f"{where}: {self.broken} The query ends, since no message is at fault, and nothing of this "
             "micro-batch counts: "
@@ -296,8 +331,14 @@ class ConsumeOrderlyContext(DeliveryContext):
 
     __slots__ = ("accumulated", "auto_commit", "suspend_current_queue_time_millis")
 
-    def __init__(self, messages: Sequence[MessageExt], output: OutputColumns, accumulated: int = 0) -> None:
-        super().__init__(messages, output)
+    def __init__(
+        self,
+        messages: Sequence[MessageExt],
+        output: OutputColumns,
+        accumulated: int = 0,
+        file: SpillFile | None = None,
+    ) -> None:
+        super().__init__(messages, output, file)
         self.accumulated: Final = accumulated
         """Messages of the queue, right before this delivery's, that were consumed and wait for a COMMIT. With
         0, whatever else the listener holds of the queue was given back and comes again."""
@@ -312,8 +353,10 @@ class ConsumeConcurrentlyContext(DeliveryContext):
 
     __slots__ = ("ack_index", "delay_level_when_next_consume")
 
-    def __init__(self, messages: Sequence[MessageExt], output: OutputColumns) -> None:
-        super().__init__(messages, output)
+    def __init__(
+        self, messages: Sequence[MessageExt], output: OutputColumns, file: SpillFile | None = None
+    ) -> None:
+        super().__init__(messages, output, file)
         self.ack_index = ACK_ALL
         """With CONSUME_SUCCESS: index of the last message that is done; those after it have failed."""
         self.delay_level_when_next_consume = BROKER_DECIDES

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from numbers import Integral, Real
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Protocol, Self
 
 import numpy as np
 import pandas as pd
@@ -40,9 +40,6 @@ _PLAIN = (
 Row = tuple[Any, ...]
 """A queue offset, then one value per output column."""
 
-Emitted: TypeAlias = "Row | pa.RecordBatch"
-"""A row, or rows as a batch of the same columns."""
-
 
 class RowColumns:
     """Makes record batches of columns; picklable."""
@@ -51,6 +48,8 @@ class RowColumns:
         self._fields = tuple(schema.fields)
         self.schema = to_arrow_schema(schema, timezone="UTC")
         """The batches' columns."""
+        self.is_plain = all(isinstance(field.dataType, st.AtomicType) for field in self._fields)
+        """Whether no value has parts."""
 
     def to_batch(self, columns: Mapping[str, Any], count: int) -> pa.RecordBatch:
         """A batch of ``count`` rows; a column is a sequence or one value for all rows."""

@@ -157,6 +157,8 @@ def _date_text(days: int) -> str | None:
 
 _ROW_GROUP_BYTES = 32 << 20
 _ROW_GROUP_ROWS = 128 * 1024
+_GATHERED_BYTES = 64 << 20
+"""Of all files that a task has open; beyond it the largest row group is written as it is."""
 _OPEN_FILES = 64
 """At most this many partitions are written at once in a task; the fullest file is finished for a new one."""
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -331,6 +333,8 @@ class FileSet:
         )
         for values, part in _split(new, self._writer.partition_by):
             self._add_part(values, part)
+        while sum(file.gathered_bytes for file in self._open.values()) > _GATHERED_BYTES:
+            max(self._open.values(), key=lambda file: file.gathered_bytes).write_row_group()
         return int(rows.num_rows - new.num_rows)
 
     def _add_part(self, values: PartitionValues, rows: pa.RecordBatch) -> None:
@@ -389,7 +393,8 @@ class _GrowingFile:
         self._schema = schema
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_rows = 0
-        self._gathered_bytes = 0
+        self.gathered_bytes = 0
+        """Of rows that wait for their row group."""
         subfolders = [folder_name(name, value) for name, value in partition_values.items()]
         self.path = "/".join([*subfolders, f"part-{uuid.uuid4()}.parquet"])
         if subfolders:
@@ -410,12 +415,12 @@ class _GrowingFile:
         self._statistics.add(rows)
         self._gathered.append(rows)
         self._gathered_rows += rows.num_rows
-        self._gathered_bytes += rows.nbytes
-        if self._gathered_rows >= _ROW_GROUP_ROWS or self._gathered_bytes >= _ROW_GROUP_BYTES:
-            self._write_row_group()
+        self.gathered_bytes += rows.nbytes
+        if self._gathered_rows >= _ROW_GROUP_ROWS or self.gathered_bytes >= _ROW_GROUP_BYTES:
+            self.write_row_group()
 
     def finish(self) -> WrittenFile:
-        self._write_row_group()
+        self.write_row_group()
         self._parquet.close()
         size = self.size
         self._stream.close()
@@ -435,8 +440,9 @@ class _GrowingFile:
             except (OSError, pa.ArrowException):
                 continue
 
-    def _write_row_group(self) -> None:
+    def write_row_group(self) -> None:
+        """Write the rows that are there as one."""
         if self._gathered:
             self._parquet.write_table(pa.Table.from_batches(self._gathered, self._schema))
         self._gathered = []
-        self._gathered_rows = self._gathered_bytes = 0
+        self._gathered_rows = self.gathered_bytes = 0

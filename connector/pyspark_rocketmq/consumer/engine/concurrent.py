@@ -29,6 +29,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from heapq import heappop, heappush
 from math import inf
 from typing import Final
 
@@ -44,17 +45,10 @@ from pyspark_rocketmq.consume.concurrent import (
     ConcurrentSettings,
     Delivery,
     Finish,
-    Settled,
 )
 from pyspark_rocketmq.consume.metrics import Figures
 from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
-from pyspark_rocketmq.consumer.engine.output import (
-    QueueAck,
-    engine_batch,
-    engine_schema,
-    in_queue_order,
-    rows_at,
-)
+from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck
 from pyspark_rocketmq.consumer.engine.range import ArrivedRange, RangeOffsets, arrived_ranges
 from pyspark_rocketmq.errors import ListenerError, RocketMQError
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
@@ -76,7 +70,16 @@ from pyspark_rocketmq.listeners.errors import tell_failure, tell_problem
 from pyspark_rocketmq.listeners.event_loop import is_async
 from pyspark_rocketmq.listeners.forms import Call, ListenerForm, NotOpened
 from pyspark_rocketmq.listeners.messages import ArrivedMessages
-from pyspark_rocketmq.listeners.row_validation import Emitted, OutputColumns, RowColumns
+from pyspark_rocketmq.listeners.row_buffer import (
+    IN_MEMORY_BYTES,
+    Emitted,
+    RowBuffer,
+    SpillFile,
+    in_queue_order,
+    size_of,
+    spill,
+)
+from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import MessageExt, MessageModel, QueueRange
 
 logger = logging.getLogger(__name__)
@@ -127,7 +130,12 @@ class ConcurrentRun:
         """What went wrong elsewhere, for ``consume`` to raise."""
         self._started_s = self._answered_s = clock.monotonic_s()
         self._out: dict[int, tuple[Delivery, ListenerCall]] = {}
-        self._rows: list[Emitted] = []
+        self._file = SpillFile()
+        self._rows = RowBuffer(output.rows, self._file)
+        """Of messages below the offset that the run has reached, in queue order."""
+        self._above: list[tuple[int, int, list[Emitted]]] = []
+        """A heap of the rows above it, each call's: its first index, the memory they take, and the rows."""
+        self._above_bytes = 0
         self._failed = 0
         self._last_error = ""
         self._sent_back = 0
@@ -165,8 +173,8 @@ class ConcurrentRun:
                 self._planned.queue,
                 self._machine.settings.consume_timeout_s,
             )
-        reached = self._next_offset()
-        return in_queue_order(self._rows, self._output.rows, below=reached)
+        self._pass_rows_on()
+        return self._rows.rows
 
     def ack(self) -> QueueAck:
         """What is to be committed; call after :meth:`consume`."""
@@ -221,7 +229,7 @@ class ConcurrentRun:
 
     def _deliver(self, delivery: Delivery) -> None:
         messages = self._delivered(delivery.indexes)
-        context = ConsumeConcurrentlyContext(messages, self._output)
+        context = ConsumeConcurrentlyContext(messages, self._output, self._file)
         call = ListenerCall(messages, context, timeout_s=self._machine.settings.consume_timeout_s)
         self._out[delivery.number] = (delivery, call)
         self._workers.call(delivery.number, partial(self._run_call, delivery.number, call))
@@ -312,8 +320,7 @@ class ConcurrentRun:
         settled = self._machine.answered(number, answer)
         if settled.problem is not None:
             self._last_error = tell_problem(settled.problem, self._describe(call.messages))
-        is_whole = len(settled.done) == len(delivery.indexes)
-        self._keep_rows(call.context.take_emitted(), settled, whole=is_whole)
+        self._keep_rows(call.context.take_emitted(), settled.done, delivery.indexes)
         if settled.send_back or settled.dropped:
             self._failed += 1
         for index in settled.dropped:
@@ -323,12 +330,40 @@ class ConcurrentRun:
         if settled.send_back:
             self._begin_send_back(settled.send_back, answer.delay_level)
 
-    def _keep_rows(self, emitted: list[Emitted], settled: Settled, *, whole: bool) -> None:
-        if whole:
-            self._rows += emitted
-        elif settled.done and emitted:
-            done = {self._messages[index].queue_offset for index in settled.done}
-            self._rows += rows_at(emitted, done)
+    def _keep_rows(self, emitted: list[Emitted], done: Sequence[int], delivered: Sequence[int]) -> None:
+        if emitted and isinstance(delivered, range) and len(done) == len(delivered):
+            self._keep(done[0], emitted if len(done) == 1 else self._in_order(emitted, done))
+        elif emitted:
+            # Other calls' messages may be between them.
+            for index in done:
+                self._keep(index, self._in_order(emitted, [index]))
+            self._file.drop(emitted)
+        self._pass_rows_on()
+
+    def _in_order(self, emitted: list[Emitted], done: Sequence[int]) -> list[Emitted]:
+        offsets = list(map(self._offsets.offset_at, done))
+        return in_queue_order(emitted, offsets, self._output.rows, self._file)
+
+    def _pass_rows_on(self) -> None:
+        """Take over the rows of messages that the run has passed meanwhile."""
+        while self._above and self._above[0][0] < self._machine.done:
+            _, nbytes, rows = heappop(self._above)
+            self._above_bytes -= nbytes
+            self._rows.add(rows)
+
+    def _keep(self, index: int, rows: list[Emitted]) -> None:
+        """Keep the rows of messages from ``index`` on, which follow each other."""
+        if not self._above and index < self._machine.done:
+            # As mostly.
+            self._rows.add(rows)
+            return
+        nbytes = size_of(rows)
+        self._above_bytes += nbytes
+        heappush(self._above, (index, nbytes, rows))
+        if self._above_bytes > IN_MEMORY_BYTES:
+            columns = self._output.rows
+            self._above = [(index, 0, spill(rows, columns, self._file)) for index, _, rows in self._above]
+            self._above_bytes = 0
 
     # --- messages that go back ------------------------------------------------------------------------------
 
@@ -418,21 +453,19 @@ class ConcurrentEngine:
         self._output = OutputColumns.of(schema)
         self._settings = settings
         self._sender = _Sender(send_back, settings.max_reconsume_times)
-        self._rows = RowColumns(engine_schema(schema))
         self._hooks = hooks
 
     def __call__(
         self, batches: Iterable[pa.RecordBatch], orders: RangeOrders = NO_ORDERS
-    ) -> Iterator[pa.RecordBatch]:
-        """Consume a task's ranges, one after the other: each one's data rows, then its ack row."""
+    ) -> Iterator[Consumed]:
+        """See :class:`~pyspark_rocketmq.consumer.engine.task.Engine`; one range after the other."""
         for arrived in arrived_ranges(batches):
             yield self._consume(arrived, orders)
 
-    def _consume(self, arrived: ArrivedRange, orders: RangeOrders) -> pa.RecordBatch:
+    def _consume(self, arrived: ArrivedRange, orders: RangeOrders) -> Consumed:
         with self._listener.lease() as listener:
             rows, ack = self._through(listener, arrived, orders)
-        ack = arrived.acknowledged(ack)
-        return engine_batch(self._rows, self._output.rows, rows, ack)
+        return Consumed(rows, arrived.acknowledged(ack), self._output.rows)
 
     def _through(
         self, listener: Call, arrived: ArrivedRange, orders: RangeOrders

@@ -29,19 +29,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.orderly import Finish
 from pyspark_rocketmq.consume.turns import NO_ORDERS, Memory, RangeOrders, TaskTurns, Turn
-from pyspark_rocketmq.consumer.engine.orderly import Consumed, OrderlyRun, RangeConsumer
-from pyspark_rocketmq.consumer.engine.output import engine_schema
+from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun, RangeConsumer
+from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.range import (
     ArrivedRange,
     arrived_ranges,
 )
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.listeners.row_validation import Emitted, RowColumns
+from pyspark_rocketmq.listeners.row_buffer import Emitted
 from pyspark_rocketmq.model import MessageQueue
 
 SHORT_OF_MEMORY_BYTES: Final = 64 << 20
@@ -101,7 +100,7 @@ class OrderlyTask:
             yield from self._taken_out()
             for one in self._begun.values():
                 if one is not None:
-                    yield one.stopped()
+                    yield self._stopped(one)
         finally:
             with self._changed:
                 self._is_closed = True
@@ -173,7 +172,7 @@ class OrderlyTask:
         ]
         for queue, one in found:
             self._turns.withdrawn(queue)
-            self._give_out(queue, one.stopped())
+            self._give_out(queue, self._stopped(one))
         return bool(found)
 
     def _give_out(self, queue: MessageQueue, consumed: Consumed) -> None:
@@ -259,15 +258,21 @@ class OrderlyTask:
             worker.begin(run, self._clock.monotonic_s())
             if not self._goes_on or (self._done and worker is self._workers[0]):
                 worker.stop()
-            one.rows += run.consume(lasts_s)
+            one.rows = run.consume(lasts_s)
         self._report(worker, one, run)
+
+    def _stopped(self, one: _Range) -> Consumed:
+        """What a range has brought, at its end; or where it is now, if it could go on."""
+        assert one.run is not None
+        one.run.stop()
+        return self._consumer.consumed(one.arrived, one.rows, one.run.ack())
 
     def _report(self, worker: _Worker, one: _Range, run: OrderlyRun) -> None:
         """Say what became of a turn; the worker still has something in hand, as the task's own thread may have results to write."""
         queue = one.arrived.planned.queue
         is_given_up = self._orders.is_given_up(queue)
         goes_on = run.finished in _GOING_ON and not is_given_up
-        consumed = None if goes_on else one.stopped()
+        consumed = None if goes_on else self._stopped(one)
         is_gone = consumed is not None and is_given_up and self._give_away(consumed)
         with self._changed:
             now_s = self._clock.monotonic_s()
@@ -298,12 +303,6 @@ class _Range:
         self.run: OrderlyRun | None = None
         """From its first turn on."""
         self.rows: list[Emitted] = []
-
-    def stopped(self) -> Consumed:
-        """What it has brought, at its end; or where it is now, if it could go on."""
-        assert self.run is not None
-        self.run.stop()
-        return Consumed(self.rows, self.arrived.acknowledged(self.run.ack()))
 
 
 class _Worker:
@@ -340,25 +339,16 @@ def _two_ranges(queue: MessageQueue) -> RocketMQError:
 
 
 class DirectEngine:
-    """The function given to ``mapInArrow``; pickled with the listener."""
+    """Consumes a task's ranges; pickled with the listener."""
 
-    def __init__(self, consumer: RangeConsumer, schema: StructType) -> None:
-        """Run ``consumer``, whose listener emits the columns of ``schema``."""
+    def __init__(self, consumer: RangeConsumer) -> None:
         self._consumer = consumer
-        self._rows = RowColumns(engine_schema(schema))
 
     def __call__(
         self, batches: Iterable[pa.RecordBatch], orders: RangeOrders = NO_ORDERS
-    ) -> Iterator[pa.RecordBatch]:
-        """Consume a task's ranges: of each one that has ended its data rows, then its ack row."""
+    ) -> Iterator[Consumed]:
+        """See :class:`~pyspark_rocketmq.consumer.engine.task.Engine`."""
         task = OrderlyTask(
-            arrived_ranges(batches),
-            self._consumer,
-            orders,
-            SystemClock(),
-            give_away=lambda consumed: orders.take(self._batch(consumed)),
+            arrived_ranges(batches), self._consumer, orders, SystemClock(), give_away=orders.take
         )
-        yield from map(self._batch, task.consumed())
-
-    def _batch(self, consumed: Consumed) -> pa.RecordBatch:
-        return self._consumer.batch(self._rows, consumed)
+        yield from task.consumed()

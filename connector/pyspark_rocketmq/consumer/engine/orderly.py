@@ -15,9 +15,6 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from math import inf
-from typing import Any, NamedTuple
-
-import pyarrow as pa
 
 from pyspark_rocketmq.client.producer.send_back import DeadLetterSender, SendBackSettings
 from pyspark_rocketmq.clock import Clock, SystemClock
@@ -34,7 +31,7 @@ from pyspark_rocketmq.consume.orderly import (
     status_of,
 )
 from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
-from pyspark_rocketmq.consumer.engine.output import QueueAck, as_tuples, engine_batch, engine_columns
+from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck
 from pyspark_rocketmq.consumer.engine.range import ArrivedRange, RangeOffsets
 from pyspark_rocketmq.errors import OptionError, RocketMQError, UndecodableMessage
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
@@ -47,7 +44,8 @@ from pyspark_rocketmq.listeners.context import (
 from pyspark_rocketmq.listeners.errors import tell_failure, tell_problem
 from pyspark_rocketmq.listeners.forms import Call, form_of
 from pyspark_rocketmq.listeners.messages import taker_of
-from pyspark_rocketmq.listeners.row_validation import Emitted, OutputColumns, RowColumns
+from pyspark_rocketmq.listeners.row_buffer import Emitted, RowBuffer, SpillFile
+from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import MessageExt, QueueRange
 from pyspark_rocketmq.source.schema import RangeEnd
 
@@ -116,8 +114,10 @@ class OrderlyRun:
         self._started_s = self._answered_s = self._call_began_s = now_s()
         self._ended = ended
         self._offsets = RangeOffsets(planned, messages)
-        self._pending: list[Emitted] = []
-        """Of messages consumed and not committed."""
+        self._file = SpillFile()
+        self._acknowledged = RowBuffer(output.rows, self._file)
+        self._pending = RowBuffer(output.rows, self._file)
+        """Rows of messages consumed and not committed."""
         self._failed = 0
         self._last_error = ""
         self._sent_back = 0
@@ -145,14 +145,14 @@ class OrderlyRun:
         delivery.
 
         Returns:
-            The rows acknowledged in this turn.
+            The rows acknowledged so far, in all turns.
 
         Raises:
             SchemaError: If the listener emitted a row that breaks the output schema.
         """
-        acknowledged: list[Emitted] = []
         # Looked up once: most of what the loop costs where a delivery is one message.
-        machine, now_s, output = self._machine, self._now_s, self._output
+        machine, now_s, output, file = self._machine, self._now_s, self._output, self._file
+        add, pending = self._acknowledged.add, self._pending
         is_given_up, queue = self._orders.is_given_up, self._planned.queue
         take = taker_of(self._messages, in_arrow=isinstance(self.listener, ArrowListener))
         began_s = self._call_began_s = now_s()
@@ -166,35 +166,35 @@ class OrderlyRun:
                 break
             start, stop, put_back = delivery
             messages = take(start, stop, put_back)
-            context = ConsumeOrderlyContext(messages, output, machine.accumulated)
+            context = ConsumeOrderlyContext(messages, output, machine.accumulated, file)
             outcome = self._deliver(messages, context)
             emitted = context.take_emitted()
-            if outcome.effect is _COMMIT and not self._pending:
+            if outcome.effect is _COMMIT and not pending.rows:
                 # As nearly every delivery.
-                acknowledged += emitted
+                add(emitted)
             else:
-                acknowledged += self._settled(start, messages, outcome, emitted)
+                self._settle(start, messages, outcome, emitted)
             if self._answered_s >= ends_s:
                 break
-        return acknowledged
+        return self._acknowledged.rows
 
-    def _settled(
+    def _settle(
         self, start: int, messages: Sequence[MessageExt], outcome: Outcome, emitted: list[Emitted]
-    ) -> list[Emitted]:
-        """Do what the outcome of a delivery asks for; the rows acknowledged by it."""
+    ) -> None:
+        """Do what the outcome of a delivery asks for."""
         if outcome.effect in _GIVEN_BACK:
             self._failed += 1
+            self._file.drop(emitted)
             emitted = []
             if outcome.dead_letters:
                 outcome = self._send_back(start, messages, outcome)
         if outcome.effect is _COMMIT:
-            acknowledged, self._pending = self._pending + emitted, []
-            return acknowledged
-        if outcome.effect is Effect.ACCUMULATE:
-            self._pending += emitted
+            self._acknowledged.add(self._pending.take())
+            self._acknowledged.add(emitted)
+        elif outcome.effect is Effect.ACCUMULATE:
+            self._pending.add(emitted)
         elif outcome.effect is Effect.ROLL_BACK:
-            self._pending = []
-        return []
+            self._file.drop(self._pending.take())
 
     def call_lasts_s(self) -> float:
         """How long the call in hand has lasted; asked by another thread."""
@@ -329,14 +329,6 @@ class OrderlyRun:
         )
 
 
-class Consumed(NamedTuple):
-    """What one range brought."""
-
-    rows: list[Emitted]
-    """Those that may reach the sink."""
-    ack: QueueAck
-
-
 class RangeConsumer:
     """Takes one range after the other; pickled to the executors with the listener."""
 
@@ -373,8 +365,11 @@ class RangeConsumer:
         """Deliver the range's messages."""
         with self.lease() as listener:
             run = self.run_of(arrived, listener, NO_ORDERS)
-            rows = run.consume()
-        return Consumed(rows, arrived.acknowledged(run.ack()))
+            return self.consumed(arrived, run.consume(), run.ack())
+
+    def consumed(self, arrived: ArrivedRange, rows: list[Emitted], ack: QueueAck) -> Consumed:
+        """What the range has brought."""
+        return Consumed(rows, arrived.acknowledged(ack), self._output.rows)
 
     @property
     def most_calls(self) -> int:
@@ -407,12 +402,3 @@ class RangeConsumer:
             hooks=self._hooks,
             orders=orders,
         )
-
-    def columns(self, consumed: Consumed) -> dict[str, Any]:
-        """See :func:`engine_columns`."""
-        rows, ack = consumed
-        return engine_columns(self._output.names, ack.queue, as_tuples(rows), ack)
-
-    def batch(self, columns: RowColumns, consumed: Consumed) -> pa.RecordBatch:
-        """See :func:`engine_batch`; ``columns`` are the engine's."""
-        return engine_batch(columns, self._output.rows, consumed.rows, consumed.ack)

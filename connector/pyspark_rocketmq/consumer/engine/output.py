@@ -1,39 +1,32 @@
-"""What leaves a task: rows for the sink, and one ack per queue.
+"""What an engine gives of each range: rows for the sink, and an ack for the driver.
 
-The engine's rows and Arrow: for engines that answer Spark in Arrow, and for rows that wait for a commit.
-
-What the engine reports of one queue's range, on its way from a task to the committer on the driver.
-
-Columns that leave the engine: the message's position, the listener's own, and the ack.
-
-A data row has its position and the listener's columns; an ack row has its queue and ``ack``, the JSON of a
-:class:`~pyspark_rocketmq.consumer.engine.output.QueueAck`.  The sink's table has the data row's columns.
+The sink's table has the position of a row's message and the listener's columns. Where rows cross Spark on
+their way from the engine to the sink's writer there is a column more, ``ack``: null in a data row, and in the
+one *ack row* behind a queue's data rows the JSON of its :class:`QueueAck`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
-from operator import itemgetter
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType, _parse_datatype_string
 
 from pyspark_rocketmq.consume.metrics import Figures
 from pyspark_rocketmq.errors import SchemaError
-from pyspark_rocketmq.listeners.row_validation import Emitted, Row, RowColumns
+from pyspark_rocketmq.listeners.row_buffer import Emitted, batches_of
+from pyspark_rocketmq.listeners.row_validation import RowColumns
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
 
 _SHORT_NAMES = {"int": "integer", "bigint": "long", "smallint": "short", "tinyint": "byte", "real": "float"}
 QUEUE_COLUMNS = POSITION_COLUMNS[:3]
 """Those that say which queue."""
+_QUEUE_FIELDS = tuple(map(pa.field, QUEUE_COLUMNS, (pa.string(), pa.string(), pa.int32())))
 ACK_COLUMN = "ack"
 
 _POSITION = (
@@ -165,106 +158,42 @@ class QueueAck:
     @classmethod
     def from_json(cls, text: str) -> Self:
         """The reverse of :meth:`to_json`."""
-        facts = json.loads(text)
+        return cls.from_dict(json.loads(text))
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> Self:
+        """The reverse of ``dataclasses.asdict``, through JSON or not."""
         return cls(**{**facts, "figures": Figures(*facts["figures"])})
 
 
-def to_rows(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
-    """The rows of a batch as a listener could emit them."""
-    return list(zip(*(column.to_pylist(maps_as_pydicts="strict") for column in batch.columns), strict=True))
+class Consumed(NamedTuple):
+    """What one range brought."""
+
+    rows: list[Emitted]
+    """Those that may reach the sink."""
+    ack: QueueAck
+    columns: RowColumns
+    """The rows'."""
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows with their whole position, a few MiB at once."""
+        queue = self.ack.queue
+        schema = pa.schema([*_QUEUE_FIELDS, *self.columns.schema])
+        for rows in batches_of(self.rows, self.columns):
+            whole = [
+                pa.repeat(pa.scalar(value, field.type), rows.num_rows)
+                for value, field in zip(queue, _QUEUE_FIELDS, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays([*whole, *rows.columns], schema=schema)
 
 
-def columns_of(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
-    """The rows' values by column."""
-    values = zip(*rows, strict=True) if rows else ([] for _ in names)
-    return dict(zip(names, map(list, values), strict=True))
-
-
-def as_tuples(emitted: Sequence[Emitted]) -> list[Row]:
-    """The same rows, one by one."""
-    rows: list[Row] = []
-    for each in emitted:
-        if isinstance(each, tuple):
-            rows.append(each)
-        else:
-            rows += to_rows(each)
-    return rows
-
-
-def as_batches(emitted: Sequence[Emitted], columns: RowColumns) -> list[pa.RecordBatch]:
-    """The same rows in batches; ``columns`` are theirs."""
-    names = columns.schema.names
-    batches: list[pa.RecordBatch] = []
-    for kind, some in groupby(emitted, type):
-        if kind is tuple:
-            rows: list[Any] = list(some)
-            batches.append(columns.to_batch(columns_of(names, rows), len(rows)))
-        else:
-            batches += some
-    return batches
-
-
-def rows_at(emitted: Sequence[Emitted], queue_offsets: Collection[int]) -> list[Emitted]:
-    """The rows of messages at these offsets."""
-    found: list[Emitted] = []
-    for each in emitted:
-        if not isinstance(each, tuple):
-            found.append(each.filter(pc.is_in(each.column(0), pa.array(queue_offsets, pa.int64()))))
-        elif each[0] in queue_offsets:
-            found.append(each)
-    return found
-
-
-def in_queue_order(emitted: Sequence[Emitted], columns: RowColumns, *, below: int) -> list[Emitted]:
-    """The rows of messages below an offset by their messages' order; ``columns`` are the rows'."""
-    if all(isinstance(each, tuple) for each in emitted):
-        return sorted((row for row in emitted if row[0] < below), key=itemgetter(0))
-    rows = pa.concat_batches(as_batches(emitted, columns))
-    rows = rows.filter(pc.less(rows.column(0), below))
-    # Not Arrow's own order, which is of no certain order where offsets are equal.
-    return [rows.take(pa.array(np.argsort(rows.column(0).to_numpy(), kind="stable")))]
-
-
-def engine_batch(
-    columns: RowColumns, output: RowColumns, emitted: Sequence[Emitted], ack: QueueAck
-) -> pa.RecordBatch:
-    """The data rows of a queue and the ack row behind them.
-
-    Args:
-        columns: The engine's.
-        output: The rows'.
-        emitted: The range's rows.
-        ack: The range's.
-    """
-    if {tuple}.issuperset(map(type, emitted)):
-        rows: list[Any] = list(emitted)
-        return columns.to_batch(engine_columns(output.schema.names[1:], ack.queue, rows, ack), len(rows) + 1)
-    last = dict.fromkeys(output.schema.names) | {"queueOffset": ack.next_offset}
-    batch = pa.concat_batches([*as_batches(emitted, output), output.to_batch(last, 1)])
-    count = batch.num_rows
-    whole = [
-        pa.repeat(pa.scalar(value, columns.schema.field(name).type), count)
-        for name, value in zip(QUEUE_COLUMNS, ack.queue, strict=True)
-    ]
-    acks = pa.concat_arrays([pa.nulls(count - 1, pa.string()), pa.array([ack.to_json()])])
-    return pa.RecordBatch.from_arrays([*whole, *batch.columns, acks], schema=columns.schema)
-
-
-def engine_columns(
-    names: Sequence[str], queue: MessageQueue, rows: Sequence[tuple[Any, ...]], ack: QueueAck
-) -> dict[str, Any]:
-    """The data rows of a queue and the ack row behind them, by column; a queue's own columns as single values.
-
-    Args:
-        names: The listener's columns.
-        queue: The range's.
-        rows: Each a queue offset, then one value per name.
-        ack: The range's.
-    """
-    queue_offsets, *values = zip(*rows, strict=True) if rows else [()] * (1 + len(names))
-    columns: dict[str, Any] = dict(zip(POSITION_COLUMNS, queue, strict=False))
-    columns["queueOffset"] = np.array([*queue_offsets, ack.next_offset], dtype=np.int64)
-    for name, column in zip(names, values, strict=True):
-        columns[name] = [*column, None]
-    columns[ACK_COLUMN] = [None] * len(rows) + [ack.to_json()]
-    return columns
+def spark_batches(consumed: Consumed) -> Iterator[pa.RecordBatch]:
+    """What crosses Spark of a range: its data rows, and behind them one ack row."""
+    schema = pa.schema([*_QUEUE_FIELDS, *consumed.columns.schema, pa.field(ACK_COLUMN, pa.string())])
+    for rows in consumed.batches():
+        no_acks = pa.nulls(rows.num_rows, pa.string())
+        yield pa.RecordBatch.from_arrays([*rows.columns, no_acks], schema=schema)
+    ack = consumed.ack
+    position = dict(zip(POSITION_COLUMNS, (*ack.queue, ack.next_offset), strict=True))
+    last = dict.fromkeys(schema.names) | position | {ACK_COLUMN: ack.to_json()}
+    yield pa.RecordBatch.from_pylist([last], schema=schema)

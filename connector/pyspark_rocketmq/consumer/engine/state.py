@@ -10,12 +10,13 @@ offset store.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
@@ -25,11 +26,19 @@ from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
-from pyspark_rocketmq.consumer.engine.output import engine_schema, listener_schema
+from pyspark_rocketmq.consumer.engine.output import (
+    ACK_COLUMN,
+    QUEUE_COLUMNS,
+    QueueAck,
+    engine_schema,
+    listener_schema,
+    spark_batches,
+)
 from pyspark_rocketmq.consumer.engine.range import ArrivedRange, whole_range, wrong_markers
 from pyspark_rocketmq.listeners.context import ConsumeHooks
 from pyspark_rocketmq.listeners.messages import messages_of
-from pyspark_rocketmq.listeners.row_validation import OutputColumns
+from pyspark_rocketmq.listeners.row_buffer import tuples_of
+from pyspark_rocketmq.listeners.row_validation import OutputColumns, Row
 from pyspark_rocketmq.model import MessageQueue, OrderlyEngineKind
 from pyspark_rocketmq.source.schema import MESSAGE_COLUMNS, told_with_messages
 
@@ -74,7 +83,7 @@ def consume_orderly(
         listener, OutputColumns.of(schema), settings or OrderlySettings(), send_back, hooks
     )
     if engine is OrderlyEngineKind.DIRECT:
-        return messages.mapInArrow(DirectEngine(consumer, schema), engine_schema(schema))
+        return messages.mapInArrow(_InSpark(DirectEngine(consumer)), engine_schema(schema))
     # Milliseconds as in Java: pandas would show instants in the session's time zone. Never null, which would
     # make floats of a column: a producer may claim a born time that Spark's timestamps cannot hold.
     in_millis = messages.withColumns(
@@ -83,6 +92,17 @@ def consume_orderly(
     return in_millis.groupBy("topic", "brokerName", "queueId").applyInPandasWithState(
         OrderlyEngine(consumer), engine_schema(schema), _STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout
     )
+
+
+class _InSpark:
+    """A function for ``mapInArrow`` of an engine that reads no ranges itself; pickled with the listener."""
+
+    def __init__(self, engine: DirectEngine) -> None:
+        self._engine = engine
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for consumed in self._engine(batches):
+            yield from spark_batches(consumed)
 
 
 class OrderlyEngine:
@@ -97,17 +117,33 @@ class OrderlyEngine:
         """Consume one queue's range: its data rows, then its ack row."""
         queue = MessageQueue(str(key[0]), str(key[1]), int(key[2]))
         arrived = _gather(queue, chunks)
-        consumed = self._consumer.consume(arrived)
+        rows, ack, columns = self._consumer.consume(arrived)
         if state.exists:
             state.remove()
-        # In one frame, because Spark joins frames at a price per cell. Lists as objects: pandas would turn
-        # whole numbers with a null among them into floats.
-        yield pd.DataFrame(
-            {
-                name: pd.Series(column, dtype=object) if isinstance(column, list) else column
-                for name, column in self._consumer.columns(consumed).items()
-            }
-        )
+        # In one frame if they are few, because Spark joins frames at a price per cell.
+        last: list[Row] = []
+        for some in tuples_of(rows, columns):
+            if last:
+                yield _frame(columns.schema.names, queue, last, None)
+            last = some
+        yield _frame(columns.schema.names, queue, last, ack)
+
+
+def _frame(
+    names: Sequence[str], queue: MessageQueue, rows: Sequence[Row], ack: QueueAck | None
+) -> pd.DataFrame:
+    """Data rows of a queue, and the ack row behind them if there is an ack; ``names`` are those of a row's values."""
+    queue_offsets, *values = zip(*rows, strict=True) if rows else [()] * len(names)
+    acks: list[Any] = [] if ack is None else [ack.next_offset]
+    nulls = [None] * len(acks)
+    columns: dict[str, Any] = dict(zip(QUEUE_COLUMNS, queue, strict=True))
+    columns["queueOffset"] = np.array([*queue_offsets, *acks], dtype=np.int64)
+    for name, column in zip(names[1:], values, strict=True):
+        # As objects: pandas would turn whole numbers with a null among them into floats.
+        columns[name] = pd.Series([*column, *nulls], dtype=object)
+    texts = [] if ack is None else [ack.to_json()]
+    columns[ACK_COLUMN] = pd.Series([None] * len(rows) + texts, dtype=object)
+    return pd.DataFrame(columns)
 
 
 def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> ArrivedRange:

@@ -28,18 +28,18 @@ import pickle
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
 from types import FunctionType, MethodType
 from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame
 
 from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
-from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, QUEUE_COLUMNS, QueueAck
+from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, Consumed, QueueAck
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.task_line import Fate, HubTerms, TaskOrders, ask_driver
 from pyspark_rocketmq.model import MessageQueue
@@ -56,16 +56,18 @@ class TaskPart:
         self.id = uuid.uuid4().hex
         self.queues: set[MessageQueue] = set()
         self._writing: Writing | None = writer.open() if writer is not None else None
-        self._acks: list[str] = []
+        self._acks: list[QueueAck] = []
         self._emitted = 0
         self._left_out = 0
 
-    def add(self, data: pa.RecordBatch, acks: list[str]) -> None:
+    def add(self, data: Iterable[pa.RecordBatch], acks: Sequence[QueueAck]) -> None:
         """Take rows of one or more ranges, and the acks of those that end with them."""
         self._acks += acks
-        self._emitted += data.num_rows
-        if data.num_rows and self._writing is not None:
-            self._left_out += self._writing.add(data)
+        self.queues.update(ack.queue for ack in acks)
+        for rows in data:
+            self._emitted += rows.num_rows
+            if rows.num_rows and self._writing is not None:
+                self._left_out += self._writing.add(rows)
 
     def finish(self) -> dict[str, Any]:
         """What the driver needs to commit it."""
@@ -73,7 +75,7 @@ class TaskPart:
         return {
             "id": self.id,
             "written": [each.to_dict() for each in written],
-            "acks": self._acks,
+            "acks": [asdict(ack) for ack in self._acks],
             "emitted": self._emitted,
             "left_out": self._left_out,
         }
@@ -103,41 +105,36 @@ class TaskParts:
             orders.when_cut(self._begin_cut)
             orders.taken_by(self.take)
 
-    def take(self, batch: pa.RecordBatch) -> bool:
-        """Take the rows of a range that was given up, from any thread; not those that are kept all the same."""
+    def take(self, consumed: Consumed) -> bool:
+        """Take what a range that was given up has brought, from any thread; not where it is kept all the same."""
         assert self._orders is not None
-        queue = MessageQueue(*(batch.column(name)[-1].as_py() for name in QUEUE_COLUMNS))
-        fate = self._orders.fate(queue)
+        fate = self._orders.fate(consumed.ack.queue)
         if fate is Fate.KEPT:
             return False
-        ack = batch.column(ACK_COLUMN)[-1].as_py()
-        data = batch.drop_columns([ACK_COLUMN]).slice(0, batch.num_rows - 1)
-        self._give_up(queue, fate, data, [ack])
+        self._give_up(consumed, fate)
         return True
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Take the engine's rows: data rows of a range, behind them its ack row."""
-        ack = batch.column(ACK_COLUMN)
-        data = batch.drop_columns([ACK_COLUMN])
-        if ack.null_count == len(ack):
-            self._add(data, [], ())
-            return
-        is_ack = ack.is_valid()
-        acks = ack.filter(is_ack).to_pylist()
-        if self._orders is None:
-            self._add(data.filter(pc.invert(is_ack)), acks, ())
-            return
-        queues = {
-            MessageQueue(*key)
-            for key in zip(
-                *(data.column(name).filter(is_ack).to_pylist() for name in QUEUE_COLUMNS), strict=True
-            )
-        }
-        fates = {self._orders.fate(queue) for queue in queues}
-        if fates == {Fate.KEPT} or len(queues) > 1:
-            self._add(data.filter(pc.invert(is_ack)), acks, queues)
-        else:
-            self._give_up(next(iter(queues)), fates.pop(), data.filter(pc.invert(is_ack)), acks)
+    def add(self, consumed: Consumed) -> None:
+        """Take what a range has brought."""
+        if self._orders is None or not self.take(consumed):
+            self.add_rows(consumed.batches(), [consumed.ack])
+
+    def add_rows(self, data: Iterable[pa.RecordBatch], acks: Sequence[QueueAck]) -> None:
+        """Take rows, and the acks of ranges that end with them."""
+        with self._guard:
+            part, self._growing = self._growing, None
+        assert part is not None
+        try:
+            part.add(data, acks)
+        finally:
+            with self._guard:
+                self._growing = part
+                is_cut_wanted, self._is_cut_wanted = self._is_cut_wanted, False
+        # Who was told while the rows were written did not find the queue among those that are kept.
+        queues = [ack.queue for ack in acks]
+        is_given_up = bool(queues) and self._orders is not None and self._orders.kept(queues)
+        if is_cut_wanted or is_given_up:
+            self._cut()
 
     def finish(self) -> list[dict[str, Any]]:
         """End it; the parts that the driver gets with the job.
@@ -172,31 +169,14 @@ class TaskParts:
 
     # --- inside ---------------------------------------------------------------------------------------------
 
-    def _add(self, data: pa.RecordBatch, acks: list[str], queues: set[MessageQueue] | tuple[()]) -> None:
-        with self._guard:
-            part, self._growing = self._growing, None
-        assert part is not None
-        try:
-            part.add(data, acks)
-            part.queues.update(queues)
-        finally:
-            with self._guard:
-                self._growing = part
-                is_cut_wanted, self._is_cut_wanted = self._is_cut_wanted, False
-        # Who was told while the rows were written did not find the queue among those that are kept.
-        is_given_up = bool(queues) and self._orders is not None and self._orders.kept(queues)
-        if is_cut_wanted or is_given_up:
-            self._cut()
-
-    def _give_up(self, queue: MessageQueue, fate: Fate, data: pa.RecordBatch, acks: list[str]) -> None:
+    def _give_up(self, consumed: Consumed, fate: Fate) -> None:
         assert self._orders is not None
-        if fate is Fate.DROPPED or not _counts(acks):
-            self._orders.released(queue)
+        if fate is Fate.DROPPED or not _counts(consumed.ack):
+            self._orders.released(consumed.ack.queue)
             return
         part = TaskPart(self._writer)
-        part.queues.add(queue)
         try:
-            part.add(data, acks)
+            part.add(consumed.batches(), [consumed.ack])
             self._hand_over(part)
         except BaseException:
             part.abandon()
@@ -234,12 +214,11 @@ class TaskParts:
             self._finished.append(result)
 
 
-def _counts(acks: list[str]) -> bool:
+def _counts(ack: QueueAck) -> bool:
     """Whether there is anything to commit of a range: progress, an attempt, a message sent elsewhere, or a reset."""
-    return any(
+    return bool(
         ack.consumed or ack.failed or ack.dead_letters or ack.sent_back or ack.reset_to is not None
         or ack.next_offset != ack.start
-        for ack in map(QueueAck.from_json, acks)
     )  # fmt: skip
 
 
@@ -247,13 +226,13 @@ _RESULT_SCHEMA = pa.schema([("parts", pa.string()), ("could_ask", pa.bool_())])
 _RESULT_COLUMNS = "parts string, could_ask boolean"
 
 
-class ArrowEngine(Protocol):
-    """Takes the rows of the ranges that a task reads, gives the engine's: one batch for each range, its ack row at the end."""
+class Engine(Protocol):
+    """Takes the rows of the ranges that a task reads."""
 
     def __call__(
         self, batches: Iterable[pa.RecordBatch], orders: RangeOrders = NO_ORDERS
-    ) -> Iterator[pa.RecordBatch]:
-        """Consume a task's ranges, each until ``orders`` say otherwise."""
+    ) -> Iterator[Consumed]:
+        """Consume a task's ranges, each until ``orders`` say otherwise: what each has brought, once it has ended."""
         ...
 
 
@@ -281,7 +260,7 @@ class Job(NamedTuple):
 
 def evaluated_of(writer: RowWriter | None, part: Mapping[str, Any]) -> Evaluated:
     """A part as a task has sent it."""
-    acks = sorted(map(QueueAck.from_json, part["acks"]), key=lambda ack: ack.queue)
+    acks = sorted(map(QueueAck.from_dict, part["acks"]), key=lambda ack: ack.queue)
     written = () if writer is None else tuple(map(writer.written, part["written"]))
     return Evaluated(written, tuple(acks), part["emitted"], part["left_out"])
 
@@ -319,7 +298,7 @@ class BatchTask:
     """
 
     def __init__(
-        self, writer: RowWriter | None, engine: ArrowEngine | None = None, terms: HubTerms | None = None
+        self, writer: RowWriter | None, engine: Engine | None = None, terms: HubTerms | None = None
     ) -> None:
         self._writer = writer
         self._engine = engine
@@ -340,14 +319,14 @@ class BatchTask:
         """One row with the parts of the task's result."""
         could_ask: bool | None = None
         if self._engine is None:
-            finished = self._written(batches, None)
+            finished = self._written(map(_taken_apart, batches), None)
         else:
             tickets = list(tickets_in(batches))
             orders = self._ask(tickets)
             could_ask = orders is not None if tickets and self._terms is not None else None
             is_held_back = could_ask is False and self._terms is not None and self._terms.must_ask
-            rows = self._engine(_rows_of(() if is_held_back else tickets, orders), orders or NO_ORDERS)
-            finished = self._written(rows, orders)
+            ranges = self._engine(_rows_of(() if is_held_back else tickets, orders), orders or NO_ORDERS)
+            finished = self._written(ranges, orders)
         settle_modules()
         result = {"parts": json.dumps(finished), "could_ask": could_ask}
         yield pa.RecordBatch.from_pylist([result], schema=_RESULT_SCHEMA)
@@ -361,11 +340,18 @@ class BatchTask:
         epochs = {each.queue: each.epoch for each in planned}
         return ask_driver(self._terms, partition, epochs, tasks=tickets[0].tasks)
 
-    def _written(self, rows: Iterable[pa.RecordBatch], orders: TaskOrders | None) -> list[dict[str, Any]]:
+    def _written(
+        self, brought: Iterable[Consumed | _Crossed], orders: TaskOrders | None
+    ) -> list[dict[str, Any]]:
         parts = TaskParts(self._writer, orders)
         try:
-            for batch in rows:
-                parts.add(batch)
+            for each in brought:
+                if isinstance(each, Consumed):
+                    parts.add(each)
+                else:
+                    parts.add_rows([each.data], each.acks)
+                # Not kept while the next range is consumed.
+                del each
             return parts.finish()
         except BaseException:
             parts.abandon()
@@ -379,6 +365,24 @@ def _rows_of(tickets: Iterable[Ticket], orders: TaskOrders | None) -> Iterator[p
         yield from read_ranges(begun)
 
 
+class _Crossed(NamedTuple):
+    """What has crossed Spark between the engine and the sink's writer."""
+
+    data: pa.RecordBatch
+    acks: list[QueueAck]
+
+
+def _taken_apart(batch: pa.RecordBatch) -> _Crossed:
+    """Data rows and acks of an engine whose rows cross Spark."""
+    acks = batch.column(ACK_COLUMN)
+    data = batch.drop_columns([ACK_COLUMN])
+    if acks.null_count == len(acks):
+        return _Crossed(data, [])
+    return _Crossed(
+        data.filter(acks.is_null()), [QueueAck.from_json(text) for text in acks.drop_null().to_pylist()]
+    )
+
+
 _DEEPEST: Final = 6
 """Levels looked through; deeper ones are blamed on the last."""
 
@@ -389,7 +393,7 @@ class PickledOnce:
     A listener may hold a model of hundreds of megabytes. Unpickled it is the engine.
     """
 
-    def __init__(self, engine: ArrowEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._pickled: bytes = cloudpickle.dumps(engine)  # type: ignore[no-untyped-call]
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -397,9 +401,9 @@ class PickledOnce:
 
     def __call__(
         self, batches: Iterable[pa.RecordBatch], orders: RangeOrders = NO_ORDERS
-    ) -> Iterator[pa.RecordBatch]:
-        """See ``ArrowEngine``; where it was not sent anywhere."""
-        engine: ArrowEngine = pickle.loads(self._pickled)  # noqa: S301 - its own
+    ) -> Iterator[Consumed]:
+        """See ``Engine``; where it was not sent anywhere."""
+        engine: Engine = pickle.loads(self._pickled)  # noqa: S301 - its own
         return engine(batches, orders)
 
 

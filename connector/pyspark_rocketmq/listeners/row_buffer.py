@@ -1,0 +1,315 @@
+"""The rows of a range until it has ended: in memory while they are few, else in a temporary file.
+
+A listener may emit any number of rows for one message, and none of them may leave the task before the message
+is acknowledged. So rows are kept in order, the newest as tuples; those before them become record batches of
+about 1 MiB, and what takes more than 8 MiB of memory is written to a file of the range's own. Rows of a call
+that is given back are dropped wherever they are; the file ends with the process at the latest.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+from operator import itemgetter
+from sys import getsizeof
+from tempfile import TemporaryFile, gettempdir
+from typing import IO, Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.listeners.row_validation import Row, RowColumns
+
+IN_MEMORY_BYTES: Final = 8 << 20
+"""What the batches of a range, and of a call that has not ended, may take of memory, each."""
+_BATCH_BYTES: Final = 1 << 20
+_BATCH_ROWS: Final = 8192
+"""Of a call's newest rows; then they become a batch."""
+LOOK_EVERY: Final = 64
+"""Rows of a call after which their size is looked at."""
+_FEW_ROWS: Final = 1024
+"""Newest rows of a range, from calls that emitted few."""
+_WRITTEN_BYTES: Final = 4 << 20
+_WRITTEN_ROWS: Final = 64 * 1024
+"""About what is given to a sink's writer at once."""
+_COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpilledRows:
+    """Rows in a file."""
+
+    file: SpillFile
+    begin: int
+    end: int
+
+    def read(self) -> pa.RecordBatch:
+        """The rows."""
+        with pa.ipc.open_stream(self.file.read(self.begin, self.end)) as reader:
+            return reader.read_next_batch()
+
+
+Emitted: TypeAlias = "Row | pa.RecordBatch | SpilledRows"
+"""A row, or rows of the same columns."""
+
+
+class SpillFile:
+    """The temporary file of one range, which is made when it is first needed; for any thread."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._file: IO[bytes] | None = None
+        self._end = 0
+
+    def write(self, rows: pa.RecordBatch) -> SpilledRows:
+        """Write rows behind all others.
+
+        Raises:
+            RocketMQError: If there is no room for them.
+        """
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema, options=_COMPRESSED) as stream:
+            stream.write_batch(rows)
+        data = memoryview(sink.getvalue())
+        with self._guard:
+            begin, self._end = self._end, self._end + len(data)
+        try:
+            descriptor = self._opened().fileno()
+            at = 0
+            while at < len(data):
+                at += os.pwrite(descriptor, data[at:], begin + at)
+        except OSError as error:
+            raise RocketMQError(
+                f"{len(data)} bytes of rows that wait for their message to be acknowledged could not be written "
+                f"to a temporary file in {_folder()}, which has {begin} bytes of this range already: {error}. "
+                "Give spark.local.dir more room, or have the listener emit fewer rows for a message."
+            ) from error
+        return SpilledRows(self, begin, begin + len(data))
+
+    def read(self, begin: int, end: int) -> bytes:
+        """What was written there."""
+        descriptor = self._opened().fileno()
+        parts: list[bytes] = []
+        while begin < end:
+            parts.append(os.pread(descriptor, end - begin, begin))
+            begin += len(parts[-1])
+        return b"".join(parts)
+
+    def drop(self, rows: Sequence[Emitted]) -> None:
+        """Use the room of rows again, if they are the last."""
+        for each in reversed(rows):
+            if isinstance(each, SpilledRows):
+                with self._guard:
+                    if each.end == self._end:
+                        self._end = each.begin
+
+    def _opened(self) -> IO[bytes]:
+        if (file := self._file) is not None:
+            return file
+        # Has no name, so that nothing is left of it after a kill.
+        opened = TemporaryFile(buffering=0, prefix="rocketmq-rows-", dir=_folder())  # noqa: SIM115
+        with self._guard:
+            file = self._file = self._file or opened
+        if file is opened:
+            weakref.finalize(self, opened.close)
+        else:
+            opened.close()
+        return file
+
+
+def _folder() -> str:
+    """Where Spark has its own temporary files, in its tasks."""
+    folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    return next((folder for folder in folders if os.access(folder, os.W_OK)), gettempdir())
+
+
+class RowBuffer:
+    """Rows in their order, in bounded memory; threads may add to ``rows`` while one is in a method."""
+
+    __slots__ = (
+        "_columns", "_file", "_guard", "_looked_at", "_nbytes", "_newest_bytes", "_packed", "_size_of", "rows",
+    )  # fmt: skip
+
+    def __init__(self, columns: RowColumns, file: SpillFile, rows: list[Emitted] | None = None) -> None:
+        """Begin with ``rows``, which become the buffer's own; ``columns`` are theirs."""
+        self.rows: list[Emitted] = [] if rows is None else rows
+        self._columns = columns
+        self._file = file
+        self._guard = threading.Lock()
+        self._size_of: Callable[[Any], int] = getsizeof if columns.is_plain else _size_of
+        self._packed = 0
+        """How many at the front are no tuples."""
+        self._looked_at = 0
+        """How many of the others have been looked at, too."""
+        self._newest_bytes = 0
+        """Of those that were looked at."""
+        self._nbytes = 0
+        """Of the batches in memory."""
+
+    def look(self) -> int:
+        """Make a batch of the newest rows if they have become large; how many there may be until the next look."""
+        with self._guard:
+            stop = len(self.rows)
+            newest: Any = self.rows[self._looked_at : stop]
+            self._newest_bytes += sum(map(self._size_of, chain.from_iterable(newest)))
+            self._looked_at = stop
+            if self._newest_bytes >= _BATCH_BYTES or stop - self._packed >= _BATCH_ROWS:
+                self._pack(stop)
+            return len(self.rows) + LOOK_EVERY
+
+    def pack(self) -> int:
+        """Make a batch of the newest rows; how many there may be until the next look."""
+        with self._guard:
+            self._pack(len(self.rows))
+            return len(self.rows) + LOOK_EVERY
+
+    def add(self, emitted: Sequence[Emitted]) -> None:
+        """Add the rows of a call."""
+        rows = self.rows
+        rows += emitted
+        if len(rows) - self._packed >= _FEW_ROWS or (emitted and type(emitted[0]) is not tuple):
+            self.pack()
+
+    def take(self) -> list[Emitted]:
+        """The rows; none are left."""
+        taken, self.rows = self.rows, []
+        self._packed = self._looked_at = self._newest_bytes = self._nbytes = 0
+        return taken
+
+    def _pack(self, stop: int) -> None:
+        batches = list(_in_batches(self.rows[self._packed : stop], self._columns))
+        self.rows[self._packed : stop] = batches
+        self._packed += len(batches)
+        self._looked_at, self._newest_bytes = self._packed, 0
+        self._nbytes += sum(each.nbytes for each in batches if isinstance(each, pa.RecordBatch))
+        if self._nbytes > IN_MEMORY_BYTES:
+            spilled = spill(self.rows[: self._packed], self._columns, self._file)
+            self.rows[: self._packed] = spilled
+            self._looked_at = self._packed = len(spilled)
+            self._nbytes = 0
+
+
+def spill(emitted: Sequence[Emitted], columns: RowColumns, file: SpillFile) -> list[Emitted]:
+    """The same rows, all of them in the file."""
+    spilled: list[Emitted] = []
+    for each in _in_batches(emitted, columns):
+        if isinstance(each, pa.RecordBatch):
+            spilled += map(file.write, _slices(each))
+        else:
+            spilled.append(each)
+    return spilled
+
+
+def size_of(emitted: Sequence[Emitted]) -> int:
+    """The memory that rows of one call take, roughly."""
+    return sum(
+        sum(map(_size_of, each))
+        if isinstance(each, tuple)
+        else each.nbytes
+        if isinstance(each, pa.RecordBatch)
+        else 0
+        for each in emitted
+    )
+
+
+def batches_of(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of a few MiB; ``columns`` are theirs."""
+    gathered: list[pa.RecordBatch] = []
+    count = nbytes = 0
+    for each in _in_batches(emitted, columns):
+        rows = each if isinstance(each, pa.RecordBatch) else each.read()
+        for batch in _slices(rows):
+            gathered.append(batch)
+            count, nbytes = count + batch.num_rows, nbytes + batch.nbytes
+            if count >= _WRITTEN_ROWS or nbytes >= _WRITTEN_BYTES:
+                yield _as_one(gathered)
+                gathered, count, nbytes = [], 0, 0
+    if gathered:
+        yield _as_one(gathered)
+
+
+def tuples_of(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[list[Row]]:
+    """The same rows, one by one: as many at once as a batch has."""
+    for is_row, some in groupby(emitted, lambda each: type(each) is tuple):
+        if is_row:
+            yield list(some)  # type: ignore[arg-type]
+        else:
+            yield from map(to_rows, batches_of(list(some), columns))
+
+
+def to_rows(batch: pa.RecordBatch) -> list[Row]:
+    """The rows of a batch as a listener could emit them."""
+    return list(zip(*(column.to_pylist(maps_as_pydicts="strict") for column in batch.columns), strict=True))
+
+
+def in_queue_order(
+    emitted: Sequence[Emitted], queue_offsets: Sequence[int], columns: RowColumns, file: SpillFile
+) -> list[Emitted]:
+    """The rows of the messages at these offsets, which ascend, message by message."""
+    wanted = set(queue_offsets)
+    if all(type(each) is tuple for each in emitted):
+        rows: Any = emitted
+        return sorted((row for row in rows if row[0] in wanted), key=itemgetter(0))
+    if not any(isinstance(each, SpilledRows) for each in emitted):
+        batch = _rows_at(pa.concat_batches(list(batches_of(emitted, columns))), wanted)
+        # Not Arrow's own order, which is of no certain order where offsets are equal.
+        return [batch.take(pa.array(np.argsort(batch.column(0).to_numpy(), kind="stable")))]
+    if _are_in_order(emitted, wanted, columns):
+        return list(emitted)
+    found = RowBuffer(columns, file)
+    for queue_offset in queue_offsets:
+        for batch in batches_of(emitted, columns):
+            found.add([_rows_at(batch, {queue_offset})])
+    return found.take()
+
+
+def _are_in_order(emitted: Sequence[Emitted], wanted: set[int], columns: RowColumns) -> bool:
+    before = -1
+    for batch in batches_of(emitted, columns):
+        offsets = batch.column(0).to_numpy()
+        is_ascending = offsets[0] >= before and bool((offsets[1:] >= offsets[:-1]).all())
+        if not is_ascending or not wanted.issuperset(np.unique(offsets).tolist()):
+            return False
+        before = offsets[-1]
+    return True
+
+
+def _rows_at(batch: pa.RecordBatch, queue_offsets: Collection[int]) -> pa.RecordBatch:
+    return batch.filter(pc.is_in(batch.column(0), pa.array(queue_offsets, pa.int64())))
+
+
+def _in_batches(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[pa.RecordBatch | SpilledRows]:
+    """The same, each run of tuples in a batch."""
+    for is_row, some in groupby(emitted, lambda each: type(each) is tuple):
+        if is_row:
+            rows: Any = list(some)
+            values = dict(zip(columns.schema.names, map(list, zip(*rows, strict=True)), strict=True))
+            yield columns.to_batch(values, len(rows))
+        else:
+            yield from some
+
+
+def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    count = max(1, min(-(-batch.nbytes // _WRITTEN_BYTES), batch.num_rows))
+    step = max(1, -(-batch.num_rows // count))
+    for start in range(0, batch.num_rows, step):
+        yield batch.slice(start, step)
+
+
+def _as_one(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _size_of(value: object) -> int:
+    """As ``sys.getsizeof``, with what is in it."""
+    if isinstance(value, list | tuple):
+        return getsizeof(value) + sum(map(_size_of, value))
+    if isinstance(value, dict):
+        return getsizeof(value) + sum(map(_size_of, chain(value, value.values())))
+    return getsizeof(value)

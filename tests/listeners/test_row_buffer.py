@@ -1,0 +1,189 @@
+"""Rows that wait for their range's end: in memory, in batches, in a file; the same rows everywhere."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import ArrayType, StringType, StructType
+
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.listeners import row_buffer
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
+from pyspark_rocketmq.listeners.row_buffer import (
+    Emitted,
+    RowBuffer,
+    SpilledRows,
+    SpillFile,
+    batches_of,
+    in_queue_order,
+    spill,
+    to_rows,
+    tuples_of,
+)
+from pyspark_rocketmq.listeners.row_validation import OutputColumns, Row
+from tests.helpers.messages import message_at
+
+OUTPUT = OutputColumns.of(StructType().add("name", "string").add("parts", ArrayType(StringType())))
+COLUMNS = OUTPUT.rows
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds that a test reaches."""
+    for name, value in {
+        "IN_MEMORY_BYTES": 2000,
+        "_BATCH_BYTES": 1000,
+        "_BATCH_ROWS": 40,
+        "_FEW_ROWS": 10,
+        "_WRITTEN_BYTES": 1000,
+    }.items():
+        monkeypatch.setattr(row_buffer, name, value)
+
+
+@pytest.fixture(params=range(20))
+def dice(request: pytest.FixtureRequest) -> random.Random:
+    return random.Random(request.param)
+
+
+def row_at(offset: int, dice: random.Random) -> Row:
+    return offset, "x" * dice.choice([0, 1, 300]), dice.choice([None, [], ["a", "b" * 50]])
+
+
+def emit_many(context: ConsumeOrderlyContext) -> None:
+    for number in range(1000):
+        context.emit(name=f"{number:100}")
+
+
+def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
+    return COLUMNS.to_batch(
+        dict(zip(COLUMNS.schema.names, map(list, zip(*rows, strict=True)), strict=True)), len(rows)
+    )
+
+
+def all_of(emitted: Sequence[Emitted]) -> list[Row]:
+    return [row for rows in tuples_of(emitted, COLUMNS) for row in rows]
+
+
+@pytest.mark.usefixtures("small")
+def test_the_rows_of_any_calls_stay_the_same_and_in_their_order(dice: random.Random) -> None:
+    """D1, D3, H6: those of calls that were given back are not among them."""
+    file = SpillFile()
+    kept = RowBuffer(COLUMNS, file)
+    wanted: list[Row] = []
+    for offset in range(60):
+        context = ConsumeOrderlyContext([message_at(offset)], OUTPUT, 0, file)
+        rows = [row_at(offset, dice) for _ in range(dice.choice([0, 1, 2, 70, 150]))]
+        for _, name, parts in rows:
+            context.emit(name=name, parts=parts)
+        if rows and dice.random() < 0.3:
+            context.emit_batch(batch_of(rows))
+            rows = rows * 2
+        emitted = context.take_emitted()
+        if dice.random() < 0.3:
+            file.drop(emitted)
+        else:
+            kept.add(emitted)
+            wanted += rows
+
+    in_memory = [each for each in kept.rows if not isinstance(each, SpilledRows)]
+    assert sum(each.nbytes for each in in_memory if isinstance(each, pa.RecordBatch)) <= 2000
+    assert all_of(kept.rows) == wanted
+    written = list(batches_of(kept.rows, COLUMNS))
+    assert [row for batch in written for row in to_rows(batch)] == wanted
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("is_shuffled", [True, False])
+@pytest.mark.parametrize("where", ["tuples", "batches", "file"])
+def test_rows_are_put_into_the_order_of_their_messages(
+    dice: random.Random, where: str, *, is_shuffled: bool
+) -> None:
+    """E6: those of one message stay in the order in which it emitted them, and those of others are left out."""
+    rows = [(offset, str(number), None) for offset in range(8) for number in range(dice.randrange(30))]
+    if is_shuffled:
+        dice.shuffle(rows)
+    wanted = sorted(dice.sample(range(8), dice.choice([3, 8])))
+    emitted: list[Emitted] = list(rows)
+    file = SpillFile()
+    if where != "tuples":
+        emitted = [batch_of(rows[at : at + 7]) for at in range(0, len(rows), 7)] + [(9, "another's", None)]
+    if where == "file":
+        emitted = spill(emitted, COLUMNS, file)
+
+    found = all_of(in_queue_order(emitted, wanted, COLUMNS, file))
+
+    assert found == sorted((row for row in rows if row[0] in wanted), key=lambda row: row[0])
+
+
+@pytest.mark.usefixtures("small")
+def test_a_call_that_is_given_back_again_and_again_takes_its_room_once() -> None:
+    """D3"""
+    file = SpillFile()
+    ends = set()
+    for _ in range(5):
+        context = ConsumeOrderlyContext([message_at(1)], OUTPUT, 0, file)
+        emit_many(context)
+        ends.add(file._end)
+        file.drop(context.take_emitted())
+
+    assert len(ends) == 1
+    assert (ends.pop() > 10_000, file._end) == (True, 0)
+
+
+@pytest.mark.usefixtures("small")
+def test_rows_that_several_threads_of_a_listener_emit_are_all_there() -> None:
+    context = ConsumeOrderlyContext([message_at(1)], OUTPUT)
+
+    def emit(thread: int) -> None:
+        for number in range(3000):
+            context.emit(name=f"{thread}-{number}")
+
+    threads = [threading.Thread(target=emit, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    names = sorted(name for _, name, _ in all_of(context.take_emitted()))
+    assert names == sorted(f"{thread}-{number}" for thread in range(4) for number in range(3000))
+
+
+@pytest.mark.usefixtures("small")
+def test_without_room_for_its_file_a_call_ends_the_query_whatever_its_listener_makes_of_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """D5: no message is at fault."""
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    context = ConsumeOrderlyContext([message_at(1)], OUTPUT)
+    with pytest.raises(RocketMQError, match=r"No space left on device\. Give spark\.local\.dir more room"):
+        emit_many(context)
+
+    assert "could not be written to a temporary file" in str(context.broken_at("here"))
+
+
+def test_what_follows_the_end_of_a_call_is_none_of_its_rows() -> None:
+    """D3: a thread of a listener may go on when its call has been answered."""
+    context = ConsumeOrderlyContext([message_at(1)], OUTPUT)
+    for _ in range(100):
+        context.emit(name="in time")
+    emitted = context.take_emitted()
+    for _ in range(100):
+        context.emit(name="late")
+
+    assert {name for _, name, _ in all_of(emitted)} == {"in time"}
+
+
+def test_plain_values_are_told_from_those_with_parts() -> None:
+    plain = OutputColumns.of(StructType().add("name", "string").add("at", "timestamp"))
+
+    assert (plain.rows.is_plain, COLUMNS.is_plain) == (True, False)
+    assert row_buffer._size_of({"a": ["x" * 1000, ("y" * 1000,)]}) > 2000
