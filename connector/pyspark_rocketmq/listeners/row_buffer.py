@@ -236,8 +236,8 @@ def batches_of(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[pa.R
 
 def tuples_of(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[list[Row]]:
     """The same rows, one by one: as many at once as a batch has."""
-    for is_row, some in groupby(emitted, lambda each: type(each) is tuple):
-        if is_row:
+    for kind, some in groupby(emitted, type):
+        if kind is tuple:
             yield list(some)  # type: ignore[arg-type]
         else:
             yield from map(to_rows, batches_of(list(some), columns))
@@ -286,8 +286,8 @@ def _rows_at(batch: pa.RecordBatch, queue_offsets: Collection[int]) -> pa.Record
 
 def _in_batches(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[pa.RecordBatch | SpilledRows]:
     """The same, each run of tuples in a batch."""
-    for is_row, some in groupby(emitted, lambda each: type(each) is tuple):
-        if is_row:
+    for kind, some in groupby(emitted, type):
+        if kind is tuple:
             rows: Any = list(some)
             values = dict(zip(columns.schema.names, map(list, zip(*rows, strict=True)), strict=True))
             yield columns.to_batch(values, len(rows))

@@ -331,6 +331,10 @@ class ConcurrentRun:
             self._begin_send_back(settled.send_back, answer.delay_level)
 
     def _keep_rows(self, emitted: list[Emitted], done: Sequence[int], delivered: Sequence[int]) -> None:
+        if len(delivered) == len(done) == 1 and not self._above and done[0] < self._machine.done:
+            # As mostly.
+            self._rows.add(emitted)
+            return
         if emitted and isinstance(delivered, range) and len(done) == len(delivered):
             self._keep(done[0], emitted if len(done) == 1 else self._in_order(emitted, done))
         elif emitted:
@@ -354,7 +358,6 @@ class ConcurrentRun:
     def _keep(self, index: int, rows: list[Emitted]) -> None:
         """Keep the rows of messages from ``index`` on, which follow each other."""
         if not self._above and index < self._machine.done:
-            # As mostly.
             self._rows.add(rows)
             return
         nbytes = size_of(rows)
