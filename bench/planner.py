@@ -114,7 +114,7 @@ class Triggers:
         parts = {name: seconds * 1000 for name, seconds in spent.items()}
         with self._watch.time(_PARTITIONS):
             _, ranges = self._planner.plan_of(offset)
-            addresses = self._planner.addresses({new.queue.broker_name for new in ranges})
+            addresses = self._planner.addresses(ranges)
             count = len(partitions_of(ranges, self._options, addresses, self._planner.replicas()))
         parts[_PARTITIONS] = spent[_PARTITIONS] * 1000
         if count != _QUEUES:

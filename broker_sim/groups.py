@@ -156,6 +156,13 @@ class ConsumerOffsets:
         """The offset reset to, once; None without a reset."""
         return self._resets.pop((consumer_group, topic, queue_id), None) if self._resets else None
 
+    def copied(self) -> ConsumerOffsets:
+        """The same offsets as a slave has them; a reset that waits for a pull is its master's alone."""
+        copy = ConsumerOffsets()
+        copy._committed = self._committed
+        copy._pulled = self._pulled
+        return copy
+
     def note_pull(self, consumer_group: str, topic: str, queue_id: int, next_offset: int) -> None:
         """Remember how far the group pulled; for statistics only."""
         self._pulled[consumer_group, topic, queue_id] = next_offset

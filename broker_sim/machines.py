@@ -37,7 +37,7 @@ def make_replica(master: Broker, clock: Clock, settings: BrokerSettings) -> Brok
     replica = Broker(master.name, clock, settings)
     replica.state.topics = master.state.topics
     replica.state.groups = master.state.groups
-    replica.state.offsets = master.state.offsets
+    replica.state.offsets = master.state.offsets.copied()
     return replica
 
 
@@ -140,6 +140,8 @@ class Role:
         return self.broker_id != _MASTER_ID
 
     def _refuse_on_slave(self, request_code: int) -> None:
+        if request_code == RequestCode.INVOKE_BROKER_TO_RESET_OFFSET:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "Can not reset offset in slave broker")
         if request_code in _SENDS:
             raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_AVAILABLE)
         if request_code in _PULLS and not self._broker.state.settings.slave_read_enable:

@@ -1,7 +1,12 @@
-"""A real master that sends its readers to a real replica."""
+"""A real master that sends its readers to a real replica, and one that is down."""
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -9,9 +14,12 @@ from typing import Any
 import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus, SendTerms
+from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.pull_connection import close_idle_lines
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.fetcher import Fetcher
 from pyspark_rocketmq.source.readers import RocketMQBatchReader
@@ -19,8 +27,10 @@ from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.send import Batch
 from tests.both.support import await_readable
 from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
+from tests.helpers.group_query import SOON_S, GroupQuery, await_consumed
 from tests.helpers.wait import wait_until
 from tests.real_broker.replica import REPLICA_ID, replica, suggesting_replicas
+from tests.real_broker.server import Server
 
 COUNT = 1000
 COMMIT_LOG_FILE = 64 << 20
@@ -44,12 +54,16 @@ def queue(cluster: ClusterUnderTest, client: BrokerClient):
 
 def fill(cluster: Any, client: Any, address: Any) -> MessageQueue:
     queue = MessageQueue(cluster.create_topic(queues=1, brokers=["broker-b"]), "broker-b", 0)
-    members = [Message(topic=queue.topic, body=b"x" * 1024)] * 100
-    for _ in range(COUNT // 100):
-        batch = Batch(queue=queue, messages=members, properties={})
-        client.send_batch(address, batch, SendTerms(producer_group="tests"))
+    send(client, address, queue, COUNT)
     await_readable(client, address, queue, COUNT)
     return queue
+
+
+def send(client: BrokerClient, address: str, queue: MessageQueue, count: int) -> None:
+    for first in range(0, count, 100):
+        members = [Message(topic=queue.topic, body=b"x" * 1024)] * min(100, count - first)
+        batch = Batch(queue=queue, messages=members, properties={})
+        client.send_batch(address, batch, SendTerms(producer_group="tests"))
 
 
 def positions_of_ends(client: Any, address: Any, queue: Any) -> list[int]:
@@ -107,3 +121,100 @@ def test_a_range_is_read_from_the_replica_and_from_the_master_again_when_that_di
 
 def offsets_of(body: bytes) -> list[int]:
     return [message.queue_offset for message in decode_messages(body, "broker-b")]
+
+
+TAIL = 2000
+"""So many messages of 1 KiB do not fit into the sockets between a master and a replica that reads nothing."""
+
+
+@REAL_ONLY
+def test_a_slave_is_read_while_its_master_is_down_and_the_tail_when_that_is_back(
+    cluster: ClusterUnderTest, client: BrokerClient, pool: ChannelPool, queue: MessageQueue, group: str
+) -> None:
+    """L3: a batch and a concurrent group; nothing lost, nothing twice, and no tail counted as read."""
+    master_address = cluster.broker_addresses["broker-b"]
+
+    def has_all(address: str) -> bool:
+        last = PullRequest(consumer_group="readers", queue=queue, queue_offset=COUNT - 1)
+        try:
+            return client.pull(address, last).status is PullStatus.FOUND
+        except RocketMQError:
+            return False
+
+    def slave_in_route() -> bool:
+        found = RocketMQBatchReader(options).partitions()
+        return bool(found) and (found[0].is_slave or bool(found[0].replicas))
+
+    plain = {"topic": queue.topic, "nameServers": cluster.name_servers, "retryTimeoutMs": "1000"}
+    options = ReadOptions.parse(plain)
+    store = MemoryOffsetStore(group, clock=SystemClock())
+    of_group = {
+        "consumerGroup": group,
+        "offsetStore": store.spec,
+        "consumeOrderly": "false",
+        "startingOffsets": "earliest",
+        "maxOffsetsPerTrigger": "300",
+        "routeRefreshMs": "1",
+    }
+    with replica(cluster.name_servers, "broker-b", master_address, has_all) as server:
+        wait_until(slave_in_route, 180.0, reason="The replica in the topic's route")
+        query = GroupQuery("one", ReadOptions.parse(plain | of_group), store, pool)
+        try:
+            consumed = [message.queue_offset for _, message in await_consumed(query, 300)]
+            cluster.stop_broker("broker-b")
+            wait_until(lambda: read_offsets(options) == list(range(COUNT)), 60.0, reason="a batch")
+            consumed += [message.queue_offset for _, message in await_consumed(query, COUNT - 300)]
+
+            cluster.start_broker("broker-b")
+            send(client, master_address, queue, 1)
+            await_readable(client, server.address, queue, COUNT + 1)
+            with standing_still(server):
+                send(client, master_address, queue, TAIL)
+                await_readable(client, master_address, queue, COUNT + 1 + TAIL)
+                cluster.stop_broker("broker-b")
+            consumed += all_that_comes(query)
+
+            assert COUNT < len(consumed) < COUNT + 1 + TAIL
+            assert read_offsets(options) == consumed == list(range(len(consumed)))
+
+            cluster.start_broker("broker-b")
+            left = COUNT + 1 + TAIL - len(consumed)
+            consumed += [message.queue_offset for _, message in await_consumed(query, left)]
+            assert consumed == list(range(COUNT + 1 + TAIL))
+            assert read_offsets(options) == consumed
+        finally:
+            query.member.stop(SOON_S)
+
+
+@contextmanager
+def standing_still(server: Server) -> Iterator[None]:
+    """A server that lives and does nothing."""
+    assert server.process is not None
+    os.kill(server.process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.process.pid, signal.SIGCONT)
+
+
+def all_that_comes(query: GroupQuery) -> list[int]:
+    """Offsets consumed until nothing has come for two seconds."""
+    consumed: list[int] = []
+    last_s = time.monotonic()
+    while time.monotonic() < last_s + 2.0 or not consumed:
+        if new := [message.queue_offset for each in query.consumed().values() for message in each]:
+            consumed += new
+            last_s = time.monotonic()
+        time.sleep(0.05)
+    return consumed
+
+
+def read_offsets(options: ReadOptions) -> list[int]:
+    """What a batch reads of the only queue, by what its tasks pull; empty while it cannot be planned."""
+    try:
+        partitions = RocketMQBatchReader(options).partitions()
+    except RocketMQError:
+        return []
+    fetched = list(chain.from_iterable(Fetcher(partitions).chunks()))
+    assert [each.failure for each in fetched if each.failure is not None] == []
+    return [offset for each in fetched for chunk in each.chunks for offset in offsets_of(bytes(chunk.body))]

@@ -277,3 +277,22 @@ def test_sends_go_to_the_master_alone(cluster: SimCluster, client: _Client) -> N
             _QUEUE,
             SendTerms(producer_group="p"),
         )
+
+
+def test_a_reset_is_its_masters_alone(cluster: SimCluster, master: RawClient, slave: RawClient) -> None:
+    """F5: a slave takes none (``AdminBrokerProcessor.resetOffset``) and tells none that its master took."""
+    _put(cluster, 3)
+    wanted = {
+        "topic": TOPIC,
+        "group": GROUP,
+        "queueId": "0",
+        "offset": "1",
+        "timestamp": "0",
+        "isForce": "true",
+    }
+    refused = slave.call(request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, wanted))
+    assert (refused.code, refused.remark) == (1, "Can not reset offset in slave broker")
+
+    assert master.call(request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, wanted)).code == 0
+    assert slave.call(pull(0)).code == ResponseCode.SUCCESS
+    assert master.call(pull(0)).ext_fields["nextBeginOffset"] == "1"

@@ -142,3 +142,29 @@ def test_a_failure_of_the_channel_is_passed_on() -> None:
     failure = ChannelClosed("b:1", "gone")
 
     assert pull_result(REQUEST, failure, "b:1") is failure
+
+
+@pytest.mark.parametrize(
+    ("code", "remark", "is_scanned"),
+    [
+        (20, "NO_MATCHED_MESSAGE", True),
+        (20, "OFFSET_TOO_SMALL", False),
+        (20, "OFFSET_OVERFLOW_BADLY", False),
+        (20, "OFFSET_OVERFLOW_ONE", False),
+        (20, "MESSAGE_WAS_REMOVING", False),
+        (20, None, False),
+        (19, "NO_MATCHED_MESSAGE", False),
+        (0, "FOUND", False),
+    ],
+)
+def test_the_remark_tells_what_a_slaves_code_does_not(
+    code: int, remark: str | None, is_scanned: bool
+) -> None:
+    """L3: a slave answers 20 for whatever it does not have."""
+    fields = {"suggestWhichBrokerId": "0", "nextBeginOffset": "49", "minOffset": "10", "maxOffset": "99"}
+    told = RemotingCommand(code=code, flag=1, ext_fields=fields, remark=remark)
+
+    result = pull_result(REQUEST, told, "b:1")
+
+    assert isinstance(result, PullResult)
+    assert result.scanned_in_vain is is_scanned

@@ -17,7 +17,7 @@ from pyspark_rocketmq.consume.fetch_window import (
     PullTask,
     RangeWindow,
 )
-from pyspark_rocketmq.errors import MessagesExpired, NoPermission, RocketMQError, SystemBusy
+from pyspark_rocketmq.errors import ConnectFailed, MessagesExpired, NoPermission, RocketMQError, SystemBusy
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.wire.requests.pull import PullResult, PullStatus
 
@@ -32,6 +32,8 @@ class Wanted:
     address: str = "broker-a:10911"
     replicas: Mapping[int, str] = field(default_factory=dict)
     prefers_replica: bool = False
+    replaces_master: bool = False
+    is_slave: bool = False
     consumer_group: str = "g"
     with_marker: bool = False
     is_filtered: bool = False
@@ -254,10 +256,22 @@ def test_a_range_that_was_stopped_is_over_with_what_it_has():
 class ModelBroker:
     """A queue with a filter that gives fewer messages than asked and scans beyond them, as brokers may.
 
-    Its first offsets may be gone; its replica may lag; now and then it is busy, or loses what it was asked.
+    Its first offsets may be gone; its replica may lag; now and then it is busy, or loses what it was asked. For
+    so many pulls it is down, or it is a slave itself, which lags for as long.
     """
 
-    def __init__(self, matching: set[int], bounds: range, replica_end: int, rng: random.Random) -> None:
+    def __init__(
+        self,
+        matching: set[int],
+        bounds: range,
+        replica_end: int,
+        rng: random.Random,
+        *,
+        outage: int = 0,
+        is_slave: bool = False,
+    ) -> None:
+        self.outage = outage
+        self.is_slave = is_slave
         self.matching = matching
         self.bounds = bounds
         self.replica_end = replica_end
@@ -266,28 +280,43 @@ class ModelBroker:
     def pull(self, task: PullTask) -> PullResult | RocketMQError | None:
         """The answer; None if the pull was lost."""
         luck = self.rng.random()
+        is_home = task.broker_id == MASTER_ID
+        is_out = is_home and self.outage > 0
+        self.outage -= is_out
+        if is_out and not self.is_slave:
+            return ConnectFailed("broker-a:10911", "refused")
         if luck < 0.1:
             return None
         if luck < 0.2:
             return SystemBusy(2, "busy", request="PULL_MESSAGE", address="broker-a:10911")
-        bounds = self.bounds if task.broker_id == MASTER_ID else range(self.bounds.start, self.replica_end)
+        lags = not is_home or is_out
+        bounds = range(self.bounds.start, self.replica_end) if lags else self.bounds
+        if not is_home or self.is_slave:
+            return self._slaves_answer(task, bounds, luck)
+        return self._answer(task, bounds)
+
+    def _slaves_answer(self, task: PullTask, bounds: range, luck: float) -> PullResult:
+        """Also 20 for an offset that is not there, or that is not read yet; the remark tells."""
+        if luck < 0.3:
+            return PullResult(PullStatus.NO_MATCHED_MSG, task.queue_offset + 5, bounds.start, bounds.stop)
+        answer = self._answer(task, bounds)
+        is_hidden = task.queue_offset not in bounds and luck < 0.6
+        return answer._replace(status=PullStatus.NO_MATCHED_MSG) if is_hidden else answer
+
+    def _answer(self, task: PullTask, bounds: range) -> PullResult:
         asked, suggest = task.queue_offset, self.rng.randint(0, 2)
-        if task.broker_id != MASTER_ID and luck < 0.3:
-            # Its filter knows other subscriptions, or its consume queue has not all of the messages yet.
-            return PullResult(PullStatus.NO_MATCHED_MSG, asked + 5, bounds.start, bounds.stop, suggest)
         if asked not in bounds:
             code = PullStatus.NO_NEW_MSG if asked == bounds.stop else PullStatus.OFFSET_ILLEGAL
             corrected = bounds.start if asked < bounds.start else bounds.stop
             return PullResult(code, corrected, bounds.start, bounds.stop, suggest)
         most = self.rng.randint(0, task.max_msg_nums)
-        scan_end = min(bounds.stop, asked + self.rng.randint(0, 20))
+        scan_end = min(bounds.stop, asked + self.rng.randint(1, 20))
         matching = [o for o in range(asked, scan_end) if o in self.matching]
         if len(matching) > most:
             scan_end, matching = matching[most], matching[:most]
         status = PullStatus.FOUND if matching else PullStatus.NO_MATCHED_MSG
-        if not matching and task.broker_id == MASTER_ID and scan_end == asked:
-            return SystemBusy(2, "busy", request="PULL_MESSAGE", address="broker-a:10911")
-        return PullResult(status, scan_end, bounds.start, bounds.stop, suggest, body(*matching))
+        remark = "" if matching else "NO_MATCHED_MESSAGE"
+        return PullResult(status, scan_end, bounds.start, bounds.stop, suggest, body(*matching), remark)
 
 
 @st.composite
@@ -301,12 +330,15 @@ def worlds(draw: st.DrawFn) -> tuple[list[Wanted], list[ModelBroker], random.Ran
         share = draw(st.sampled_from([0.0, 0.2, 1.0]))
         beginning = draw(st.sampled_from([0, 0, start + length // 2]))
         bounds = range(beginning, end + draw(st.integers(1, 20)))
+        is_slave = not beginning and draw(st.booleans())
         ranges.append(
             wanted(
                 start,
                 end,
                 queue_id=queue_id,
-                replicas={1: "r"} if draw(st.booleans()) else {},
+                replicas={1: "r"} if not is_slave and draw(st.booleans()) else {},
+                replaces_master=draw(st.booleans()),
+                is_slave=is_slave,
                 prefers_replica=draw(st.booleans()),
                 is_filtered=draw(st.booleans()),
                 pull_batch_size=draw(st.integers(1, 10)),
@@ -314,7 +346,8 @@ def worlds(draw: st.DrawFn) -> tuple[list[Wanted], list[ModelBroker], random.Ran
             )
         )
         matching = {o for o in bounds if rng.random() < share}
-        brokers.append(ModelBroker(matching, bounds, draw(st.integers(beginning, bounds.stop)), rng))
+        replica_end, outage = draw(st.integers(beginning, bounds.stop)), draw(st.sampled_from([0, 5, 50]))
+        brokers.append(ModelBroker(matching, bounds, replica_end, rng, outage=outage, is_slave=is_slave))
     return ranges, brokers, rng
 
 
@@ -377,7 +410,7 @@ class ModelShell:
 def test_any_broker_gives_exactly_the_messages_of_each_range_in_order_once(
     world: tuple[list[Wanted], list[ModelBroker], random.Random], depth: int, max_bytes: int
 ) -> None:
-    """A4, D1, F4: random batch limits, filters, gaps, lagging replicas, order of answers, troubles; the bounds hold."""
+    """A4, D1, F4, L3: random batch limits, filters, gaps, masters that are down, slaves in their places, order, troubles."""
     ranges, brokers, rng = world
     shell = ModelShell(
         FetchWindow(ranges, depth=depth, max_bytes=max_bytes, tell=lambda *_: None), brokers, rng

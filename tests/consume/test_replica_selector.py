@@ -96,3 +96,37 @@ def test_without_a_replica_the_master_is_preferred() -> None:
     chosen = ReplicaSelector([], prefers_replica=True)
 
     assert (chosen.broker_id, chosen.is_away) == (0, False)
+
+
+def test_a_replica_is_asked_in_the_place_of_a_master_that_does_not_answer() -> None:
+    """L3: of several the first; its suggestion of the master is not followed for a while."""
+    chosen = ReplicaSelector([2, 1], replaces_master=True)
+
+    assert chosen.master_failed(now_s=0.0)
+    assert chosen.broker_id == 1
+    # Other pulls that were under way at the master.
+    assert chosen.master_failed(now_s=0.5)
+    chosen.suggested(1, 0, now_s=1.0)
+    assert chosen.broker_id == 1
+    chosen.suggested(1, 0, now_s=0.5 + AVOIDED_S)
+    assert chosen.broker_id == 0
+
+
+def test_a_replica_that_failed_is_not_asked_again_at_once_for_a_master_that_does_not_answer() -> None:
+    """L3: the two would be asked by turns without a pause."""
+    chosen = ReplicaSelector([1], replaces_master=True)
+    assert chosen.master_failed(now_s=0.0)
+    assert chosen.disappointed(1, now_s=1.0)
+
+    assert not chosen.master_failed(now_s=2.0)
+    assert chosen.broker_id == 0
+    assert chosen.master_failed(now_s=1.0 + AVOIDED_S)
+    assert chosen.broker_id == 1
+
+
+@pytest.mark.parametrize(("replicas", "replaces_master"), [([1], False), ([], True)])
+def test_nobody_stands_in_where_nobody_may(replicas: list[int], replaces_master: bool) -> None:
+    chosen = ReplicaSelector(replicas, replaces_master=replaces_master)
+
+    assert not chosen.master_failed(now_s=0.0)
+    assert chosen.broker_id == 0

@@ -1,14 +1,25 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from broker_sim.cluster import SimCluster
+from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.consumer import push_consumer
 from pyspark_rocketmq.consumer.commit import BatchReport
-from pyspark_rocketmq.model import ConsumeFromWhere, Message, MessageQueue
+from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext
+from pyspark_rocketmq.model import (
+    ConsumeConcurrentlyStatus,
+    ConsumeFromWhere,
+    Message,
+    MessageExt,
+    MessageQueue,
+)
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.applications.quick_source import source_with
@@ -92,3 +103,70 @@ def produce_orders_on(
             ]
             producer.send_batch(batch, queue)
     return dict.fromkeys(order_ids, STEPS)
+
+
+def emit_offset(
+    messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext
+) -> ConsumeConcurrentlyStatus:
+    for message in messages:
+        context.emit(number=message.queue_offset)
+    return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+
+
+def test_concurrent_consumers_go_on_at_the_slave_of_a_master_that_stops(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """L3: each message once in the sink, also those that the slave has not got before the master is back."""
+    with SimCluster(brokers=1, replicas=1, settings=BrokerSettings(slave_read_enable=True)) as sim:
+        queue = MessageQueue("orders", "broker-a", 0)
+        sim.create_topic(queue.topic, queues=1)
+        end = 0
+
+        def put(count: int) -> None:
+            nonlocal end
+            sim.put(queue, [Message(topic=queue.topic, body=b"order") for _ in range(count)])
+            end += count
+
+        put(50)
+        reached: list[int] = []
+        consumer = push_consumer.PushConsumer(
+            consumer_group="slave-readers",
+            name_servers=sim.name_servers,
+            offset_store=DeltaOffsetStore(str(tmp_path / "offsets")),
+            consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+        )
+        consumer.subscribe(queue.topic)
+        consumer.register_message_listener(emit_offset, orderly=False, output_schema="number long")
+        consumer.register_batch_listener(
+            lambda report: reached.extend(ack.next_offset for ack in report.acks)
+        )
+        query = consumer.start(
+            spark,
+            sink=DeltaSink(tmp_path / "sink"),
+            checkpoint=str(tmp_path / "checkpoint"),
+            trigger={"processingTime": "200 milliseconds"},
+        )
+
+        def await_end(offset: int, what: str) -> None:
+            wait_until(lambda: offset in reached, TIMEOUT_S, reason=what)
+
+        try:
+            await_end(50, "What came before")
+            sim.set_replica_lag("broker-a", 20)
+            put(100)
+            sim.stop_broker("broker-a")
+            await_end(130, "What the slave has")
+            sim.start_broker("broker-a")
+            put(1)
+            await_end(end, "The rest")
+            wait_until(
+                lambda: sim.committed_offset("slave-readers", queue) == end,
+                TIMEOUT_S,
+                reason="The offset at the broker",
+            )
+            assert query.isActive
+        finally:
+            query.stop()
+
+    numbers = DeltaTable(str(tmp_path / "sink")).to_pyarrow_table(columns=["number"])["number"].to_pylist()
+    assert sorted(numbers) == list(range(end))

@@ -76,8 +76,9 @@ class GroupQuery:
 
     def _read(self, planned: QueueRange) -> tuple[list[MessageExt], QueueRange]:
         """Messages, and the range as far as it was read."""
-        addresses = self.planner.addresses({planned.queue.broker_name})
-        (partition,) = partitions_of([planned], self.options, addresses, self.planner.replicas())
+        addresses = self.planner.addresses([planned])
+        slaves = self.planner.stand_ins([planned])
+        (partition,) = partitions_of([planned], self.options, addresses, self.planner.replicas(), slaves)
         *rows, marker = [row for batch in read_queue(partition) for row in batch.to_pylist()]
         messages = messages_of([[row[name] for row in rows] for name in MESSAGE_COLUMNS])
         return messages, planned_range(planned.queue, marker["plannedRange"], rows=len(rows))

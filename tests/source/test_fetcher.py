@@ -14,7 +14,14 @@ import pytest
 from pyspark_rocketmq.client.pull_connection import PullLine, close_idle_lines
 from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, await_readable
 from pyspark_rocketmq.consume.fetch_window import FetchedChunks, PullChunk, RangeWindow
-from pyspark_rocketmq.errors import BrokerError, ChannelClosed, NoPermission, RequestTimeout, RocketMQError
+from pyspark_rocketmq.errors import (
+    BrokerError,
+    ChannelClosed,
+    DataLoss,
+    NoPermission,
+    RequestTimeout,
+    RocketMQError,
+)
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
 from pyspark_rocketmq.source import fetcher as fetcher_module
 from pyspark_rocketmq.source.fetcher import Fetcher
@@ -494,6 +501,127 @@ def test_a_replica_that_refuses_or_breaks_is_left_for_the_master(
         assert pulled(pauses.fetcher(with_replica(partitions(server, 3), replica))) == (whole(3), {})
 
     assert pauses.taken == []
+
+
+def in_place_of(server: ScriptedServer, count: int = 1, **changes: object) -> list[QueuePartition]:
+    """Ranges whose master was down when they were given out."""
+    return partitions(server, count, is_slave=True, replaces_master=True, **changes)
+
+
+def test_a_range_goes_on_at_the_replica_when_the_master_ends(
+    server: ScriptedServer, replica: ScriptedServer, pauses: FetcherPauses
+) -> None:
+    """L3: no pause, nothing lost, nothing twice; the replica's suggestion of the master is not followed."""
+
+    def up_to_40(peer: Peer, request: RemotingCommand) -> None:
+        if int(request.ext_fields["queueOffset"]) < 40:
+            found(peer, request)
+        else:
+            peer.close()
+
+    server.script, replica.script = up_to_40, found
+    wanted = [replace(each, replaces_master=True) for each in with_replica(partitions(server, 3), replica)]
+
+    assert pulled(pauses.fetcher(wanted)) == (whole(3), {})
+    assert pauses.taken == []
+
+
+def test_a_range_of_a_master_that_ends_waits_where_no_replica_may_take_its_place(
+    server: ScriptedServer, replica: ScriptedServer, pauses: FetcherPauses
+) -> None:
+    """C1: orderly consumers read under the master's lock."""
+    server.script = lambda peer, request: peer.close()
+
+    _, failures = pulled(pauses.fetcher(with_replica(partitions(server, 1), replica)))
+
+    assert isinstance(failures[0], ChannelClosed)
+    assert asked_for(replica) == set()
+
+
+def test_what_neither_a_master_that_is_down_nor_a_replica_that_lags_has_is_waited_for(
+    server: ScriptedServer, replica: ScriptedServer, pauses: FetcherPauses
+) -> None:
+    """L3: the tail was planned by the master's end; it is never counted as read."""
+    server.script = lambda peer, request: peer.close()
+
+    def lags(peer: Peer, request: RemotingCommand) -> None:
+        start = int(request.ext_fields["queueOffset"])
+        if start < 40:
+            found(peer, request)
+        else:
+            outcome(peer, request, 20, start, bounds=(0, 40))
+
+    replica.script = lags
+    wanted = [replace(each, replaces_master=True) for each in with_replica(partitions(server, 1), replica)]
+
+    offsets, failures = pulled(pauses.fetcher(wanted))
+
+    assert offsets == {0: list(range(40))}
+    assert isinstance(failures[0], ChannelClosed)
+    assert sum(pauses.taken) >= wanted[0].retry_timeout_s
+
+
+def test_a_filter_that_matches_nothing_at_a_slave_brings_the_range_forward(server: ScriptedServer) -> None:
+    """A4, L3: unlike an offset that a slave does not have, which has the same code."""
+
+    def no_match(peer: Peer, request: RemotingCommand) -> None:
+        fields = {"nextBeginOffset": "100", "minOffset": "0", "maxOffset": "100", "suggestWhichBrokerId": "0"}
+        peer.answer(request, 20, ext_fields=fields, remark="NO_MATCHED_MESSAGE")
+
+    server.script = no_match
+
+    assert pulled(Fetcher(in_place_of(server, subscription="TagA"))) == ({0: []}, {})
+
+
+@pytest.mark.parametrize("fail_on_data_loss", [True, False])
+@pytest.mark.parametrize("with_marker", [True, False])
+@pytest.mark.parametrize(
+    "told",
+    [
+        (19, "OFFSET_OVERFLOW_ONE", 40, (0, 40)),
+        (20, "OFFSET_OVERFLOW_ONE", 40, (0, 40)),
+        (20, "OFFSET_TOO_SMALL", 40, (64, 1000)),
+        (20, "OFFSET_TOO_SMALL", 64, (64, 1000)),
+        (20, "MESSAGE_WAS_REMOVING", 64, (64, 1000)),
+        (21, "OFFSET_TOO_SMALL", 64, (64, 1000)),
+        (21, "OFFSET_OVERFLOW_BADLY", 20, (0, 20)),
+        (21, "OFFSET_RESET", 0, (0, 1000)),
+        (17, "topic not exist", 0, (0, 0)),
+    ],
+)
+def test_what_a_slave_alone_does_not_have_is_neither_lost_nor_passed(
+    server: ScriptedServer,
+    pauses: FetcherPauses,
+    told: tuple[int, str, int, tuple[int, int]],
+    with_marker: bool,
+    fail_on_data_loss: bool,
+) -> None:
+    """L3: the range waits and fails, or in a consumer ends where it was reached; nothing is skipped."""
+    code, remark, next_begin_offset, bounds = told
+
+    def not_from_40(peer: Peer, request: RemotingCommand) -> None:
+        if int(request.ext_fields["queueOffset"]) < 40:
+            found(peer, request)
+            return
+        fields = {
+            "nextBeginOffset": str(next_begin_offset),
+            "minOffset": str(bounds[0]),
+            "maxOffset": str(bounds[1]),
+            "suggestWhichBrokerId": "0",
+        }
+        peer.answer(request, code, ext_fields=fields, remark=remark)
+
+    server.script = not_from_40
+    wanted = in_place_of(server, with_marker=with_marker, fail_on_data_loss=fail_on_data_loss)
+    fetcher = pauses.fetcher(wanted)
+
+    offsets, failures = pulled(fetcher)
+
+    assert offsets == {0: list(range(40))}
+    assert not isinstance(failures[0], DataLoss)
+    assert failures[0].retryable
+    assert sum(pauses.taken) >= wanted[0].retry_timeout_s
+    assert not fetcher.ranges[0].skipped
 
 
 def test_a_replica_that_cannot_be_reached_is_left_for_the_master(

@@ -46,6 +46,8 @@ class FakeView:
         self.not_in_route: set[str] = set()
         self.absent: dict[str, RocketMQError] = {}
         self.gone: dict[MessageQueue, DataLoss | None] = {}
+        self.at_slaves: dict[MessageQueue, tuple[int, int]] = {}
+        """What slaves have, once their masters are down."""
 
     def snapshot(self) -> Snapshot:
         if "everything" in self.down:
@@ -63,6 +65,16 @@ class FakeView:
             },
             unreachable=dict(self.down),
             absent=self.absent,
+            stand_ins={
+                queue.broker_name: BrokerAddress(f"{queue.broker_name}-slave:1")
+                for queue in self.at_slaves
+                if queue.broker_name in self.down
+            },
+            at_stand_ins={
+                queue: QueueBounds(*bounds)
+                for queue, bounds in self.at_slaves.items()
+                if queue.broker_name in self.down
+            },
         )
 
     def vanished(self, known: Sequence[QueueRange], snapshot: Snapshot | None) -> list[Vanished]:
@@ -653,8 +665,9 @@ def test_a_replayed_plan_waits_for_a_broker_that_is_down_at_the_restart() -> Non
     planning.next()
 
     planning.on_pause.append(planning.view.not_in_route.clear)
+    planned = [QueueRange(queue=queue, start=0, end=10) for queue in (A0, B0)]
 
-    assert planning.planner.addresses({"broker-a", "broker-b"}).keys() == {"broker-a", "broker-b"}
+    assert planning.planner.addresses(planned).keys() == {"broker-a", "broker-b"}
     assert sum(planning.pauses) < 5
 
 

@@ -22,13 +22,17 @@ lag, and it answers other codes than its master for an offset it does not have. 
 
 7. Only a broker of the name whose address is known is followed, and only the suggestion of the broker now
    pulled from.
-8. From a replica only messages count.  Whatever else it answers (19, 20, 21, an error, silence), the same
-   pull goes to the master, whose word alone is final, and the replica is left alone for a while.
+8. From a replica only messages count, and that a filter matched none.  Whatever else it answers (19, 20, 21,
+   an error, silence), the same pull goes to the master, whose word alone is final, and the replica is left
+   alone for a while.
 9. A replica that is preferred is pulled from without a suggestion, from the start and again after that while.
+10. A replica may be read in the place of a master that does not answer, where the reader may do so; its
+    suggestion of the master is followed again after a while. What neither has is trouble that may pass.
 
 Times are seconds of one monotonic clock, which is passed in. Not thread-safe, but for ``RangeWindow.stop``.
 
-Source: ``PullMessageProcessor.composeResponseHeader``, ``PullAPIWrapper.updatePullFromWhichNode``.
+Source: ``PullMessageProcessor.composeResponseHeader``, ``PullAPIWrapper.updatePullFromWhichNode``,
+    ``MQClientInstance.findBrokerAddressInSubscribe``.
 """
 
 from __future__ import annotations
@@ -48,6 +52,7 @@ from pyspark_rocketmq.errors import (
     RocketMQError,
     SystemBusy,
     TopicDeleted,
+    TransportError,
 )
 from pyspark_rocketmq.model import PulledBody, QueueRange
 from pyspark_rocketmq.wire.codes import ResponseCode
@@ -55,8 +60,8 @@ from pyspark_rocketmq.wire.requests.pull import PullResult, PullStatus
 
 MASTER_ID: Final = 0
 AVOIDED_S: Final = 10.0
-"""How long suggestions of a replica are not followed after it failed; a master would suggest it with every
-answer."""
+"""How long suggestions of a broker are not followed after it failed: a master would suggest a replica with
+every answer, and a replica its master."""
 
 _BATCH_BYTES: Final = 4 << 20
 """Stored bytes handed out at once, of all ranges together: large enough to decode fast, small beside a
@@ -107,7 +112,7 @@ class FetchedRange(Protocol):
 
     @property
     def address(self) -> str:
-        """The master's, for errors."""
+        """The master's, or its slave's; for errors."""
 
     @property
     def replicas(self) -> Collection[int]:
@@ -116,6 +121,14 @@ class FetchedRange(Protocol):
     @property
     def prefers_replica(self) -> bool:
         """Whether pulls go to a replica without a suggestion."""
+
+    @property
+    def replaces_master(self) -> bool:
+        """Whether pulls go to a replica when the master does not answer."""
+
+    @property
+    def is_slave(self) -> bool:
+        """Whether a slave is read in the place of a master that was down when the range was given out."""
 
     @property
     def consumer_group(self) -> str:
@@ -145,10 +158,27 @@ class FetchedRange(Protocol):
 class ReplicaSelector:
     """The choice for one queue; begins at the master, or at a preferred replica."""
 
-    __slots__ = ("_avoided_until_s", "_broker_id", "_home_id", "_replica_ids")
+    __slots__ = (
+        "_avoided_until_s",
+        "_broker_id",
+        "_home_id",
+        "_master_avoided_until_s",
+        "_replaces_master",
+        "_replica_ids",
+    )
 
-    def __init__(self, replica_ids: Iterable[int], *, prefers_replica: bool = False) -> None:
-        """Follow suggestions of ``replica_ids``, the others are not known; or prefer the first of them."""
+    def __init__(
+        self, replica_ids: Iterable[int], *, prefers_replica: bool = False, replaces_master: bool = False
+    ) -> None:
+        """Follow suggestions of ``replica_ids``, the others are not known; or prefer the first of them.
+
+        Args:
+            replica_ids: Those with a known address.
+            prefers_replica: Whether the first of them is pulled from without a suggestion.
+            replaces_master: Whether it is pulled from when the master does not answer.
+        """
+        self._replaces_master = replaces_master
+        self._master_avoided_until_s = float("-inf")
         self._replica_ids = frozenset(replica_ids) - {MASTER_ID}
         self._home_id = min(self._replica_ids, default=MASTER_ID) if prefers_replica else MASTER_ID
         self._broker_id = self._home_id
@@ -173,7 +203,8 @@ class ReplicaSelector:
         if by != self._broker_id or broker_id == by:
             return
         if broker_id == MASTER_ID:
-            self._broker_id = MASTER_ID
+            if now_s >= self._master_avoided_until_s:
+                self._broker_id = MASTER_ID
         elif broker_id in self._replica_ids and now_s >= self._avoided_until_s:
             self._broker_id = broker_id
 
@@ -183,6 +214,17 @@ class ReplicaSelector:
             return False
         self._broker_id = MASTER_ID
         self._avoided_until_s = now_s + AVOIDED_S
+        return True
+
+    def master_failed(self, now_s: float) -> bool:
+        """The master did not answer; whether a replica is to be asked in its place."""
+        if not self._replaces_master or not self._replica_ids:
+            return False
+        if self._broker_id == MASTER_ID:
+            if now_s < self._avoided_until_s:
+                return False
+            self._broker_id = min(self._replica_ids)
+        self._master_avoided_until_s = now_s + AVOIDED_S
         return True
 
 
@@ -303,7 +345,9 @@ class RangeWindow:
         self._first_open = 0
         """The smallest id not complete; ``_next_id`` when none is open."""
         self._taken_id = 0
-        self._replica = ReplicaSelector(of.replicas, prefers_replica=of.prefers_replica)
+        self._replica = ReplicaSelector(
+            of.replicas, prefers_replica=of.prefers_replica, replaces_master=of.replaces_master
+        )
         self._troubles: list[RocketMQError] = []
         """Met since the last ``settle``."""
         self._gives_up_at_s: float | None = None
@@ -390,20 +434,24 @@ class RangeWindow:
         Raises:
             ValueError: If the task was reported already.
         """
-        asked, is_of_master = task.queue_offset, task.broker_id == MASTER_ID
+        asked, is_at_home = task.queue_offset, task.broker_id == MASTER_ID
+        is_of_master = is_at_home and not self._of.is_slave
         if isinstance(outcome, RocketMQError):
             loss = self._queue_is_gone(asked, outcome) if is_of_master else None
             if loss is None or self._of.fail_on_data_loss:
-                self.lost(task, loss or outcome, now_s)
+                self.lost(task, loss or self._refused(outcome), now_s)
             else:
                 self._skip(task, self._of.planned.end, str(outcome))
         elif outcome.next_begin_offset > asked and (
             outcome.status is PullStatus.FOUND
+            or outcome.scanned_in_vain
             or (is_of_master and outcome.status is PullStatus.NO_MATCHED_MSG)
         ):
             self._go_on(task, outcome, now_s)
-        elif not is_of_master:
+        elif not is_at_home:
             self.lost(task, None, now_s)
+        elif self._of.is_slave:
+            self.lost(task, self._not_at_slave(asked, outcome), now_s)
         elif outcome.status is not PullStatus.OFFSET_ILLEGAL:
             self.lost(task, self._nothing_there(asked), now_s)
         elif (target := outcome.reset_from(asked)) is not None:
@@ -412,7 +460,9 @@ class RangeWindow:
             self._meet_gap(task, outcome, now_s)
 
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
-        """The pull brought nothing; without an error, or from a replica, it is sent again at once.
+        """The pull brought nothing.
+
+        It is sent again at once without an error, or where another broker of the name may be asked.
 
         Raises:
             ValueError: If the task was reported already.
@@ -422,6 +472,9 @@ class RangeWindow:
         if self._replica.disappointed(task.broker_id, now_s):
             text = "replica %d did not serve, back to the master %s: %s"
             self._tell(INFO, text, task.broker_id, self._of.planned.queue, error)
+        elif isinstance(error, TransportError) and self._replica.master_failed(now_s):
+            text = "the master does not answer, going on at its replica %d %s: %s"
+            self._tell(WARNING, text, self._replica.broker_id, self._of.planned.queue, error)
         elif error is not None:
             self._troubles.append(error)
 
@@ -525,6 +578,20 @@ class RangeWindow:
         text = "reset stored at the broker is not followed without a group of our own group=%s %s"
         self._tell(INFO, text, self._of.consumer_group, queue)
         return None
+
+    def _refused(self, error: RocketMQError) -> RocketMQError:
+        """What a slave in its master's place refuses for good the master may grant."""
+        if self._of.is_slave and isinstance(error, BrokerError) and not error.retryable:
+            return TransportError(self._of.address, f"the slave refuses, and its master is down: {error}")
+        return error
+
+    def _not_at_slave(self, asked: int, result: PullResult) -> SystemBusy:
+        planned = self._of.planned
+        lacking = (
+            f"the slave has offsets {result.min_offset} (inclusive) to {result.max_offset} (exclusive), and "
+            f"offset {asked} of the planned {planned.start} to {planned.end} is none of them; "
+        )
+        return self._busy(result.status, lacking + "start the master, which may have it")
 
     def _nothing_there(self, asked: int) -> SystemBusy:
         nothing = (

@@ -147,8 +147,8 @@ class PaceOptions(PositionOptions):
         doc="Whom messages are pulled from: `suggested`, the master until it suggests a slave, as Java's "
         "consumers; `master` "
         "alone; `slave`, if there is one, to spare the master. What a slave does not have yet is read from "
-        "the master. Where "
-        "the queues begin and end is always asked of the master.",
+        "the master. While a master is down its slave is read from, but not by orderly consumers that share "
+        "their queues, and not with `master`.",
     )
     route_refresh_ms: int = stream_option(
         "routeRefreshMs",
@@ -433,6 +433,11 @@ class ReadOptions(PaceOptions):
     def needs_locks(self) -> bool:
         """Whether queues are locked at their brokers: an orderly member of a group that shares them (C1, B3)."""
         return self.consume_orderly and self.message_model is MessageModel.CLUSTERING
+
+    def goes_on_at_slaves(self) -> bool:
+        """Whether the slave of a master that is down is read from; not under locks, which the master gives (C1)."""
+        is_locked = self.consumer_group is not None and self.needs_locks()
+        return self.read_from is not ReadFrom.MASTER and not is_locked
 
     def all_subscribed(self) -> tuple[str, ...]:
         """The topics that are read: those asked for and the retry topic."""

@@ -3,6 +3,9 @@
 What the planner and the batch reader see of the cluster: queues of all topics, their bounds, starting
 positions.
 
+Of a broker whose master is down, its slave tells what it has, apart from what masters tell: see
+:mod:`~pyspark_rocketmq.consume.slave_reads`.
+
 Owns the name server and broker calls that planning needs: one statistics request per broker and topic, never
 one per queue.  Knows nothing of Spark, groups or offsets.
 
@@ -20,7 +23,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pyspark_rocketmq.client.admin import AdminClient
@@ -36,6 +39,7 @@ from pyspark_rocketmq.consume.positions import (
     timed_positions,
     unknown_queue_problems,
 )
+from pyspark_rocketmq.consume.slave_reads import ends_in_doubt, offsets_in_doubt, starts_in_doubt
 from pyspark_rocketmq.display import masked, peer_text
 from pyspark_rocketmq.errors import (
     BrokerError,
@@ -163,6 +167,31 @@ class Snapshot:
     """Topics that were there and that no living broker has at this moment."""
     replicas: Mapping[str, Mapping[int, BrokerAddress]] = field(default_factory=dict)
     """The living replicas of each broker name that has some, by broker id."""
+    stand_ins: Mapping[str, BrokerAddress] = field(default_factory=dict)
+    """Slaves that serve in the place of a master that is down; such brokers are in ``unreachable``, too."""
+    at_stand_ins: Mapping[MessageQueue, QueueBounds] = field(default_factory=dict)
+    """What these have of every queue of their brokers, which may be less than the master has."""
+
+    def bounds_of(self, queue: MessageQueue) -> QueueBounds:
+        """What can be read of a queue, from its master or the slave in its place."""
+        found = self.bounds.get(queue)
+        return self.at_stand_ins[queue] if found is None else found
+
+    @property
+    def without_readers(self) -> Mapping[str, RocketMQError]:
+        """As ``out_of_sight``, but for what can be read from a slave."""
+        return {name: error for name, error in self.out_of_sight.items() if name not in self.stand_ins}
+
+    def with_stand_ins(self) -> Snapshot:
+        """The same with what slaves tell in the place of what their masters would."""
+        return replace(
+            self,
+            bounds={**self.bounds, **self.at_stand_ins},
+            addresses={**self.addresses, **self.stand_ins},
+            unreachable={
+                name: error for name, error in self.unreachable.items() if name not in self.stand_ins
+            },
+        )
 
     @property
     def out_of_sight(self) -> Mapping[str, RocketMQError]:
@@ -238,7 +267,7 @@ class ClusterView:
         """
         routes = self.routes()
         queues = self._queues_of(routes)
-        # Masters only: a replica that lags would look like a log that lost its tail.
+        # Bounds are the masters': a replica that lags would look like a log that lost its tail.
         addresses = {name: address for name in queues if (address := routes.masters.get(name)) is not None}
         unreachable: dict[str, RocketMQError] = {
             name: TransportError(name, "the route names no master for this broker")
@@ -250,10 +279,22 @@ class ClusterView:
                 unreachable[name] = outcome
             else:
                 bounds |= outcome
+        stand_ins = self._stand_ins(routes, queues.keys() - addresses.keys())
+        at_stand_ins: dict[MessageQueue, QueueBounds] = {}
+        for name, outcome in self._at_slaves(stand_ins, queues).items():
+            if isinstance(outcome, RocketMQError):
+                slave = stand_ins.pop(name)
+                unreachable[name] = TransportError(
+                    name,
+                    f"the route names no master for this broker, and its slave {slave} cannot be read: "
+                    f"{outcome}",
+                )
+            else:
+                at_stand_ins |= outcome
         if unreachable:
             # The routes may be stale: a broker that moved is found by asking again, not by waiting 30 s.
             self._routes.invalidate()
-        if unreachable and not bounds:
+        if unreachable and not bounds and not at_stand_ins:
             raise next(iter(unreachable.values()))
         return Snapshot(
             bounds=bounds,
@@ -261,7 +302,44 @@ class ClusterView:
             unreachable=unreachable,
             absent=routes.absent,
             replicas=_replicas(routes, addresses),
+            stand_ins=stand_ins,
+            at_stand_ins=at_stand_ins,
         )
+
+    def _stand_ins(self, routes: Routes, names: Collection[str]) -> dict[str, BrokerAddress]:
+        """The slave to ask of each broker without a master, as Java's clients choose it: the route's."""
+        if not names or not self._options.goes_on_at_slaves():
+            return {}
+        return {name: slaves[min(slaves)] for name, slaves in _replicas(routes, names).items()}
+
+    def _at_slaves(
+        self, slaves: Mapping[str, BrokerAddress], queues: Mapping[str, _Queues]
+    ) -> dict[str, _Outcome]:
+        """What each slave has, if it serves pulls; a slave that refuses takes nothing from the other brokers."""
+
+        def ask(name: str) -> _Outcome:
+            try:
+                return self._at_slave(slaves[name], queues[name])
+            except RocketMQError as error:
+                return error
+
+        return at_brokers(slaves.keys(), ask)
+
+    def _at_slave(self, address: BrokerAddress, queues: _Queues) -> dict[MessageQueue, QueueBounds]:
+        found: dict[MessageQueue, QueueBounds] = {}
+        for topic, wanted in queues.items():
+            found |= self._bounds_on(self._briefly, address, topic, wanted)
+        missing = [queue for wanted in queues.values() for queue in wanted if queue not in found]
+        if missing:
+            raise TransportError(address, f"the slave does not know {missing[0]}")
+        # Without slaveReadEnable it tells its bounds and refuses pulls, which would hold up every micro-batch.
+        queue, bounds = next(iter(found.items()))
+        group = self._options.consumer_group or PLAIN_SOURCE_GROUP
+        request = PullRequest(
+            consumer_group=group, queue=queue, queue_offset=bounds.max_offset, max_msg_nums=1
+        )
+        self._briefly.pull(address, request)
+        return found
 
     def vanished(self, known: Sequence[QueueRange], snapshot: Snapshot | None) -> list[Vanished]:
         """Queues of ``known`` that are gone for good; those of brokers out of sight are not.
@@ -338,6 +416,8 @@ class ClusterView:
         if wanted == StartingOffsets.committed():
             committed = self._committed(self._options.starting_group, snapshot, queues)
             wanted = QueuePositions(EARLIEST_OFFSET, committed)
+        doubts = offsets_in_doubt(wanted, _of(snapshot.at_stand_ins, queues))
+        self._await_masters(doubts, "startingOffsets")
         positions, problems = starting_positions(wanted, {queue: snapshot.bounds[queue] for queue in queues})
         self._refuse(problems, snapshot, {"startingOffsets": wanted})
         return positions
@@ -351,6 +431,8 @@ class ClusterView:
         times = self._options.ending_times()
         if times is not None:
             ends, _ = self._times(times, snapshot, snapshot.bounds.keys())
+            doubts = ends_in_doubt(times, ends, _of(snapshot.at_stand_ins, ends))
+            self._await_masters(doubts, "endingOffsetsByTimestamp")
             self._refuse((), snapshot, {"endingOffsetsByTimestamp": times})
             return ends
         wanted = self._options.ending_offsets or QueuePositions(LATEST_OFFSET)
@@ -358,6 +440,7 @@ class ClusterView:
             # Of a queue without an offset the group has consumed nothing.
             committed = self._committed(self._options.ending_group, snapshot, snapshot.bounds.keys())
             wanted = QueuePositions(EARLIEST_OFFSET, committed)
+        self._await_masters(offsets_in_doubt(wanted, snapshot.at_stand_ins), "endingOffsets")
         ends, problems = ending_positions(wanted, snapshot.bounds)
         self._refuse(problems, snapshot, {"endingOffsets": wanted})
         return ends
@@ -366,6 +449,8 @@ class ClusterView:
         self, times: QueuePositions, snapshot: Snapshot, queues: Collection[MessageQueue]
     ) -> dict[MessageQueue, int]:
         positions, unmatched = self._times(times, snapshot, queues)
+        doubts = starts_in_doubt(times, positions, _of(snapshot.at_stand_ins, positions))
+        self._await_masters(doubts, "startingOffsetsByTimestamp")
         if self._options.starting_offsets_by_timestamp_strategy is NoMatchStrategy.ERROR and unmatched:
             raise OptionError(
                 tuple(
@@ -408,6 +493,8 @@ class ClusterView:
             rows = open_offset_store(store).read(name)
             found = {queue: rows[queue].next_offset for queue in queues if queue in rows}
         else:
+            # A slave's copy of the group's offsets is seconds old.
+            self._await_masters(sorted(_of(snapshot.at_stand_ins, queues)), f"the offset of group {group}")
             known = RemoteBrokerOffsets(group, self._brokers).read(queues, snapshot.addresses)
             found = {queue: offset for queue, offset in known.items() if offset >= 0}
         if queues and not found and len(queues) == len(snapshot.bounds):
@@ -420,6 +507,16 @@ class ClusterView:
                 "at the brokers" if store is None else f"in offsetStore={masked(store)}",
             )
         return found
+
+    def _await_masters(self, queues: Sequence[MessageQueue], wanted: str) -> None:
+        """Raise where only a master that is down could tell; who asks may ask again."""
+        if queues:
+            raise TransportError(
+                queues[0].broker_name,
+                f"the master is down, and its slave cannot show that it has all of {queues[0]} that "
+                f"{wanted} wants. Start the master, or read to what the slave has by startingOffsets=earliest "
+                "and endingOffsets=latest",
+            )
 
     def _refuse(
         self, problems: Sequence[str], snapshot: Snapshot, named: Mapping[str, QueuePositions]
@@ -507,6 +604,12 @@ def check_topics(options: ReadOptions) -> None:
     view = ClusterView(options, process_pool(ConnectionSettings.of(options)), clock)
     patience = Deadline.after(clock, options.retry_timeout_ms / 1000)
     call_with_retry(view.snapshot, FIRST_CONTACT, patience, time.sleep)
+
+
+def _of(
+    bounds: Mapping[MessageQueue, QueueBounds], queues: Collection[MessageQueue]
+) -> dict[MessageQueue, QueueBounds]:
+    return {queue: each for queue, each in bounds.items() if queue in queues}
 
 
 def _replicas(routes: Routes, names: Collection[str]) -> dict[str, Mapping[int, BrokerAddress]]:

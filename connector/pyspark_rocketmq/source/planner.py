@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, TypeVar
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
 from pyspark_rocketmq.clock import Clock, Deadline, call_with_retry
 from pyspark_rocketmq.consume.planning import DrainWatch, Plan, QueueProgress, ReadLimits, plan_ranges
+from pyspark_rocketmq.consume.slave_reads import has_range
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OffsetError, RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange
@@ -49,6 +50,9 @@ class MessageSizes:
         """See how large the next messages are; what cannot be seen stays as it was known."""
         longest: dict[tuple[str, str], tuple[int, MessageQueue]] = {}
         for queue, at in progress.items():
+            if queue not in snapshot.bounds:
+                # Its master is down.
+                continue
             backlog = snapshot.bounds[queue].max_offset - at.next_offset
             place = queue.topic, queue.broker_name
             if backlog > longest.get(place, (0, queue))[0]:
@@ -136,6 +140,8 @@ class MicroBatchPlanner:
         self._newest: Mapping[MessageQueue, QueueBounds] = {}
         self._addresses: Mapping[str, BrokerAddress] = {}
         self._replicas: Mapping[str, Mapping[int, BrokerAddress]] = {}
+        self._seen: Snapshot | None = None
+        """The last look; its slaves are read in the place of masters that are down."""
         self._known: tuple[Offset, tuple[int, tuple[QueueRange, ...]]] = ({}, (0, ()))
 
     def initial(self) -> Offset:
@@ -150,8 +156,9 @@ class MicroBatchPlanner:
 
     def prepare_available_now(self) -> None:
         """Take what is stored now as the end of this query."""
-        snapshot = self._whole_snapshot()
-        self._caps = {queue: bounds.max_offset for queue, bounds in snapshot.bounds.items()}
+        snapshot = self._whole_snapshot(with_slaves=True)
+        bounds = {**snapshot.at_stand_ins, **snapshot.bounds}
+        self._caps = {queue: each.max_offset for queue, each in bounds.items()}
 
     def all_at_once(self, start: Offset) -> Offset:
         """The offset whose plan holds everything that is stored now, whatever the limits of a micro-batch.
@@ -182,11 +189,12 @@ class MicroBatchPlanner:
         """Bounds as of the last look, for progress reports."""
         return self._newest
 
-    def addresses(self, broker_names: Collection[str]) -> Mapping[str, BrokerAddress]:
-        """Where ``broker_names`` are read from: as of the look the newest plan was made with, if that has them all.
+    def addresses(self, planned: Sequence[QueueRange]) -> Mapping[str, BrokerAddress]:
+        """Where masters are: as of the look the newest plan was made with, if that has places for all of ``planned``.
 
-        A plan that is run again after a restart may name a broker that is down now; it is waited for as long
-        as ``retryTimeoutMs``, after which its address is missing.
+        A plan that is run again after a restart may name a broker that is down now, without a slave that has
+        all that is planned; it is waited for as long as ``retryTimeoutMs``, after which its address is
+        missing.
 
         Raises:
             RocketMQError: If the cluster cannot be reached at first contact.
@@ -194,14 +202,29 @@ class MicroBatchPlanner:
         patience = self._patience()
         if not self._in_contact:
             self._at_first_contact(self._look)
-        while not self._addresses.keys() >= set(broker_names) and not patience.has_passed:
+        names = {each.queue.broker_name for each in planned}
+        while (
+            not self._addresses.keys() | self.stand_ins(planned).keys() >= names and not patience.has_passed
+        ):
             logger.warning(
                 "waiting for a broker without an address, wanted=%s",
-                peer_text(",".join(sorted(broker_names))),
+                peer_text(",".join(sorted(names))),
             )
             self._pause(_PAUSE_S)
             self._retried(patience)
         return self._addresses
+
+    def stand_ins(self, planned: Collection[QueueRange]) -> Mapping[str, BrokerAddress]:
+        """Slaves to read ``planned`` from where masters are down, as of the same look: those that have all of it."""
+        if self._seen is None:
+            return {}
+        bounds = self._seen.at_stand_ins
+        lacking = {
+            each.queue.broker_name
+            for each in planned
+            if each.queue not in bounds or not has_range(bounds[each.queue], each)
+        }
+        return {name: at for name, at in self._seen.stand_ins.items() if name not in lacking}
 
     def replicas(self) -> Mapping[str, Mapping[int, BrokerAddress]]:
         """Where the replicas of those brokers are, by broker id; none for a broker without a living one."""
@@ -370,7 +393,7 @@ class MicroBatchPlanner:
         if self._sizes is not None:
             self._sizes.look(progress, snapshot)
         plan = plan_ranges(
-            {queue: snapshot.bounds[queue] for queue in progress},
+            {queue: snapshot.bounds_of(queue) for queue in progress},
             progress,
             limits=self._limits,
             now_s=self._clock.now_s(),
@@ -424,13 +447,13 @@ class MicroBatchPlanner:
     def _at_first_contact(self, action: Callable[[], T]) -> T:
         return call_with_retry(action, FIRST_CONTACT, self._patience(), self._pause)
 
-    def _whole_snapshot(self) -> Snapshot:
-        """A look that waits, as long as ``retryTimeoutMs``, for the brokers of every topic."""
+    def _whole_snapshot(self, *, with_slaves: bool = False) -> Snapshot:
+        """A look that waits, as long as ``retryTimeoutMs``, for the brokers of every topic; for masters, or slaves in their place."""
         patience = self._patience()
         snapshot = self._retried(patience) if self._in_contact else self._at_first_contact(self._look)
-        while snapshot.out_of_sight:
+        while missing := snapshot.without_readers if with_slaves else snapshot.out_of_sight:
             if patience.has_passed:
-                raise next(iter(snapshot.out_of_sight.values()))
+                raise next(iter(missing.values()))
             # A topic that is deleted while this waits would be waited for in vain.
             self._view.forget_deleted(snapshot)
             self._pause(_PAUSE_S)
@@ -449,14 +472,31 @@ class MicroBatchPlanner:
 
     def _look(self) -> Snapshot:
         snapshot = self._view.snapshot()
+        self._tell_slaves(snapshot)
         for broker_name, error in snapshot.unreachable.items():
+            if broker_name in snapshot.stand_ins:
+                continue
             logger.warning("broker left out of this plan broker=%s: %s", peer_text(broker_name), error)
         for topic, error in snapshot.absent.items():
             logger.warning("topic left out of this plan topic=%s: %s", topic, error)
         self._in_contact = True
         self._newest = snapshot.bounds
         self._addresses, self._replicas = snapshot.addresses, snapshot.replicas
+        self._seen = snapshot
         return snapshot
+
+    def _tell_slaves(self, snapshot: Snapshot) -> None:
+        """Say when a slave is read in its master's place, and when that is over."""
+        before = {} if self._seen is None else self._seen.stand_ins
+        for name in sorted(snapshot.stand_ins.keys() - before.keys()):
+            logger.warning(
+                "master is down, its slave is read instead; what it has not copied waits for the master "
+                "broker=%s slave=%s",
+                peer_text(name),
+                snapshot.stand_ins[name],
+            )
+        for name in sorted((before.keys() - snapshot.stand_ins.keys()) & snapshot.addresses.keys()):
+            logger.info("master is back and read again broker=%s", peer_text(name))
 
 
 def _may_pass(error: RocketMQError) -> bool:

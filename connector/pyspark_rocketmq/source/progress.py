@@ -55,7 +55,7 @@ class ProgressSource(Protocol):
         ...
 
     def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueProgress]:
-        """Progress of every queue that may be planned now; all of them are in ``snapshot.bounds``."""
+        """Progress of every queue that may be planned now; ``snapshot.bounds_of`` says what is there of each."""
         ...
 
     def had_in_vain(self, progress: Mapping[MessageQueue, QueueProgress]) -> Mapping[MessageQueue, Had]:
@@ -108,9 +108,17 @@ class CheckpointProgress:
         """Nothing: Spark hands the progress in."""
 
     def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueProgress]:
-        """Ends of the previous plan; queues that appeared since begin at their earliest offset (row A2)."""
+        """Ends of the previous plan; queues that appeared since begin at their earliest offset (row A2).
+
+        While a master is down its queues go on at the slave where that has the offset.
+        """
         ends = {planned.queue: planned.end for planned in previous}
-        return {
+        at_slaves = {
+            queue: QueueProgress(next_offset=ends[queue])
+            for queue, bounds in snapshot.at_stand_ins.items()
+            if queue in ends and bounds.allow(ends[queue])
+        }
+        return at_slaves | {
             queue: QueueProgress(next_offset=ends.get(queue, bounds.min_offset))
             for queue, bounds in snapshot.bounds.items()
         }
@@ -231,29 +239,38 @@ class GroupProgress:
     def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueProgress]:  # noqa: ARG002
         """Rows of the queues owned and claimed, after claiming those that are new."""
         held = self._ownership.begin_plan()
-        self._terms = {queue: term for queue, term in held.items() if queue in snapshot.bounds}
+        self._terms = {
+            queue: term
+            for queue, term in held.items()
+            if queue in snapshot.bounds or queue in snapshot.at_stand_ins
+        }
         rows = self._reading.result() if self._reading is not None else self._store.read(self._group)
         self._reading = None
         rows = checked_rows(self._store, self._group, rows, seen=self._rows)
         self._check_sole_owner(rows)
         rows |= self._follow_resets(held, snapshot)
-        new = frozenset(queue for queue, term in self._terms.items() if self._claimed.get(queue) != term)
+        new = frozenset(
+            queue
+            for queue, term in self._terms.items()
+            if queue in snapshot.bounds and self._claimed.get(queue) != term
+        )
         if new:
             claimed = self._claims.claim(new, rows, snapshot)
             self._claimed |= {queue: self._terms[queue] for queue in claimed}
             rows |= claimed
         self._rows = rows
-        progress = self._own(rows)
+        progress = self._own(rows, snapshot)
         for _ in range(_MOST_LOOKS):
             moved = self._follow_lives(progress, held, snapshot)
             if not moved:
                 break
             rows |= moved
-            progress = self._own(rows)
+            progress = self._own(rows, snapshot)
         self._claims.note(progress, snapshot, self._clock.monotonic_s())
         self._claims.tell_resets(progress, snapshot.addresses)
         self._look_for_resets(progress, snapshot)
         self._left_out.look(progress, snapshot.bounds, self._clock.now_s())
+        progress |= self._at_slaves(rows, snapshot)
         return {
             queue: QueueProgress(
                 next_offset=row.next_offset,
@@ -265,13 +282,39 @@ class GroupProgress:
             for queue, row in progress.items()
         }
 
-    def _own(self, rows: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, OffsetRow]:
-        """Those of the queues that may be planned."""
+    def _own(
+        self, rows: Mapping[MessageQueue, OffsetRow], snapshot: Snapshot
+    ) -> dict[MessageQueue, OffsetRow]:
+        """Those of the queues whose masters answer that may be planned."""
         return {
             queue: rows[queue]
             for queue, term in self._terms.items()
-            if self._claimed.get(queue) == term and self._still_ours(queue, rows)
+            if queue in snapshot.bounds and self._claimed.get(queue) == term and self._still_ours(queue, rows)
         }
+
+    def _at_slaves(
+        self, rows: Mapping[MessageQueue, OffsetRow], snapshot: Snapshot
+    ) -> dict[MessageQueue, OffsetRow]:
+        """Those of the queues claimed before their masters went down that go on at slaves.
+
+        To claim a queue, or to tell of a reset, takes its master: only that knows whether a Java member has
+        consumed the queue meanwhile.
+        """
+        standing = {
+            queue: rows[queue]
+            for queue, bounds in snapshot.at_stand_ins.items()
+            if queue in self._terms
+            and self._claimed.get(queue) == self._terms[queue]
+            and queue in rows
+            and rows[queue].owner == self._client_id
+            and not rows[queue].was_reset
+            and queue not in self._resets
+            and bounds.allow(rows[queue].next_offset)
+        }
+        if not standing or self._lives is None:
+            return standing
+        copied = self._lives.copied_at(standing, snapshot)
+        return {queue: row for queue, row in standing.items() if queue in copied}
 
     def _follow_lives(
         self, own: Mapping[MessageQueue, OffsetRow], held: Collection[MessageQueue], snapshot: Snapshot

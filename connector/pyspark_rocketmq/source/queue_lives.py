@@ -8,6 +8,8 @@ consumed.
 
 Once at each claim and each reset, and where what the broker has went back or the queue was out of sight:
 never for a batch.
+
+Looks whether a slave has the log that was consumed, before a queue goes on there.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from pyspark_rocketmq.client.cluster import at_queues
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.positions import Beginning, LastMessage, Standing, new_life
+from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import (
     BrokerOffsetUnavailable,
     LogTailLost,
     OffsetsBeganAgain,
     RemoteProtocolError,
+    RocketMQError,
 )
 from pyspark_rocketmq.group.broker_offsets import ToldResets
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, PulledBody, QueueBounds
@@ -162,6 +166,50 @@ class QueueLives:
         """The epoch under which a queue was looked at."""
         self._seen: dict[MessageQueue, QueueBounds] = {}
         """As of the last plan; a queue that was out of sight then is not in it."""
+        self._copied: dict[MessageQueue, tuple[int, BrokerAddress]] = {}
+        """The epoch and the slave of a queue whose newest message consumed was seen there."""
+
+    def copied_at(self, rows: Rows, snapshot: Snapshot) -> frozenset[MessageQueue]:
+        """Those of ``rows`` that their brokers' slaves have a copy of: the newest message consumed is there.
+
+        A queue of which no message was consumed is none of them. A slave that does not answer is left out.
+        """
+        unknown: dict[MessageQueue, LastMessage] = {}
+        for queue, row in rows.items():
+            last = LastMessage.from_text(row.last_message)
+            is_known = self._copied.get(queue) == (row.epoch, snapshot.stand_ins[queue.broker_name])
+            if last is not None and not is_known:
+                unknown[queue] = last
+        for name in sorted({queue.broker_name for queue in unknown}):
+            wanted = {queue: last for queue, last in unknown.items() if queue.broker_name == name}
+            places = {queue: last.queue_offset for queue, last in wanted.items()}
+            try:
+                found = self._watch.look(places, snapshot.stand_ins)
+            except RocketMQError as error:
+                logger.warning(
+                    "queues wait for their master, its slave does not show what was consumed group=%s "
+                    "broker=%s: %s",
+                    self._group,
+                    peer_text(name),
+                    error,
+                )
+                continue
+            for queue, last in wanted.items():
+                if found[queue].message == last:
+                    self._copied[queue] = rows[queue].epoch, snapshot.stand_ins[name]
+                else:
+                    logger.warning(
+                        "queue waits for its master, its slave has not the message consumed last group=%s %s "
+                        "queueOffset=%d",
+                        self._group,
+                        queue,
+                        last.queue_offset,
+                    )
+        return frozenset(
+            queue
+            for queue, row in rows.items()
+            if self._copied.get(queue) == (row.epoch, snapshot.stand_ins[queue.broker_name])
+        )
 
     def resets(self) -> dict[MessageQueue, int]:
         """Where operators want queues: brokers have told so with :meth:`follow`, failed or not, and have forgotten it."""
@@ -176,6 +224,9 @@ class QueueLives:
             DataLoss: If ``failOnDataLoss`` is true and no operator has said where to go on.
             RocketMQError: If a broker was not reached: nothing must be planned before it is.
         """
+        for queue in self._copied.keys() & rows.keys():
+            # Its master is back: another time the slave is looked at anew.
+            del self._copied[queue]
         suspects = [queue for queue in rows if self._is_suspect(rows[queue], snapshot.bounds[queue])]
         standings = {queue: _standing(rows[queue]) for queue in suspects}
         places = {

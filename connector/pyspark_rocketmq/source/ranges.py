@@ -66,7 +66,7 @@ class QueuePartition(InputPartition):
 
     planned: QueueRange
     address: BrokerAddress
-    """The master, where the range is read from."""
+    """The master, where the range is read from; or its slave, with ``is_slave``."""
     subscription: str
     """Tags, or an SQL92 condition."""
     consumer_group: str
@@ -88,6 +88,10 @@ class QueuePartition(InputPartition):
     """Where the master's replicas are, by broker id: pulls go there when the master suggests it."""
     prefers_replica: bool = False
     """Whether pulls go to a replica without a suggestion."""
+    replaces_master: bool = False
+    """Whether pulls go to a replica when the master does not answer."""
+    is_slave: bool = False
+    """Whether the master was down when the range was given out, and ``address`` is its slave's."""
     max_in_flight_bytes: int = DEFAULT_IN_FLIGHT_BYTES
     """Stored bytes asked for or here and not decoded."""
     connection: ConnectionSettings = field(default_factory=ConnectionSettings)
@@ -110,8 +114,16 @@ def partitions_of(
     options: ReadOptions,
     addresses: Mapping[str, BrokerAddress],
     replicas: Mapping[str, Mapping[int, BrokerAddress]],
+    stand_ins: Mapping[str, BrokerAddress] | None = None,
 ) -> list[QueuePartition]:
     """One partition per non-empty range.
+
+    Args:
+        planned: The ranges.
+        options: The query's.
+        addresses: Where masters are, by broker name.
+        replicas: Where the replicas of these masters are.
+        stand_ins: Slaves to read from where there is no master.
 
     Raises:
         TransportError: If the name server knows no address of a range's broker any more.
@@ -120,10 +132,12 @@ def partitions_of(
     for queue_range in planned:
         if queue_range.count <= 0:
             continue
-        address = addresses.get(queue_range.queue.broker_name)
+        broker_name = queue_range.queue.broker_name
+        is_slave = broker_name not in addresses
+        address = (addresses if not is_slave else stand_ins or {}).get(broker_name)
         if address is None:
             raise TransportError(
-                queue_range.queue.broker_name,
+                broker_name,
                 f"{queue_range.queue} is planned from {queue_range.start} to {queue_range.end}, but the name "
                 "server knows no living broker of that name",
             )
@@ -145,10 +159,12 @@ def partitions_of(
                 max_bytes=None
                 if options.consumer_group is None
                 else options.pull_threshold_size_for_queue << 20,
-                replicas=replicas.get(queue_range.queue.broker_name, {})
-                if options.read_from is not ReadFrom.MASTER
+                replicas=replicas.get(broker_name, {})
+                if options.read_from is not ReadFrom.MASTER and not is_slave
                 else {},
                 prefers_replica=options.read_from is ReadFrom.SLAVE,
+                replaces_master=options.goes_on_at_slaves(),
+                is_slave=is_slave,
                 max_in_flight_bytes=options.max_in_flight_bytes,
                 connection=ConnectionSettings.of(options),
                 columns=None if options.consumer_group is not None else options.columns(),

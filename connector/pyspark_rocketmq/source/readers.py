@@ -11,6 +11,7 @@ planned.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -31,6 +32,7 @@ from pyspark_rocketmq.clock import Deadline, SystemClock, call_with_retry
 from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.consume.planning import split_ranges
 from pyspark_rocketmq.consume.positions import backward_problems, batch_ranges
+from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.group.broker_offsets import PullingResetWatch, RemoteBrokerOffsets, open_group_store
 from pyspark_rocketmq.group.driver_line import DriverLine
@@ -55,6 +57,8 @@ from pyspark_rocketmq.source.ranges import (
 from pyspark_rocketmq.source.reader import read_queue
 from pyspark_rocketmq.source.sole_owner import await_sole_owner, living_members, possible_owners
 from pyspark_rocketmq.source.worker import settled
+
+logger = logging.getLogger(__name__)
 
 
 class RocketMQBatchReader(DataSourceReader):
@@ -83,10 +87,18 @@ class RocketMQBatchReader(DataSourceReader):
             min_partitions=self._options.min_partitions,
             max_records=self._options.max_records_per_partition,
         )
-        return partitions_of(parts, self._options, snapshot.addresses, snapshot.replicas)
+        for name, address in snapshot.stand_ins.items():
+            logger.warning(
+                "master is down, what its slave has is read instead: messages that it has not copied are "
+                "missing broker=%s slave=%s",
+                peer_text(name),
+                address,
+            )
+        masters = {name: at for name, at in snapshot.addresses.items() if name not in snapshot.stand_ins}
+        return partitions_of(parts, self._options, masters, snapshot.replicas, snapshot.stand_ins)
 
     def _ranges(self, view: ClusterView) -> tuple[Snapshot, list[QueueRange]]:
-        snapshot = view.snapshot()
+        snapshot = view.snapshot().with_stand_ins()
         if snapshot.out_of_sight:
             raise next(iter(snapshot.out_of_sight.values()))
         starts = view.starting_positions(snapshot, snapshot.bounds.keys(), StartingOffsets.earliest())
@@ -176,15 +188,19 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Ranges of a broker that is away are left out: their progress is in the store, and the others go
             # on.
             addresses = self._planner.addresses(())
-            planned = [new for new in planned if new.queue.broker_name in addresses]
+            slaves = self._planner.stand_ins(planned)
+            readable = addresses.keys() | slaves.keys()
+            planned = [new for new in planned if new.queue.broker_name in readable]
         else:
-            addresses = self._planner.addresses({new.queue.broker_name for new in planned})
+            addresses = self._planner.addresses(planned)
+            slaves = self._planner.stand_ins(planned)
             planned = split_ranges(
                 planned,
                 min_partitions=self._options.min_partitions,
                 max_records=self._options.max_records_per_partition,
             )
-        partitions = partitions_of(planned, self._options, addresses, self._planner.replicas())
+        replicas = self._planner.replicas()
+        partitions = partitions_of(planned, self._options, addresses, replicas, slaves)
         if not self._options.hand_over_ranges:
             return partitions
         slots = 0 if self._line is None else self._line.slots()

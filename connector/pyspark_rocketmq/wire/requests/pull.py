@@ -40,6 +40,7 @@ class PullStatus(IntEnum):
 
 
 _STATUSES: Final[Mapping[int, PullStatus]] = {int(status): status for status in PullStatus}
+_NOTHING_MATCHED: Final = "NO_MATCHED_MESSAGE"
 _SIZES: Final = struct.Struct(">II")
 _MOVING_FIELDS: Final = ("commitOffset", "maxMsgNums", "queueOffset", "suspendTimeoutMillis", "sysFlag")
 _REST: Final = (
@@ -170,6 +171,17 @@ class PullResult(NamedTuple):
     body: PulledBody = b""
     """Stored messages one after another, undecoded; they may begin before the offset asked for (an inner
     batch)."""
+    remark: str = ""
+    """Why there are no messages (``GetMessageStatus``); a slave changes the code and leaves this."""
+
+    @property
+    def scanned_in_vain(self) -> bool:
+        """Whether all up to ``next_begin_offset`` was looked at and nothing matched.
+
+        The code alone does not tell: a slave gives NO_MATCHED_MSG for an offset that it does not have, too
+        (``DefaultPullMessageResultHandler``).
+        """
+        return self.status is PullStatus.NO_MATCHED_MSG and self.remark == _NOTHING_MATCHED
 
     def reset_from(self, asked: int) -> int | None:
         """Where an operator wants the group, told once in place of the messages at ``asked``; None without such a reset."""
@@ -196,6 +208,7 @@ def pull_result(
             max_offset=int(fields["maxOffset"]),
             suggest_which_broker_id=int(fields["suggestWhichBrokerId"]),
             body=outcome.body,
+            remark="" if status is PullStatus.FOUND else outcome.remark or "",
         )
     except (KeyError, ValueError):
         return _header_error(outcome, address)
