@@ -199,6 +199,20 @@ def test_commits_of_another_group_are_not_read() -> None:
     assert (Member(log, "a").look(), log.reads) == (None, 4)
 
 
+def test_a_log_that_says_nothing_is_read_as_far_as_needed() -> None:
+    """Commits of an older release, and of other jobs, above a group's last one and below."""
+    log = Log()
+    for _ in range(200):
+        log.add("a")
+    log.add(operation="OPTIMIZE")
+    member = Member(log, "a")
+
+    assert (member.look(), log.reads) == (None, 2)
+    assert (member.look(), log.reads) == (None, 2)
+    log.add()
+    assert (member.look(), log.reads) == (None, 3)
+
+
 def test_a_group_of_very_many_is_found_by_itself() -> None:
     log = Log()
     Member(log, "first").commit()

@@ -114,9 +114,9 @@ def look_back(
     while True:
         if earlier := [one for one in seen if one.first < found.first <= one.last + 1]:
             found = found.after(min(earlier, key=lambda one: one.first))
-            seen = [one for one in seen if one.first < found.first]
             entries = iter(entries_below(found.first))
             continue
+        seen = [one for one in seen if one.first < found.first]
         is_near = any(found.first - one.last <= _NEAR for one in seen)
         if found.first <= known.first and is_enough(found) and not is_near:
             return found
