@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 from pyspark_rocketmq.errors import OptionError, RowNotSent, SchemaError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.options.write import WriteOptions
-from pyspark_rocketmq.publish.batches import Gatherer, Parcel, Places
+from pyspark_rocketmq.publish.batches import BatchBuilder, QueueSelector, SendBatch
 from pyspark_rocketmq.publish.keys import MOST_KEYS, KeySampler, keys_of_several_tasks
 from pyspark_rocketmq.publish.rows import RowKeys, RowReader, SinkRow, column_positions
 from pyspark_rocketmq.wire.compression import decompress
@@ -223,15 +223,17 @@ def test_a_key_that_is_a_number_goes_where_java_sends_the_number(
     """G1: by the column's type, as long and int are Long and Integer."""
     schema = pa.schema([("body", pa.string()), ("shardingKey", kind)])
     sampler = KeySampler()
-    places = Places(lambda topic: tuple(A0._replace(queue_id=number) for number in range(7)), sampler)
+    selector = QueueSelector(
+        lambda topic: tuple(A0._replace(queue_id=number) for number in range(7)), sampler
+    )
     found, without = read_rows([{"body": "x", "shardingKey": key}, {"body": "x"}], schema)
-    queue = places.of(found)
+    queue = selector.of(found)
 
     assert isinstance(queue, MessageQueue)
     assert queue.queue_id == place
     assert found.sharding_key == key
     assert found.shown == f"row 10 of the task (shardingKey={key})"
-    assert places.of(without) == "t"
+    assert selector.of(without) == "t"
     assert list(sampler.sample().keys.values()) == [str(key)]
 
 
@@ -323,21 +325,21 @@ def test_row_keys_are_those_of_the_place_and_look_like_javas() -> None:
     assert RowKeys("a", 1, 2).of(7) == RowKeys("a", 1, 2).of(7)
 
 
-# --- places -----------------------------------------------------------------------------------------------------
+# --- selector -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def places() -> Places:
-    return Places(lambda topic: (A0, A1, B0))
+def selector() -> QueueSelector:
+    return QueueSelector(lambda topic: (A0, A1, B0))
 
 
-def test_a_row_goes_to_its_queue_its_key_s_queue_or_any(places: Places) -> None:
+def test_a_row_goes_to_its_queue_its_key_s_queue_or_any(selector: QueueSelector) -> None:
     """G1: Java's hash ("order-1" is 1 of 3)."""
-    assert places.of(row(0)) == "t"
-    assert places.of(row(0, queue_id=1)) == A1
-    assert places.of(row(0, queue_id=0, broker_name="b")) == B0
-    assert places.of(row(0, sharding_key="order-1")) in (A0, A1, B0)
-    assert places.of(row(0, sharding_key="a")) == (A0, A1, B0)[97 % 3]
+    assert selector.of(row(0)) == "t"
+    assert selector.of(row(0, queue_id=1)) == A1
+    assert selector.of(row(0, queue_id=0, broker_name="b")) == B0
+    assert selector.of(row(0, sharding_key="order-1")) in (A0, A1, B0)
+    assert selector.of(row(0, sharding_key="a")) == (A0, A1, B0)[97 % 3]
 
 
 @pytest.mark.parametrize(
@@ -349,19 +351,24 @@ def test_a_row_goes_to_its_queue_its_key_s_queue_or_any(places: Places) -> None:
         ({"queue_id": 1, "sharding_key": "k"}, "it has both a queueId and a shardingKey"),
     ],
 )
-def test_a_row_whose_queue_is_not_clear_is_refused(places: Places, given: dict[str, Any], said: str) -> None:
+def test_a_row_whose_queue_is_not_clear_is_refused(
+    selector: QueueSelector, given: dict[str, Any], said: str
+) -> None:
     """G5: it goes nowhere else."""
     with pytest.raises(RowNotSent, match=said):
-        places.of(row(0, **given))
+        selector.of(row(0, **given))
 
 
 # --- requests ---------------------------------------------------------------------------------------------------
 
 
-def numbers(parcel: Parcel) -> list[int]:
-    if parcel.single is not None:
-        return [int(parcel.single.body)]
-    return [int(decompress(member.body, parcel.sys_flag)) for member in decode_batch(b"".join(parcel.parts))]
+def numbers(batch: SendBatch) -> list[int]:
+    if batch.single is not None:
+        return [int(batch.single.body)]
+    return [
+        int(decompress(member.body, batch.sys_flag))
+        for member in decode_batch(b"".join(batch.parts))
+    ]
 
 
 @given(
@@ -373,50 +380,52 @@ def test_every_row_is_in_one_request_and_in_order(
     rows: list[tuple[Any, int, bool]], most: int, compression: str
 ) -> None:
     """G1, G2: by destination; requests are as small as they must be, delayed messages alone, bodies whole."""
-    gatherer = Gatherer(
+    builder = BatchBuilder(
         options(batchSize=most, batchBytes=2_000, compressionType=compression, compressOverBytes=30)
     )
-    sent: list[Parcel] = []
+    sent: list[SendBatch] = []
     expected: dict[Any, list[int]] = defaultdict(list)
     for number, (destination, width, is_delayed) in enumerate(rows):
         delay = ("DELAY", "1") if is_delayed else None
         body = f"{number:0{width}}".encode()
         expected[destination].append(number)
-        sent += gatherer.add(row(number, body, delay=delay, properties_data=b"a\x01b\x02"), destination)
-    sent += gatherer.rest()
+        sent += builder.add(row(number, body, delay=delay, properties_data=b"a\x01b\x02"), destination)
+    sent += builder.rest()
 
     found: dict[Any, list[int]] = defaultdict(list)
-    for parcel in sent:
-        found[parcel.destination] += numbers(parcel)
-        assert 1 <= parcel.count == len(numbers(parcel)) <= most
-        assert parcel.size <= 2_000
-        assert parcel.single is None or dict(parcel.single.properties) == {"a": "b", "DELAY": "1"}
+    for batch in sent:
+        found[batch.destination] += numbers(batch)
+        assert 1 <= batch.count == len(numbers(batch)) <= most
+        assert batch.size <= 2_000
+        assert batch.single is None or dict(batch.single.properties) == {"a": "b", "DELAY": "1"}
     assert found == expected
 
 
 def test_short_bodies_join_a_compressed_batch() -> None:
     """G2: rows of long and short bodies in turn would make a request each."""
-    gatherer = Gatherer(options(batchSize=50, compressionType="zlib", compressOverBytes=100))
+    builder = BatchBuilder(options(batchSize=50, compressionType="zlib", compressOverBytes=100))
     bodies = [b"%d" % number + b" " * (200 * (number % 2)) for number in range(200)]
-    sent = [parcel for at, body in enumerate(bodies) for parcel in gatherer.add(row(at, body), A0)]
-    sent += gatherer.rest()
+    sent = [batch for at, body in enumerate(bodies) for batch in builder.add(row(at, body), A0)]
+    sent += builder.rest()
 
     assert len(sent) <= 2 * 200 / 50
-    assert [number for parcel in sent for number in numbers(parcel)] == list(range(200))
+    assert [number for batch in sent for number in numbers(batch)] == list(range(200))
 
 
 def test_a_message_larger_than_a_request_goes_alone() -> None:
     """G2: the broker then decides."""
-    gatherer = Gatherer(options(batchBytes=1_000))
+    builder = BatchBuilder(options(batchBytes=1_000))
     sent = [
-        parcel
+        batch
         for number in range(3)
-        for parcel in gatherer.add(row(number, b"%d" % number + b" " * 5_000), A0)
+        for batch in builder.add(row(number, b"%d" % number + b" " * 5_000), A0)
     ]
 
-    assert [parcel.count for parcel in sent] == [1, 1, 1]
-    assert all(parcel.single is not None for parcel in sent), "a batch's frame around it may be too much"
-    assert list(gatherer.rest()) == []
+    assert [batch.count for batch in sent] == [1, 1, 1]
+    assert all(batch.single is not None for batch in sent), (
+        "a batch's frame around it may be too much"
+    )
+    assert list(builder.rest()) == []
 
 
 # --- the sample of keys -----------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
-"""Which queue a row goes to, and which request.
+"""Which queue each row of a task goes to, and in which request. Pure.
 
-Messages gathered into requests: by destination, in their order, up to a size. Pure.
-
-Where each row of a task goes: a queue of its own, or any of its topic's.
+A row goes to a queue of its own or to any queue of its topic; the requests of a destination keep its rows' order.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ def compression_of(options: WriteOptions) -> CompressionType | None:
 
 
 @dataclass(slots=True)
-class Parcel:
+class SendBatch:
     """The messages of one request, in order."""
 
     destination: Destination
@@ -71,36 +69,36 @@ class Parcel:
         self.size += size
 
 
-class Gatherer:
-    """Gathers the rows of one task."""
+class BatchBuilder:
+    """Builds requests of the rows of one task: by destination, in their order, up to a size."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._most_messages = options.batch_size
         self._most_bytes = min(options.batch_bytes, options.max_message_size)
         self._compress_over = options.compress_over_bytes
         self._compression = compression_of(options)
-        self._open: dict[Destination, Parcel] = {}
+        self._open: dict[Destination, SendBatch] = {}
 
-    def add(self, row: SinkRow, destination: Destination) -> Iterator[Parcel]:
+    def add(self, row: SinkRow, destination: Destination) -> Iterator[SendBatch]:
         """Take in the next row; what is now complete, in the order in which it must be sent."""
-        parcel = self._open.get(destination)
-        body, sys_flag = self._compressed(row, into_compressed=parcel is not None and parcel.sys_flag != 0)
+        batch = self._open.get(destination)
+        body, sys_flag = self._compressed(row, into_compressed=batch is not None and batch.sys_flag != 0)
         size = len(body) + len(row.properties_data) + BATCH_MEMBER_OVERHEAD + _STORED_OVERHEAD
         is_single = row.delay is not None or size > self._most_bytes
         # All members of a batch have its flags; to keep the order, others begin a new one.
-        if parcel is not None and (
-            is_single or parcel.sys_flag != sys_flag or parcel.size + size > self._most_bytes
+        if batch is not None and (
+            is_single or batch.sys_flag != sys_flag or batch.size + size > self._most_bytes
         ):
             yield self._open.pop(destination)
-            parcel = None
+            batch = None
         if is_single:
             yield _alone(row, destination, size)
             return
-        if parcel is None:
-            parcel = self._open[destination] = Parcel(destination, sys_flag)
-        parcel.parts += batch_member(body, row.properties_data)
-        parcel._add(row, size)  # noqa: SLF001 - of this module
-        if parcel.count >= self._most_messages or parcel.size >= self._most_bytes:
+        if batch is None:
+            batch = self._open[destination] = SendBatch(destination, sys_flag)
+        batch.parts += batch_member(body, row.properties_data)
+        batch._add(row, size)  # noqa: SLF001 - of this module
+        if batch.count >= self._most_messages or batch.size >= self._most_bytes:
             yield self._open.pop(destination)
 
     def _compressed(self, row: SinkRow, *, into_compressed: bool) -> tuple[bytes, int]:
@@ -114,21 +112,21 @@ class Gatherer:
             return row.body, 0
         return compress(row.body, self._compression)
 
-    def rest(self) -> Iterator[Parcel]:
+    def rest(self) -> Iterator[SendBatch]:
         """What is not complete, when no row comes any more."""
         while self._open:
             yield self._open.pop(next(iter(self._open)))
 
 
-def _alone(row: SinkRow, destination: Destination, size: int) -> Parcel:
+def _alone(row: SinkRow, destination: Destination, size: int) -> SendBatch:
     properties = decode_properties(row.properties_data)
     if row.delay is not None:
         name, text = row.delay
         properties[name] = text
-    parcel = Parcel(destination, 0)
-    parcel.single = Message(topic=row.topic, body=row.body, properties=properties)
-    parcel._add(row, size)  # noqa: SLF001 - of this module
-    return parcel
+    batch = SendBatch(destination, 0)
+    batch.single = Message(topic=row.topic, body=row.body, properties=properties)
+    batch._add(row, size)  # noqa: SLF001 - of this module
+    return batch
 
 
 logger = logging.getLogger(__name__)
@@ -136,8 +134,8 @@ logger = logging.getLogger(__name__)
 _MOST_KNOWN_KEYS: Final = 100_000
 
 
-class Places:
-    """The places of one task, which looks at the queues of a topic once: keys do not move while it runs."""
+class QueueSelector:
+    """Selects the queues of a task's rows; looks up a topic's queues once, so that keys do not move meanwhile."""
 
     def __init__(
         self,

@@ -1,16 +1,16 @@
 """Requests under way: one at a time for each queue, in their order, and tried again until they are stored.
 
-Theory.  Everything here is done by the one thread that puts parcels in; the callbacks of sends only leave
-outcomes in ``_outcomes``.  A parcel stays at the head of its queue's lane until it is acknowledged, so that
-nothing overtakes it. A retry after a lost answer may store a parcel twice, one copy behind the other.
+Theory.  Everything here is done by the one thread that puts batches in; the callbacks of sends only leave
+outcomes in ``_outcomes``.  A batch stays at the head of its queue's buffer until it is acknowledged, so that
+nothing overtakes it. A retry after a lost answer may store a batch twice, one copy behind the other.
 
-Rule 1: a parcel for a queue of its own is tried on that queue only (G5); any other moves to another broker's
+Rule 1: a batch for a queue of its own is tried on that queue only (G5); any other moves to another broker's
 queue (G3), also after a refusal that another broker may not share, until each has refused it, and from a
 queue that its topic has no more.
-Rule 2: a parcel that may go anywhere waits in a common line for a queue that has nothing to do, never behind
+Rule 2: a batch that may go anywhere waits in a common line for a queue that has nothing to do, never behind
     a request that may
 hang: a broker that does not answer holds up what it was given, and nothing else.
-Rule 3: when ``finish`` returns, every parcel is acknowledged; when anything raises, those that are not told
+Rule 3: when ``finish`` returns, every batch is acknowledged; when anything raises, those that are not told
 of may or may not be stored.
 """
 
@@ -29,22 +29,20 @@ from pyspark_rocketmq.client.producer.producer import RETRIED_ELSEWHERE
 from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline
 from pyspark_rocketmq.errors import BrokerError, RocketMQError, RowNotSent
 from pyspark_rocketmq.model import MessageQueue, SendStatus
-from pyspark_rocketmq.publish.batches import Parcel
+from pyspark_rocketmq.publish.batches import SendBatch
 from pyspark_rocketmq.wire.requests.send import SendResult
 
 logger = logging.getLogger(__name__)
 
-Begin = Callable[[Parcel, MessageQueue, OnSend], None]
+Begin = Callable[[SendBatch, MessageQueue, OnSend], None]
 """Begins a send; the callback is called exactly once, from any thread."""
-
-Outcomes = SimpleQueue[tuple[MessageQueue, SendResult | RocketMQError]]
 
 
 @dataclass(slots=True)
 class _Sending:
-    """A parcel that is not acknowledged yet."""
+    """A batch that is not acknowledged yet."""
 
-    parcel: Parcel
+    batch: SendBatch
     failures: int = 0
     deadline: Deadline | None = None
     """Until when it is tried, from its first attempt on."""
@@ -60,15 +58,15 @@ class _Sending:
 
 
 @dataclass(slots=True)
-class _Lane:
+class _QueueBuffer:
     """What waits for one queue; the head is under way, or waits for its next attempt."""
 
     waiting: deque[_Sending] = field(default_factory=deque)
     is_under_way: bool = False
 
 
-class Outbox:
-    """Sends the parcels of one task. For one thread."""
+class Sender:
+    """Sends the batches of one task. For one thread."""
 
     def __init__(
         self,
@@ -80,7 +78,6 @@ class Outbox:
         retry_timeout_s: float,
         require_send_ok: bool,
         faults: FaultTable | None = None,
-        outcomes: Outcomes | None = None,
         instead_of: Callable[[MessageQueue], Sequence[MessageQueue]] = lambda _: (),
     ) -> None:
         """Send nothing yet.
@@ -88,13 +85,12 @@ class Outbox:
         Args:
             begin: Begins a send.
             clock: For retries.
-            max_bytes: Of what is not acknowledged; a parcel that is larger goes alone.
+            max_bytes: Of what is not acknowledged; a batch that is larger goes alone.
             send_timeout_s: How long one send may take.
-            retry_timeout_s: How long a parcel is tried, from its first attempt on.
-            require_send_ok: Whether a parcel that is stored less durably than it should be is a failure.
-            faults: Notes how brokers do; those it advises against are avoided by parcels that may go
+            retry_timeout_s: How long a batch is tried, from its first attempt on.
+            require_send_ok: Whether a batch that is stored less durably than it should be is a failure.
+            faults: Notes how brokers do; those it advises against are avoided by batches that may go
                 anywhere.
-            outcomes: Where callbacks leave what became of a send; a queue of its own if not given.
             instead_of: Asked after a refusal: the queues there are now, if that one is gone; else none.
         """
         self._begin = begin
@@ -103,10 +99,10 @@ class Outbox:
         self._send_timeout_s = send_timeout_s
         self._retry_timeout_s = retry_timeout_s
         self._require_send_ok = require_send_ok
-        self._lanes: dict[MessageQueue, _Lane] = {}
+        self._buffers: dict[MessageQueue, _QueueBuffer] = {}
         self._faults = faults
         self._instead_of = instead_of
-        self._outcomes: Outcomes = SimpleQueue() if outcomes is None else outcomes
+        self._outcomes: SimpleQueue[tuple[MessageQueue, SendResult | RocketMQError]] = SimpleQueue()
         self._bytes = 0
         self._turn = 0
         self._moved: list[_Sending] = []
@@ -116,31 +112,31 @@ class Outbox:
         self.messages = 0
         """Acknowledged."""
 
-    def put(self, parcel: Parcel, queues: Sequence[MessageQueue] = ()) -> None:
-        """Have ``parcel`` sent; waits while too much is under way.
+    def put(self, batch: SendBatch, queues: Sequence[MessageQueue] = ()) -> None:
+        """Have ``batch`` sent; waits while too much is under way.
 
         Args:
-            parcel: Goes to its queue, behind all put in before.
+            batch: Goes to its queue, behind all put in before.
             queues: Where it may go if its destination is a topic.
 
         Raises:
-            RowNotSent: If this or another parcel could not be sent.
+            RowNotSent: If this or another batch could not be sent.
         """
-        self._bytes += parcel.size
-        if isinstance(parcel.destination, str):
-            line = self._lines.setdefault(parcel.destination, deque())
-            line.append(_Sending(parcel, choices=queues))
+        self._bytes += batch.size
+        if isinstance(batch.destination, str):
+            line = self._lines.setdefault(batch.destination, deque())
+            line.append(_Sending(batch, choices=queues))
         else:
-            self._append(parcel.destination, _Sending(parcel))
+            self._append(batch.destination, _Sending(batch))
         self._settle()
 
     def finish(self) -> None:
         """Wait until everything is acknowledged.
 
         Raises:
-            RowNotSent: If a parcel could not be sent.
+            RowNotSent: If a batch could not be sent.
         """
-        while self._lanes or self._moved:
+        while self._buffers or self._moved:
             self._wait()
         assert not self._lines
 
@@ -169,35 +165,35 @@ class Outbox:
             queues = self._faults.preferred(queues, failed_broker)
         for step in range(1, len(queues) + 1):
             queue = round_robin_queue(queues, self._turn + step, failed_broker)
-            if queue not in self._lanes:
+            if queue not in self._buffers:
                 self._turn += step
                 self._append(queue, sending)
                 return True
         return False
 
     def _append(self, queue: MessageQueue, sending: _Sending) -> None:
-        lane = self._lanes.setdefault(queue, _Lane())
-        lane.waiting.append(sending)
-        self._begin_head(queue, lane)
+        buffer = self._buffers.setdefault(queue, _QueueBuffer())
+        buffer.waiting.append(sending)
+        self._begin_head(queue, buffer)
 
-    def _begin_head(self, queue: MessageQueue, lane: _Lane) -> None:
-        head = lane.waiting[0]
-        if lane.is_under_way or head.due_s > self._clock.monotonic_s():
+    def _begin_head(self, queue: MessageQueue, buffer: _QueueBuffer) -> None:
+        head = buffer.waiting[0]
+        if buffer.is_under_way or head.due_s > self._clock.monotonic_s():
             return
         if head.deadline is None:
             head.deadline = Deadline.after(self._clock, self._retry_timeout_s)
-        lane.is_under_way = True
+        buffer.is_under_way = True
         head.begun_s = self._clock.monotonic_s()
-        self._begin(head.parcel, queue, lambda outcome: self._outcomes.put((queue, outcome)))
+        self._begin(head.batch, queue, lambda outcome: self._outcomes.put((queue, outcome)))
 
     def _begin_due(self) -> None:
-        for queue, lane in list(self._lanes.items()):
-            self._begin_head(queue, lane)
+        for queue, buffer in list(self._buffers.items()):
+            self._begin_head(queue, buffer)
 
     def _wait(self) -> None:
         """Until an outcome has come or a retry is due."""
         now_s = self._clock.monotonic_s()
-        dues = [lane.waiting[0].due_s for lane in self._lanes.values() if not lane.is_under_way]
+        dues = [buffer.waiting[0].due_s for buffer in self._buffers.values() if not buffer.is_under_way]
         dues += [one.due_s for one in self._moved if one.due_s > now_s]
         if dues:
             with suppress(Empty):
@@ -208,31 +204,31 @@ class Outbox:
         self._place()
 
     def _take_in(self, queue: MessageQueue, outcome: SendResult | RocketMQError) -> None:
-        lane = self._lanes[queue]
-        lane.is_under_way = False
-        head = lane.waiting[0]
+        buffer = self._buffers[queue]
+        buffer.is_under_way = False
+        head = buffer.waiting[0]
         if self._faults is not None:
             took_ms = (self._clock.monotonic_s() - head.begun_s) * 1000
             told = SendOutcome.ANSWERED if isinstance(outcome, SendResult) else SendOutcome.of(outcome)
             self._faults.note(queue.broker_name, took_ms, told)
         if isinstance(outcome, SendResult):
-            self._check_status(head.parcel, queue, outcome)
-            self.messages += head.parcel.count
-            self._bytes -= head.parcel.size
-            self._leave(queue, lane)
+            self._check_status(head.batch, queue, outcome)
+            self.messages += head.batch.count
+            self._bytes -= head.batch.size
+            self._leave(queue, buffer)
             return
         self._put_off(head, queue, outcome)
         if head.choices:
             head.failed_broker = queue.broker_name
             self._moved.append(head)
-            self._leave(queue, lane)
+            self._leave(queue, buffer)
 
-    def _leave(self, queue: MessageQueue, lane: _Lane) -> None:
-        lane.waiting.popleft()
-        if lane.waiting:
-            self._begin_head(queue, lane)
+    def _leave(self, queue: MessageQueue, buffer: _QueueBuffer) -> None:
+        buffer.waiting.popleft()
+        if buffer.waiting:
+            self._begin_head(queue, buffer)
         else:
-            del self._lanes[queue]
+            del self._buffers[queue]
 
     def _put_off(self, head: _Sending, queue: MessageQueue, error: RocketMQError) -> None:
         head.failures += 1
@@ -251,14 +247,14 @@ class Outbox:
                     sending.choices = queues
             return
         if not error.retryable or pause_s >= head.deadline.remaining_s():
-            raise RowNotSent(head.parcel.shown(), str(error)) from error
+            raise RowNotSent(head.batch.shown(), str(error)) from error
         logger.warning("send failed, trying again %s attempt=%d: %s", queue, head.failures + 1, error)
         head.due_s = self._clock.monotonic_s() + pause_s
 
-    def _check_status(self, parcel: Parcel, queue: MessageQueue, result: SendResult) -> None:
+    def _check_status(self, batch: SendBatch, queue: MessageQueue, result: SendResult) -> None:
         if self._require_send_ok and result.status is not SendStatus.SEND_OK:
             raise RowNotSent(
-                parcel.shown(),
+                batch.shown(),
                 f"{queue} stored them with {result.status.name}, less durably than its broker is set up for. "
                 "Mend the "
                 "broker, or set requireSendOk=false.",

@@ -36,10 +36,10 @@ from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import KeysOutOfOrder, RocketMQError
 from pyspark_rocketmq.model import MessageQueue, TopicRoute
 from pyspark_rocketmq.options.write import WriteOptions
-from pyspark_rocketmq.publish.batches import Gatherer, Parcel, Places, compression_of
+from pyspark_rocketmq.publish.batches import BatchBuilder, QueueSelector, SendBatch, compression_of
 from pyspark_rocketmq.publish.keys import KeySample, KeySampler, keys_of_several_tasks
 from pyspark_rocketmq.publish.rows import RowKeys, RowReader
-from pyspark_rocketmq.publish.sender import Outbox
+from pyspark_rocketmq.publish.sender import Sender
 from pyspark_rocketmq.wire.requests.send import EncodedBatch
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ def send_rows(
         options.name_servers,
         options.producer_group,
         send_timeout_s=options.request_timeout_ms / 1000,
-        # The outbox repeats, and keeps the order meanwhile.
+        # The sender repeats, and keeps the order meanwhile.
         retry_times_when_send_async_failed=0,
         compress_over_bytes=options.compress_over_bytes,
         compression_type=compression_of(options),
@@ -109,12 +109,12 @@ def send_rows(
         for topic, route in (seen or {}).items():
             producer.know(topic, route)
         lookup = PatientLookup(producer, clock, options.retry_timeout_ms / 1000)
-        places = Places(
+        selector = QueueSelector(
             lookup.queues,
             sampler if options.check_sharding_keys else None,
             lambda topic: producer.queues(topic, may_create=False, afresh=True),
         )
-        outbox = Outbox(
+        sender = Sender(
             _Sends(producer).begin,
             clock,
             max_bytes=options.max_in_flight_bytes,
@@ -122,40 +122,40 @@ def send_rows(
             retry_timeout_s=options.retry_timeout_ms / 1000,
             require_send_ok=options.require_send_ok,
             faults=FaultTable(clock) if options.send_latency_fault_enable else None,
-            instead_of=places.instead_of,
+            instead_of=selector.instead_of,
         )
         reader = RowReader(options=options, positions=positions, row_keys=row_keys)
-        for parcel in _parcels(batches, reader, Gatherer(options), places):
-            destination = parcel.destination
-            outbox.put(parcel, places.any_of(destination) if isinstance(destination, str) else ())
-        outbox.finish()
-        return outbox.messages, sampler.sample()
+        for send_batch in _send_batches(batches, reader, BatchBuilder(options), selector):
+            destination = send_batch.destination
+            sender.put(send_batch, selector.any_of(destination) if isinstance(destination, str) else ())
+        sender.finish()
+        return sender.messages, sampler.sample()
 
 
-def _parcels(
-    batches: Iterator[pa.RecordBatch], reader: RowReader, gatherer: Gatherer, places: Places
-) -> Iterator[Parcel]:
+def _send_batches(
+    batches: Iterator[pa.RecordBatch], reader: RowReader, builder: BatchBuilder, selector: QueueSelector
+) -> Iterator[SendBatch]:
     first = 0
     for batch in batches:
         for row in reader.rows(batch, first):
-            yield from gatherer.add(row, places.of(row))
+            yield from builder.add(row, selector.of(row))
         first += batch.num_rows
-    yield from gatherer.rest()
+    yield from builder.rest()
 
 
 @dataclass(frozen=True, slots=True)
 class _Sends:
-    """How the outbox begins a send."""
+    """How the sender begins a send."""
 
     producer: Producer
 
-    def begin(self, parcel: Parcel, queue: MessageQueue, on_result: OnSend) -> None:
-        if parcel.single is None:
-            batch = EncodedBatch(queue=queue, body=b"".join(parcel.parts), sys_flag=parcel.sys_flag)
+    def begin(self, send_batch: SendBatch, queue: MessageQueue, on_result: OnSend) -> None:
+        if send_batch.single is None:
+            batch = EncodedBatch(queue=queue, body=b"".join(send_batch.parts), sys_flag=send_batch.sys_flag)
             self.producer.send_encoded(batch, on_result)
             return
         try:
-            self.producer.send_async(parcel.single, on_result, queue=queue)
+            self.producer.send_async(send_batch.single, on_result, queue=queue)
         except RocketMQError as error:
             on_result(error)
 

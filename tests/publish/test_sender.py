@@ -13,9 +13,9 @@ from pyspark_rocketmq.client.broker import OnSend
 from pyspark_rocketmq.client.producer.attempts import FaultTable
 from pyspark_rocketmq.errors import BrokerError, RequestTimeout, RocketMQError, RowNotSent, SystemBusy
 from pyspark_rocketmq.model import MessageQueue, SendStatus
-from pyspark_rocketmq.publish.batches import Destination, Parcel
+from pyspark_rocketmq.publish.batches import Destination, SendBatch
 from pyspark_rocketmq.publish.rows import SinkRow
-from pyspark_rocketmq.publish.sender import Outbox
+from pyspark_rocketmq.publish.sender import Sender
 from pyspark_rocketmq.wire.requests.send import SendResult
 from tests.helpers.fake_clock import FakeClock
 
@@ -24,9 +24,9 @@ B0 = MessageQueue("t", "b", 0)
 BUSY = SystemBusy(2, "broker busy")
 
 
-def parcel(number: int, destination: Destination = A0, size: int = 1) -> Parcel:
+def batch_of(number: int, destination: Destination = A0, size: int = 1) -> SendBatch:
     row = SinkRow(number, "t", b"", b"", None, None, None, None)
-    return Parcel(destination, 0, count=1, size=size, first=row, last=row)
+    return SendBatch(destination, 0, count=1, size=size, first=row, last=row)
 
 
 def stored_at(queue: MessageQueue, status: SendStatus = SendStatus.SEND_OK) -> SendResult:
@@ -46,19 +46,21 @@ class QuickWaits(SimpleQueue[Any]):
         return super().get()
 
 
-def outbox_of(brokers: Brokers, **given: Any) -> Outbox:
+def sender_of(brokers: Brokers, **given: Any) -> Sender:
     waits = QuickWaits()
     waits.clock = brokers.clock
     settings = {
         "max_bytes": 100, "send_timeout_s": 5.0, "retry_timeout_s": 120.0, "require_send_ok": True
     } | given  # fmt: skip
-    return Outbox(brokers.begin, brokers.clock, outcomes=waits, **settings)
+    sender = Sender(brokers.begin, brokers.clock, **settings)
+    sender._outcomes = waits
+    return sender
 
 
-def send_all(outbox: Outbox, *parcels: Parcel) -> None:
-    for each in parcels:
-        outbox.put(each, (A0, B0))
-    outbox.finish()
+def send_all(sender: Sender, *batches: SendBatch) -> None:
+    for each in batches:
+        sender.put(each, (A0, B0))
+    sender.finish()
 
 
 class Brokers:
@@ -71,7 +73,7 @@ class Brokers:
         self.script: Callable[[MessageQueue], SendResult | RocketMQError | None] = stored_at
         self.clock = clock
 
-    def begin(self, sent: Parcel, queue: MessageQueue, on_result: OnSend) -> None:
+    def begin(self, sent: SendBatch, queue: MessageQueue, on_result: OnSend) -> None:
         assert sent.first is not None
         number = sent.first.number
         self.sends.append((number, queue))
@@ -94,80 +96,80 @@ def brokers(clock: FakeClock) -> Brokers:
 
 
 @pytest.fixture
-def outbox(brokers: Brokers) -> Outbox:
-    return outbox_of(brokers)
+def sender(brokers: Brokers) -> Sender:
+    return sender_of(brokers)
 
 
-def test_the_next_parcel_of_a_queue_waits_for_the_one_before(outbox: Outbox, brokers: Brokers) -> None:
+def test_the_next_batch_of_a_queue_waits_for_the_one_before(sender: Sender, brokers: Brokers) -> None:
     """G1: two requests under way could be stored in either order; other queues do not wait."""
     brokers.script = lambda queue: None
     for number, queue in enumerate((A0, A0, A1)):
-        outbox.put(parcel(number, queue))
+        sender.put(batch_of(number, queue))
     assert brokers.sends == [(0, A0), (2, A1)]
 
     brokers.kept.popleft()()
-    outbox.put(parcel(3, A1))
+    sender.put(batch_of(3, A1))
     assert brokers.sends[2:] == [(1, A0)]
 
     brokers.script = stored_at
     while brokers.kept:
         brokers.kept.popleft()()
-    outbox.finish()
+    sender.finish()
     assert brokers.stored == [(0, A0), (2, A1), (1, A0), (3, A1)]
-    assert outbox.messages == 4
+    assert sender.messages == 4
 
 
-def test_a_parcel_for_a_queue_is_tried_there_until_it_is_stored(outbox: Outbox, brokers: Brokers) -> None:
+def test_a_batch_for_a_queue_is_tried_there_until_it_is_stored(sender: Sender, brokers: Brokers) -> None:
     """G5: nothing overtakes it, and it goes nowhere else."""
     answers: deque[SendResult | RocketMQError] = deque(
         [BUSY, RequestTimeout("h:1", "SEND", 3), stored_at(A0)]
     )
     brokers.script = lambda queue: answers.popleft() if answers else stored_at(queue)
 
-    outbox.put(parcel(0))
-    outbox.put(parcel(1))
-    outbox.finish()
+    sender.put(batch_of(0))
+    sender.put(batch_of(1))
+    sender.finish()
 
     assert brokers.sends == [(0, A0), (0, A0), (0, A0), (1, A0)]
 
 
-def test_a_parcel_for_any_queue_goes_to_another_broker(outbox: Outbox, brokers: Brokers) -> None:
+def test_a_batch_for_any_queue_goes_to_another_broker(sender: Sender, brokers: Brokers) -> None:
     """G3: where there is one."""
     brokers.script = lambda queue: BUSY if queue.broker_name == "a" else stored_at(queue)
 
     for number in range(4):
-        outbox.put(parcel(number, "t"), (A0, B0, A1))
-    outbox.finish()
+        sender.put(batch_of(number, "t"), (A0, B0, A1))
+    sender.finish()
 
     assert sorted(brokers.stored) == [(number, B0) for number in range(4)]
 
 
 @pytest.mark.parametrize("code", [1, 14, 16, 17, 204, 205, 1500])
-def test_what_one_broker_refuses_another_one_may_take(outbox: Outbox, brokers: Brokers, code: int) -> None:
+def test_what_one_broker_refuses_another_one_may_take(sender: Sender, brokers: Brokers, code: int) -> None:
     """G3: the codes of Producer.send."""
     refusal = BrokerError(code, "not here")
     brokers.script = lambda queue: refusal if queue.broker_name == "a" else stored_at(queue)
 
-    send_all(outbox, *(parcel(number, "t") for number in range(4)))
+    send_all(sender, *(batch_of(number, "t") for number in range(4)))
 
     assert sorted(brokers.stored) == [(number, B0) for number in range(4)]
     with pytest.raises(RowNotSent, match="not here"):
-        send_all(outbox, parcel(4, A0))
+        send_all(sender, batch_of(4, A0))
 
 
-def test_what_every_broker_refuses_is_refused(outbox: Outbox, brokers: Brokers) -> None:
+def test_what_every_broker_refuses_is_refused(sender: Sender, brokers: Brokers) -> None:
     """G3: each is asked once, though one of them was busy first."""
     answers = {"a": [BrokerError(16, "no")] * 2, "b": [BUSY, BrokerError(16, "no")]}
     brokers.script = lambda queue: answers[queue.broker_name].pop(0)
 
     with pytest.raises(RowNotSent, match="code 16"):
-        send_all(outbox, parcel(0, "t"))
+        send_all(sender, batch_of(0, "t"))
 
     assert {name: len(left) for name, left in answers.items()} == {"a": 1, "b": 0}
 
 
 def test_what_a_queue_that_is_gone_refuses_goes_to_those_there_are(brokers: Brokers) -> None:
-    """G3: also what waits; a parcel of a queue of its own goes nowhere else, and a queue that is there refuses for another reason."""
+    """G3: also what waits; a batch of a queue of its own goes nowhere else, and a queue that is there refuses for another reason."""
     illegal = BrokerError(29, "request queueId[1] is illegal")
     asked: list[MessageQueue] = []
 
@@ -176,58 +178,58 @@ def test_what_a_queue_that_is_gone_refuses_goes_to_those_there_are(brokers: Brok
         return (A0,) if queue == A1 else ()
 
     brokers.script = lambda queue: illegal if queue == A1 else stored_at(queue)
-    outbox = outbox_of(brokers, instead_of=instead_of)
+    sender = sender_of(brokers, instead_of=instead_of)
     for number in range(6):
-        outbox.put(parcel(number, "t"), (A0, A1))
-    outbox.finish()
+        sender.put(batch_of(number, "t"), (A0, A1))
+    sender.finish()
 
     assert sorted(brokers.stored) == [(number, A0) for number in range(6)]
     brokers.script = lambda queue: illegal
-    for refused in (parcel(6, "t"), parcel(7, A1)):
+    for refused in (batch_of(6, "t"), batch_of(7, A1)):
         with pytest.raises(RowNotSent, match="is illegal"):
-            send_all(outbox_of(brokers, instead_of=instead_of), refused)
+            send_all(sender_of(brokers, instead_of=instead_of), refused)
     assert asked[-1] == B0
 
 
-def test_a_broker_that_hangs_holds_up_only_what_it_was_given(outbox: Outbox, brokers: Brokers) -> None:
+def test_a_broker_that_hangs_holds_up_only_what_it_was_given(sender: Sender, brokers: Brokers) -> None:
     """G3: the other broker takes all the rest, however many there are; what hung goes there, too."""
     brokers.script = lambda queue: None if queue.broker_name == "a" else stored_at(queue)
     for number in range(50):
-        outbox.put(parcel(number, "t"), (A0, A1, B0))
+        sender.put(batch_of(number, "t"), (A0, A1, B0))
     assert len(brokers.kept) == 2
     assert len(brokers.stored) >= 40
 
     hung = [(number, queue) for number, queue in brokers.sends if queue.broker_name == "a"]
     brokers.script = stored_at
     for _, queue in hung:
-        outbox._outcomes.put((queue, RequestTimeout("h:1", "SEND", 5)))
-    outbox.finish()
+        sender._outcomes.put((queue, RequestTimeout("h:1", "SEND", 5)))
+    sender.finish()
 
     assert sorted(number for number, _ in brokers.stored) == list(range(50))
     assert all((number, B0) in brokers.stored for number, _ in hung)
 
 
-def test_what_waits_for_its_next_attempt_keeps_no_queue_from_others(outbox: Outbox, brokers: Brokers) -> None:
+def test_what_waits_for_its_next_attempt_keeps_no_queue_from_others(sender: Sender, brokers: Brokers) -> None:
     """G3: those behind it need not wait for its pause, at the broker that answers."""
     answers: deque[RocketMQError] = deque([RequestTimeout("h:1", "SEND", 5)])
     brokers.script = lambda queue: answers.popleft() if queue == A0 and answers else stored_at(queue)
     began_s = brokers.clock.monotonic_s()
 
     for number in range(20):
-        outbox.put(parcel(number, "t"), (A0, B0))
+        sender.put(batch_of(number, "t"), (A0, B0))
 
     assert len(brokers.stored) >= 17
     assert brokers.clock.monotonic_s() == began_s
-    outbox.finish()
+    sender.finish()
     assert sorted(number for number, _ in brokers.stored) == list(range(20))
 
 
-def test_parcels_for_any_queue_take_turns(outbox: Outbox, brokers: Brokers) -> None:
+def test_batch_for_any_queue_take_turns(sender: Sender, brokers: Brokers) -> None:
     """G3: round robin, past queues that have something to do."""
     brokers.script = lambda queue: None if queue == A1 else stored_at(queue)
 
     for number in range(6):
-        outbox.put(parcel(number, "t"), (A0, A1, B0))
+        sender.put(batch_of(number, "t"), (A0, A1, B0))
 
     assert {queue for _, queue in brokers.sends} == {A0, A1, B0}
     assert [queue for _, queue in brokers.sends].count(A1) == 1
@@ -245,49 +247,49 @@ def test_parcels_for_any_queue_take_turns(outbox: Outbox, brokers: Brokers) -> N
     ],
 )
 def test_what_cannot_be_stored_as_it_should_be_fails(
-    outbox: Outbox, brokers: Brokers, outcome: SendResult | RocketMQError, said: str
+    sender: Sender, brokers: Brokers, outcome: SendResult | RocketMQError, said: str
 ) -> None:
     """G5: at once where trying again is of no use, else after retryTimeoutMs."""
     brokers.script = lambda queue: outcome
 
     with pytest.raises(RowNotSent, match=said):
-        send_all(outbox, parcel(0))
+        send_all(sender, batch_of(0))
 
 
 def test_a_broker_may_store_less_durably_if_that_is_enough(brokers: Brokers) -> None:
     """G2: requireSendOk=false."""
-    outbox = outbox_of(brokers, require_send_ok=False)
+    sender = sender_of(brokers, require_send_ok=False)
     brokers.script = lambda queue: stored_at(queue, SendStatus.SLAVE_NOT_AVAILABLE)
 
-    outbox.put(parcel(0))
-    outbox.finish()
+    sender.put(batch_of(0))
+    sender.finish()
 
-    assert outbox.messages == 1
+    assert sender.messages == 1
 
 
 def test_a_broker_that_was_slow_is_avoided(brokers: Brokers, clock: FakeClock) -> None:
     """G4: until its time is over; what must go there goes there."""
-    outbox = outbox_of(brokers, faults=FaultTable(clock))
+    sender = sender_of(brokers, faults=FaultTable(clock))
 
     def slow(queue: MessageQueue) -> SendResult:
         clock.advance(1.0 if queue == A0 else 0.0)
         return stored_at(queue)
 
     brokers.script = slow
-    send_all(outbox, parcel(0, A0), *(parcel(number, "t") for number in range(1, 5)), parcel(5, A0))
+    send_all(sender, batch_of(0, A0), *(batch_of(number, "t") for number in range(1, 5)), batch_of(5, A0))
     assert brokers.sends == [(0, A0), *((number, B0) for number in range(1, 5)), (5, A0)]
 
     clock.advance(10)
-    send_all(outbox, parcel(6, "t"), parcel(7, "t"))
+    send_all(sender, batch_of(6, "t"), batch_of(7, "t"))
     assert {queue for _, queue in brokers.sends[6:]} == {A0, B0}
 
 
-def test_two_brokers_that_are_gone_are_not_tried_for_ever(outbox: Outbox, brokers: Brokers) -> None:
-    """G3: a parcel takes its time along when it moves."""
+def test_two_brokers_that_are_gone_are_not_tried_for_ever(sender: Sender, brokers: Brokers) -> None:
+    """G3: a batch takes its time along when it moves."""
     brokers.script = lambda queue: BUSY
 
     with pytest.raises(RowNotSent):
-        send_all(outbox, parcel(0, "t"))
+        send_all(sender, batch_of(0, "t"))
 
     assert {queue for _, queue in brokers.sends} == {A0, B0}
     assert len(brokers.sends) < 40
@@ -297,7 +299,7 @@ def test_two_brokers_that_are_gone_are_not_tried_for_ever(outbox: Outbox, broker
     st.lists(st.sampled_from([A0, A1, B0]), max_size=40),
     st.lists(st.sampled_from(["ok", "busy", "later"]), max_size=80),
 )
-def test_whatever_brokers_do_each_queue_gets_its_parcels_once_and_in_order(
+def test_whatever_brokers_do_each_queue_gets_its_batch_once_and_in_order(
     queues: Sequence[MessageQueue], script: Sequence[str]
 ) -> None:
     """G1, G5."""
@@ -309,15 +311,15 @@ def test_whatever_brokers_do_each_queue_gets_its_parcels_once_and_in_order(
         return {"ok": stored_at(queue), "busy": BUSY, "later": None}[what]
 
     brokers.script = answer
-    outbox = outbox_of(brokers, retry_timeout_s=1e9)
+    sender = sender_of(brokers, retry_timeout_s=1e9)
     for number, queue in enumerate(queues):
-        outbox.put(parcel(number, queue))
+        sender.put(batch_of(number, queue))
         if number % 3 == 0 and brokers.kept:
             brokers.kept.popleft()()
     told.clear()
     while brokers.kept:
         brokers.kept.popleft()()
-    outbox.finish()
+    sender.finish()
 
     for queue in set(queues):
         expected = [number for number, other in enumerate(queues) if other == queue]
@@ -331,6 +333,6 @@ def test_a_send_is_waited_for_as_long_as_one_may_take() -> None:
     began_s = brokers.clock.monotonic_s()
 
     with pytest.raises(AssertionError, match="no outcome"):
-        send_all(outbox_of(brokers, send_timeout_s=600.0), parcel(1))
+        send_all(sender_of(brokers, send_timeout_s=600.0), batch_of(1))
 
     assert brokers.clock.monotonic_s() - began_s > 600.0
