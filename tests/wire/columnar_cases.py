@@ -14,7 +14,7 @@ from pyspark_rocketmq.model import Message, MessageExt
 from pyspark_rocketmq.wire.columnar import decode as columnar
 from pyspark_rocketmq.wire.columnar.arrays import IrregularLayout
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA, decode_columns
-from pyspark_rocketmq.wire.columnar.rows import Stretches, locate
+from pyspark_rocketmq.wire.columnar.rows import BufferSlices, locate
 from pyspark_rocketmq.wire.compression import CompressionType, ExpansionBudget, compress
 from pyspark_rocketmq.wire.messages import (
     INNER_BATCH_FLAGS,
@@ -165,7 +165,7 @@ def vectorised(data: bytes):
     """The batch of the vectorised decoder, or None if it has to leave anything to the scalar codec."""
     try:
         return columnar._Decoder("b", columnar._projected(None, (), None)).columns_of(
-            locate(Stretches.whole(data)), ExpansionBudget(len(data))
+            locate(BufferSlices.whole(data)), ExpansionBudget(len(data))
         )
     except IrregularLayout:
         return None

@@ -47,7 +47,7 @@ COLUMNS = [[name] for name in MESSAGE_SCHEMA.names] + [["flag", "msgId"], ["tags
 
 @st.composite
 def damaged(draw: Callable[..., Any], bodies: Any = BODIES):
-    """A body with up to three bytes or stretches changed, cut out, doubled or put in."""
+    """A body with up to three bytes or slices changed, cut out, doubled or put in."""
     data = draw(bodies)
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(data)))

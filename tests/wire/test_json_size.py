@@ -9,7 +9,7 @@ import pytest
 
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType, decode_parts
-from pyspark_rocketmq.wire.fastjson import MAX_JSON_MEMORY, brief, check_json_size, loads
+from pyspark_rocketmq.wire.fastjson import MAX_JSON_MEMORY, short_repr, check_json_size, loads
 from pyspark_rocketmq.wire.requests.bodies import decode_consumer_list, decode_heartbeat, decode_lock_response
 from pyspark_rocketmq.wire.requests.topics import decode_route, decode_topic_stats
 
@@ -86,7 +86,7 @@ def test_the_bodies_of_a_large_cluster_are_read() -> None:
 def test_telling_that_a_value_is_wrong_costs_no_memory() -> None:
     """A1: the text alone would be four times the value."""
     value = "\x7f" * 1_000_000
-    assert peak_of(lambda _: brief([value]), b"") < 10_000
+    assert peak_of(lambda _: short_repr([value]), b"") < 10_000
 
 
 @pytest.mark.parametrize("name", ["code", "remark", "extFields"])
@@ -113,8 +113,8 @@ def test_a_body_nested_as_deeply_as_can_be_read_is_refused(depth: int) -> None:
 
 
 def test_a_value_is_shown_in_at_most_eighty_characters() -> None:
-    assert brief("12") == "'12'"
-    assert brief({"a": 1}) == "{'a': 1}"
-    assert len(brief("x" * 1_000_000)) <= 80
-    assert len(brief([["x" * 100] * 100] * 100)) <= 80
-    assert brief(10**4000)
+    assert short_repr("12") == "'12'"
+    assert short_repr({"a": 1}) == "{'a': 1}"
+    assert len(short_repr("x" * 1_000_000)) <= 80
+    assert len(short_repr([["x" * 100] * 100] * 100)) <= 80
+    assert short_repr(10**4000)

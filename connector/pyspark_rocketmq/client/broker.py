@@ -17,7 +17,7 @@ from pyspark_rocketmq.client.calls import (
     named_heartbeat,
     named_pull,
     named_terms,
-    value_of,
+    raise_or_return,
 )
 from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.errors import RocketMQError
@@ -70,7 +70,7 @@ class BrokerClient(BrokerCalls):
         named = named_pull(self._namespace, request)
         deadline = self._pull_deadline(request)
         answer = self._channel(address, deadline).request(named, deadline)
-        return value_of(pull_result(named, answer, address))
+        return raise_or_return(pull_result(named, answer, address))
 
     def pull_async(self, address: str, request: PullRequest, on_result: OnPull) -> None:
         """Pull without waiting; ``on_result`` is called exactly once, normally on the channel's reader thread.
@@ -343,7 +343,7 @@ class BrokerClient(BrokerCalls):
         deadline: Deadline | None,
     ) -> SendResult:
         answer = self._answer(address, command, deadline)
-        return value_of(send_result(command, answer, address, queue, messages))
+        return raise_or_return(send_result(command, answer, address, queue, messages))
 
     def _send_async(
         self,

@@ -152,7 +152,7 @@ def command_of(code: RequestCode, header: Header | None = None, body: bytes = b"
     return RemotingCommand(code=code, ext_fields=ext_fields, body=body)
 
 
-def value_of(outcome: T | RocketMQError) -> T:
+def raise_or_return(outcome: T | RocketMQError) -> T:
     """The outcome, raised if it is an error."""
     if isinstance(outcome, RocketMQError):
         raise outcome

@@ -30,7 +30,7 @@ from typing import Any, Final, NoReturn
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.wire.codes import CLIENT_VERSION, LanguageCode
-from pyspark_rocketmq.wire.fastjson import brief, check_json_size
+from pyspark_rocketmq.wire.fastjson import short_repr, check_json_size
 
 ACCESS_KEY: Final = "AccessKey"
 """Ext field with the user's name."""
@@ -235,7 +235,7 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
         raise RemoteProtocolError(f"The frame's header is no JSON object; it begins {header[:80]!r}.")
     remark = fields.get("remark")
     if remark is not None and type(remark) is not str:
-        raise RemoteProtocolError(f"Header field 'remark' is no text: {brief(remark)}.")
+        raise RemoteProtocolError(f"Header field 'remark' is no text: {short_repr(remark)}.")
     return RemotingCommand(
         code=_integer(fields, "code"),
         opaque=_integer(fields, "opaque"),
@@ -252,7 +252,7 @@ def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
 def _integer(fields: dict[str, Any], name: str, default: int | None = None) -> int:
     value = fields.get(name, default)
     if type(value) is not int or not -_INT32_END <= value < _INT32_END:
-        raise RemoteProtocolError(f"Header field {name!r} is no 32-bit integer: {brief(value)}.")
+        raise RemoteProtocolError(f"Header field {name!r} is no 32-bit integer: {short_repr(value)}.")
     return value
 
 
@@ -268,7 +268,7 @@ def _json_ext_fields(value: object) -> dict[str, str]:
     if value is None:
         return {}
     if type(value) is not dict:
-        raise RemoteProtocolError(f"Header field 'extFields' is no object: {brief(value)}.")
+        raise RemoteProtocolError(f"Header field 'extFields' is no object: {short_repr(value)}.")
     if {str}.issuperset(map(type, value.values())):
         return value
     return {name: _json_text(name, item) for name, item in value.items() if item is not None}
@@ -281,7 +281,7 @@ def _json_text(name: str, value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
-    raise RemoteProtocolError(f"Ext field {name!r} is neither text nor a number: {brief(value)}.")
+    raise RemoteProtocolError(f"Ext field {name!r} is neither text nor a number: {short_repr(value)}.")
 
 
 # --- binary header ------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ def _binary_ext_fields(command: RemotingCommand) -> Iterator[bytes]:
     for name, value in _checked_ext_fields(command):
         key, text = name.encode(), value.encode()
         if not 0 < len(key) <= _MAX_BINARY_CODE:
-            raise LocalProtocolError(f"Ext field name {brief(name)} must have 1 to 32767 bytes of UTF-8.")
+            raise LocalProtocolError(f"Ext field name {short_repr(name)} must have 1 to 32767 bytes of UTF-8.")
         yield from (len(key).to_bytes(2, "big"), key, _length32(text), text)
 
 
@@ -417,7 +417,7 @@ def _checked_ext_fields(command: RemotingCommand) -> Iterator[tuple[str, str]]:
     for name, value in command.ext_fields.items():
         if not isinstance(value, str):
             raise LocalProtocolError(
-                f"Ext field {name!r} of a command with code {command.code} is no text: {brief(value)}."
+                f"Ext field {name!r} of a command with code {command.code} is no text: {short_repr(value)}."
             )
         yield name, value
 

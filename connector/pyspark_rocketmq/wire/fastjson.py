@@ -50,7 +50,7 @@ _repr.maxlevel = 3
 _repr.maxstring = _repr.maxother = _repr.maxlong = _MAX_CHARACTERS
 
 
-def brief(value: object) -> str:
+def short_repr(value: object) -> str:
     """The beginning of ``repr(value)``, parts of it left out; at most 80 characters."""
     return _repr.repr(value)[:_MAX_CHARACTERS]
 
@@ -316,7 +316,7 @@ class JsonObject:
         elif value is None or type(value) is str:
             found = choices.get((value or "").upper(), default)
         if found is None:
-            raise RemoteProtocolError(f"{where} is none of {', '.join(choices)}: {brief(value)}.")
+            raise RemoteProtocolError(f"{where} is none of {', '.join(choices)}: {short_repr(value)}.")
         return found
 
     def items(self, name: str) -> list[Any]:
@@ -325,7 +325,7 @@ class JsonObject:
         if value is None:
             return []
         if type(value) is not list:
-            raise RemoteProtocolError(f"{self.where}: field {name!r} is no list: {brief(value)}.")
+            raise RemoteProtocolError(f"{self.where}: field {name!r} is no list: {short_repr(value)}.")
         return value
 
     def texts(self, name: str) -> list[str]:
@@ -367,7 +367,7 @@ class JsonObject:
         if found is not None:
             return found
         if default is None:
-            raise RemoteProtocolError(f"{where} is missing or empty: {brief(value)}.")
+            raise RemoteProtocolError(f"{where} is missing or empty: {short_repr(value)}.")
         return default
 
     def _read_items(self, name: str, read: Callable[[Any, str], T | None]) -> list[T]:
@@ -406,7 +406,7 @@ def as_text(value: object, where: str) -> str:
         return "true" if value else "false"
     if type(value) in (int, float):
         return str(value)
-    raise RemoteProtocolError(f"{where} is no text: {brief(value)}.")
+    raise RemoteProtocolError(f"{where} is no text: {short_repr(value)}.")
 
 
 def as_object(value: object, where: str) -> JsonObject:
@@ -416,7 +416,7 @@ def as_object(value: object, where: str) -> JsonObject:
         RemoteProtocolError: If it is something else.
     """
     if type(value) is not dict:
-        raise RemoteProtocolError(f"{where} is no JSON object: {brief(value)}.")
+        raise RemoteProtocolError(f"{where} is no JSON object: {short_repr(value)}.")
     return JsonObject(where, value)
 
 
@@ -432,7 +432,7 @@ def _as_integer(value: object, where: str) -> int | None:
     elif type(value) is bool or (type(value) is float and abs(value) <= _LARGEST_DOUBLE):
         value = int(value)
     if type(value) is not int or not -_INT64_END <= value < _INT64_END:
-        raise RemoteProtocolError(f"{where} is no 64-bit integer: {brief(value)}.")
+        raise RemoteProtocolError(f"{where} is no 64-bit integer: {short_repr(value)}.")
     return value
 
 
@@ -443,7 +443,7 @@ def _as_number(value: object, where: str) -> float | None:
         if _DECIMAL.fullmatch(value):
             value = float(value.replace(",", ""))
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _LARGEST_DOUBLE:
-        raise RemoteProtocolError(f"{where} is no finite number: {brief(value)}.")
+        raise RemoteProtocolError(f"{where} is no finite number: {short_repr(value)}.")
     return float(value)
 
 
@@ -459,11 +459,11 @@ def _as_flag(value: object, where: str) -> bool | None:
             return True
         if value.lower() == "false" or value in _FALSE:
             return False
-    raise RemoteProtocolError(f"{where} is no boolean: {brief(value)}.")
+    raise RemoteProtocolError(f"{where} is no boolean: {short_repr(value)}.")
 
 
 def _required(value: object, read: Callable[[Any, str], T | None], where: str) -> T:
     found = None if value is None else read(value, where)
     if found is None:
-        raise RemoteProtocolError(f"{where} is missing or empty: {brief(value)}.")
+        raise RemoteProtocolError(f"{where} is missing or empty: {short_repr(value)}.")
     return found

@@ -169,7 +169,7 @@ _FEW_ROWS: Final = 16
 """Numpy's own reduction takes a step for each row."""
 
 
-class ByteTable(NamedTuple):
+class ByteMatrix(NamedTuple):
     """At least one row."""
 
     rows: ByteArray
@@ -178,7 +178,7 @@ class ByteTable(NamedTuple):
     highest: ByteArray
 
     @classmethod
-    def gathered(cls, data: bytes | bytearray, at: IntArray, width: int) -> ByteTable:
+    def gathered(cls, data: bytes | bytearray, at: IntArray, width: int) -> ByteMatrix:
         """Copy ``width`` bytes, more than none, from each position of ``data``; in pieces, which stay in the cache."""
         row = np.dtype((np.void, width))
         source, rows = every_position(data, row), pooled_bytes(len(at) * width).reshape(-1, width)
@@ -191,13 +191,13 @@ class ByteTable(NamedTuple):
         lowest, highest = zip(*extremes, strict=True)
         return cls(rows, np.minimum.reduce(lowest), np.maximum.reduce(highest))
 
-    def behind(self, column: int) -> ByteTable:
+    def behind(self, column: int) -> ByteMatrix:
         """The columns from this one on."""
-        return ByteTable(self.rows[:, column:], self.lowest[column:], self.highest[column:])
+        return ByteMatrix(self.rows[:, column:], self.lowest[column:], self.highest[column:])
 
-    def before(self, column: int) -> ByteTable:
+    def before(self, column: int) -> ByteMatrix:
         """The columns before this one."""
-        return ByteTable(self.rows[:, :column], self.lowest[:column], self.highest[:column])
+        return ByteMatrix(self.rows[:, :column], self.lowest[:column], self.highest[:column])
 
     def is_same(self, begin: int, end: int) -> bool:
         """Whether these columns are the same in all rows."""

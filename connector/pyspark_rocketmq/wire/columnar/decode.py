@@ -42,7 +42,7 @@ from pyspark_rocketmq.wire.columnar.columns import (
     timestamps,
 )
 from pyspark_rocketmq.wire.columnar.property_columns import MAP_TYPE
-from pyspark_rocketmq.wire.columnar.rows import Rows, Stretches, locate
+from pyspark_rocketmq.wire.columnar.rows import Rows, BufferSlices, locate
 from pyspark_rocketmq.wire.compression import ExpansionBudget
 from pyspark_rocketmq.wire.messages import (
     INNER_BATCH_FLAGS,
@@ -300,13 +300,13 @@ def _decode_together(
     """A batch for each group, slices of one; None if anything is irregular or empty, or there are inner batches."""
     if not all(groups):
         return None
-    stretches = Stretches.of([body for bodies in groups for body in bodies])
-    check_column_bytes(len(stretches.data))
+    slices = BufferSlices.of([body for bodies in groups for body in bodies])
+    check_column_bytes(len(slices.data))
     try:
-        rows = locate(stretches)
+        rows = locate(slices)
         if len(groups) > 1 and rows.sys_flag_bits() & INNER_BATCH_FLAGS == INNER_BATCH_FLAGS:
             return None
-        batch = decoder.columns_of(rows, ExpansionBudget(int((stretches.ends - stretches.begins).sum())))
+        batch = decoder.columns_of(rows, ExpansionBudget(int((slices.ends - slices.begins).sum())))
     except (IrregularLayout, RemoteProtocolError):
         return None
     if len(groups) == 1:
@@ -377,7 +377,7 @@ class _Decoder:
     def decode(self, data: bytes) -> pa.RecordBatch:
         budget = ExpansionBudget(len(data))
         try:
-            located = locate(Stretches.whole(data))
+            located = locate(BufferSlices.whole(data))
         except IrregularLayout:
             return self._scalar(data, budget)
         return self._decode_part(located, budget)

@@ -23,7 +23,7 @@ import pyarrow as pa
 from pyspark_rocketmq.wire.columnar.arrays import (
     BoolArray,
     ByteArray,
-    ByteTable,
+    ByteMatrix,
     IntArray,
     IrregularLayout,
     checked_text,
@@ -53,7 +53,7 @@ class PropertyColumns:
     """
 
     def __init__(
-        self, data: bytes | bytearray, starts: IntArray, lengths: IntArray, table: ByteTable | None = None
+        self, data: bytes | bytearray, starts: IntArray, lengths: IntArray, table: ByteMatrix | None = None
     ) -> None:
         """Parse the properties strings ``data[start : start + length]``; each start must be above 0.
 
@@ -66,7 +66,7 @@ class PropertyColumns:
         self._entries: _Aligned | _Alike | _Various | None = None
         if lengths.any():
             if table is None and (lengths == lengths[0]).all():
-                table = ByteTable.gathered(data, starts, int(lengths[0]))
+                table = ByteMatrix.gathered(data, starts, int(lengths[0]))
             aligned = None if table is None else _aligned(table)
             self._entries = aligned or _of_any_length(_copy_text(data, starts, lengths))
 
@@ -253,7 +253,7 @@ def _alike(tokens: _Tokens, names: pa.StringArray) -> _Alike | None:
 class _Aligned:
     """Rows of one layout in which each value is as long in every row."""
 
-    table: ByteTable
+    table: ByteMatrix
     values: Sequence[tuple[int, int]]
     """The columns of each entry's value."""
     kept: _Kept
@@ -269,7 +269,7 @@ class _Aligned:
         return repeated_offsets((len(kept),), rows), repeated_texts(kept, rows), values
 
 
-def _aligned(table: ByteTable) -> _Aligned | None:
+def _aligned(table: ByteMatrix) -> _Aligned | None:
     """What :func:`_of_any_length` finds, if all rows are alike and no value is empty."""
     if table.lowest[-1] == table.highest[-1] == _PROPERTY_SEPARATOR:
         # Old producers write one at the end, newer ones may not.

@@ -16,7 +16,7 @@ places, at their beginnings and wherever the magic number of a message is seen, 
 are followed in lockstep, each until it meets the next. What was a magic number inside a body shows in the
 check, and then the chains are followed link by link.
 
-Where undecoded bodies are: as stretches of one buffer, the one they were received into if possible.
+Where undecoded bodies are: as slices of one buffer, the one they were received into if possible.
 
 Bodies that were received one behind another, other frames and headers between them, are decoded where they
 are; to copy them together would cost as much as a third of the decoding.
@@ -38,7 +38,7 @@ from pyspark_rocketmq.model import PulledBody
 from pyspark_rocketmq.wire.codes import MessageSysFlag
 from pyspark_rocketmq.wire.columnar.arrays import (
     BoolArray,
-    ByteTable,
+    ByteMatrix,
     IntArray,
     IrregularLayout,
     as_void,
@@ -50,7 +50,7 @@ from pyspark_rocketmq.wire.messages import MAX_V1_TOPIC_BYTES, MIN_STORED_BYTES,
 from pyspark_rocketmq.wire.properties import MAX_PROPERTIES_BYTES
 
 
-class Stretches(NamedTuple):
+class BufferSlices(NamedTuple):
     """Parts of a buffer, none of them empty, in the order in which their messages are wanted."""
 
     data: bytes | bytearray
@@ -58,12 +58,12 @@ class Stretches(NamedTuple):
     ends: IntArray
 
     @classmethod
-    def whole(cls, data: bytes) -> Stretches:
+    def whole(cls, data: bytes) -> BufferSlices:
         """All of ``data``."""
         return cls(data, np.array([0]), np.array([len(data)]))
 
     @classmethod
-    def of(cls, bodies: Sequence[PulledBody]) -> Stretches:
+    def of(cls, bodies: Sequence[PulledBody]) -> BufferSlices:
         """The bodies, which are not empty; copied into one buffer only if they are not in one already."""
         sizes = np.fromiter(map(len, bodies), np.int64, len(bodies))
         buffer = _common_buffer(bodies)
@@ -94,44 +94,44 @@ _STEPS_BETWEEN_CHECKS: Final = 8
 
 
 class Starts(NamedTuple):
-    """Where messages begin, stretch by stretch."""
+    """Where messages begin, slice by slice."""
 
     at: IntArray
     counts: IntArray
-    """Messages of each stretch."""
+    """Messages of each slice."""
 
 
-def guesses(stretches: Stretches, min_bytes: int) -> Iterator[Starts]:
+def guesses(slices: BufferSlices, min_bytes: int) -> Iterator[Starts]:
     """Guess without a step for each message, the likeliest first; nothing if there is nothing to go by.
 
-    Every stretch holds at least ``min_bytes`` bytes, the least that a message takes. What is guessed is
-    within the stretches.
+    Every slice holds at least ``min_bytes`` bytes, the least that a message takes. What is guessed is
+    within the slices.
     """
-    data, begins, ends = stretches
+    data, begins, ends = slices
     (first,) = _SIZE.unpack_from(data, int(begins[0]))
     lengths = ends - begins
     if not min_bytes <= first <= lengths[0]:
         return
     if not (lengths % first).any():
         counts = lengths // first
-        # Of message n of all, in a stretch before which there are m: begin + (n - m) x first.
+        # Of message n of all, in a slice before which there are m: begin + (n - m) x first.
         at_none = begins - (np.cumsum(counts) - counts) * first
         yield Starts(np.repeat(at_none, counts) + np.arange(int(counts.sum())) * first, counts)
     messages = int(lengths.sum()) // first
     if messages < _MIN_LOCKSTEP:
         return
-    in_lockstep = _in_lockstep(stretches, min_bytes, 4 * isqrt(messages))
+    in_lockstep = _in_lockstep(slices, min_bytes, 4 * isqrt(messages))
     if in_lockstep is not None:
         yield in_lockstep
 
 
-def follow_stretches(stretches: Stretches, min_bytes: int) -> Starts:
+def follow_slices(slices: BufferSlices, min_bytes: int) -> Starts:
     """Follow the total sizes link by link.
 
     Raises:
-        IrregularLayout: If they do not lead exactly to each stretch's end.
+        IrregularLayout: If they do not lead exactly to each slice's end.
     """
-    data, begins, ends = stretches
+    data, begins, ends = slices
     parts = [
         follow(data, begin, end, min_bytes) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
     ]
@@ -160,9 +160,9 @@ def follow(data: bytes | bytearray, start: int, end: int, min_bytes: int) -> Int
     return np.fromiter(positions, np.int64, len(positions))
 
 
-def _in_lockstep(stretches: Stretches, min_bytes: int, chains: int) -> Starts | None:
-    """Follow about so many chains at once, at least one in each stretch."""
-    data, begins, ends = stretches
+def _in_lockstep(slices: BufferSlices, min_bytes: int, chains: int) -> Starts | None:
+    """Follow about so many chains at once, at least one in each slice."""
+    data, begins, ends = slices
     stride = max(1, int((ends - begins).sum()) // chains)
     entries_of = [
         list(_entries(data, *bounds, stride)) for bounds in zip(begins.tolist(), ends.tolist(), strict=True)
@@ -245,10 +245,10 @@ class Rows:
     body_length: IntArray
     properties_at: IntArray
     properties_length: IntArray
-    properties: ByteTable | None = None
+    properties: ByteMatrix | None = None
     """Of all rows, if they are of one length and were found together with it."""
     in_stretches: IntArray | None = None
-    """How many of the rows each stretch has, if they are all that was located."""
+    """How many of the rows each slice has, if they are all that was located."""
 
     def __len__(self) -> int:
         return len(self.fixed)
@@ -277,33 +277,33 @@ class Rows:
         )
 
 
-def locate(stretches: Stretches) -> Rows:
+def locate(slices: BufferSlices) -> Rows:
     """Find every part of every message, and check that the parts of each are as long as it is.
 
     Raises:
         IrregularLayout: If anything is malformed, cut or left over, or there is no message.
     """
-    if not len(stretches.begins) or (stretches.ends - stretches.begins < MIN_STORED_BYTES).any():
+    if not len(slices.begins) or (slices.ends - slices.begins < MIN_STORED_BYTES).any():
         raise IrregularLayout
-    for guess in guesses(stretches, MIN_STORED_BYTES):
+    for guess in guesses(slices, MIN_STORED_BYTES):
         try:
-            return _locate_from(stretches, guess)
+            return _locate_from(slices, guess)
         except IrregularLayout:
             pass
-    return _locate_from(stretches, follow_stretches(stretches, MIN_STORED_BYTES))
+    return _locate_from(slices, follow_slices(slices, MIN_STORED_BYTES))
 
 
-def _locate_from(stretches: Stretches, guess: Starts) -> Rows:
-    """Locate the parts of messages that perhaps begin where guessed; those of a stretch ascend."""
-    data, starts = stretches.data, guess.at
+def _locate_from(slices: BufferSlices, guess: Starts) -> Rows:
+    """Locate the parts of messages that perhaps begin where guessed; those of a slice ascend."""
+    data, starts = slices.data, guess.at
     fixed = _gathered_fixed(data, starts)
     total = fixed["total"].astype(np.int64)
     ends = starts + total
     require_all(total >= MIN_STORED_BYTES)
     last = np.cumsum(guess.counts) - 1
-    require_all((guess.counts > 0) & (starts[last - (guess.counts - 1)] == stretches.begins))
+    require_all((guess.counts > 0) & (starts[last - (guess.counts - 1)] == slices.begins))
     next_starts = np.append(starts[1:], 0)
-    next_starts[last] = stretches.ends
+    next_starts[last] = slices.ends
     require_all(ends == next_starts)
     sys_flag = fixed["sysFlag"].astype(np.int32)
     is_v1 = fixed["magic"] == _V1
@@ -347,7 +347,7 @@ class _Tails(NamedTuple):
     topic_end: IntArray
     properties_at: IntArray
     properties_length: IntArray
-    properties: ByteTable | None
+    properties: ByteMatrix | None
 
 
 def _equal_tails(
@@ -358,7 +358,7 @@ def _equal_tails(
     length = int(lengths[0])
     if not is_v1.all() or (lengths != length).any():
         return None
-    table = ByteTable.gathered(data, topic_length_at, length)
+    table = ByteMatrix.gathered(data, topic_length_at, length)
     topic_bytes = int(table.rows[0, 0])
     begin = topic_bytes + 3
     if topic_bytes > MAX_V1_TOPIC_BYTES or begin > length or not table.is_same(0, begin):

@@ -19,7 +19,7 @@ from pyspark_rocketmq.wire.fastjson import (
     JsonObject,
     ObjectMap,
     as_text,
-    brief,
+    short_repr,
     checked_int64,
     dumps_java,
     loads,
@@ -310,8 +310,8 @@ def queue_from_json(value: Any, where: str) -> MessageQueue:
             )
     except (KeyError, TypeError, RemoteProtocolError) as exc:
         raise RemoteProtocolError(
-            f"{where} holds something that is no message queue: {brief(value)}."
+            f"{where} holds something that is no message queue: {short_repr(value)}."
         ) from exc
     if not -_INT32_END <= queue.queue_id < _INT32_END:
-        raise RemoteProtocolError(f"{where} holds something that is no message queue: {brief(value)}.")
+        raise RemoteProtocolError(f"{where} holds something that is no message queue: {short_repr(value)}.")
     return queue

@@ -40,7 +40,7 @@ from pyspark_rocketmq.model import (
 )
 from pyspark_rocketmq.wire.fastjson import (
     JsonObject,
-    brief,
+    short_repr,
     check_json_size,
     checked_int64,
     dumps_java,
@@ -117,7 +117,7 @@ def _bounds_from_json(value: Any) -> QueueBounds:
         updated = value.get("lastUpdateTimestamp", 0)
     except (KeyError, TypeError, AttributeError) as exc:
         raise RemoteProtocolError(
-            f"{_WHERE} holds something that is no TopicOffset: {brief(value)}."
+            f"{_WHERE} holds something that is no TopicOffset: {short_repr(value)}."
         ) from exc
     return QueueBounds(
         min_offset=checked_int64(minimum, _WHERE),
@@ -147,7 +147,7 @@ def decode_route(body: bytes, topic: str = "") -> TopicRoute:
     order_topic_conf = route.optional_text("orderTopicConf") or None
     if order_topic_conf is not None and _ORDER_CONF.fullmatch(order_topic_conf) is None:
         raise RemoteProtocolError(
-            f"TopicRouteData.orderTopicConf is no 'broker:queues;…': {brief(order_topic_conf)}."
+            f"TopicRouteData.orderTopicConf is no 'broker:queues;…': {short_repr(order_topic_conf)}."
         )
     queues = tuple(map(_queue, route.objects("queueDatas")))
     _check_count(topic, "readQueueNums", [(data.broker_name, data.read_queue_nums) for data in queues])
@@ -166,9 +166,9 @@ def _check_count(topic: str, field: str, shares: Sequence[tuple[str, int]]) -> N
     if total > MAX_QUEUES:
         name, count = max(shares, key=lambda share: share[1])
         raise RemoteProtocolError(
-            f"The route of topic {brief(topic)} announces {total} queues ({field}), {count} of them on "
+            f"The route of topic {short_repr(topic)} announces {total} queues ({field}), {count} of them on "
             "broker "
-            f"{brief(name)}; at most {MAX_QUEUES} queues of one topic are taken. Correct the topic's number "
+            f"{short_repr(name)}; at most {MAX_QUEUES} queues of one topic are taken. Correct the topic's number "
             "of "
             "queues (mqadmin updateTopic) or its order configuration."
         )
@@ -184,8 +184,8 @@ def broker_from_json(data: JsonObject) -> BrokerData:
     for broker_id, address in data.pairs("brokerAddrs"):
         if type(broker_id) is not str or _BROKER_ID.fullmatch(broker_id) is None or type(address) is not str:
             raise RemoteProtocolError(
-                f"{data.where}.brokerAddrs maps no broker id to an address: {brief(broker_id)} to "
-                f"{brief(address)}."
+                f"{data.where}.brokerAddrs maps no broker id to an address: {short_repr(broker_id)} to "
+                f"{short_repr(address)}."
             )
         # No address has such characters in it, and log lines have addresses.
         addresses[int(broker_id)] = BrokerAddress(peer_text(address))
@@ -206,7 +206,7 @@ def _queue(data: JsonObject) -> QueueData:
     )
     if min(queue.read_queue_nums, queue.write_queue_nums) < 0:
         raise RemoteProtocolError(
-            f"{data.where}: broker {brief(queue.broker_name)} has a negative number of queues."
+            f"{data.where}: broker {short_repr(queue.broker_name)} has a negative number of queues."
         )
     return queue
 
