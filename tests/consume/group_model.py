@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 
 from pyspark_rocketmq.consume.membership import (
     AskMembers,
-    Duty,
+    GroupAction,
     Heartbeat,
     Lock,
     Membership,
@@ -28,7 +28,7 @@ BROKER_LOCK_S = 60.0
 MEMBER_EXPIRES_S = 120.0
 TIMING = MembershipTiming()
 _MOST_ROUNDS = 6
-"""Of duties that follow from each other: heartbeat, list, unlock and lock, and a list again."""
+"""Of actions that follow from each other: heartbeat, list, unlock and lock, and a list again."""
 
 
 def average(client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> list[MessageQueue]:
@@ -194,50 +194,50 @@ class GroupModel:
     def _work(self, name: str, member: _Member, lost: str) -> None:
         self.faults_left -= bool(lost)
         for _ in range(_MOST_ROUNDS):
-            duties = member.machine.due(self.now_s)
-            for duty in duties:
-                self._check_locks_are_needed(name, duty)
-                answer = None if lost == "requests lost" else self._serve(name, duty)
-                self._report(member.machine, duty, None if lost == "answers lost" else answer)
-            if not duties:
+            actions = member.machine.due(self.now_s)
+            for action in actions:
+                self._check_locks_are_needed(name, action)
+                answer = None if lost == "requests lost" else self._serve(name, action)
+                self._report(member.machine, action, None if lost == "answers lost" else answer)
+            if not actions:
                 return
-        raise Violation(f"{name} has something to do again and again without time going on: {duties}.")
+        raise Violation(f"{name} has something to do again and again without time going on: {actions}.")
 
-    def _check_locks_are_needed(self, name: str, duty: Duty) -> None:
-        if isinstance(duty, Lock | Unlock) and not self.needs_locks:
-            raise Violation(f"{name} asks for {duty}, although its group locks nothing.")
+    def _check_locks_are_needed(self, name: str, action: GroupAction) -> None:
+        if isinstance(action, Lock | Unlock) and not self.needs_locks:
+            raise Violation(f"{name} asks for {action}, although its group locks nothing.")
 
-    def _serve(self, name: str, duty: Duty) -> frozenset[object]:
+    def _serve(self, name: str, action: GroupAction) -> frozenset[object]:
         """What the broker does and answers."""
-        if isinstance(duty, Heartbeat):
+        if isinstance(action, Heartbeat):
             is_new = name not in self.registered
             self.registered[name] = self.now_s
             if is_new:
                 self._notify()
-        elif isinstance(duty, AskMembers):
+        elif isinstance(action, AskMembers):
             return frozenset(self.registered)
-        elif isinstance(duty, Lock):
-            return frozenset(queue for queue in duty.queues if self._lock(name, queue))
-        elif isinstance(duty, Unlock):
-            for queue in duty.queues:
+        elif isinstance(action, Lock):
+            return frozenset(queue for queue in action.queues if self._lock(name, queue))
+        elif isinstance(action, Unlock):
+            for queue in action.queues:
                 if queue in self.locks and self.locks[queue].owner == name:
                     del self.locks[queue]
         else:
-            assert isinstance(duty, Unregister)
+            assert isinstance(action, Unregister)
             self._leave(name)
         return frozenset()
 
-    def _report(self, machine: Membership, duty: Duty, answer: frozenset[object] | None) -> None:
-        if isinstance(duty, AskMembers):
+    def _report(self, machine: Membership, action: GroupAction, answer: frozenset[object] | None) -> None:
+        if isinstance(action, AskMembers):
             if answer is None:
                 machine.members_unknown(self.now_s)
             else:
                 machine.members_listed(map(str, answer), self.now_s)
-        elif isinstance(duty, Lock):
+        elif isinstance(action, Lock):
             if answer is None:
-                machine.locks_unknown(duty.queues, self.now_s)
+                machine.locks_unknown(action.queues, self.now_s)
             else:
-                machine.locks_answered(duty.queues, [q for q in duty.queues if q in answer], self.now_s)
+                machine.locks_answered(action.queues, [q for q in action.queues if q in answer], self.now_s)
 
     def _lock(self, name: str, queue: MessageQueue) -> bool:
         entry = self.locks.get(queue)
@@ -308,8 +308,8 @@ class GroupModel:
         self.stops_left -= 1
         member.batch = member.planning = None
         member.machine.stop()
-        for duty in member.machine.due(self.now_s):
-            self._serve(name, duty)
+        for action in member.machine.due(self.now_s):
+            self._serve(name, action)
         member.is_alive = False
 
     _DOES: ClassVar = {
@@ -442,7 +442,9 @@ def machine_key(machine: Membership, now_s: float) -> object:
         state["_members"],
         tuple(sorted(state["_missing"])),
         tuple(sorted((queue, phase.name) for queue, phase in state["_phases"].items())),
-        tuple(sorted((queue, since(tenure.asked_at_s)) for queue, tenure in state["_tenures"].items())),
+        tuple(
+            sorted((queue, since(ownership.asked_at_s)) for queue, ownership in state["_ownerships"].items())
+        ),
         tuple(sorted(state["_planned"])),
         tuple(sorted(state["_unlocks"])),
         tuple(sorted(state["_asked"])),

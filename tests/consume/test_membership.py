@@ -33,20 +33,20 @@ class Driver:
         """Do what is due until nothing is; what was done now."""
         now = []
         for _ in range(10):
-            duties = self.machine.due(self.now_s)
-            if not duties:
+            actions = self.machine.due(self.now_s)
+            if not actions:
                 self.done += now
                 return now
-            now += duties
-            for duty in duties:
-                self.answer(duty)
-        raise AssertionError(f"no end of duties: {duties}")
+            now += actions
+            for action in actions:
+                self.answer(action)
+        raise AssertionError(f"no end of actions: {actions}")
 
-    def answer(self, duty: AskMembers | Heartbeat | Lock | Unlock) -> None:
-        if isinstance(duty, AskMembers):
+    def answer(self, action: AskMembers | Heartbeat | Lock | Unlock) -> None:
+        if isinstance(action, AskMembers):
             self.machine.members_listed(self.members, self.now_s)
-        elif isinstance(duty, Lock):
-            self.machine.locks_answered(duty.queues, duty.queues - self.refused, self.now_s)
+        elif isinstance(action, Lock):
+            self.machine.locks_answered(action.queues, action.queues - self.refused, self.now_s)
 
     def after(self, seconds: float):
         self.now_s += seconds
@@ -72,8 +72,8 @@ def driver():
     return Driver()
 
 
-def kinds(duties: list[Any]):
-    return [type(duty) for duty in duties]
+def kinds(actions: list[Any]):
+    return [type(action) for action in actions]
 
 
 def test_a_start_is_heartbeat_then_members_then_one_lock_call_per_broker(driver: Driver) -> None:
@@ -83,7 +83,10 @@ def test_a_start_is_heartbeat_then_members_then_one_lock_call_per_broker(driver:
     done = driver.work()
 
     assert kinds(done) == [Heartbeat, AskMembers, Lock, Lock]
-    assert {duty.broker_name: len(duty.queues) for duty in done if isinstance(duty, Lock)} == {"a": 2, "b": 2}
+    assert {action.broker_name: len(action.queues) for action in done if isinstance(action, Lock)} == {
+        "a": 2,
+        "b": 2,
+    }
     assert driver.plannable == set(QUEUES)
 
 
@@ -92,8 +95,8 @@ def test_heartbeat_rebalance_and_renewal_come_at_their_intervals(driver: Driver)
     driver.work()
     seen = {Heartbeat: [], AskMembers: [], Lock: []}
     for second in range(1, 61):
-        for duty in driver.after(1.0):
-            seen[type(duty)].append(second)
+        for action in driver.after(1.0):
+            seen[type(action)].append(second)
 
     assert seen[Heartbeat] == [30, 60]
     assert seen[AskMembers] == [20, 40, 60]
@@ -141,7 +144,7 @@ class TestMembersComeAndGo:
 
         theirs = {QUEUES[1], QUEUES[3]}
         assert driver.plannable == set(QUEUES) - theirs
-        assert {queue for duty in done if isinstance(duty, Unlock) for queue in duty.queues} == theirs
+        assert {queue for action in done if isinstance(action, Unlock) for queue in action.queues} == theirs
 
     def test_a_queue_in_a_batch_keeps_its_lock_until_the_batch_is_over(self, driver: Driver) -> None:
         """B5: not planned again, renewed, then unlocked."""
@@ -151,15 +154,17 @@ class TestMembersComeAndGo:
         driver.members = [ME, OTHER]
 
         done = driver.after(20.0)
-        assert not [duty for duty in done if isinstance(duty, Unlock)]
+        assert not [action for action in done if isinstance(action, Unlock)]
         assert driver.plannable == {QUEUES[0], QUEUES[2]}
         assert driver.machine.phase(QUEUES[1]) is Phase.LEAVING
-        renewed = {queue for duty in driver.after(20.0) if isinstance(duty, Lock) for queue in duty.queues}
+        renewed = {
+            queue for action in driver.after(20.0) if isinstance(action, Lock) for queue in action.queues
+        }
         assert renewed == set(QUEUES)
 
         driver.machine.batch_over(driver.now_s)
         done = driver.work()
-        assert {queue for duty in done if isinstance(duty, Unlock) for queue in duty.queues} == {
+        assert {queue for action in done if isinstance(action, Unlock) for queue in action.queues} == {
             QUEUES[1],
             QUEUES[3],
         }
@@ -170,11 +175,11 @@ class TestMembersComeAndGo:
         driver.work()
         terms = driver.machine.begin_plan(driver.now_s)
         driver.members = [ME, OTHER]
-        assert not [duty for duty in driver.after(20.0) if isinstance(duty, Unlock)]
+        assert not [action for action in driver.after(20.0) if isinstance(action, Unlock)]
 
         driver.machine.planned({QUEUES[0]: terms[QUEUES[0]]}, driver.now_s)
 
-        assert [duty for duty in driver.work() if isinstance(duty, Unlock)]
+        assert [action for action in driver.work() if isinstance(action, Unlock)]
 
     def test_a_queue_that_comes_back_before_it_is_gone_goes_on_under_its_term(self, driver: Driver) -> None:
         """B5: no second claim, so the batch under way is not fenced off."""
@@ -222,7 +227,7 @@ class TestMembersComeAndGo:
         """B4."""
         driver.work()
         driver.now_s += 20
-        asked = [duty for duty in driver.machine.due(driver.now_s) if isinstance(duty, AskMembers)]
+        asked = [action for action in driver.machine.due(driver.now_s) if isinstance(action, AskMembers)]
         assert asked
         if answer == "none":
             driver.machine.members_unknown(driver.now_s)
@@ -284,11 +289,11 @@ class TestLocks:
         began_s = driver.now_s
         for second in range(19, 31):
             driver.now_s = began_s + second
-            for duty in driver.machine.due(driver.now_s):
-                if isinstance(duty, Lock):
-                    driver.machine.locks_unknown(duty.queues, driver.now_s)
+            for action in driver.machine.due(driver.now_s):
+                if isinstance(action, Lock):
+                    driver.machine.locks_unknown(action.queues, driver.now_s)
                 else:
-                    driver.answer(duty)
+                    driver.answer(action)
             assert driver.plannable == set(QUEUES)
 
         driver.now_s = began_s + 30.1
@@ -299,10 +304,10 @@ class TestLocks:
         driver.machine.due(driver.now_s)
         driver.machine.members_listed([ME], driver.now_s)
         asked_s = driver.now_s
-        locks = [duty for duty in driver.machine.due(driver.now_s) if isinstance(duty, Lock)]
+        locks = [action for action in driver.machine.due(driver.now_s) if isinstance(action, Lock)]
         driver.now_s += 9
-        for duty in locks:
-            driver.machine.locks_answered(duty.queues, duty.queues, driver.now_s)
+        for action in locks:
+            driver.machine.locks_answered(action.queues, action.queues, driver.now_s)
 
         driver.now_s = asked_s + 30
         assert driver.plannable == set(QUEUES)
@@ -324,7 +329,7 @@ class TestLocks:
         assert driver.plannable == set(QUEUES[1:])
 
         assert QUEUES[0] not in {
-            queue for duty in driver.after(19.0) if isinstance(duty, Lock) for queue in duty.queues
+            queue for action in driver.after(19.0) if isinstance(action, Lock) for queue in action.queues
         }
         driver.after(1.0)
         assert QUEUES[0] in driver.plannable
@@ -375,7 +380,9 @@ class TestOtherModels:
 
         assert kinds(driver.work()) == [Heartbeat, AskMembers]
         assert driver.plannable == set(QUEUES)
-        assert not [duty for second in range(40) for duty in driver.after(1.0) if isinstance(duty, Lock)]
+        assert not [
+            action for second in range(40) for action in driver.after(1.0) if isinstance(action, Lock)
+        ]
         assert driver.plannable == set(QUEUES)
 
     @pytest.mark.parametrize("is_broadcast", [False, True])
@@ -431,7 +438,7 @@ class TestOtherModels:
         assert kinds(driver.work()) == [Heartbeat, AskMembers]
         assert driver.plannable == set(QUEUES)
         driver.members = ["others", "and", "more"]
-        later = set(kinds([duty for _ in range(60) for duty in driver.after(1.0)]))
+        later = set(kinds([action for _ in range(60) for action in driver.after(1.0)]))
         assert later == {Heartbeat, AskMembers}
         assert driver.plannable == set(QUEUES)
 
@@ -514,14 +521,14 @@ def test_a_queue_of_a_batch_leaves_when_it_is_over_for_that_queue(driver: Driver
     plan = in_a_batch(driver)
     driver.members = [ME, OTHER]
     driver.machine.notified(driver.now_s)
-    assert not [duty for duty in driver.after(2.0) if isinstance(duty, Unlock)]
+    assert not [action for action in driver.after(2.0) if isinstance(action, Unlock)]
     leaving = driver.machine.must_leave()
     assert leaving == set(QUEUES) - set(driver.plannable)
     first = min(leaving)
 
     driver.machine.free(plan, [first], driver.now_s)
 
-    assert [duty for duty in driver.work() if isinstance(duty, Unlock)] == [
+    assert [action for action in driver.work() if isinstance(action, Unlock)] == [
         Unlock(first.broker_name, frozenset({first}))
     ]
     assert driver.machine.must_leave() == leaving - {first}
@@ -535,7 +542,9 @@ def test_a_batch_that_is_over_holds_nothing_back(driver: Driver) -> None:
     driver.members = [ME, OTHER]
     driver.machine.notified(driver.now_s)
 
-    unlocked = {queue for duty in driver.after(2.0) if isinstance(duty, Unlock) for queue in duty.queues}
+    unlocked = {
+        queue for action in driver.after(2.0) if isinstance(action, Unlock) for queue in action.queues
+    }
     assert unlocked == set(QUEUES) - set(driver.plannable) != set()
     assert driver.machine.must_leave() == set()
 

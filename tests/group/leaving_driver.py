@@ -12,7 +12,7 @@ import sys
 import threading
 
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.group.join import join_group, leave_at_the_end
+from pyspark_rocketmq.group.join import join_group, unregister_at_exit
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
 
@@ -25,7 +25,7 @@ def main(name_servers: str, topic: str, group: str, *how: str) -> None:
     if "handler" in how:
         signal.signal(signal.SIGTERM, lambda *_: _say("told"))
     member = join_group(options, "leaving", store, SystemClock())
-    leave_at_the_end(member)
+    unregister_at_exit(member)
     member.start()
     if not member.await_settled(60.0):
         raise AssertionError("The member got no queues within a minute.")

@@ -365,10 +365,7 @@ def test_a_row_whose_queue_is_not_clear_is_refused(
 def numbers(batch: SendBatch) -> list[int]:
     if batch.single is not None:
         return [int(batch.single.body)]
-    return [
-        int(decompress(member.body, batch.sys_flag))
-        for member in decode_batch(b"".join(batch.parts))
-    ]
+    return [int(decompress(member.body, batch.sys_flag)) for member in decode_batch(b"".join(batch.parts))]
 
 
 @given(
@@ -416,15 +413,11 @@ def test_a_message_larger_than_a_request_goes_alone() -> None:
     """G2: the broker then decides."""
     builder = BatchBuilder(options(batchBytes=1_000))
     sent = [
-        batch
-        for number in range(3)
-        for batch in builder.add(row(number, b"%d" % number + b" " * 5_000), A0)
+        batch for number in range(3) for batch in builder.add(row(number, b"%d" % number + b" " * 5_000), A0)
     ]
 
     assert [batch.count for batch in sent] == [1, 1, 1]
-    assert all(batch.single is not None for batch in sent), (
-        "a batch's frame around it may be too much"
-    )
+    assert all(batch.single is not None for batch in sent), "a batch's frame around it may be too much"
     assert list(builder.rest()) == []
 
 

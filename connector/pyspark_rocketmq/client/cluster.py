@@ -42,7 +42,7 @@ def subscription_data(wanted: Subscription, *, sub_version: int) -> Subscription
     return build_subscription(wanted.topic, wanted.expression, sub_version=sub_version, expression_type=kind)
 
 
-def at_once(calls: Sequence[Callable[[], None]]) -> None:
+def run_concurrently(calls: Sequence[Callable[[], None]]) -> None:
     """Make all calls, each on a thread of its own; returns when the last one has.
 
     A call must not raise, and must end by a deadline of its own.

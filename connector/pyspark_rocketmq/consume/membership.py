@@ -88,7 +88,7 @@ class Unregister:
     """Leave the group at every broker."""
 
 
-Duty = Heartbeat | AskMembers | Lock | Unlock | Unregister
+GroupAction = Heartbeat | AskMembers | Lock | Unlock | Unregister
 
 
 Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Collection[MessageQueue] | None]
@@ -96,7 +96,7 @@ Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Collection[Mes
 :mod:`~pyspark_rocketmq.consume.allocation`. None if it cannot be said."""
 
 
-class Tenure(NamedTuple):
+class Ownership(NamedTuple):
     """A queue in HELD, since when."""
 
     term: int
@@ -140,7 +140,7 @@ class Membership:
         """Who was not in the last list although a member."""
         self._phases: dict[MessageQueue, Phase] = {}
         """Without the absent ones."""
-        self._tenures: dict[MessageQueue, Tenure] = {}
+        self._ownerships: dict[MessageQueue, Ownership] = {}
         """Of queues held or leaving."""
         self._terms = 0
         self._planned: frozenset[MessageQueue] = frozenset()
@@ -167,9 +167,9 @@ class Membership:
         if self._is_stopping:
             return {}
         return {
-            queue: tenure.term
-            for queue, tenure in self._tenures.items()
-            if self._phases[queue] is Phase.HELD and self._is_fresh(tenure, now_s)
+            queue: ownership.term
+            for queue, ownership in self._ownerships.items()
+            if self._phases[queue] is Phase.HELD and self._is_fresh(ownership, now_s)
         }
 
     def begin_plan(self, now_s: float) -> dict[MessageQueue, int]:
@@ -189,9 +189,9 @@ class Membership:
         valid = frozenset(
             queue
             for queue, term in terms.items()
-            if (tenure := self._tenures.get(queue)) is not None
-            and tenure.term == term
-            and self._is_fresh(tenure, now_s)
+            if (ownership := self._ownerships.get(queue)) is not None
+            and ownership.term == term
+            and self._is_fresh(ownership, now_s)
         )
         spared, self._planned = self._planned - valid, valid
         self._let_go(spared, now_s)
@@ -226,16 +226,16 @@ class Membership:
         """Begin a new term of a held queue that was not planned for too long (B6)."""
         if self._phases.get(queue) is Phase.HELD:
             self._terms += 1
-            self._tenures[queue] = Tenure(self._terms, self._tenures[queue].asked_at_s)
+            self._ownerships[queue] = Ownership(self._terms, self._ownerships[queue].asked_at_s)
 
     def is_planned(self, queue: MessageQueue, now_s: float) -> bool:
         """Whether the plan under way holds ``queue`` and may still run it."""
-        tenure = self._tenures.get(queue)
-        return queue in self._planned and tenure is not None and self._is_fresh(tenure, now_s)
+        ownership = self._ownerships.get(queue)
+        return queue in self._planned and ownership is not None and self._is_fresh(ownership, now_s)
 
     def locked_at_s(self) -> dict[MessageQueue, float]:
         """When the lock of each held queue was asked for last."""
-        return {queue: tenure.asked_at_s for queue, tenure in self._tenures.items()}
+        return {queue: ownership.asked_at_s for queue, ownership in self._ownerships.items()}
 
     def phase(self, queue: MessageQueue) -> Phase:
         """How far this member has ``queue``."""
@@ -249,26 +249,26 @@ class Membership:
 
     # --- what the driver does and reports -------------------------------------------------------------------
 
-    def due(self, now_s: float) -> list[Duty]:
+    def due(self, now_s: float) -> list[GroupAction]:
         """What is to be done now, each once until its result is reported; expired locks are dropped first."""
         if self._is_stopping:
-            return self._last_duties()
+            return self._last_actions()
         self._expire(now_s)
-        duties: list[Duty] = []
+        actions: list[GroupAction] = []
         if now_s >= self._heartbeat_at_s and self._queues:
             self._heartbeat_at_s = now_s + self._timing.heartbeat_s
             self._is_registered = True
-            duties.append(Heartbeat())
+            actions.append(Heartbeat())
         if self._is_look_due(now_s):
             self._is_looking = True
             self._looked_at_s = now_s
-            duties.append(AskMembers())
-        duties += self._unlock_duties()
+            actions.append(AskMembers())
+        actions += self._unlock_actions()
         if self._needs_locks:
-            duties += self._lock_duties(now_s)
+            actions += self._lock_actions(now_s)
         else:
             self._take_wanted(now_s)
-        return duties
+        return actions
 
     def next_due_s(self) -> float:
         """When to call :meth:`due` again at the latest, if nothing happens before; never without a route."""
@@ -409,13 +409,13 @@ class Membership:
             self._phases[queue] = phase
         if Effect.BEGIN_TENURE in effects:
             self._terms += 1
-            self._tenures[queue] = Tenure(self._terms, now_s if asked_at_s is None else asked_at_s)
+            self._ownerships[queue] = Ownership(self._terms, now_s if asked_at_s is None else asked_at_s)
             if self._needs_locks:
                 self._renew_at_s = min(self._renew_at_s, now_s + self._timing.lock_renewal_s)
-        elif event is Event.GRANTED and asked_at_s is not None and queue in self._tenures:
-            self._tenures[queue] = self._tenures[queue]._replace(asked_at_s=asked_at_s)
+        elif event is Event.GRANTED and asked_at_s is not None and queue in self._ownerships:
+            self._ownerships[queue] = self._ownerships[queue]._replace(asked_at_s=asked_at_s)
         if phase not in {Phase.HELD, Phase.LEAVING}:
-            self._tenures.pop(queue, None)
+            self._ownerships.pop(queue, None)
         if phase is not Phase.WANTED:
             self._retry_at_s.pop(queue, None)
         if Effect.UNLOCK in effects and self._needs_locks:
@@ -428,18 +428,20 @@ class Membership:
                 self._happened(queue, Event.BATCH_OVER, now_s)
 
     def _expire(self, now_s: float) -> None:
-        stale = [queue for queue, tenure in self._tenures.items() if not self._is_fresh(tenure, now_s)]
+        stale = [
+            queue for queue, ownership in self._ownerships.items() if not self._is_fresh(ownership, now_s)
+        ]
         for queue in stale:
             self._happened(queue, Event.EXPIRED, now_s)
 
-    def _is_fresh(self, tenure: Tenure, now_s: float) -> bool:
+    def _is_fresh(self, ownership: Ownership, now_s: float) -> bool:
         """Whether the lock still counts (C2); whoever needs none has always one that does."""
-        return not self._needs_locks or now_s - tenure.asked_at_s <= self._timing.lock_valid_s
+        return not self._needs_locks or now_s - ownership.asked_at_s <= self._timing.lock_valid_s
 
-    def _lock_duties(self, now_s: float) -> list[Duty]:
+    def _lock_actions(self, now_s: float) -> list[GroupAction]:
         is_renewal = now_s >= self._renew_at_s
         if is_renewal:
-            self._renew_at_s = now_s + self._timing.lock_renewal_s if self._tenures else float("inf")
+            self._renew_at_s = now_s + self._timing.lock_renewal_s if self._ownerships else float("inf")
         wanted = {
             queue
             for queue, phase in self._phases.items()
@@ -453,22 +455,22 @@ class Membership:
             return now_s >= self._retry_at_s.get(queue, 0.0)
         return is_renewal
 
-    def _unlock_duties(self) -> list[Duty]:
+    def _unlock_actions(self) -> list[GroupAction]:
         # A queue that is wanted again meanwhile is not given free: its lock is simply asked for.
         free, self._unlocks = self._unlocks - self._phases.keys(), set()
         return [Unlock(broker_name, queues) for broker_name, queues in _by_broker(free)]
 
-    def _last_duties(self) -> list[Duty]:
-        held = self._tenures.keys() | self._unlocks | self._asked.keys() if self._needs_locks else ()
-        duties: list[Duty] = [Unlock(broker_name, queues) for broker_name, queues in _by_broker(held)]
+    def _last_actions(self) -> list[GroupAction]:
+        held = self._ownerships.keys() | self._unlocks | self._asked.keys() if self._needs_locks else ()
+        actions: list[GroupAction] = [Unlock(broker_name, queues) for broker_name, queues in _by_broker(held)]
         if self._is_registered:
-            duties.append(Unregister())
+            actions.append(Unregister())
         self._is_registered = False
         self._phases.clear()
-        self._tenures.clear()
+        self._ownerships.clear()
         self._unlocks.clear()
         self._asked.clear()
-        return duties
+        return actions
 
 
 def _by_broker(queues: Iterable[MessageQueue]) -> list[tuple[str, frozenset[MessageQueue]]]:

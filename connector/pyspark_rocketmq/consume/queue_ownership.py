@@ -78,7 +78,7 @@ TRANSITIONS: Final[Mapping[tuple[Phase, Event], Transition]] = {
     (Phase.HELD, Event.REFUSED): Transition(Phase.WANTED),
     (Phase.HELD, Event.EXPIRED): Transition(Phase.WANTED),
     (Phase.HELD, Event.CLAIMED_BY_OTHER): Transition(Phase.WANTED),
-    # Back before it was gone: the same tenure goes on.
+    # Back before it was gone: the same ownership goes on.
     (Phase.LEAVING, Event.ALLOCATED): Transition(Phase.HELD),
     (Phase.LEAVING, Event.BATCH_OVER): Transition(Phase.ABSENT, (Effect.UNLOCK,)),
     (Phase.LEAVING, Event.REFUSED): Transition(Phase.ABSENT),

@@ -31,7 +31,7 @@ from pyspark_rocketmq.consume.allocation import AllocationStrategy, allocation_s
 from pyspark_rocketmq.consume.membership import Allocate, Membership, MembershipTiming
 from pyspark_rocketmq.group.driver_line import DriverLine
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S, GroupCalls, RunningMember
-from pyspark_rocketmq.group.requests import MemberDesk, ServerRequests
+from pyspark_rocketmq.group.requests import ClientRemotingProcessor, ServerRequests
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetStore, ProgressName
 from pyspark_rocketmq.options.positions import StartingOffsets
@@ -43,7 +43,7 @@ _WITHIN_S: Final = 3.0
 _members: list[RunningMember] = []
 
 
-def leave_at_the_end(member: RunningMember) -> None:
+def unregister_at_exit(member: RunningMember) -> None:
     """Stop ``member`` when this process exits or gets SIGTERM."""
     if not _members:
         atexit.register(_leave)
@@ -140,8 +140,8 @@ def join_group(
     # However long a pull may take: a member that waits renews no locks.
     timeout_s = min(options.request_timeout_ms / 1000, CALL_TIMEOUT_S)
     namespace = options.namespace or ""
-    desk = MemberDesk(options, store, progress_name(options), clock)
-    requests = ServerRequests(desk, namespace=namespace)
+    processor = ClientRemotingProcessor(options, store, progress_name(options), clock)
+    requests = ServerRequests(processor, namespace=namespace)
     pool = ConnectionSettings.of(options).open_pool(clock, lambda _: requests)
     name_server = NameServerClient(
         options.name_servers, pool, clock, timeout_s, options.route_refresh_ms / 1000, namespace=namespace
@@ -153,10 +153,10 @@ def join_group(
         routes=TopicRoutes(name_server, options.subscribed(), options.retry_topic(), clock),
     )
     member = RunningMember(machine, heartbeat, calls, clock)
-    desk.serve(member, heartbeat)
+    processor.serve(member, heartbeat)
     if line is not None:
         member.watched_by(line)
-        desk.tell_resets(line.was_reset)
+        processor.tell_resets(line.was_reset)
         line.start(member)
     return member
 

@@ -36,12 +36,12 @@ from typing import Protocol, TypeVar
 from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.channel import Channel
-from pyspark_rocketmq.client.cluster import Routes, TopicRoutes, at_once
+from pyspark_rocketmq.client.cluster import Routes, TopicRoutes, run_concurrently
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline, SleepWatch
 from pyspark_rocketmq.consume.membership import (
     AskMembers,
-    Duty,
+    GroupAction,
     Heartbeat,
     Lock,
     Membership,
@@ -90,7 +90,7 @@ class QueueOwnership(Protocol):
 logger = logging.getLogger(__name__)
 
 
-class Differences:
+class SubscriptionConsistency:
     """What was said already is not said again until it was right in between."""
 
     def __init__(self, own: ConsumerData, client_id: str) -> None:
@@ -218,7 +218,7 @@ class RunningMember:
         """On which a heartbeat was answered."""
         self._silent: set[BrokerAddress] = set()
         """Where the last heartbeat was not."""
-        self._differences = Differences(heartbeat.consumers[0], self._client_id)
+        self._differences = SubscriptionConsistency(heartbeat.consumers[0], self._client_id)
         self._watcher: PlanWatcher | None = None
         self._told: tuple[int, frozenset[MessageQueue]] = (0, frozenset())
         """What the watcher was told last of queues to be given up."""
@@ -367,48 +367,48 @@ class RunningMember:
 
     def _do_what_is_due(self) -> None:
         while not self._is_stopping:
-            duties = self._ask(lambda machine, now_s: machine.due(now_s))
-            if not duties:
+            actions = self._ask(lambda machine, now_s: machine.due(now_s))
+            if not actions:
                 return
-            self._do_all(duties)
+            self._do_all(actions)
 
-    def _do_all(self, duties: Sequence[Duty]) -> None:
+    def _do_all(self, actions: Sequence[GroupAction]) -> None:
         """In their order, those of one kind at the same time."""
-        for _, alike in groupby(duties, key=type):
-            at_once([partial(self._do, duty) for duty in alike])
+        for _, alike in groupby(actions, key=type):
+            run_concurrently([partial(self._do, action) for action in alike])
 
-    def _do(self, duty: Duty) -> None:
-        """Do it, and have the machine hear of it whatever happens: it gives no duty out again that was not reported."""
+    def _do(self, action: GroupAction) -> None:
+        """Do it, and have the machine hear of it whatever happens: it gives no action out again that was not reported."""
         try:
-            self._done(duty)
+            self._done(action)
         except Exception:
-            # Not of this thread always, and other duties are to be done beside it.
+            # Not of this thread always, and other actions are to be done beside it.
             logger.exception(
-                "group member failed, going on group=%s client_id=%s duty=%s",
+                "group member failed, going on group=%s client_id=%s action=%s",
                 self._group,
                 self._client_id,
-                type(duty).__name__,
+                type(action).__name__,
             )
-            self._not_done(duty)
+            self._not_done(action)
 
-    def _done(self, duty: Duty) -> None:
-        match duty:
+    def _done(self, action: GroupAction) -> None:
+        match action:
             case Heartbeat():
                 self._beat()
             case AskMembers():
                 self._ask_members()
             case Lock():
-                self._lock(duty)
+                self._lock(action)
             case Unlock():
-                self._unlock(duty)
+                self._unlock(action)
             case Unregister():
                 self._unregister()
 
-    def _not_done(self, duty: Duty) -> None:
-        if isinstance(duty, AskMembers):
+    def _not_done(self, action: GroupAction) -> None:
+        if isinstance(action, AskMembers):
             self._ask(lambda machine, now_s: machine.members_unknown(now_s))
-        elif isinstance(duty, Lock):
-            self._ask(lambda machine, now_s: machine.locks_unknown(duty.queues, now_s))
+        elif isinstance(action, Lock):
+            self._ask(lambda machine, now_s: machine.locks_unknown(action.queues, now_s))
 
     def _beat(self) -> None:
         """To every machine of the route, replicas too (``sendHeartbeatToAllBroker``)."""
@@ -416,7 +416,7 @@ class RunningMember:
         for gone in self._channels.keys() - addresses:
             del self._channels[gone]
         self._silent &= addresses
-        at_once([partial(self._beat_at, address) for address in sorted(addresses)])
+        run_concurrently([partial(self._beat_at, address) for address in sorted(addresses)])
 
     def _beat_at(self, address: BrokerAddress) -> None:
         try:
@@ -463,35 +463,35 @@ class RunningMember:
         else:
             self._differences.look(listed, told)
 
-    def _lock(self, duty: Lock) -> None:
+    def _lock(self, action: Lock) -> None:
         try:
             granted = self._calls.brokers.lock_batch(
-                self._master(duty.broker_name),
+                self._master(action.broker_name),
                 self._group,
                 self._client_id,
-                duty.queues,
+                action.queues,
                 self._within(_LOCK_TIMEOUT_S),
             )
         except RocketMQError as error:
             logger.warning(
-                "lock call failed group=%s broker=%s: %s", self._group, peer_text(duty.broker_name), error
+                "lock call failed group=%s broker=%s: %s", self._group, peer_text(action.broker_name), error
             )
-            self._ask(lambda machine, now_s: machine.locks_unknown(duty.queues, now_s))
+            self._ask(lambda machine, now_s: machine.locks_unknown(action.queues, now_s))
             return
-        self._ask(lambda machine, now_s: machine.locks_answered(duty.queues, granted, now_s))
+        self._ask(lambda machine, now_s: machine.locks_answered(action.queues, granted, now_s))
 
-    def _unlock(self, duty: Unlock) -> None:
+    def _unlock(self, action: Unlock) -> None:
         try:
             self._calls.brokers.unlock_batch(
-                self._master(duty.broker_name), self._group, self._client_id, duty.queues
+                self._master(action.broker_name), self._group, self._client_id, action.queues
             )
         except RocketMQError as error:
             logger.warning(
                 "unlock failed, the next owner waits for the lock to expire (60 s) group=%s broker=%s "
                 "queues=%d: %s",
                 self._group,
-                peer_text(duty.broker_name),
-                len(duty.queues),
+                peer_text(action.broker_name),
+                len(action.queues),
                 error,
             )
 
@@ -500,7 +500,7 @@ class RunningMember:
         self._do_all(self._ask(lambda machine, now_s: machine.due(now_s)))
 
     def _unregister(self) -> None:
-        at_once([partial(self._unregister_at, address) for address in sorted(self._channels)])
+        run_concurrently([partial(self._unregister_at, address) for address in sorted(self._channels)])
 
     def _unregister_at(self, address: BrokerAddress) -> None:
         try:

@@ -196,7 +196,7 @@ def _stacks() -> str:
 logger = logging.getLogger(__name__)
 
 
-class MemberDesk:
+class ClientRemotingProcessor:
     """Answers for one member of one group, once :meth:`serve` said for which."""
 
     def __init__(self, options: ReadOptions, store: OffsetStore, progress_name: str, clock: Clock) -> None:

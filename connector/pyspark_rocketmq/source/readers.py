@@ -36,7 +36,7 @@ from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.group.broker_offsets import PullingResetWatch, RemoteBrokerOffsets, open_group_store
 from pyspark_rocketmq.group.driver_line import DriverLine
-from pyspark_rocketmq.group.join import client_id, join_group, leave_at_the_end, progress_name
+from pyspark_rocketmq.group.join import client_id, join_group, progress_name, unregister_at_exit
 from pyspark_rocketmq.hub.session import HubAddress
 from pyspark_rocketmq.model import MessageModel, QueueRange
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
@@ -237,7 +237,7 @@ def _progress(
             progress_name(options), owners, lambda: living_members(options, pool, clock), clock, time.sleep
         )
     member = join_group(options, member_id, store, clock, timing=timing, line=line)
-    leave_at_the_end(member)
+    unregister_at_exit(member)
     member.start()
     return GroupProgress(
         consumer_group=progress_name(options),

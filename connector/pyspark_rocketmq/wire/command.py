@@ -30,7 +30,7 @@ from typing import Any, Final, NoReturn
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.wire.codes import CLIENT_VERSION, LanguageCode
-from pyspark_rocketmq.wire.fastjson import short_repr, check_json_size
+from pyspark_rocketmq.wire.fastjson import check_json_size, short_repr
 
 ACCESS_KEY: Final = "AccessKey"
 """Ext field with the user's name."""
@@ -320,7 +320,9 @@ def _binary_ext_fields(command: RemotingCommand) -> Iterator[bytes]:
     for name, value in _checked_ext_fields(command):
         key, text = name.encode(), value.encode()
         if not 0 < len(key) <= _MAX_BINARY_CODE:
-            raise LocalProtocolError(f"Ext field name {short_repr(name)} must have 1 to 32767 bytes of UTF-8.")
+            raise LocalProtocolError(
+                f"Ext field name {short_repr(name)} must have 1 to 32767 bytes of UTF-8."
+            )
         yield from (len(key).to_bytes(2, "big"), key, _length32(text), text)
 
 

@@ -42,7 +42,7 @@ from pyspark_rocketmq.wire.columnar.columns import (
     timestamps,
 )
 from pyspark_rocketmq.wire.columnar.property_columns import MAP_TYPE
-from pyspark_rocketmq.wire.columnar.rows import Rows, BufferSlices, locate
+from pyspark_rocketmq.wire.columnar.rows import BufferSlices, Rows, locate
 from pyspark_rocketmq.wire.compression import ExpansionBudget
 from pyspark_rocketmq.wire.messages import (
     INNER_BATCH_FLAGS,

@@ -19,11 +19,11 @@ from pyspark_rocketmq.wire.fastjson import (
     JsonObject,
     ObjectMap,
     as_text,
-    short_repr,
     checked_int64,
     dumps_java,
     loads,
     read_object,
+    short_repr,
 )
 from pyspark_rocketmq.wire.subscription import TAG, SubscriptionData
 

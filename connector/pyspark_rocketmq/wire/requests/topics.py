@@ -40,12 +40,12 @@ from pyspark_rocketmq.model import (
 )
 from pyspark_rocketmq.wire.fastjson import (
     JsonObject,
-    short_repr,
     check_json_size,
     checked_int64,
     dumps_java,
     dumps_standard,
     read_object,
+    short_repr,
 )
 from pyspark_rocketmq.wire.requests.bodies import queue_from_json
 

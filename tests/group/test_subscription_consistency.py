@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyspark_rocketmq.group.member import Differences, differences
+from pyspark_rocketmq.group.member import SubscriptionConsistency, differences
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel
 from pyspark_rocketmq.wire.requests.admin import ConsumerConnection
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, ConsumeType
@@ -86,7 +86,7 @@ def test_an_id_used_twice_is_said_with_the_remedy() -> None:
 def test_a_difference_is_said_once_and_again_only_after_it_was_right(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    look = Differences(mine("T:a"), "me").look
+    look = SubscriptionConsistency(mine("T:a"), "me").look
     with caplog.at_level(logging.WARNING):
         for seen in ("T:b", "T:b", "T:a", "T:b"):
             look(["me"], told(seen))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from pyspark_rocketmq.consume.metrics import Figures, RecentFigures
-from pyspark_rocketmq.group.requests import MemberDesk
+from pyspark_rocketmq.group.requests import ClientRemotingProcessor
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageExt, MessageModel, MessageQueue
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
@@ -56,7 +56,7 @@ class Desk:
                 **more,
             }
         )
-        self.desk = MemberDesk(options, self.store, "progress", clock)
+        self.desk = ClientRemotingProcessor(options, self.store, "progress", clock)
         consumer = ConsumerData(
             group_name="g",
             consume_type=ConsumeType.CONSUME_PASSIVELY,
@@ -287,7 +287,7 @@ def test_before_there_is_a_member_nothing_is_held(clock: FakeClock, at: Desk) ->
     options = ReadOptions.parse(
         {"nameServers": "ns:9876", "topic": "orders", "consumerGroup": "g", "offsetStore": store.spec}
     )
-    desk = MemberDesk(options, store, "progress", clock)
+    desk = ClientRemotingProcessor(options, store, "progress", clock)
 
     desk.consumer_ids_changed("g")
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from pyspark_rocketmq.client.cluster import at_once
+from pyspark_rocketmq.client.cluster import run_concurrently
 
 
 def test_calls_are_made_at_the_same_time() -> None:
@@ -16,13 +16,13 @@ def test_calls_are_made_at_the_same_time() -> None:
         meeting.wait()
         done.append(number)
 
-    at_once([lambda number=number: call(number) for number in range(3)])  # type: ignore[misc]
+    run_concurrently([lambda number=number: call(number) for number in range(3)])  # type: ignore[misc]
 
     assert sorted(done) == [0, 1, 2]
 
 
 def test_no_call_is_no_work() -> None:
-    at_once([])
+    run_concurrently([])
 
 
 def test_a_process_that_starts_no_threads_any_more_makes_them_one_by_one(
@@ -36,6 +36,6 @@ def test_a_process_that_starts_no_threads_any_more_makes_them_one_by_one(
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
 
-    at_once([lambda number=number: done.append(number) for number in range(3)])  # type: ignore[misc]
+    run_concurrently([lambda number=number: done.append(number) for number in range(3)])  # type: ignore[misc]
 
     assert sorted(done) == [0, 1, 2]
