@@ -11,7 +11,7 @@ from bench.cluster import real_cluster
 from bench.group_member import join, member_process, plannable
 from bench.measure import Result, Spread, Target, load_average
 from pyspark_rocketmq.consume.allocation import allocation_strategy
-from pyspark_rocketmq.consume.membership import Duty, Lock, Membership
+from pyspark_rocketmq.consume.membership import GroupAction, Lock, Membership
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.requests.bodies import (
@@ -138,25 +138,25 @@ def _rebalance() -> list[float]:
     return [_milliseconds(partial(rebalance, each)) for each in (*members, newcomer)]
 
 
-def _do_all(member: Membership, now_s: float) -> list[Duty]:
+def _do_all(member: Membership, now_s: float) -> list[GroupAction]:
     """Do what is due, every lock being granted, until nothing is; what was done."""
-    done: list[Duty] = []
-    while duties := member.due(now_s):
-        for duty in duties:
-            if isinstance(duty, Lock):
+    done: list[GroupAction] = []
+    while actions := member.due(now_s):
+        for action in actions:
+            if isinstance(action, Lock):
                 encode_lock_request(
-                    LockBatchRequest(consumer_group="bench", client_id="member", queues=duty.queues)
+                    LockBatchRequest(consumer_group="bench", client_id="member", queues=action.queues)
                 )
-                granted = decode_lock_response(encode_lock_response(duty.queues))
-                member.locks_answered(duty.queues, granted, now_s)
-        done += duties
+                granted = decode_lock_response(encode_lock_response(action.queues))
+                member.locks_answered(action.queues, granted, now_s)
+        done += actions
     return done
 
 
-def _renewals(member: Membership, rounds: int) -> list[list[Duty]]:
+def _renewals(member: Membership, rounds: int) -> list[list[GroupAction]]:
     """The lock calls of each of so many renewals."""
     return [
-        [duty for duty in _do_all(member, number * 20.0) if isinstance(duty, Lock)]
+        [action for action in _do_all(member, number * 20.0) if isinstance(action, Lock)]
         for number in range(1, rounds + 1)
     ]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pyspark_rocketmq.consume.metrics import QueueLag, status_of
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
-from pyspark_rocketmq.offsets.store import OffsetRow, ProgressName
+from pyspark_rocketmq.offsets.store import OffsetKey, OffsetRow
 from pyspark_rocketmq.wire.requests.client_info import ProcessQueueInfo
 
 
@@ -91,7 +91,7 @@ class Holder:
 class LagView:
     """One queue of one group."""
 
-    name: ProgressName
+    name: OffsetKey
     row: OffsetRow
     bounds: QueueBounds | None
     """None when the broker did not answer or does not have the queue."""
@@ -196,7 +196,7 @@ def totals(views: Iterable[LagView]) -> list[LagTotal]:
     ]
 
 
-def holder_of(name: ProgressName, row: OffsetRow, members: Members) -> Holder | None:
+def holder_of(name: OffsetKey, row: OffsetRow, members: Members) -> Holder | None:
     """Who has the row's queue: of several who say so, the one whose lock is youngest.
 
     Instances of a broadcasting group have every queue, each for itself and without a lock.

@@ -22,7 +22,7 @@ from pyspark_rocketmq.client.cluster import stored_at_s
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
-from pyspark_rocketmq.offsets.store import OffsetRow, ProgressName
+from pyspark_rocketmq.offsets.store import OffsetKey, OffsetRow
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class _Look:
         self._clock = clock
         self._threads = threads
 
-    def at(self, name: ProgressName, rows: Collection[OffsetRow]) -> list[LagView]:
+    def at(self, name: OffsetKey, rows: Collection[OffsetRow]) -> list[LagView]:
         """The rows of one group."""
         topics = {row.queue.topic for row in rows}
         bounds = self._cluster.bounds(topics)

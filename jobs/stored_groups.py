@@ -13,10 +13,10 @@ from jobs.settings import JobFailed
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.history import OffsetHistory, StoredChange, change_at, change_of_version
 from pyspark_rocketmq.offsets.open import open_offset_store
-from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore, ProgressName
+from pyspark_rocketmq.offsets.store import OffsetKey, OffsetRow, OffsetStore
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 
-GroupRows = dict[ProgressName, list[OffsetRow]]
+GroupRows = dict[OffsetKey, list[OffsetRow]]
 
 
 class StoreSettings(Protocol):
@@ -38,7 +38,7 @@ class StoredGroup:
     """One group of a store, perhaps without rows."""
 
     store: OffsetStore
-    name: ProgressName
+    name: OffsetKey
     rows: Mapping[MessageQueue, OffsetRow]
 
     @cached_property
@@ -114,20 +114,18 @@ def open_group(settings: StoreSettings, consumer_group: str, *, must_exist: bool
         raise JobFailed(f"'{consumer_group}' may be any of {names}; name one of them as it is written here.")
     if not chosen and must_exist:
         raise JobFailed(_unknown(store, consumer_group))
-    name = (
-        chosen[0] if chosen else ProgressName(settings.namespace or "", *_group_and_instance(consumer_group))
-    )
+    name = chosen[0] if chosen else OffsetKey(settings.namespace or "", *_group_and_instance(consumer_group))
     return StoredGroup(store, name, store.read(str(name)))
 
 
-def _chosen(store: OffsetStore, consumer_group: str | None, namespace: str | None) -> list[ProgressName]:
-    names = [ProgressName.parse(name) for name in store.groups()]
+def _chosen(store: OffsetStore, consumer_group: str | None, namespace: str | None) -> list[OffsetKey]:
+    names = [OffsetKey.parse(name) for name in store.groups()]
     if not names:
         raise JobFailed(f"There are no offsets at {_place(store)}; correct option 'offsetStore'.")
     return [name for name in names if _is_meant(name, consumer_group, namespace)]
 
 
-def _is_meant(name: ProgressName, consumer_group: str | None, namespace: str | None) -> bool:
+def _is_meant(name: OffsetKey, consumer_group: str | None, namespace: str | None) -> bool:
     if namespace is not None and name.namespace != namespace:
         return False
     shared = name._replace(instance=None)
@@ -136,7 +134,7 @@ def _is_meant(name: ProgressName, consumer_group: str | None, namespace: str | N
 
 
 def _group_and_instance(text: str) -> tuple[str, str | None]:
-    parsed = ProgressName.parse(text)
+    parsed = OffsetKey.parse(text)
     return parsed.group, parsed.instance
 
 

@@ -15,7 +15,7 @@ from pyspark_rocketmq.offsets.open import open_offset_store
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.sinks.database import DatabaseSink
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
-from pyspark_rocketmq.sinks.multi import Route, SeveralSinks
+from pyspark_rocketmq.sinks.multi import MultiSink, Route
 
 URI = "s3://AKIA:CANARY/+x@bucket/offsets"
 SIGNED = "abfss://lake@account.dfs.core.windows.net/offsets?sig=CANARY&se=2027"
@@ -68,7 +68,7 @@ def test_no_repr_shows_a_secret(uri: str) -> None:
         consumer._settings,
         database,
         DeltaSink(uri),
-        SeveralSinks([DeltaSink(uri), database]),
+        MultiSink([DeltaSink(uri), database]),
         Route(sink=DeltaSink(uri)),
         DeltaOffsetStore(uri),
     ):
@@ -134,6 +134,6 @@ def test_sinks_of_one_place_are_named_without_what_connects() -> None:
     connect = functools.partial(print, "password=CANARY")
 
     with pytest.raises(OptionError) as caught:
-        SeveralSinks([DatabaseSink(connect, print), DatabaseSink(connect, print)])
+        MultiSink([DatabaseSink(connect, print), DatabaseSink(connect, print)])
 
     assert "CANARY" not in str(caught.value)

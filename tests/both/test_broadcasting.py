@@ -11,7 +11,7 @@ from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import BrokerError, OffsetError, OffsetNotFound
-from pyspark_rocketmq.group.join import client_id, join_group, progress_name
+from pyspark_rocketmq.group.join import client_id, join_group, offset_key
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
@@ -38,7 +38,7 @@ class Instance:
     """One query of a broadcasting group, as its planner sees the world."""
 
     def __init__(self, options: ReadOptions, store: MemoryOffsetStore, pool: ChannelPool) -> None:
-        self.name = progress_name(options)
+        self.name = offset_key(options)
         self.client_id = client_id(options)
         self.store = store
         self.member: RunningMember = join_group(options, self.client_id, store, SystemClock())

@@ -13,7 +13,7 @@ from pyspark_rocketmq.consume.positions import (
     LastMessage,
     Shown,
     from_text,
-    go_on_at,
+    resolve_start_offset,
     seen,
     since,
     to_text,
@@ -58,7 +58,7 @@ def test_where_a_claimed_queue_goes_on(
     stored: int, shown: Shown | None, at_broker: int | None, was_reset: bool, expected: int
 ) -> None:
     """C3, F5: where somebody else has put the group, if anybody has; else where the store is."""
-    assert go_on_at(stored, shown, at_broker, was_reset=was_reset) == expected
+    assert resolve_start_offset(stored, shown, at_broker, was_reset=was_reset) == expected
 
 
 DAMAGED = ["{", "nonsense", "12", '["x"]', "[null]", "[Infinity]", '{"a": 1}', "[" * 100_000]
@@ -134,7 +134,7 @@ def test_each_claim_goes_on_where_the_last_one_to_move_the_group_has_left_it(
             # Java begins where the broker says, and its own last word is there when it gives the queue up.
             at_broker = truth = at_broker + offset
         else:
-            begins_at = go_on_at(stored, shown, at_broker, was_reset=False)
+            begins_at = resolve_start_offset(stored, shown, at_broker, was_reset=False)
             # The one thing that cannot be told: somebody has put there just what this side had shown before.
             assert begins_at == truth or at_broker in shown
             shown = seen(since(shown, at_broker), at_broker)

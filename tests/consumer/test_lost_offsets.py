@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_rocketmq.consumer.push_consumer import check_sink, go_on_where_the_sink_is, tell_where_it_goes_on
+from pyspark_rocketmq.consumer.push_consumer import check_sink, seed_offsets_from_sink, tell_where_it_goes_on
 from pyspark_rocketmq.model import ConsumeFromWhere
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
@@ -36,7 +36,7 @@ def test_the_group_goes_on_where_the_sink_is(
 ) -> None:
     """H2: not where the options say, which may be the end."""
     with caplog.at_level(logging.WARNING):
-        go_on_where_the_sink_is(store, sink, GROUP)
+        seed_offsets_from_sink(store, sink, GROUP)
 
     found = store.read(GROUP)
     assert {queue: row.next_offset for queue, row in found.items()} == {Q0: 5, Q1: 2}
@@ -51,7 +51,7 @@ def test_the_group_goes_on_in_the_life_that_the_sink_has_rows_of(
     batch = sink.begin(GROUP, {Q0: 2})
     batch.commit(files_of(batch.task_writer(), iter([rows(Q0, 0, 3)])), {Q0: 3})
 
-    go_on_where_the_sink_is(store, sink, GROUP)
+    seed_offsets_from_sink(store, sink, GROUP)
 
     found = {queue: (row.next_offset, row.generation) for queue, row in store.read(GROUP).items()}
     assert found == {Q0: (3, 2), Q1: (2, 0)}
@@ -61,7 +61,7 @@ def test_offsets_that_are_there_are_left_alone(sink: DeltaSink, store: DeltaOffs
     """F5: an operator may have moved them anywhere."""
     store.reset(GROUP, {Q0: 1})
 
-    go_on_where_the_sink_is(store, sink, GROUP)
+    seed_offsets_from_sink(store, sink, GROUP)
 
     assert {queue: row.next_offset for queue, row in store.read(GROUP).items()} == {Q0: 1}
 
@@ -69,7 +69,7 @@ def test_offsets_that_are_there_are_left_alone(sink: DeltaSink, store: DeltaOffs
 def test_a_group_that_is_new_to_both_begins_where_the_options_say(
     sink: DeltaSink, store: DeltaOffsetStore
 ) -> None:
-    go_on_where_the_sink_is(store, sink, "another")
+    seed_offsets_from_sink(store, sink, "another")
 
     assert store.read("another") == {}
 

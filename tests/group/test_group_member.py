@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pyspark_rocketmq.group.join import client_id, join_group, progress_name
+from pyspark_rocketmq.group.join import client_id, join_group, offset_key
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
@@ -68,7 +68,7 @@ def test_a_broadcasting_member_has_no_retry_topic_and_progress_of_its_own() -> N
 
     assert [each.topic for each in consumer.subscriptions] == ["orders"]
     assert consumer.message_model is MessageModel.BROADCASTING
-    assert progress_name(options(**given)) != progress_name(options())
+    assert offset_key(options(**given)) != offset_key(options())
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.sinks.database import DatabaseSink
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
-from pyspark_rocketmq.sinks.multi import SeveralSinks
+from pyspark_rocketmq.sinks.multi import MultiSink
 from tests.helpers.quick_jvm import QUICK_JVM
 from tests.helpers.secured import RETRYING_GROUP
 from tests.helpers.spark_session import make_session
@@ -147,11 +147,11 @@ def _consumer(spark: SparkSession, options: Mapping[str, str], folder: Path) -> 
     query = consumer.start(
         spark, sink=sinks, checkpoint=str(folder / "checkpoint"), trigger={"availableNow": True}
     )
-    _say(repr(consumer), consumer._settings, repr(sinks), SeveralSinks(sinks))
+    _say(repr(consumer), consumer._settings, repr(sinks), MultiSink(sinks))
     _finish(query)
     with contextlib.closing(connect()) as connection:
         _say("database", connection.execute("SELECT count(*) FROM bodies").fetchone()[0])
-    _say_error(lambda: SeveralSinks([DatabaseSink(connect, _insert), DatabaseSink(connect, _insert)]))
+    _say_error(lambda: MultiSink([DatabaseSink(connect, _insert), DatabaseSink(connect, _insert)]))
     _say("sink", spark.read.format("delta").load(str(folder / "sink")).count())
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from jobs.offset_view import Holder, LagView, holder_of, totals
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
-from pyspark_rocketmq.offsets.store import OffsetRow, ProgressName
+from pyspark_rocketmq.offsets.store import OffsetKey, OffsetRow
 from pyspark_rocketmq.wire.requests.client_info import ProcessQueueInfo
 
 Q0, Q1 = MessageQueue("orders", "a", 0), MessageQueue("orders", "a", 1)
@@ -34,7 +34,7 @@ def view(
 ):
     one = one or row()
     return LagView(
-        name=ProgressName.parse(one.consumer_group), row=one, bounds=bounds or QueueBounds(0, 9),
+        name=OffsetKey.parse(one.consumer_group), row=one, bounds=bounds or QueueBounds(0, 9),
         next_stored_at_s=next_stored_at_s, holder=holder, now_s=NOW_S,
     )  # fmt: skip
 
@@ -74,7 +74,7 @@ def test_clocks_that_differ_never_make_a_span_negative() -> None:
 
 def test_what_is_not_known_stays_empty() -> None:
     columns = LagView(
-        name=ProgressName.parse("etl"),
+        name=OffsetKey.parse("etl"),
         row=row(owner=""),
         bounds=None,
         next_stored_at_s=None,
@@ -106,14 +106,12 @@ def test_of_two_members_that_show_a_queue_the_younger_lock_counts() -> None:
     """B5: while a queue changes hands both may show it."""
     members = {"old": {Q0: locked(NOW_S - 40)}, "new": {Q0: locked(NOW_S - 2), Q1: locked(NOW_S)}}
 
-    assert holder_of(ProgressName.parse("etl"), row(), members) == Holder(
-        client_id="new", locked_at_s=NOW_S - 2
-    )
+    assert holder_of(OffsetKey.parse("etl"), row(), members) == Holder(client_id="new", locked_at_s=NOW_S - 2)
 
 
 def test_a_queue_that_a_member_drops_is_not_its_own_any_more() -> None:
     """B5."""
-    assert holder_of(ProgressName.parse("etl"), row(), {"me": {Q0: locked(NOW_S, dropped=True)}}) is None
+    assert holder_of(OffsetKey.parse("etl"), row(), {"me": {Q0: locked(NOW_S, dropped=True)}}) is None
 
 
 def test_an_instance_of_a_broadcasting_group_holds_its_own_row_without_a_lock() -> None:
@@ -121,7 +119,7 @@ def test_an_instance_of_a_broadcasting_group_holds_its_own_row_without_a_lock() 
     members = {"h@i1": {Q0: ProcessQueueInfo()}, "h@i2": {Q0: ProcessQueueInfo()}}
 
     for client_id, group in (("h@i1", "etl@i1"), ("h@i2", "etl@i2")):
-        found = holder_of(ProgressName.parse(group), row(group=group, owner=client_id), members)
+        found = holder_of(OffsetKey.parse(group), row(group=group, owner=client_id), members)
 
         assert found == Holder(client_id=client_id, locked_at_s=None)
 

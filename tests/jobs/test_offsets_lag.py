@@ -20,7 +20,7 @@ from jobs.settings import JobFailed
 from jobs.tables import OutputForm
 from pyspark_rocketmq.client.producer.attempts import FaultTable
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.group.join import client_id, join_group, progress_name
+from pyspark_rocketmq.group.join import client_id, join_group, offset_key
 from pyspark_rocketmq.model import Message, MessageQueue, retry_topic
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
@@ -62,7 +62,7 @@ def join(cluster: ClusterUnderTest, topic: str, table: FaultTable):
                 "requestTimeoutMs": str(PATIENCE_MS), **more,
             }
         )  # fmt: skip
-        member_id, name = client_id(options), progress_name(options)
+        member_id, name = client_id(options), offset_key(options)
         member = join_group(options, member_id, table, SystemClock())
         members.append(member)
         member.start()

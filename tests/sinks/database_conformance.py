@@ -13,7 +13,7 @@ import pytest
 from pyspark_rocketmq.errors import OptionError, SinkConflict, SinkMoved
 from pyspark_rocketmq.sinks.base import Life
 from pyspark_rocketmq.sinks.database import DatabaseSink
-from pyspark_rocketmq.sinks.multi import SeveralSinks
+from pyspark_rocketmq.sinks.multi import MultiSink
 from tests.helpers.failing_connection import Connecting, ConnectionLost, FailingConnection, Faults
 from tests.helpers.sink_rows import GROUP, Q0, Q1
 from tests.sinks.sink_conformance import SCHEMA, SinkConformance, rows, run, written_by
@@ -264,7 +264,7 @@ class DatabaseConformance(SinkConformance):
 
     def test_two_sinks_with_one_table_of_watermarks_are_refused(self, database: Database) -> None:
         """H8: each connects by a function of its own, so that only the table can tell."""
-        sinks = SeveralSinks(
+        sinks = MultiSink(
             [
                 sink_on(database),
                 sink_on(database, connect=lambda: FailingConnection(database.connect(), Faults())),
@@ -277,7 +277,7 @@ class DatabaseConformance(SinkConformance):
     def test_two_sinks_with_tables_of_their_own_get_all_rows_each(self, database: Database) -> None:
         """H8"""
         execute(database, "CREATE TABLE copies (queue_id INTEGER, queue_offset BIGINT, step TEXT)")
-        sinks = SeveralSinks(
+        sinks = MultiSink(
             [
                 sink_on(database),
                 sink_on(database, inserting(database, "copies"), watermark_table="rocketmq_copies"),

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from pyspark_rocketmq.consume.planning import LONGEST_LEFT_OUT_S, LeftOut
+from pyspark_rocketmq.consume.planning import LONGEST_LEFT_OUT_S, StuckQueueDetector
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from tests.helpers.fake_clock import FakeClock
@@ -102,7 +102,7 @@ class TestLeftOut:
 
     def test_a_queue_is_told_once_when_it_was_left_out_for_two_minutes(self) -> None:
         """B6."""
-        watch, rows = LeftOut(), self.rows()
+        watch, rows = StuckQueueDetector(), self.rows()
         told = []
         for second in range(int(LONGEST_LEFT_OUT_S) * 2):
             watch.look(rows, self.bounds, 1000.0 + second)  # type: ignore[arg-type]
@@ -115,14 +115,14 @@ class TestLeftOut:
     )
     def test_a_queue_that_waits_by_right_is_not_told(self, facts: dict[str, float]) -> None:
         """B6: alibaba/rocketmq#459."""
-        watch, rows = LeftOut(), self.rows(**facts)
+        watch, rows = StuckQueueDetector(), self.rows(**facts)
         for second in range(300):
             watch.look(rows, self.bounds, 1000.0 + second)  # type: ignore[arg-type]
             assert watch.planned((), 1000.0 + second) == []
 
     def test_a_plan_that_holds_the_queue_begins_the_wait_anew(self) -> None:
         """B6."""
-        watch, rows = LeftOut(), self.rows()
+        watch, rows = StuckQueueDetector(), self.rows()
         for second in range(300):
             watch.look(rows, self.bounds, 1000.0 + second)  # type: ignore[arg-type]
             queues = {A0} if second % 100 == 99 else ()

@@ -79,7 +79,7 @@ class _Row(Protocol):
     def suspended_until_s(self) -> float | None: ...
 
 
-class LeftOut:
+class StuckQueueDetector:
     """Since when each queue that could be planned was not."""
 
     def __init__(self) -> None:

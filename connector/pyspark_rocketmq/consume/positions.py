@@ -306,7 +306,7 @@ Shown = tuple[int, ...]
 """Oldest first."""
 
 
-def go_on_at(stored: int, shown: Shown | None, at_broker: int | None, *, was_reset: bool) -> int:
+def resolve_start_offset(stored: int, shown: Shown | None, at_broker: int | None, *, was_reset: bool) -> int:
     """The next offset to consume.
 
     Args:

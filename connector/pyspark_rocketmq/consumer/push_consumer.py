@@ -41,7 +41,7 @@ from pyspark_rocketmq.consumer.settings import ConsumerSettings, member_of, star
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.format import register
 from pyspark_rocketmq.group.broker_offsets import open_group_store
-from pyspark_rocketmq.group.join import progress_name
+from pyspark_rocketmq.group.join import offset_key
 from pyspark_rocketmq.group.offset_mirror import OffsetMirror
 from pyspark_rocketmq.hub.state import Slots
 from pyspark_rocketmq.listeners.context import ConsumeHooks, ConsumeMessageHook
@@ -56,12 +56,12 @@ from pyspark_rocketmq.model import (
 )
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.offsets.store import OffsetStore, ProgressName
+from pyspark_rocketmq.offsets.store import OffsetKey, OffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.sinks.base import Sink
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
-from pyspark_rocketmq.sinks.multi import Route, SeveralSinks, one_sink
+from pyspark_rocketmq.sinks.multi import MultiSink, Route, one_sink
 from pyspark_rocketmq.sinks.shared_storage import check_apart, check_shared
 from pyspark_rocketmq.sinks.standing import check_has_all, forgotten_by, lost_by, strangers
 from pyspark_rocketmq.source.cluster_view import check_topics
@@ -79,7 +79,7 @@ from pyspark_rocketmq.source.session import (
 logger = logging.getLogger(__name__)
 
 
-def go_on_where_the_sink_is(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
+def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
     """Give a group without any row in the store the sink's watermarks; nothing for a group that is new to both.
 
     Beginning where the options say would pass over messages, or consume all of them again. The watermarks are
@@ -463,11 +463,11 @@ class PushConsumer:
         # Before anything is made that would be left behind.
         check_topics(parsed)
         if sink is not None:
-            check_sink(store, sink, progress_name(parsed))
+            check_sink(store, sink, offset_key(parsed))
             sink.prepare(to_arrow_schema(schema, timezone="UTC"))
-            go_on_where_the_sink_is(store, sink, progress_name(parsed))
+            seed_offsets_from_sink(store, sink, offset_key(parsed))
         check_shared(spark, tables)
-        tell_where_it_goes_on(store, progress_name(parsed), self._settings.consume_from_where)
+        tell_where_it_goes_on(store, offset_key(parsed), self._settings.consume_from_where)
         clear_unwritten_plan(spark, str(checkpoint))
         started = _Started()
         drains = "availableNow" in (trigger or ())
@@ -486,7 +486,7 @@ class PushConsumer:
 
     def _free_name(self, spark: SparkSession) -> str:
         """A name for the query that none of the session's has: further members get a number."""
-        name = str(ProgressName("", self._settings.consumer_group, self._settings.instance_name))
+        name = str(OffsetKey("", self._settings.consumer_group, self._settings.instance_name))
         taken = {query.name for query in spark.streams.active}
         numbered = (f"{name} ({number})" for number in itertools.count(2))
         return next(one for one in itertools.chain([name], numbered) if one not in taken)
@@ -540,7 +540,7 @@ class PushConsumer:
         hub: DriverHub | None,
         drains: bool,
     ) -> BatchCommitter:
-        name = progress_name(options)
+        name = offset_key(options)
         is_shown = (
             self._settings.mirror_offsets
             and self._settings.message_model is MessageModel.CLUSTERING
@@ -565,7 +565,7 @@ class PushConsumer:
 
     def _hub(self, spark: SparkSession, options: ReadOptions, store: OffsetStore) -> DriverHub | None:
         """What planner and tasks are connected with; None where nothing can listen."""
-        name = progress_name(options)
+        name = offset_key(options)
         host, bind_host, is_local = driver_address(spark)
         has_engine = options.hand_over_ranges and self._table is None
 
@@ -636,7 +636,7 @@ class PushConsumer:
 
 def _tables(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
     """Where the query's tables are, by what they are called."""
-    sinks = sink.sinks if isinstance(sink, SeveralSinks) else [sink]
+    sinks = sink.sinks if isinstance(sink, MultiSink) else [sink]
     paths = [each.path for each in sinks if isinstance(each, DeltaSink)]
     tables = {"sink" if number == 1 else f"sink {number}": path for number, path in enumerate(paths, 1)}
     spec = StoreSpec.parse(store.spec)

@@ -35,7 +35,7 @@ from pyspark_rocketmq.errors import (
     OffsetNotFound,
     RocketMQError,
 )
-from pyspark_rocketmq.group.join import progress_name
+from pyspark_rocketmq.group.join import offset_key
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
 from pyspark_rocketmq.offsets.open import open_offset_store
 from pyspark_rocketmq.offsets.store import OffsetStore
@@ -250,7 +250,7 @@ class RemoteGroup:
     @property
     def consumer_group(self) -> str:
         """The name its progress goes by."""
-        return progress_name(self._options)
+        return offset_key(self._options)
 
     def read(self, queues: Collection[MessageQueue] | None = None) -> Mapping[MessageQueue, int]:
         """See ``GroupAtBrokers.read``."""

@@ -33,7 +33,7 @@ from pyspark_rocketmq.group.driver_line import DriverLine
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S, GroupCalls, RunningMember
 from pyspark_rocketmq.group.requests import ClientRemotingProcessor, ServerRequests
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue
-from pyspark_rocketmq.offsets.store import OffsetStore, ProgressName
+from pyspark_rocketmq.offsets.store import OffsetKey, OffsetStore
 from pyspark_rocketmq.options.positions import StartingOffsets
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, ConsumeType, HeartbeatData
@@ -75,12 +75,12 @@ def _leave() -> None:
 logger = logging.getLogger(__name__)
 
 
-def progress_name(options: ReadOptions) -> str:
+def offset_key(options: ReadOptions) -> str:
     """Under which name the offset store and the sink know this consumer's progress."""
     assert options.consumer_group is not None
     is_broadcast = options.message_model is MessageModel.BROADCASTING
     instance = options.instance_name if is_broadcast else None
-    return str(ProgressName(options.namespace or "", options.consumer_group, instance))
+    return str(OffsetKey(options.namespace or "", options.consumer_group, instance))
 
 
 def client_id(options: ReadOptions) -> str:
@@ -140,7 +140,7 @@ def join_group(
     # However long a pull may take: a member that waits renews no locks.
     timeout_s = min(options.request_timeout_ms / 1000, CALL_TIMEOUT_S)
     namespace = options.namespace or ""
-    processor = ClientRemotingProcessor(options, store, progress_name(options), clock)
+    processor = ClientRemotingProcessor(options, store, offset_key(options), clock)
     requests = ServerRequests(processor, namespace=namespace)
     pool = ConnectionSettings.of(options).open_pool(clock, lambda _: requests)
     name_server = NameServerClient(

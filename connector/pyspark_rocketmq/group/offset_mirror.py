@@ -49,7 +49,7 @@ class OffsetMirror:
         self,
         options: ReadOptions,
         store: OffsetStore,
-        progress_name: str,
+        offset_key: str,
         *,
         again_after_s: float = _AGAIN_AFTER_S,
         quiet_s: float = _QUIET_S,
@@ -60,7 +60,7 @@ class OffsetMirror:
         Args:
             options: Group, topics and how the cluster is reached.
             store: Where the truth is.
-            progress_name: What the store knows the group by.
+            offset_key: What the store knows the group by.
             again_after_s: Pause before what could not be sent is tried again.
             quiet_s: How long nothing new must come before the store is told what has arrived.
             clock: The system's if not given.
@@ -68,7 +68,7 @@ class OffsetMirror:
         assert options.consumer_group is not None
         self._group = options.consumer_group
         self._store = store
-        self._progress_name = progress_name
+        self._offset_key = offset_key
         self._again_after_s = again_after_s
         self._quiet_s = quiet_s
         self._is_hurried = False
@@ -187,7 +187,7 @@ class OffsetMirror:
         if not arrived:
             return
         try:
-            self._store.note_arrivals(self._progress_name, arrived)
+            self._store.note_arrivals(self._offset_key, arrived)
         except RocketMQError as error:
             logger.info("what has arrived at the brokers is not noted group=%s: %s", self._group, error)
         with self._guard:
@@ -200,7 +200,7 @@ class OffsetMirror:
         if not again:
             return waiting
         try:
-            rows = self._store.read(self._progress_name)
+            rows = self._store.read(self._offset_key)
         except RocketMQError as error:
             self._tell(error)
             return {queue: commit for queue, commit in waiting.items() if queue not in again}

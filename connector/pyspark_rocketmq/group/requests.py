@@ -199,10 +199,10 @@ logger = logging.getLogger(__name__)
 class ClientRemotingProcessor:
     """Answers for one member of one group, once :meth:`serve` said for which."""
 
-    def __init__(self, options: ReadOptions, store: OffsetStore, progress_name: str, clock: Clock) -> None:
+    def __init__(self, options: ReadOptions, store: OffsetStore, offset_key: str, clock: Clock) -> None:
         self._options = options
         self._store = store
-        self._progress_name = progress_name
+        self._offset_key = offset_key
         self._clock = clock
         self._started_ms = int(clock.now_s() * 1000)
         self._member: RunningMember | None = None
@@ -233,7 +233,7 @@ class ClientRemotingProcessor:
         targets = {queue: offset for queue, offset in next_offsets.items() if queue in held and offset >= 0}
         logger.warning("offsets reset by an administrator group=%s targets=%s", consumer_group, targets)
         if targets:
-            self._store.reset(self._progress_name, targets)
+            self._store.reset(self._offset_key, targets)
             if self._was_reset is not None:
                 self._was_reset()
 
@@ -283,7 +283,7 @@ class ClientRemotingProcessor:
             if self._consume_one is None:
                 # What listeners run in is above this package, and costs imports that a planner seldom needs.
                 above = import_module("pyspark_rocketmq.listeners.direct_consume")
-                self._consume_one = above.OneMessageConsumer(
+                self._consume_one = above.DirectConsumer(
                     self._options.listener, consumer_group, orderly=is_orderly
                 ).consume
             assert self._consume_one is not None
@@ -313,7 +313,7 @@ class ClientRemotingProcessor:
         return {queue: int((at_s + ago) * 1000) for queue, at_s in self._member.held().items()}
 
     def _rows(self, held: Iterable[MessageQueue]) -> dict[MessageQueue, OffsetRow]:
-        rows = self._store.read(self._progress_name)
+        rows = self._store.read(self._offset_key)
         return {queue: rows[queue] for queue in sorted(held) if queue in rows}
 
 

@@ -35,7 +35,7 @@ _ORDERLY_RESULTS = {
 }
 
 
-class OneMessageConsumer:
+class DirectConsumer:
     """Calls a listener for single messages, in this process; for its side effects, its rows are dropped.
 
     Source: RocketMQ 5.3.3 ``ConsumeMessageOrderlyService.consumeMessageDirectly`` and the concurrent

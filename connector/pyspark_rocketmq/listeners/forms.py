@@ -93,7 +93,7 @@ def lease_of_opened(
         context: For ``open``.
         idle_s: How long it stays open without a lease.
 
-    One that cannot be opened is a :class:`NotOpened`: its queues wait, and it is tried again after that.
+    One that cannot be opened is a :class:`FailedListener`: its queues wait, and it is tried again after that.
     """
     opened, is_new = _take(key)
     if is_new:
@@ -101,7 +101,7 @@ def lease_of_opened(
     try:
         call = opened.listener.result().consume_message
     except Exception as error:  # noqa: BLE001 - its calls raise it
-        yield NotOpened(error)
+        yield FailedListener(error)
         return
     try:
         yield call
@@ -193,7 +193,7 @@ def _ended(method: Callable[[], object], timeout_s: float) -> None:
         method()
 
 
-class NotOpened:
+class FailedListener:
     """In the place of a listener that could not be opened: its calls fail."""
 
     def __init__(self, error: Exception) -> None:

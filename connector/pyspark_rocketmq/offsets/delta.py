@@ -71,7 +71,7 @@ from pyspark_rocketmq.offsets.delta_rows import (
     rows_to_table,
 )
 from pyspark_rocketmq.offsets.history import ACTION_KEY, GROUP_KEY, StoredChange, action_text
-from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows, RuledOffsetStore
+from pyspark_rocketmq.offsets.rules import Change, ResultT, RowOffsetStore, Rows
 from pyspark_rocketmq.offsets.store import OffsetRow
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ _PAUSES_S = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0, 1.0
 """Before each further try; in every round of a conflict somebody wins, so a handful is plenty."""
 
 
-class DeltaOffsetStore(RuledOffsetStore):
+class DeltaOffsetStore(RowOffsetStore):
     """Implements ``OffsetStore`` on one Delta table, which is made at the first use.
 
     A table that is there already must have exactly the columns of the design, or those of an earlier release,

@@ -47,7 +47,7 @@ from pyspark_rocketmq.errors import (
     SchemaError,
 )
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows, RuledOffsetStore, new_row
+from pyspark_rocketmq.offsets.rules import Change, ResultT, RowOffsetStore, Rows, new_row
 from pyspark_rocketmq.offsets.store import OffsetRow
 from pyspark_rocketmq.wire.fastjson import JsonObject, dumps_java, read_object
 from pyspark_rocketmq.wire.requests.bodies import (
@@ -140,7 +140,7 @@ _LOCK_TIMEOUT_S: Final = 10.0
 _LOCK_PAUSE_S: Final = 0.005
 
 
-class FileOffsetStore(RuledOffsetStore):
+class FileOffsetStore(RowOffsetStore):
     """Implements ``OffsetStore`` for the processes of one machine.
 
     Source: ``LocalFileOffsetStore``; its folder is ``~/.rocketmq_offsets/CLIENT_ID/GROUP``.

@@ -25,12 +25,12 @@ from pyspark_rocketmq.errors import OffsetError, OptionError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore, GroupAtBrokers
 from pyspark_rocketmq.offsets.file import FileOffsetStore
-from pyspark_rocketmq.offsets.rules import Change, ResultT, Rows, RuledOffsetStore
+from pyspark_rocketmq.offsets.rules import Change, ResultT, RowOffsetStore, Rows
 from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 
 
-class MemoryOffsetStore(RuledOffsetStore):
+class MemoryOffsetStore(RowOffsetStore):
     """Implements ``OffsetStore`` for the threads of one process."""
 
     def __init__(self, name: str, *, clock: Clock) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.consume.positions import from_text, go_on_at, newer, seen, since, to_text
+from pyspark_rocketmq.consume.positions import from_text, newer, resolve_start_offset, seen, since, to_text
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.history import RESET
@@ -178,7 +178,7 @@ def new_row(consumer_group: str, queue: MessageQueue, start: int) -> OffsetRow:
 def _following(row: OffsetRow, at_broker: int | None) -> OffsetRow:
     """The row, moved to where somebody else has put the queue at its broker since."""
     shown = from_text(row.shown)
-    next_offset = go_on_at(row.next_offset, shown, at_broker, was_reset=row.was_reset)
+    next_offset = resolve_start_offset(row.next_offset, shown, at_broker, was_reset=row.was_reset)
     # A reset is told before anything is planned (``QueueClaims.tell_resets``).
     told = row.next_offset if row.was_reset or shown is None else None
     row = row._replace(shown=to_text(seen(since(shown, at_broker), at_broker, told)))
@@ -274,7 +274,7 @@ def _whole_us(seconds: float) -> float:
     return round(seconds, 6)
 
 
-class RuledOffsetStore(ABC):
+class RowOffsetStore(ABC):
     """The changes of ``OffsetStore``, each one call of ``_change``."""
 
     _clock: Clock

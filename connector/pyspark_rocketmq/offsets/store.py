@@ -32,7 +32,7 @@ _BEFORE_INSTANCE = "@"
 _AFTER_NAMESPACE = "%"
 
 
-class ProgressName(NamedTuple):
+class OffsetKey(NamedTuple):
     """Whose progress it is."""
 
     namespace: str

@@ -69,7 +69,7 @@ def text_to_rows(text: str) -> pa.Table:
 _QUEUE_COLUMNS = ("topic", "brokerName", "queueId")
 
 
-def drop_known_rows(batch: pa.RecordBatch, watermarks: Mapping[MessageQueue, int]) -> pa.RecordBatch:
+def drop_committed(batch: pa.RecordBatch, watermarks: Mapping[MessageQueue, int]) -> pa.RecordBatch:
     """Return the rows at or above their queue's watermark.
 
     Raises:

@@ -31,7 +31,7 @@ from pyspark_rocketmq.sinks.base import (
     RowWriter,
     Writing,
     advance,
-    drop_known_rows,
+    drop_committed,
     rows_to_text,
     text_to_rows,
 )
@@ -344,7 +344,7 @@ class _Collecting:
         self._batches: list[pa.RecordBatch] = []
 
     def add(self, rows: pa.RecordBatch) -> int:
-        new = drop_known_rows(rows.select(self._collector.schema.names), self._collector.watermarks)
+        new = drop_committed(rows.select(self._collector.schema.names), self._collector.watermarks)
         if new.num_rows:
             self._batches.append(new.cast(self._collector.schema))
         return int(rows.num_rows - new.num_rows)

@@ -36,7 +36,7 @@ from pyarrow import fs
 
 from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.base import drop_known_rows
+from pyspark_rocketmq.sinks.base import drop_committed
 
 _INDEXED_COLUMNS = 32
 """Delta's default of ``delta.dataSkippingNumIndexedCols``."""
@@ -327,7 +327,7 @@ class FileSet:
         Raises:
             SchemaError: If they do not fit the table's columns or a row lacks its message's position.
         """
-        new = drop_known_rows(
+        new = drop_committed(
             _conform(rows, self._writer.schema, fills_missing=self._writer.fills_missing),
             self._writer.watermarks,
         )

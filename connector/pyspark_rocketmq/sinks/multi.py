@@ -72,7 +72,7 @@ class Route:
             raise OptionError((problem,), where="route to a sink") from error
 
 
-class SeveralSinks:
+class MultiSink:
     """Implements ``Sink`` over others."""
 
     def __init__(self, sinks: Sequence[Sink | Route]) -> None:
@@ -91,7 +91,7 @@ class SeveralSinks:
         self._columns: list[tuple[str, ...]] = []
 
     def __repr__(self) -> str:
-        return f"SeveralSinks({[route.sink for route in self._routes]!r})"
+        return f"MultiSink({[route.sink for route in self._routes]!r})"
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
@@ -150,11 +150,11 @@ def one_sink(sinks: Sink | Route | Sequence[Sink | Route]) -> Sink:
     """What a query is given as its sink, as one.
 
     Raises:
-        OptionError: As of ``SeveralSinks``.
+        OptionError: As of ``MultiSink``.
     """
     if isinstance(sinks, Route):
-        return SeveralSinks([sinks])
-    return SeveralSinks(sinks) if isinstance(sinks, Sequence) else sinks
+        return MultiSink([sinks])
+    return MultiSink(sinks) if isinstance(sinks, Sequence) else sinks
 
 
 @dataclass(frozen=True, slots=True)

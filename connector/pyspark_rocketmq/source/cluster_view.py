@@ -54,7 +54,7 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.group.broker_offsets import RemoteBrokerOffsets
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange, TopicRoute
 from pyspark_rocketmq.offsets.open import open_offset_store
-from pyspark_rocketmq.offsets.store import ProgressName
+from pyspark_rocketmq.offsets.store import OffsetKey
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.positions import (
     EARLIEST_OFFSET,
@@ -489,7 +489,7 @@ class ClusterView:
         assert group is not None, "options that say 'group' name it"
         store = self._options.offset_store
         if store is not None and StoreSpec.parse(store).kind is not StoreKind.BROKER:
-            name = str(ProgressName(self._options.namespace or "", group, None))
+            name = str(OffsetKey(self._options.namespace or "", group, None))
             rows = open_offset_store(store).read(name)
             found = {queue: rows[queue].next_offset for queue in queues if queue in rows}
         else:

@@ -12,10 +12,10 @@ from pyspark_rocketmq.consume.metrics import lately
 from pyspark_rocketmq.consume.planning import (
     LONGEST_LEFT_OUT_S,
     Had,
-    LeftOut,
     Plan,
     QueueProgress,
     StallCounter,
+    StuckQueueDetector,
 )
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.group.broker_offsets import BrokerOffsets, ResetWatch
@@ -217,7 +217,7 @@ class GroupProgress:
         """Of the plan in the making."""
         self._claimed: dict[MessageQueue, int] = {}
         """The term in which a queue was claimed."""
-        self._left_out = LeftOut()
+        self._left_out = StuckQueueDetector()
         self._stalls = StallCounter()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="rocketmq-offset-store")
         self._reading: Future[dict[MessageQueue, OffsetRow]] | None = None

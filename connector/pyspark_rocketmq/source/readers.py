@@ -36,7 +36,7 @@ from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.group.broker_offsets import PullingResetWatch, RemoteBrokerOffsets, open_group_store
 from pyspark_rocketmq.group.driver_line import DriverLine
-from pyspark_rocketmq.group.join import client_id, join_group, progress_name, unregister_at_exit
+from pyspark_rocketmq.group.join import client_id, join_group, offset_key, unregister_at_exit
 from pyspark_rocketmq.hub.session import HubAddress
 from pyspark_rocketmq.model import MessageModel, QueueRange
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
@@ -234,13 +234,13 @@ def _progress(
     if is_broadcast:
         owners = possible_owners(options, member_id, store)
         await_sole_owner(
-            progress_name(options), owners, lambda: living_members(options, pool, clock), clock, time.sleep
+            offset_key(options), owners, lambda: living_members(options, pool, clock), clock, time.sleep
         )
     member = join_group(options, member_id, store, clock, timing=timing, line=line)
     unregister_at_exit(member)
     member.start()
     return GroupProgress(
-        consumer_group=progress_name(options),
+        consumer_group=offset_key(options),
         client_id=member_id,
         store=store,
         ownership=member,

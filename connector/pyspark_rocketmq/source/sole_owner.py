@@ -19,7 +19,7 @@ from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import BrokerError, OffsetError, RocketMQError
-from pyspark_rocketmq.group.join import progress_name
+from pyspark_rocketmq.group.join import offset_key
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
@@ -74,10 +74,10 @@ def second_owner(name: str, member: str) -> OffsetError:
 def possible_owners(options: ReadOptions, member_id: str, store: OffsetStore) -> frozenset[str]:
     """The client ids under which the progress may be in use: one's own, and who claimed its rows."""
     try:
-        rows = store.read(progress_name(options)).values()
+        rows = store.read(offset_key(options)).values()
     except RocketMQError as error:
         # Planning reads the store again, and waits for it.
-        logger.warning("offset store not read for owners progress=%s: %s", progress_name(options), error)
+        logger.warning("offset store not read for owners progress=%s: %s", offset_key(options), error)
         return frozenset({member_id})
     return frozenset({member_id, *(row.owner for row in rows if row.owner)})
 

@@ -68,7 +68,7 @@ from pyspark_rocketmq.listeners.context import (
 )
 from pyspark_rocketmq.listeners.errors import tell_failure, tell_problem
 from pyspark_rocketmq.listeners.event_loop import is_async
-from pyspark_rocketmq.listeners.forms import Call, ListenerForm, NotOpened
+from pyspark_rocketmq.listeners.forms import Call, FailedListener, ListenerForm
 from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from pyspark_rocketmq.listeners.row_buffer import (
     IN_MEMORY_BYTES,
@@ -473,7 +473,7 @@ class ConcurrentEngine:
     def _through(
         self, listener: Call, arrived: ArrivedRange, orders: RangeOrders
     ) -> tuple[list[Emitted], QueueAck]:
-        if isinstance(listener, NotOpened):
+        if isinstance(listener, FailedListener):
             # To fail its calls would send a whole backlog back, and drop it in broadcasting.
             last_error = tell_failure("listener not opened", str(arrived.planned.queue), listener.error())
             return [], put_off(arrived.planned, len(arrived.messages), SystemClock(), last_error)

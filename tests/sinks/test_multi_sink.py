@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from pyspark_rocketmq.errors import OptionError, SinkConflict
 from pyspark_rocketmq.sinks.base import Life
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
-from pyspark_rocketmq.sinks.multi import Route, SeveralSinks
+from pyspark_rocketmq.sinks.multi import MultiSink, Route
 from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1
 from tests.sinks.sink_conformance import (
     SCHEMA,
@@ -33,9 +33,9 @@ def delta(path: Path) -> DeltaSink:
 
 
 @pytest.fixture
-def sinks(tmp_path: Path) -> SeveralSinks:
+def sinks(tmp_path: Path) -> MultiSink:
     """All rows into one, those that are paid into another, with fewer columns into a third."""
-    made = SeveralSinks(
+    made = MultiSink(
         [
             delta(tmp_path / "all"),
             Route(sink=delta(tmp_path / "paid"), where=pc.field("step") == "paid"),
@@ -59,7 +59,7 @@ def test_a_condition_that_rows_cannot_have_is_refused_at_the_start(
     tmp_path: Path, where: pc.Expression, said: str
 ) -> None:
     """H1: not in the first task."""
-    made = SeveralSinks([Route(sink=delta(tmp_path / "a"), where=where)])
+    made = MultiSink([Route(sink=delta(tmp_path / "a"), where=where)])
 
     with pytest.raises(OptionError, match=said):
         made.prepare(SCHEMA)
@@ -74,8 +74,8 @@ class TestSeveralSinks(SinkConformance):
     """Of two sinks, either holds what one sink would."""
 
     @pytest.fixture
-    def sink(self, tmp_path: Path) -> SeveralSinks:
-        made = SeveralSinks([delta(tmp_path / "one"), delta(tmp_path / "other")])
+    def sink(self, tmp_path: Path) -> MultiSink:
+        made = MultiSink([delta(tmp_path / "one"), delta(tmp_path / "other")])
         made.prepare(SCHEMA)
         return made
 
@@ -89,7 +89,7 @@ class TestSeveralSinks(SinkConformance):
         return both
 
 
-def test_each_sink_gets_the_rows_and_columns_of_its_route(sinks: SeveralSinks, tmp_path: Path) -> None:
+def test_each_sink_gets_the_rows_and_columns_of_its_route(sinks: MultiSink, tmp_path: Path) -> None:
     """H1: watermarks move where no row came, too."""
     assert run(sinks, {Q0: 2, Q1: 3}, rows(Q0, 0, 2), rows(Q1, 0, 3, "paid")) == 5
 
@@ -105,7 +105,7 @@ def delta_watermark(path: Path) -> int | None:
 
 
 def test_killed_between_two_commits_each_row_is_in_each_sink_once(
-    sinks: SeveralSinks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sinks: MultiSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H1: and the batch that runs again may get farther."""
     batch = sinks.begin(GROUP, {Q0: 0, Q1: 0})
@@ -124,7 +124,7 @@ def test_killed_between_two_commits_each_row_is_in_each_sink_once(
 
 def test_rows_that_no_route_takes_are_not_rows_left_out(tmp_path: Path) -> None:
     """H1: what is left out is what a sink has already."""
-    sinks = SeveralSinks(
+    sinks = MultiSink(
         [Route(sink=delta(tmp_path / step), where=pc.field("step") == step) for step in ("paid", "sent")]
     )
     sinks.prepare(SCHEMA)
@@ -140,12 +140,12 @@ def test_two_sinks_of_one_place_are_refused(tmp_path: Path) -> None:
     orders = delta(tmp_path / "orders")
 
     with pytest.raises(OptionError, match="have one place"):
-        SeveralSinks([orders, Route(sink=delta(tmp_path / "orders"), where=pc.field("step") == "paid")])
+        MultiSink([orders, Route(sink=delta(tmp_path / "orders"), where=pc.field("step") == "paid")])
     with pytest.raises(OptionError, match=r"sink=\[\] names none"):
-        SeveralSinks([])
+        MultiSink([])
 
 
-def test_all_of_them_are_where_the_last_one_is(sinks: SeveralSinks) -> None:
+def test_all_of_them_are_where_the_last_one_is(sinks: MultiSink) -> None:
     """H2: a query without offsets goes on from there; of a queue that one has nothing of, from its beginning."""
     run(sinks, {Q0: 2}, rows(Q0, 0, 2))
     run(sinks._routes[0].sink, {Q0: 3, Q1: 1}, rows(Q0, 2, 3), rows(Q1, 0, 1))
@@ -158,7 +158,7 @@ def _killed(*_: object) -> None:
 
 
 def test_a_column_that_the_rows_do_not_have_is_refused(tmp_path: Path) -> None:
-    sinks = SeveralSinks([Route(sink=delta(tmp_path / "orders"), columns=("stepp",))])
+    sinks = MultiSink([Route(sink=delta(tmp_path / "orders"), columns=("stepp",))])
 
     with pytest.raises(OptionError, match="columns names stepp, which the rows do not have; they have topic"):
         sinks.prepare(SCHEMA)
@@ -172,14 +172,14 @@ def test_one_delta_table_under_two_names_is_refused(tmp_path: Path, other: str) 
     second = f"file://{tmp_path}/lake" if other == "file" else f"{tmp_path}/{other}"
 
     with pytest.raises(OptionError, match="have one place"):
-        SeveralSinks([DeltaSink(tmp_path / "lake"), DeltaSink(second)])
+        MultiSink([DeltaSink(tmp_path / "lake"), DeltaSink(second)])
 
 
 def test_one_delta_table_that_no_name_tells_is_known_by_its_id(tmp_path: Path) -> None:
     """H8: a folder mounted twice."""
     DeltaSink(tmp_path / "lake").prepare(SCHEMA)
     shutil.copytree(tmp_path / "lake", tmp_path / "mounted")
-    sinks = SeveralSinks([DeltaSink(tmp_path / "lake"), DeltaSink(tmp_path / "mounted")])
+    sinks = MultiSink([DeltaSink(tmp_path / "lake"), DeltaSink(tmp_path / "mounted")])
 
     with pytest.raises(OptionError, match="have one place"):
         sinks.prepare(SCHEMA)
