@@ -83,8 +83,7 @@ def _checked(group: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
         raise Refused(
             ResponseCode.INVALID_PARAMETER,
             f"The retry topic of group {group.group_name} would have {group.retry_queue_nums} queues; the "
-            "simulator "
-            f"takes at most {MOST_QUEUES}.",
+            f"simulator takes at most {MOST_QUEUES}.",
         )
     return group
 

@@ -72,8 +72,7 @@ def _change_options(function: CallableT) -> CallableT:
                                                     "as known."),
         click.option(
             "--force", "is_forced", is_flag=True, help="Also while the group runs: the batch under way is "
-                                                       "fenced off, the "
-            "query goes on from the new offsets."
+                                                       "fenced off, the query goes on from the new offsets."
         ),
         click.option("--dry-run", "is_dry_run", is_flag=True, help="Show the change and make none."),
         click.option(
@@ -165,8 +164,7 @@ def lag(
     "target",
     type=Parsed("position", parse_target),
     help="earliest, latest, a queue offset, or a time: from the first message stored then; or sink: where "
-    "--sink is, of the "
-    "queues whose rows it has lost.",
+    "--sink is, of the queues whose rows it has lost.",
 )
 @click.option(
     "--as-of",

@@ -135,8 +135,7 @@ class OffsetsLagSettings(ClusterAccess):
         "request_timeout_ms",
         default=1_500,
         doc="How long one request to a name server, a broker or a member of the group may take; who does not "
-        "answer "
-        "in that time leaves empty columns.",
+        "answer in that time leaves empty columns.",
     )
 
 

@@ -100,10 +100,8 @@ class SinkWatermarks:
         if found[0].is_one_of_several:
             raise JobFailed(
                 f"Nothing was changed: group {consumer_group} writes into other sinks beside {self._path}, "
-                "and going back to where one of "
-                "them is would forget what the others lack. Name them all, in Python: "
-                "rmq.reset_to_sink(store, [every sink of the "
-                "query], consumer_group)."
+                "and going back to where one of them is would forget what the others lack. Name them all, in "
+                "Python: rmq.reset_to_sink(store, [every sink of the query], consumer_group)."
             )
         return found[0].targets
 
@@ -165,8 +163,7 @@ answers."""
 
 SINKS_LEAVE_OUT: Final = (
     "Of the messages that are consumed again, a sink leaves the rows out that it has. --sink PATH shows "
-    "which queues that "
-    "concerns; with --rewind-sink they are written again."
+    "which queues that concerns; with --rewind-sink they are written again."
 )
 """What whoever moves a group back expects last."""
 
@@ -299,9 +296,8 @@ class _Look:
         if missing:
             raise JobFailed(
                 f"Nothing is known of {'; '.join(str(queue) for queue in missing)}, and nothing was changed: "
-                "their brokers "
-                "do not answer, or no longer have them. Start the brokers, or choose other queues with "
-                "--topic and --queue."
+                "their brokers do not answer, or no longer have them. Start the brokers, or choose other "
+                "queues with --topic and --queue."
             )
         return bounds
 

@@ -312,8 +312,7 @@ def refusal(moves: Collection[QueueMove], *, rewinds_sink: bool = False) -> str 
         "Stop the query: a sink's watermarks cannot be set while it writes."
         if rewinds_sink
         else "Stop the query first; or say --force: the batch under way is then fenced off and dropped, and "
-        "the query goes "
-        "on from the new offsets with its next trigger."
+        "the query goes on from the new offsets with its next trigger."
     )
     return (
         f"{len(held)} of {counted(len(moves), 'queue')} {'is' if len(held) == 1 else 'are'} being consumed by "

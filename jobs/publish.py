@@ -54,8 +54,7 @@ def publish(settings: PublishSettings, console: Console) -> None:
         sent = counted.get["rows"]
     console.print(
         f"Published {sent:,} messages to topic {settings.topic} in {took_s:.1f} s, {sent / took_s:,.0f} per "
-        "second; "
-        "all of them acknowledged",
+        "second; all of them acknowledged",
         markup=False,
     )
 

@@ -96,8 +96,7 @@ class StopSignals:
             # Such as with -Xrs, or where a platform allows no such call.
             logger.warning(
                 "the JVM keeps SIGINT and SIGTERM to itself, so that it stops Spark under the listener's "
-                "calls: what they had "
-                "in hand is consumed again",
+                "calls: what they had in hand is consumed again",
                 exc_info=True,
             )
 

@@ -63,8 +63,7 @@ class StoredGroup:
         if moment.version > newest:
             raise JobFailed(
                 f"The offset store {_place(self.store)} has no version {moment.version} yet, its newest is "
-                f"{newest}. `offsets history` "
-                "lists what can be gone back to."
+                f"{newest}. `offsets history` lists what can be gone back to."
             )
         return change_of_version(self.changes, str(self.name), moment.version)
 
@@ -144,8 +143,7 @@ def _unknown(store: OffsetStore, consumer_group: str) -> str:
     hint = f" Did you mean '{near[0]}'?" if near else ""
     return (
         f"The offset store {_place(store)} holds nothing of consumer group '{consumer_group}'; its groups "
-        "are: "
-        f"{', '.join(known)}.{hint}"
+        f"are: {', '.join(known)}.{hint}"
     )
 
 

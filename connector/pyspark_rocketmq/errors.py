@@ -42,12 +42,12 @@ puts all of them into its sentence: what happened, where (topic, broker, queue, 
     │  ├─ OffsetCommitConflict          retryable: somebody else wrote the table meanwhile
     │  ├─ OffsetStoreUnavailable        retryable: the table's storage did not answer
     │  ├─ BrokerOffsetUnavailable       retryable: a broker did not tell or take a group's offset
-    │  └─ SinkConflict                  the sink's table was changed in a way that this batch cannot be added
-    to │     ├─ SinkMoved                  retryable: another consumer wrote a queue's rows into it │     └─
-    SinkSetBack                the sink lacks rows that the group's offsets say it has ├─ StorageNotShared
-    driver and executors see different folders under one path ├─ SchemaError                      a table or a
-    listener's output does not have the columns it must have └─ ListenerError                    a message
-    listener broke its contract
+    │  └─ SinkConflict                  a batch cannot be added to the sink's table after another change
+    │     ├─ SinkMoved                  retryable: another consumer wrote a queue's rows into it
+    │     └─ SinkSetBack                the sink lacks rows that the group's offsets say it has
+    ├─ StorageNotShared                 driver and executors see different folders under one path
+    ├─ SchemaError                      a table or a listener's output lacks columns it must have
+    └─ ListenerError                    a message listener broke its contract
 
 Retrying is decided by ``retryable``, never by a list of classes.  What a server says is shown by
 ``peer_text``.
@@ -223,8 +223,7 @@ class NoPermission(BrokerError):
     def __str__(self) -> str:
         return (
             f"{super().__str__()} Check accessKey and secretKey, what the user may do with this topic and "
-            "group "
-            "(mqadmin listAcl), and the permissions of the topic and the group themselves."
+            "group (mqadmin listAcl), and the permissions of the topic and the group themselves."
         )
 
 
@@ -237,8 +236,7 @@ class ConsumptionForbidden(NoPermission):
     def __str__(self) -> str:
         return (
             f"{BrokerError.__str__(self)} Give the permission back: mqadmin updateTopicPerm, updateSubGroup "
-            "-s true, or "
-            "the broker's brokerPermission."
+            "-s true, or the broker's brokerPermission."
         )
 
 
@@ -353,11 +351,9 @@ class KeysOutOfOrder(RocketMQError):
         examples = ", ".join(map(repr, self.sharding_keys[:3]))
         return (
             f"All rows are stored, but several tasks sent rows of one sharding key ({examples}): nothing "
-            "says which were "
-            "first. Writing them again stores them all once more. Write by_sharding_key(df), in a "
-            "stream within foreachBatch, or a DataFrame in which all rows of a key are in one partition, or "
-            "set checkShardingKeys=false if "
-            "their order does not matter."
+            "says which were first. Writing them again stores them all once more. Write by_sharding_key(df), "
+            "in a stream within foreachBatch, or a DataFrame in which all rows of a key are in one "
+            "partition, or set checkShardingKeys=false if their order does not matter."
         )
 
 
@@ -377,10 +373,8 @@ class UndecodableMessage(OffsetError):
     def __str__(self) -> str:
         return (
             f"{self.queue}: the message at offset {self.queue_offset} cannot be decoded: "
-            f"{self.reason[:_MAX_REASON]} "
-            "Set undecodableMessages=keep to get it with the bytes that are stored, marked by property "
-            "UNDECODABLE, "
-            "or move the group past it (offsets skip)."
+            f"{self.reason[:_MAX_REASON]} Set undecodableMessages=keep to get it with the bytes that are "
+            "stored, marked by property UNDECODABLE, or move the group past it (offsets skip)."
         )
 
 
@@ -408,11 +402,9 @@ class MessagesExpired(DataLoss):
     def __str__(self) -> str:
         return (
             f"{self.queue}: offset {self.wanted} was wanted, but the broker has {self.available}: older "
-            "messages were deleted "
-            "before they were read. Set failOnDataLoss=false to go on at the first available offset, or "
-            "reset the "
-            "group's offset for this queue; and let brokers keep messages longer (fileReservedTime), or read "
-            "more at once."
+            "messages were deleted before they were read. Set failOnDataLoss=false to go on at the first "
+            "available offset, or reset the group's offset for this queue; and let brokers keep messages "
+            "longer (fileReservedTime), or read more at once."
         )
 
 
@@ -422,14 +414,11 @@ class LogTailLost(DataLoss):
     def __str__(self) -> str:
         return (
             f"{self.queue}: offset {self.wanted} was wanted, but the broker has {self.available}: its log "
-            "ends before what "
-            "was read or planned. A slave that lacked the newest messages may have become master, or the "
-            "topic was made "
-            "anew. New messages get offsets that were used before. Set failOnDataLoss=false: a consumer "
-            "group then goes on "
-            "with the first message stored after the newest one it has consumed, a plain stream at the end. "
-            "Or reset the "
-            "group's offset for this queue to read from another place."
+            "ends before what was read or planned. A slave that lacked the newest messages may have become "
+            "master, or the topic was made anew. New messages get offsets that were used before. Set "
+            "failOnDataLoss=false: a consumer group then goes on with the first message stored after the "
+            "newest one it has consumed, a plain stream at the end. Or reset the group's offset for this "
+            "queue to read from another place."
         )
 
 
@@ -439,14 +428,11 @@ class OffsetsBeganAgain(DataLoss):
     def __str__(self) -> str:
         return (
             f"{self.queue}: offset {self.wanted} was consumed, and the broker, which has {self.available}, "
-            "has another message "
-            "in its place: the topic was deleted and made anew, or a slave that lacked the newest messages "
-            "has become "
-            "master. Messages that were not read may be lost. Set failOnDataLoss=false to go on with the "
-            "first message "
-            "stored after the newest one consumed, or reset the group's offset for this queue; every message "
-            "from there on "
-            "is consumed and reaches the sink."
+            "has another message in its place: the topic was deleted and made anew, or a slave that lacked "
+            "the newest messages has become master. Messages that were not read may be lost. Set "
+            "failOnDataLoss=false to go on with the first message stored after the newest one consumed, or "
+            "reset the group's offset for this queue; every message from there on is consumed and reaches "
+            "the sink."
         )
 
 
@@ -456,10 +442,8 @@ class TopicDeleted(DataLoss):
     def __str__(self) -> str:
         return (
             f"{self.queue}: offset {self.wanted} was to be read next, but {self.available}. Messages that "
-            "were not read are "
-            "lost. Set failOnDataLoss=false to go on without it (made anew, it is read from its start), or "
-            "leave it out "
-            "of the query's topics."
+            "were not read are lost. Set failOnDataLoss=false to go on without it (made anew, it is read "
+            "from its start), or leave it out of the query's topics."
         )
 
 
@@ -485,9 +469,8 @@ class DamagedOffsets(OffsetError):
     def __str__(self) -> str:
         return (
             f"A row of the offset store has {peer_text(self.text)!r} in {self.column}, which cannot be read. "
-            "Stop the queries of the group, "
-            f"set {self.column} of that row to NULL (in a file: to an empty text) or put the table back, and "
-            "start them again."
+            f"Stop the queries of the group, set {self.column} of that row to NULL (in a file: to an empty "
+            "text) or put the table back, and start them again."
         )
 
 

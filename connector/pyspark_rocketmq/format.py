@@ -74,8 +74,7 @@ class DefaultSource(DataSource):
         ):
             problem = (
                 f"offsetStore={options.offset_store!r} keeps offsets in one process, but a query plans in "
-                "one and commits "
-                "in another. Use the path of a Delta table"
+                "one and commits in another. Use the path of a Delta table"
             )
             _refuse([problem])
         return RocketMQStreamReader(options)
@@ -128,8 +127,7 @@ class DefaultSource(DataSource):
         if any(key.startswith(_TABLE_OPTION) for key in self.options):
             problem = (
                 "rocketmq cannot be a table of Spark's catalog: Spark gives a Python data source none of the "
-                "table's options "
-                "when it is read. Use CREATE TEMPORARY VIEW … USING rocketmq OPTIONS (…)"
+                "table's options when it is read. Use CREATE TEMPORARY VIEW … USING rocketmq OPTIONS (…)"
             )
             raise OptionError((problem,), where="CREATE TABLE … USING rocketmq")
         self._refuse_path("load")
@@ -167,8 +165,7 @@ def register(spark: SparkSession) -> None:
     if is_speculative(spark):
         logger.warning(
             "spark.speculation is on: df.write and df.writeStream with format('rocketmq') would send the "
-            "rows of slow tasks twice "
-            "and out of their order; set it to false before writing"
+            "rows of slow tasks twice and out of their order; set it to false before writing"
         )
     try:
         spark.dataSource.register(DefaultSource)
@@ -191,8 +188,7 @@ def _register_as_active(spark: SparkSession) -> None:
             raise
         raise RocketMQError(
             f"A jar on Spark's class path has a data source '{DefaultSource.name()}' of its own (or one that "
-            "cannot be loaded, "
-            "which Spark reports alike). Start the session without that jar."
+            "cannot be loaded, which Spark reports alike). Start the session without that jar."
         ) from error
     finally:
         if active.isDefined():

@@ -125,8 +125,7 @@ def _read_addresses(output: IO[bytes]) -> str:
     except (ValueError, KeyError) as error:
         raise JobFailed(
             f"The embedded cluster did not come up within {_START_TIMEOUT_S:g} s; its first line was "
-            f"{line!r}. "
-            "Start `python -m broker_sim` by hand to see why, or give option nameServers."
+            f"{line!r}. Start `python -m broker_sim` by hand to see why, or give option nameServers."
         ) from error
 
 

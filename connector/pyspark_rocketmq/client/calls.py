@@ -1,11 +1,7 @@
-"""How a broker is called, and names put into their namespace on the way.
-
-How a broker is called, and under which names: what ``BrokerClient`` and ``AdminClient`` share.
+"""How a broker is called, and under which names: what ``BrokerClient`` and ``AdminClient`` share.
 
 The namespace is put on and taken off here and nowhere else: callers name topics and groups as users do,
 brokers get and give the names they know.
-
-Values that name topics and groups as users do, made into what brokers are told: with their namespace. Pure.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """One connection: requests out, answers matched, the server's own requests handled.
 
-Theory.  A channel owns one reader thread.  It alone receives, decodes and calls back; callers only send.
-What is under way sits in one table, opaque -> waiting request, and *whoever takes an entry out of the table
-calls it
-back*: the reader with the answer, the reader's deadline sweep with ``RequestTimeout``, or whoever ends the
-channel with the reason.  That is why every callback comes exactly once.
+Theory. A channel owns one reader thread. It alone receives, decodes and calls back; callers only send. What
+is under way sits in one table, opaque -> waiting request, and *whoever takes an entry out of the table calls
+it back*: the reader with the answer, the reader's deadline sweep with ``RequestTimeout``, or whoever ends the
+channel with the reason. That is why every callback comes exactly once.
 
 Rule 1: under ``_lock`` only the table and the end reason are touched.  Rule 2: under ``_send_lock`` only the
 transport sends (or is closed); a stuck peer ends that by the transport's own time-out, or by the deadline of
@@ -17,7 +16,7 @@ A slow handler delays only the requests behind it, never the answers to our own 
 it is bounded, in number and in memory: whoever asks more than that is told that this client is busy.
 
 Source: ``NettyRemotingAbstract.processRequestCommand``, which refuses what its executor's queue has no room
-    for.
+for.
 """
 
 from __future__ import annotations

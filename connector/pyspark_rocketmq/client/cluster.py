@@ -1,16 +1,4 @@
-"""One cluster as a query's options name it: its clients, its topics' routes, calls to several brokers at once.
-
-The routes of everything one consumer reads: several topics, and a retry topic that need not exist yet.
-
-Looks for a topic's queues for as long as sends are tried.
-
-Calls to several brokers at the same time, so that one that does not answer costs its time-out once.
-
-When a message was stored, asked of its broker as an operator asks: no group's offsets and figures are
-touched.
-
-Calls to several servers at the same time, so that one that does not answer costs the others nothing.
-"""
+"""One cluster as options name it: its clients, its topics' routes, calls to several brokers at once."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
 """How things that hold sockets or threads end: closed by ``with``, and made anew after ``fork()``.
 
-What a child of ``fork()`` does not share with its parent.
-
 A child has a copy of everything but threads: connections that the parent reads from, locks that a thread held
 which is not there, counters that go on from the same number.  Whatever has such things makes new ones in the
 child, before anything else runs there.
-
-What is closed where its ``with`` ends.
 """
 
 from __future__ import annotations

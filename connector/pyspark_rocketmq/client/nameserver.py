@@ -110,7 +110,7 @@ class NameServerClient:
             TransportError: As :meth:`route`.
 
         Source: RocketMQ 5.3.3 ``MQClientInstance.updateTopicRouteInfoFromNameServer``, which changes nothing
-            at TOPIC_NOT_EXIST.
+        at TOPIC_NOT_EXIST.
         """
         try:
             return self.route(topic, deadline)

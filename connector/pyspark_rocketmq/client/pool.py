@@ -3,12 +3,6 @@
 One channel per address, made when first needed and made anew when it died.
 
 Decides under its lock; connects, waits and closes outside it.
-
-How to reach the cluster's servers: time-outs, credentials, TLS. What every process of a query shares.
-
-Signed requests: RocketMQ's access control, the same for version 1.0 and 2.0.
-
-The channel pool that the code of one process shares, such as all tasks of a Spark Python worker.
 """
 
 from __future__ import annotations

@@ -105,8 +105,7 @@ def _handshake_error(address: str, failure: OSError) -> ConnectFailed:
             return TlsFailed(
                 address,
                 f"its certificate, or one that vouches for it, is not valid now: {complaint}. Have it "
-                "renewed, and see that "
-                "this machine's clock is right.",
+                "renewed, and see that this machine's clock is right.",
             )
         return TlsFailed(
             address,
@@ -122,8 +121,7 @@ def _handshake_error(address: str, failure: OSError) -> ConnectFailed:
     return ConnectFailed(
         address,
         f"the TLS handshake failed: {failure}; a server whose tls.server.mode is disabled ends it so (then "
-        "set "
-        "useTls=false)",
+        "set useTls=false)",
     )
 
 
@@ -133,14 +131,12 @@ def _alert_error(address: str, alert: ssl.SSLError) -> TlsFailed:
         return TlsFailed(
             address,
             "the server speaks no version of TLS that is taken here: 1.2 or newer. Run it on a newer Java, "
-            "or let its Java "
-            "speak TLS 1.2 (jdk.tls.disabledAlgorithms).",
+            "or let its Java speak TLS 1.2 (jdk.tls.disabledAlgorithms).",
         )
     return TlsFailed(
         address,
         f"the server refused it: {reason}. If it requires client certificates, set tlsCertFile and "
-        "tlsKeyFile to "
-        "one that its authority has signed.",
+        "tlsKeyFile to one that its authority has signed.",
     )
 
 

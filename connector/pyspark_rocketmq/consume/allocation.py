@@ -1,16 +1,10 @@
-"""All allocation strategies, and the strategy that an option names.
-
-Who of a group consumes which queue: every member computes it alone, and all come to the same result.
+"""Who of a group consumes which queue: every member computes it alone, and all come to the same result.
 
 That holds only if all members use the same strategy on the same lists in the same order; nobody checks the
 first, :func:`allocate` sees to the last. A member listed twice (one entry per connection) counts twice, as in
 Java: its second share goes to nobody until the broker forgets the old connection.
 
 Source: RocketMQ 5.3.3 ``client/consumer/rebalance/*``, ``RebalanceImpl.rebalanceByTopic``.
-
-Allocation by where brokers and consumers stand, to keep traffic out of the lines between machine rooms.
-
-From the text of option ``allocateMessageQueueStrategy`` to the strategy.
 
 Allocation that moves few queues when members come and go, at the price of very uneven shares.
 
@@ -319,8 +313,7 @@ def _by_room(items: Iterable[T], room_of: Callable[[T], str], kind: str) -> dict
 
 _FORMS: Final = (
     "averagely, averagelyByCircle, consistentHash[:places], byMachineRoom:ROOM,…, "
-    "machineRoomNearby[:STRATEGY], "
-    "byConfig:TOPIC/BROKER/QUEUE,… or module:Class"
+    "machineRoomNearby[:STRATEGY], byConfig:TOPIC/BROKER/QUEUE,… or module:Class"
 )
 
 

@@ -1,8 +1,5 @@
 """Concurrent consumption of one range: state machine, and what a listener's answer does.
 
-Concurrent consumption of one queue's planned range: what to deliver next, what an answer does, how far it
-came.
-
 The rules are those of Java's ``ConsumeMessageConcurrentlyService`` and ``ProcessQueue`` (5.3.3); rows E1-E9:
 
 1. The range is cut into deliveries of at most consumeMessageBatchMaxSize messages; as many are out as the
@@ -24,9 +21,6 @@ The rules are those of Java's ``ConsumeMessageConcurrentlyService`` and ``Proces
 A call that never returns keeps its thread.  When all threads are gone so the run ends with what is done.
 
 Messages are indexes ``0 … count-1`` in queue order; whoever drives the machine knows their offsets.
-
-What a concurrent listener's answer means: which messages of its delivery are done, and what becomes of the
-others.
 
 Source: RocketMQ 5.3.3 ``ConsumeMessageConcurrentlyService.ConsumeRequest.run``, ``processConsumeResult``.
 """
@@ -99,8 +93,7 @@ def _whole(value: object, name: str, otherwise: int) -> tuple[int, str | None]:
         return int(value), None
     return otherwise, (
         f"The listener set context.{name} to a {type(value).__name__}; it must be a whole number. "
-        f"{otherwise} is "
-        "taken instead."
+        f"{otherwise} is taken instead."
     )
 
 

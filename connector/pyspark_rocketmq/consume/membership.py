@@ -1,7 +1,5 @@
 """One member of a group: what it must ask, report and lock, and which queues it may plan.
 
-One member of a consumer group: what it must ask, tell and lock, and what it may plan.
-
 The machine knows neither sockets nor threads nor time: whoever drives it reports what happened (a route, a
 list of members, an answer to a lock call) with the monotonic second of the moment, takes what is
 :meth:`~Membership.due`, does it, and reports the result.  What a single queue goes through is the table of
@@ -22,10 +20,7 @@ Rule 6: plans have numbers. Whoever says that a batch is over, for all queues or
 what comes late says nothing of the plan that is under way by then.
 
 Source: RocketMQ 5.3.3 ``RebalanceImpl``, ``RebalanceService``, ``MQClientInstance``,
-    ``ConsumeMessageOrderlyService``.
-
-What a member of a group has to do, and at which intervals: the output of
-:mod:`~pyspark_rocketmq.consume.membership`.
+``ConsumeMessageOrderlyService``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""How fast a consumer is, per minute and hour, and how far behind.
-
-How fast a consumer is: sums over the last minute and the last hour, as Java's clients keep them (row D11).
+"""How fast a consumer is: sums over the last minute and the last hour, as Java's clients keep them (row D11).
 
 Java samples counters every 10 s and every 10 min and takes the difference of the oldest and the newest of
 seven samples. Here sums are kept for each 10 s and each 10 min instead; they say the same, and need no timer.

@@ -1,7 +1,5 @@
 """Orderly consumption of one range: state machine, and what a listener's answer does.
 
-Orderly consumption of one queue in one micro-batch: what to deliver next, what an answer does.
-
 The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResult`` (5.3.3); rows D1-D8:
 
 1. One delivery at a time, ascending; the next only after the listener answered (D1, D2).
@@ -482,6 +480,5 @@ def _may_time_out(outcome: Outcome) -> bool:
 def _no_time(value: object) -> str:
     return (
         f"The listener set context.suspend_current_queue_time_millis to a {type(value).__name__}; it must be "
-        "a number of "
-        "milliseconds. The consumer's own pause is taken instead."
+        "a number of milliseconds. The consumer's own pause is taken instead."
     )

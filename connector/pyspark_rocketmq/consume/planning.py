@@ -1,7 +1,5 @@
 """What one micro-batch reads, and how its ranges share tasks.
 
-What one micro-batch reads: a range per queue, from stored progress, broker bounds and limits.
-
 The rules, in the order in which they apply to a queue:
 
 1. Not in ``caps`` although caps are given: it was not there when the drain began; left out.
@@ -23,8 +21,7 @@ A task costs some tens of milliseconds of a core whatever it does: Spark schedul
 processes take it up. A queue with a few messages, or one on trial after a suspension, is done in less.  So:
 
 1. A task is not expected to last longer than the longest range alone does, give or take a quarter, or than 25
-   ms if that is
-   more: with any number of cores the micro-batch takes no longer, and with few it takes less.
+   ms if that is more: with any number of cores the micro-batch takes no longer, and with few it takes less.
 2. A range of which nothing is known has a task of its own.
 3. If that makes more tasks than can run at the same time, and their number is known, there are as many as
    that, each with its share of the work. A task that waits for a core could do nothing for its queues, and
@@ -134,8 +131,7 @@ def split_ranges(
             largest = max(wanted, key=lambda each: each.count)
             problem = (
                 f"option 'maxRecordsPerPartition={max_records}' would make {count} tasks, more than "
-                f"{MAX_PARTS}: "
-                f"{largest.queue} alone is read from {largest.start} to {largest.end}; raise it"
+                f"{MAX_PARTS}: {largest.queue} alone is read from {largest.start} to {largest.end}; raise it"
             )
             raise OptionError((problem,))
         wanted = [part for each in wanted for part in _cut(each, -(-each.count // max_records))]

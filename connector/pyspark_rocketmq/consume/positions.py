@@ -3,13 +3,12 @@
 Where a claimed queue goes on, when both the offset store and the queue's broker know something of the group.
 Pure.
 
-In a group of Spark queries alone the store is the whole truth, and the broker has its image.  But a Java
+In a group of Spark queries alone the store is the whole truth, and the broker has its image. But a Java
 consumer may have had the queue meanwhile, or an operator may have moved the group at the broker while it was
-away: both know nothing of the store.  So the row remembers what this side has shown the broker, or seen
-there.
+away: both know nothing of the store. So the row remembers what this side has shown the broker, or seen there.
 
 Rule 1: what the broker has is one of these: nobody else was there, and the store's is the newer.
-Rule 2: it is none of them: somebody else has put it there, later.  It is followed, back as well as forth.
+Rule 2: it is none of them: somebody else has put it there, later. It is followed, back as well as forth.
 Rule 3: an operator's reset in the store that no broker was told of yet stands, whatever an earlier member
     left there.
 
@@ -19,10 +18,9 @@ last one that is known to have arrived and those behind it.
 Whether the messages under a queue's offsets are still those that were consumed. Pure.
 
 A topic that is deleted and made anew, or a broker that lost the end of its log, has other messages under
-offsets that were there before: the queue's next *life* (``sinks.base``).  Bounds alone do not tell,
-for the new log may have grown past the old offsets.  So the offset row remembers the newest message consumed:
-its queue offset, and two numbers that masters and replicas share and that no other message at this offset
-has.
+offsets that were there before: the queue's next *life* (``sinks.base``). Bounds alone do not tell, for the
+new log may have grown past the old offsets. So the offset row remembers the newest message consumed: its
+queue offset, and two numbers that masters and replicas share and that no other message at this offset has.
 
 A group that begins, or is set, behind stored messages remembers the last one that it passed over, until it
 has consumed one.
@@ -31,12 +29,6 @@ Rule 1: the queue ends before what was consumed, or another message is in that p
 Rule 2: the same message is there, or it cannot be known because it has expired: the same life.
 Rule 3: a new life begins with the first message stored after the newest one consumed, or where an operator
     has set it.
-
-Where a queue without stored progress begins, by startingOffsets or by a time.
-
-Where the batch read of a queue ends, by endingOffsets, and that this fits its beginning.
-
-An offset the broker does not have: what was wanted, what is there, where to go on.
 """
 
 from __future__ import annotations
@@ -92,8 +84,7 @@ class OffsetGap:
     def __str__(self) -> str:
         return (
             f"{self.queue}: offset {self.wanted} is outside the broker's {self.min_offset} to "
-            f"{self.max_offset}; "
-            f"it continues at {self.corrected}."
+            f"{self.max_offset}; it continues at {self.corrected}."
         )
 
 

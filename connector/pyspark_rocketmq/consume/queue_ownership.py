@@ -9,7 +9,7 @@ is under way: it is planned no more, its lock is kept, and only when the batch i
 wait is what keeps the order of a queue when it changes hands.
 
 Source: ``RebalanceImpl.updateProcessQueueTableInRebalance``,
-    ``RebalancePushImpl.removeUnnecessaryMessageQueue``.
+``RebalancePushImpl.removeUnnecessaryMessageQueue``.
 """
 
 from __future__ import annotations

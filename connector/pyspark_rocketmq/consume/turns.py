@@ -1,7 +1,5 @@
 """Whose turn it is among the queues of one task, and what the task is told meanwhile.
 
-Whose turn it is among the queues of one task: those that wait, those that are suspended, those that are slow.
-
 A task has the ranges of several queues. Java has a thread for each queue that has something to do; here one
 thread does it all as long as calls of the listener are quick, and several do when they are slow. The rules
 (D1, D3):
@@ -22,9 +20,6 @@ thread does it all as long as calls of the listener are quick, and several do wh
    it had waited for the next one.
 
 Times are seconds of one monotonic clock, which is passed in. Not thread-safe; no method blocks.
-
-What a running task is told: which of its queues it has to give up, and whether others of its batch are at
-work.
 """
 
 from __future__ import annotations

@@ -84,8 +84,7 @@ class MessageTable:
         if not isinstance(into, StructType):
             raise SchemaError(
                 f"Bodies are decoded into {into.simpleString()}, but the columns of a table come from a "
-                "struct. Decode them "
-                "with from_json, from_avro or from_protobuf, or wrap the value: "
+                "struct. Decode them with from_json, from_avro or from_protobuf, or wrap the value: "
                 "sf.struct(value.alias('name'))."
             )
         self._check_names(listener_schema(into).fieldNames())
@@ -114,8 +113,7 @@ class MessageTable:
         if unknown:
             raise SchemaError(
                 f"There is no message column {', '.join(unknown)} to keep; there are {', '.join(known)}, and "
-                "every row has "
-                f"{', '.join(POSITION_COLUMNS)}."
+                f"every row has {', '.join(POSITION_COLUMNS)}."
             )
 
     def _check_names(self, decoded: Sequence[str]) -> None:
@@ -125,8 +123,7 @@ class MessageTable:
         if twice:
             raise SchemaError(
                 f"The table would have column(s) {', '.join(twice)} twice, from the bodies, the messages and "
-                "the bad "
-                "records together. Rename the field, or choose another bad record column."
+                "the bad records together. Rename the field, or choose another bad record column."
             )
         listener_schema(StructType([]).add(self.bad_record_column, "binary"))
 

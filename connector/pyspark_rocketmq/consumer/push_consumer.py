@@ -100,8 +100,7 @@ def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) 
     store.claim(consumer_group, "", starts, {life.queue: life.generation for life in watermarks})
     logger.warning(
         "the offset store has nothing of group %s, whose rows are in the sink: going on where the sink is, "
-        "not where "
-        "consume_from_where says; to consume messages again, reset the group store=%r sink=%s %s",
+        "not where consume_from_where says; to consume messages again, reset the group store=%r sink=%s %s",
         consumer_group,
         store,
         sink,
@@ -125,9 +124,8 @@ def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
     if forgotten:
         logger.warning(
             "the offsets of group %s are behind its sink in %d queues: %d messages are consumed again, whose "
-            "rows the sink leaves out. So "
-            "it is after a kill, by a micro-batch at most; else the offset store was put back to an earlier "
-            "state store=%r",
+            "rows the sink leaves out. So it is after a kill, by a micro-batch at most; else the offset "
+            "store was put back to an earlier state store=%r",
             consumer_group,
             len(forgotten),
             sum(forgotten.values()),
@@ -588,8 +586,7 @@ class PushConsumer:
         except OSError as error:
             logger.warning(
                 "nothing can listen at %s (spark.driver.bindAddress), so queues change hands between two "
-                "batches only "
-                "group=%s: %s",
+                "batches only group=%s: %s",
                 bind_host,
                 name,
                 error,
@@ -621,14 +618,12 @@ class PushConsumer:
         if sink is not None and self._settings.store_kind is StoreKind.BROKER:
             problems.append(
                 "offset_store is 'broker:', which fences nobody, so the sink could not have each row exactly "
-                "once; "
-                "use a DeltaOffsetStore, or no sink"
+                "once; use a DeltaOffsetStore, or no sink"
             )
         sent = [("listener", self._listener), *(("hook", hook) for hook in self._hooks)]
         return problems + [
             f"the {what} {named(one)} cannot be sent to the executors: {reason}; make it in the open() of a "
-            "listener class "
-            "or when it is first needed, or register 'module:name'"
+            "listener class or when it is first needed, or register 'module:name'"
             for what, one in sent
             if (reason := why_not_picklable(one)) is not None
         ]

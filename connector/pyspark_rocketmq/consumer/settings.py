@@ -43,11 +43,9 @@ _TRIGGERS: Final = ("processingTime", "availableNow")
 """Of ``DataStreamWriter.trigger``, those under which a consumer works."""
 _REFUSED_TRIGGERS: Final = {
     "once": "runs a single micro-batch and would leave what is more than one or suspended; use "
-    "{'availableNow': True}, "
-    "which drains what is there and ends",
+    "{'availableNow': True}, which drains what is there and ends",
     "continuous": "is Spark's continuous processing, which takes no Python data source and no foreachBatch; "
-    "use "
-    "{'processingTime': '1 second'}",
+    "use {'processingTime': '1 second'}",
     "realTime": "is Spark's real-time mode, which takes no Python data source and no foreachBatch; use "
     "{'processingTime': '1 second'}",
 }
@@ -333,8 +331,7 @@ class ConsumerSettings:
                 self.store_kind is StoreKind.MEMORY,
                 (
                     f"offset_store is '{self.store_spec}': progress kept in this process cannot be seen by "
-                    "Spark's "
-                    "planner process; use DeltaOffsetStore"
+                    "Spark's planner process; use DeltaOffsetStore"
                 ),
             ),
             (

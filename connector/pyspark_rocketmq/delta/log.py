@@ -1,8 +1,5 @@
 """The files of a Delta table's log: versions, actions, transaction ids, removal.
 
-The files of a Delta table's log: which versions are there, what each commit says of itself, and their
-removal.
-
 Delta cleans its log up by age only, and every commit lists it: at ten commits a second that is a day's
 860,000 files in each list.  This keeps a number of commits instead.  Works on everything delta-rs can open.
 

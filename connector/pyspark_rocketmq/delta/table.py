@@ -1,12 +1,7 @@
 """A Delta table through delta-rs: its columns and features, queries, one handle per thread.
 
-Judgement of a Delta table by its log's metadata: which columns it has and which features it asks of writers.
-
 Pure: values in, sentences out; neither Arrow nor delta-rs is needed. Names of features are those of the Delta
 protocol (``PROTOCOL.md``, "Valid Feature Names in Table Features").
-
-Finds a Delta table and reads its form through delta-rs, for the pure judgement of
-:mod:`~pyspark_rocketmq.delta.table`.
 
 Not for executors: importing delta-rs in a process that forks later makes the children fail.
 """

@@ -1,17 +1,9 @@
 """A group's offsets at its brokers: read, written, watched for an operator's reset; as a store.
 
-A group's offsets at the brokers: what Java's members go by, and what a mixed group hands over.
-
-One group's offsets at the brokers of all its queues: what the offset store ``broker:`` is made on.
-
-Notices an operator's reset of queues that nothing is read from.
-
 A broker keeps a reset until the group's next pull of the queue, and answers that pull with it (F5, golden
 fact 11).  A Java consumer always has a pull waiting; here a queue without new messages is in no plan, so
 nobody pulls.  Hence the planner asks for the next message of such queues now and then: no answer is waited
 for, the next plan takes it in.
-
-What brokers have told of operators' resets.
 """
 
 from __future__ import annotations
@@ -224,8 +216,7 @@ class RemoteBrokerOffsets:
         except RocketMQError as error:
             raise BrokerOffsetUnavailable(
                 f"Group {self._group}, {queue}: {address} could not be asked about the group's offset: "
-                f"{error} "
-                "The queue waits; look at the broker if this goes on."
+                f"{error} The queue waits; look at the broker if this goes on."
             ) from error
 
 
@@ -296,6 +287,5 @@ class RemoteGroup:
         if missing:
             raise BrokerOffsetUnavailable(
                 f"The offsets of group {self.consumer_group} at {', '.join(missing)} cannot be reached: no "
-                "route names "
-                "a master. The queues wait; start the broker."
+                "route names a master. The queues wait; start the broker."
             )

@@ -1,9 +1,5 @@
 """Makes a member from options, and leaves the group when the process ends.
 
-Makes a running member of a group from the options of a source.
-
-Leaves a group when the process ends, so that others have its queues within seconds and not within a minute.
-
 Spark ends the process that plans a query with SIGTERM and calls nothing of ours; if the driver dies, the
 process sees its end and exits by itself.  Only after ``kill -9`` of this very process do the brokers have to
 wait.
@@ -175,8 +171,7 @@ def _whatever_happens(strategy: AllocationStrategy, group: str) -> Allocate:
         except Exception:
             logger.exception(
                 "queues cannot be allocated, this member keeps those it has and asks again at the next "
-                "rebalance "
-                "group=%s topic=%s strategy=%s",
+                "rebalance group=%s topic=%s strategy=%s",
                 group,
                 queues[0].topic,
                 type(strategy).__name__,

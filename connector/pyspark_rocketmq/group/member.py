@@ -1,7 +1,5 @@
 """A running member: the thread that does what membership says; checks that members agree.
 
-A member of a consumer group at run time: one thread that does what :mod:`consume.membership` says is due.
-
 Theory.  The machine is touched by this thread, by the planner and by the threads of connections on which
 brokers notify; a lock guards it, and under that lock nothing is called and nothing waits.  Every call to a
 server has a deadline, and those of one kind are made to all brokers at the same time: the worst round stays
@@ -11,12 +9,8 @@ A connection that broke took the membership at its broker with it, so a lost con
 heartbeat at once, not at the next half minute: otherwise the others would see this member missing and take
 its queues.
 
-Looks for what the members of a group must have in common, and says once when they have not.
-
 A broker keeps one subscription table per group, that of the last heartbeat: members that subscribe to
 different things take messages from each other without a word (rocketmq-client-go#592, apache/rocketmq#7885).
-
-Which queues a consumer may plan, as its planner sees it.
 
 The planner asks before every micro-batch; a queue that is not in the answer is in no plan.  A queue comes
 with a *term*, a number that grows with every new grant: under a term not seen before it must be claimed in
@@ -114,8 +108,7 @@ def differences(
     if list(listed).count(client_id) > 1:
         problems.append(
             f"client id '{client_id}' is used by {list(listed).count(client_id)} members, and each takes "
-            "every one of "
-            "its shares; give each query an instanceName of its own, or leave the option out"
+            "every one of its shares; give each query an instanceName of its own, or leave the option out"
         )
     if told.message_model is not own.message_model:
         problems.append(

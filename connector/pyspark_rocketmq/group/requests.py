@@ -1,13 +1,5 @@
 """What brokers ask of this member, decoded and answered.
 
-What this member answers when a broker asks, on an administrator's behalf or its own.
-
-Implements ``GroupMember``. Everything is read from the offset store, which is the
-truth, and from the running member; nothing here is on the way of a message.
-
-What brokers ask of their clients: decoded, handed to the member of a group, answered as Java's client
-answers.
-
 Plug it in as ``handler_for`` of a pool (``ConnectionSettings.open_pool``).  It runs on the dispatcher's
 thread of the channel that the request came from: a member that is slow delays the requests behind it on that
 connection, never the answers to our own; one that raises is answered for with code 1 and its text.
@@ -292,10 +284,8 @@ class ClientRemotingProcessor:
             consume_result=ConsumeResult.CR_THROW_EXCEPTION,
             order=is_orderly,
             remark=f"Message {message.msg_id} was not consumed: this member is a Spark query, whose listener "
-            "runs on "
-            "executors only. Register the listener by name ('module:name') to have single messages consumed, "
-            "or "
-            "reset the group's offset to have the message consumed again.",
+            "runs on executors only. Register the listener by name ('module:name') to have single messages "
+            "consumed, or reset the group's offset to have the message consumed again.",
         )
 
     def _statuses(self, rows: Iterable[OffsetRow]) -> dict[str, ConsumeStatus]:

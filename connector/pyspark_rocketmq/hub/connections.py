@@ -1,13 +1,9 @@
 """Connections to a hub: one thread that serves many, and the side that connects.
 
-One thread that reads and writes the lines of any number of connections.
-
 Everything about a connection is touched by that thread alone; whoever wants something of it from another
 thread leaves a call with it. No socket is ever waited for alone, and each connection has a deadline: it must
 have proved itself a few seconds after its beginning, must take what is sent to it, and must say something now
 and then.
-
-The other end of a connection to a query's hub: what planner and tasks have of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The messages of a query's hub, and where it is.
-
-What goes over a connection to a query's hub: lines of JSON between two who have proved to each other that
-they know the key.
+"""What goes over a connection to a query's hub: lines of JSON between two ends that know one key.
 
 The key itself never travels.  The hub greets with a random number; who connects answers with one of its own
 and with a proof made from both; the hub proves itself in the same way.  From then on every line begins with a
@@ -9,8 +6,6 @@ code made from a key of this connection, of this direction and of the line's num
 repeat or reorder lines.  Nothing is encrypted.
 
 No I/O here: bytes in, messages out.
-
-Where a query's hub is and what proves that one may talk to it.
 """
 
 from __future__ import annotations

@@ -158,10 +158,8 @@ class TaskOrders:
         if self._in_doubt:
             raise RocketMQError(
                 f"The connection to the driver at {self._line.place} ended while {len(self._in_doubt)} parts "
-                "of this task's result "
-                "were on their way to it, so whether it has them is not known. The task is run again and "
-                "asks; look at the driver's "
-                "log if this goes on."
+                "of this task's result were on their way to it, so whether it has them is not known. The "
+                "task is run again and asks; look at the driver's log if this goes on."
             )
 
     def done(self, part_id: str, queues: Collection[MessageQueue], result: Mapping[str, Any]) -> None:

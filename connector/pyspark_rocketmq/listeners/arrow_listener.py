@@ -1,10 +1,4 @@
-"""Listeners that take a record batch, or a DataFrame.
-
-A listener that takes its messages as an Arrow record batch: nothing is made for a single message, neither to
-deliver it nor for its row.
-
-A listener that takes its messages as a pandas DataFrame.
-"""
+"""Listeners that take a record batch, or a DataFrame."""
 
 from __future__ import annotations
 
@@ -89,8 +83,7 @@ def _with_owners(rows: pa.RecordBatch, delivered: ArrowMessages) -> pa.RecordBat
         if len(offsets) > 1:
             raise ListenerError(
                 f"The listener returned rows without column '{_POSITION}' for a delivery of {len(offsets)} "
-                "messages; it "
-                "says which message a row belongs to: take it over from the messages."
+                "messages; it says which message a row belongs to: take it over from the messages."
             )
         return rows.append_column(_POSITION, pa.repeat(pa.scalar(int(offsets[0]), pa.int64()), rows.num_rows))
     given = rows.column(_POSITION)

@@ -1,11 +1,7 @@
 """One concurrent call, and the threads or the loop where calls run.
 
-Where a task's concurrent listener calls run, and where messages are sent back meanwhile.
-
 Whoever drives them waits in ``next_event`` for what has ended and has not been settled where it ended.
 Threads are daemons: a call that never returns must not keep its worker process from ending.
-
-One call of a concurrent listener, watched in the thread or on the event loop where it runs.
 """
 
 from __future__ import annotations

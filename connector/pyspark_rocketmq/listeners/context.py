@@ -1,9 +1,4 @@
-"""What a listener gets: contexts with `emit`, hooks around each call.
-
-What a user's listener gets and gives.
-
-Hooks around every listener call (row D10): for tracing and measuring, without a say in what happens.
-"""
+"""What a listener gets: contexts with `emit`, hooks around each call."""
 
 from __future__ import annotations
 
@@ -212,8 +207,7 @@ class DeliveryContext:
             if message is None:
                 raise ListenerError(
                     "emit() was called outside a loop 'for message in messages', in a delivery of more than "
-                    "one "
-                    "message; say which message the row belongs to: context.emit(message, …)."
+                    "one message; say which message the row belongs to: context.emit(message, …)."
                 )
         emitted = self._emitted
         emitted.append((message.queue_offset, *map(columns.get, output.names)))
@@ -294,8 +288,7 @@ class DeliveryContext:
             return RocketMQError(f"{where}: {self.broken}")
         return SchemaError(
             f"{where}: {self.broken} The query ends, since no message is at fault, and nothing of this "
-            "micro-batch counts: "
-            "correct the listener or its output schema, and start the query again."
+            "micro-batch counts: correct the listener or its output schema, and start the query again."
         )
 
     def _check_delivered(self, message: MessageExt) -> None:
@@ -311,10 +304,9 @@ class DeliveryContext:
         if not is_within or not is_here:
             raise ListenerError(
                 f"emit() was given the message at {message.message_queue} "
-                f"queueOffset={message.queue_offset}, but "
-                f"this delivery is {self.message_queue} queueOffset={self._first_offset} to "
-                f"{self._last_offset}; "
-                "a row can only belong to a message that is acknowledged with it."
+                f"queueOffset={message.queue_offset}, but this delivery is {self.message_queue} "
+                f"queueOffset={self._first_offset} to {self._last_offset}; a row can only belong to a "
+                "message that is acknowledged with it."
             )
 
 

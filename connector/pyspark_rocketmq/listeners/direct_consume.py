@@ -39,7 +39,7 @@ class DirectConsumer:
     """Calls a listener for single messages, in this process; for its side effects, its rows are dropped.
 
     Source: RocketMQ 5.3.3 ``ConsumeMessageOrderlyService.consumeMessageDirectly`` and the concurrent
-        service's.
+    service's.
     """
 
     def __init__(self, listener: str, consumer_group: str, *, orderly: bool) -> None:

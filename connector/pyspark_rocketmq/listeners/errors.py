@@ -1,8 +1,4 @@
-"""What goes wrong in a listener, for the log of the process it runs in, and in one line for the driver.
-
-How often something that happens again and again is told: in full at first, then as a count, at growing
-intervals.
-"""
+"""What goes wrong in a listener, for the log of the process it runs in, and in one line for the driver."""
 
 from __future__ import annotations
 

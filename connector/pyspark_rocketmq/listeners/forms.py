@@ -1,24 +1,16 @@
 """The forms of a listener, and its life in a worker: opened once, closed when idle.
 
-The forms a listener may have, and how each becomes the one that engines call.
-
-=========================
-========================================================================================== a function
-``(messages, context) -> status`` a generator function       yields rows: a dict of columns, or ``(message,
-dict)``; to end is success, or ``return status`` :class:`ArrowListener`     ``(record batch, context) ->
-status`` or ``(status, record batch of rows)`` :class:`PandasListener`    ``(frame, context) -> status`` or
-``(status, frame of rows)`` a class, or an object      with ``consume_message(messages, context)``, and
-``open(context)`` and ``close()`` if wanted: opened
-                           once per worker process, closed when it was not needed for a while
-``"module:name"``          any of these, imported where it is needed and not pickled
-=========================
-==========================================================================================
+* a function ``(messages, context) -> status``
+* a generator function: yields rows, each a dict of columns or ``(message, dict)``; its end is success, or it
+  returns a status
+* :class:`ArrowListener`: ``(record batch, context) -> status`` or ``(status, record batch of rows)``
+* :class:`PandasListener`: ``(frame, context) -> status`` or ``(status, frame of rows)``
+* a class, or an object, with ``consume_message(messages, context)``, and ``open(context)`` and ``close()`` if
+  wanted: opened once per worker process, closed when it was not needed for a while
+* ``"module:name"``: any of these, imported where it is needed and not pickled
 
 A concurrent listener may have any of them as an ``async def``, too.  A form is what is pickled to the
 executors; there each range takes a lease of it.
-
-Listeners that are opened: once per process, however many tasks use them, and closed when none has for a
-while.
 
 Spark keeps a Python worker for the next task and ends one that was idle for a minute, without letting it
 finish anything. So a listener that nobody has used for half a minute is closed here, before that; it is
@@ -252,8 +244,7 @@ def _form(listener: object, origin: _Origin) -> ListenerForm:
     if is_async_listener and origin.is_orderly:
         raise _unusable(
             f"{named(listener)} is an async def, which only a concurrent listener may be: an orderly one has "
-            "one call at "
-            "a time"
+            "one call at a time"
         )
     if consume_message is not None:
         given = _parameters_given(listener)
@@ -263,8 +254,7 @@ def _form(listener: object, origin: _Origin) -> ListenerForm:
     if not callable(listener) or isinstance(listener, type):
         raise _unusable(
             f"{named(listener)} is no listener: it must be a function of messages and a context, or have a "
-            "method "
-            "consume_message(messages, context)"
+            "method consume_message(messages, context)"
         )
     _check_parameters(listener, listener, given=2)
     success = ConsumeOrderlyStatus.SUCCESS if origin.is_orderly else ConsumeConcurrentlyStatus.CONSUME_SUCCESS
@@ -403,8 +393,7 @@ def _emit(row: object, context: DeliveryContext) -> None:
         case _:
             raise ListenerError(
                 f"The listener yielded a {type(row).__name__}; a row is a dict of columns, or (message, "
-                "dict) to say "
-                "which message it belongs to."
+                "dict) to say which message it belongs to."
             )
 
 

@@ -1,7 +1,4 @@
-"""Messages out of the columns they arrive in, made when they are to be delivered.
-
-Messages out of the columns in which Spark hands them to ``mapInArrow``.
-"""
+"""Messages out of the columns they arrive in, made when they are to be delivered."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Whether an emitted value fits its column.
-
-Whether a value that a listener emits fits its column, decided when it is emitted.
+"""Whether a value that a listener emits fits its column, decided when it is emitted.
 
 Spark would find out only when it turns a whole batch into Arrow; at ``emit()`` the error names the value and
 its column. It ends the query (row D5): what breaks the schema does so at each delivery, and no message is at
@@ -363,8 +361,7 @@ class OutputColumns:
         if unknown:
             raise SchemaError(
                 f"emit() was given column(s) {', '.join(sorted(unknown))}, which the output schema does not "
-                "have; "
-                f"it has {', '.join(self.names)}."
+                f"have; it has {', '.join(self.names)}."
             )
 
 
@@ -382,16 +379,14 @@ def _cast(column: pa.Array, field: pa.Field, types: Mapping[str, tuple[str, _Che
     if not _may_become(column.type, field.type):
         raise SchemaError(
             f"The listener returned Arrow's type {column.type} for column '{field.name}', which is of type "
-            f"{shown} and "
-            "cannot hold it. Cast it in the listener, or change the output schema."
+            f"{shown} and cannot hold it. Cast it in the listener, or change the output schema."
         )
     try:
         return column.cast(field.type)
     except pa.ArrowException as error:
         raise SchemaError(
             f"The listener returned Arrow's type {column.type} for column '{field.name}', which is of type "
-            f"{shown} and "
-            f"cannot hold all of its values: {error}"
+            f"{shown} and cannot hold all of its values: {error}"
         ) from error
 
 

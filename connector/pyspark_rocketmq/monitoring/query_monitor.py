@@ -1,13 +1,9 @@
-"""`QueryMonitor`: follows queries and asks brokers when the next message was stored.
-
-``QueryMonitor``: listens to streaming queries and tells, after each micro-batch, where their queues are.
+"""``QueryMonitor``: listens to streaming queries and tells, after each micro-batch, where their queues are.
 
 Spark tells of a batch on its listener thread, some time after the batch; the consumer reports it on the
 query's thread, before that. Both leave what they have here and go on: figures are made, brokers asked and
 listeners called on a thread of the monitor's own, so that a broker that is away delays neither Spark nor the
 query.
-
-When the next message of each queue was stored, asked of the brokers within a bound, and not twice.
 """
 
 from __future__ import annotations

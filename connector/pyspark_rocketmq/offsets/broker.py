@@ -107,7 +107,7 @@ class BrokerOffsetStore:
         """Store the larger of each queue's offset and the stored one, whoever commits.
 
         Source: ``RemoteBrokerOffsetStore.updateOffset`` with ``increaseOnly``, as concurrent consumers call
-            it.
+        it.
         """
         rows = self._checked(consumer_group, [commit.queue for commit in commits])
         # Only what is behind is let pass without the rules: they would call it a regression.
@@ -162,8 +162,7 @@ class BrokerOffsetStore:
         if consumer_group != self._group.consumer_group:
             raise OffsetError(
                 f"The offset store of group {self._group.consumer_group} at its brokers was asked to store "
-                "offsets of "
-                f"group {consumer_group}. Nothing was stored: open that group's own."
+                f"offsets of group {consumer_group}. Nothing was stored: open that group's own."
             )
         return self._rows(self._group.read(queues))
 

@@ -172,8 +172,7 @@ class DeltaOffsetStore(RowOffsetStore):
         if change.version not in found:
             raise OffsetError(
                 f"Version {change.version} of the offset table {self._path} is no longer kept for group "
-                f"{consumer_group}. "
-                "`offsets history` lists what can be gone back to."
+                f"{consumer_group}. `offsets history` lists what can be gone back to."
             )
         return found[change.version]
 
@@ -232,10 +231,8 @@ class DeltaOffsetStore(RowOffsetStore):
             return change.result
         raise OffsetCommitConflict(
             f"The {action} for group {consumer_group} could not be stored in {self._path} in "
-            f"{len(_PAUSES_S) + 1} "
-            f"tries; the last error was: {failure} Check how many consumers write this group and that the "
-            "table "
-            "can be written; the batch may be tried again."
+            f"{len(_PAUSES_S) + 1} tries; the last error was: {failure} Check how many consumers write this "
+            "group and that the table can be written; the batch may be tried again."
         ) from failure
 
     def _rows(self, table: DeltaTable, consumer_group: str) -> _Known:
@@ -298,12 +295,9 @@ class DeltaOffsetStore(RowOffsetStore):
         if self._table_id not in (None, table_id):
             raise OffsetError(
                 f"The offset table {self._path} is another one than before: it was deleted and made anew, or "
-                "replaced, while "
-                "this query ran. Nothing was stored in it. Put the former table back, or start the query "
-                "again: it goes on "
-                "where the new table says, or, of a group that is not in it, where the sink is, or, without "
-                "a sink, where "
-                "the brokers know the group to be."
+                "replaced, while this query ran. Nothing was stored in it. Put the former table back, or "
+                "start the query again: it goes on where the new table says, or, of a group that is not in "
+                "it, where the sink is, or, without a sink, where the brokers know the group to be."
             )
         self._table_id = table_id
         return table
@@ -311,10 +305,8 @@ class DeltaOffsetStore(RowOffsetStore):
     def _gone(self, action: str) -> str:
         return (
             f"The offset table {self._path} is gone: deleted, or its storage is not mounted. {action}Put the "
-            "table back and "
-            "start the query again; started without it, the query goes on where its sink's table is, or, "
-            "without a sink, "
-            "where the brokers know the group to be."
+            "table back and start the query again; started without it, the query goes on where its sink's "
+            "table is, or, without a sink, where the brokers know the group to be."
         )
 
     def _create(self) -> DeltaTable:

@@ -6,8 +6,6 @@ The offset table's columns, and before them the version, time and action of the 
 of. Partitioned by day, so that forgetting a day touches no other. Anybody may read it: a group's progress
 over the days is one query away.
 
-What keeps an offset table small and quick, whoever writes it and however often.
-
 Every hundred versions, on a thread beside the commits: the past goes into the history table, the log gets a
 checkpoint and loses what is too old, and files that nothing names any more are removed.
 

@@ -1,13 +1,7 @@
 """Columns and versions of the offset table; rows to Arrow and back.
 
-Offset rows ↔ Arrow tables: the columns of the offset table, declared once.
-
-Which form of the offset table a release knows, and what was added since the first.
-
 A table says its form in a property; one without it has the first.  Old tables are read as they are and
 brought to the newest form by the first change; a table of a newer form is refused.
-
-Lists as Arrow arrays, without pandas.
 
 ``pyarrow.array(list)`` loads pandas, to see whether it is given a Series: half a second of a core and 30 MiB
 in every process that plans, which needs pandas for nothing else.
@@ -72,8 +66,7 @@ def check_version(path: str, configuration: Mapping[str, str]) -> int:
         return int(text)
     raise SchemaError(
         f"The offset table at {path} has version {text!r} ({VERSION_PROPERTY}), this release knows versions "
-        "1 to "
-        f"{NEWEST_VERSION}. Use the release that wrote it, or name another path for the offset store."
+        f"1 to {NEWEST_VERSION}. Use the release that wrote it, or name another path for the offset store."
     )
 
 

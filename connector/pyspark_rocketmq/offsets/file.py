@@ -1,7 +1,4 @@
-"""The offset store as files of one machine, in Java's form.
-
-The offset store as files on this machine: a folder per group with ``offsets.json``, for broadcasting
-consumers.
+"""The offset store as files on this machine: a folder per group, for broadcasting consumers.
 
 Java's ``LocalFileOffsetStore``: the same file name, the same ``offsetTable`` in it, the content before the
 last change in ``offsets.json.bak``. What Java does not keep stands beside the table in ``rows``; a file of
@@ -107,8 +104,7 @@ def decode_rows(content: bytes, consumer_group: str) -> dict[MessageQueue, Offse
     if version > _VERSION:
         raise SchemaError(
             f"The offset file of group {consumer_group} has version {version}, this release knows "
-            f"{_VERSION}. "
-            "Use the release that wrote it, or name another path for the offset store."
+            f"{_VERSION}. Use the release that wrote it, or name another path for the offset store."
         )
     known = {queue_from_json(row.members, _WHERE): row for row in document.objects("rows")}
     return {

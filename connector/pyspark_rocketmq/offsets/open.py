@@ -90,9 +90,8 @@ def open_offset_store(spec: str, group: GroupAtBrokers | None = None) -> OffsetS
         case StoreKind.BROKER:
             if group is None:
                 problem = (
-                    f"offsetStore={spec!r} needs a cluster and a group, which are not known here. "
-                    "Name "
-                    "a Delta table."
+                    f"offsetStore={spec!r} needs a cluster and a group, which are not known here. Name a "
+                    "Delta table."
                 )
                 raise OptionError((problem,))
             return BrokerOffsetStore(group)
@@ -136,15 +135,12 @@ def checked_rows(
         else f"was restored to an earlier state or replaced: {'; '.join(went_back[:_SHOWN_QUEUES])}"
     )
     raise OffsetError(
-        f"Offsets of group {consumer_group} are gone from {store!r}, which had {counted(len(seen), 'queue')} of it at "
-        f"the last look: it {what}. "
-        "Nothing was consumed since. Put the newest state back and start the query again. Started without "
-        "it, the query goes on where "
-        "the store says: messages that it has passed since then are consumed again, and a sink leaves out "
-        "the rows that it has. A "
-        "group that the store knows nothing of goes on where its sink's table is, or, without a sink, where "
-        "the brokers know the group "
-        "to be."
+        f"Offsets of group {consumer_group} are gone from {store!r}, which had {counted(len(seen), 'queue')} "
+        f"of it at the last look: it {what}. Nothing was consumed since. Put the newest state back and start "
+        "the query again. Started without it, the query goes on where the store says: messages that it has "
+        "passed since then are consumed again, and a sink leaves out the rows that it has. A group that the "
+        "store knows nothing of goes on where its sink's table is, or, without a sink, where the brokers "
+        "know the group to be."
     )
 
 

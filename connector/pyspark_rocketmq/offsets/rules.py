@@ -216,12 +216,10 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
             return row._replace(shown=_shown_with(row, commit))
         raise OffsetRegressed(
             f"Group {row.consumer_group}, {row.queue}: batch {batch_id} of query {query_id} would move the "
-            "next "
-            f"offset back from {row.next_offset} (stored by batch {row.batch_id} of query "
-            f"{row.query_id or 'none'}) "
-            f"to {commit.next_offset} within epoch {row.epoch}. Nothing was stored. Only a reset may go "
-            "back: "
-            "check that no two queries share one claim, and reset the group's offset if going back is wanted."
+            f"next offset back from {row.next_offset} (stored by batch {row.batch_id} of query "
+            f"{row.query_id or 'none'}) to {commit.next_offset} within epoch {row.epoch}. Nothing was "
+            "stored. Only a reset may go back: check that no two queries share one claim, and reset the "
+            "group's offset if going back is wanted."
         )
     suspended_until_s = None if commit.suspended_until_s is None else _whole_us(commit.suspended_until_s)
     stored = (row.next_offset, row.reconsume_times, row.suspended_until_s, row.put_back)

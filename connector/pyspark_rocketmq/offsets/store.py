@@ -1,7 +1,5 @@
 """The values and the promise of an offset store; under which key it knows a group.
 
-The values and the promise of an offset store: the truth about how far a consumer group has come.
-
 Rule 1: a row is changed only under its epoch.  A claim and a reset raise the epoch; a commit must name the
 epoch it was planned under, so a consumer that lost a queue cannot move it any more.  A broker's queue lock
 fences nothing; this does.
@@ -9,8 +7,6 @@ Rule 2: ``next_offset`` is RocketMQ's convention, the last consumed queue offset
 protocol's -1 means "not found" and must not become a position.
 
 This module knows no storage.  Its rules are in :mod:`pyspark_rocketmq.offsets.rules`.
-
-Under which name the offset store and the sink know a consumer's progress.
 
 ``GROUP``, ``NAMESPACE%GROUP``, and for each instance of a broadcasting group ``GROUP@INSTANCE``: groups of
 one name in two namespaces may share a store, and broadcasting instances have nothing in common but the

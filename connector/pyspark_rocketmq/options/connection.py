@@ -41,11 +41,10 @@ class ConnectionOptions(OptionSet):
         parse=secret_value,
         default=None,
         secret=True,
-        doc="RocketMQ user (access key) whose requests these are, for clusters with access control; "
-        "together with `secretKey`. To read, the user needs `Sub` and `Get` on the topic and `Sub` on the "
-        "consumer group; "
-        f"without `consumerGroup` the brokers see the group `{PLAIN_SOURCE_GROUP}`. To write, `Pub` on the "
-        "topic.",
+        doc="RocketMQ user (access key) whose requests these are, for clusters with access control; together "
+        "with `secretKey`. To read, the user needs `Sub` and `Get` on the topic and `Sub` on the consumer "
+        f"group; without `consumerGroup` the brokers see the group `{PLAIN_SOURCE_GROUP}`. To write, `Pub` "
+        "on the topic.",
     )
     secret_key: str | None = everywhere_option(
         "secretKey",
@@ -73,8 +72,7 @@ class ConnectionOptions(OptionSet):
         default=None,
         default_text="the system's authorities",
         doc="PEM file of the authorities whose certificates are trusted. Like the other TLS files it is read "
-        "on "
-        "the driver and on every executor: it must be at the same path on all of them.",
+        "on the driver and on every executor: it must be at the same path on all of them.",
     )
     tls_cert_file: str | None = everywhere_option(
         "tlsCertFile",

@@ -22,12 +22,11 @@ def consume_time(text: str) -> datetime:
         ValueError: With the end of a sentence.
 
     Source: RocketMQ 5.3.3 ``UtilAll.parseDate``, which reads the machine's zone; zones are this package's
-        addition.
+    addition.
     """
     wrong = (
         "is not a time written as yyyyMMddHHmmss, perhaps with a zone (20261122180000+08:00, "
-        "20261122100000Z), or as ISO "
-        "(2026-11-22T10:00, UTC unless it says otherwise)"
+        "20261122100000Z), or as ISO (2026-11-22T10:00, UTC unless it says otherwise)"
     )
     with suppress(ValueError):
         return iso_time(text)
@@ -123,6 +122,5 @@ class ConsumerOptions(OptionSet):
         parse=one_of(OrderlyEngineKind),
         default=OrderlyEngineKind.DIRECT,
         doc="How Spark runs an orderly listener: direct, in the task that reads a queue; state, grouped by "
-        "queue with Spark's "
-        "state.",
+        "queue with Spark's state.",
     )

@@ -13,9 +13,8 @@ from pyspark_rocketmq.options.write import WriteOptions
 
 _HEAD = (
     "Made from the options' declarations by `make docs`; do not edit. Keys are matched without regard to "
-    "case. An option is used in a "
-    "`stream` that is read, a `batch` that is read, or a `write` of either; where it would mean nothing it "
-    "is refused."
+    "case. An option is used in a `stream` that is read, a `batch` that is read, or a `write` of either; "
+    "where it would mean nothing it is refused."
 )
 _OF_A_CONSUMER = (
     "What a `PushConsumer` ([listeners](listeners.md)) takes as arguments in Python, and job `consume` as "

@@ -84,8 +84,7 @@ def time_ms(text: str) -> int:
     if not re.fullmatch(r"\+?\d{1,19}", text.strip()) or int(text) > _LATEST_TIME_MS:
         raise ValueError(
             "is no time: neither milliseconds since the epoch, such as 1700000000000, nor ISO, such as "
-            "2026-11-20T10:00 (UTC "
-            "unless it says otherwise)"
+            "2026-11-20T10:00 (UTC unless it says otherwise)"
         )
     check_milliseconds(int(text))
     return int(text)
@@ -269,7 +268,6 @@ def tag_expression(text: str) -> str:
         if _SEPARATES_TAGS.search(tag.strip()):
             raise ValueError(
                 f"has '{tag.strip()}' for one tag; separate tags by '||', any of which a message may have; "
-                "for one that has "
-                f"such characters itself ask by SQL: TAGS = '{tag.strip()}'"
+                f"for one that has such characters itself ask by SQL: TAGS = '{tag.strip()}'"
             )
     return expression

@@ -1,13 +1,5 @@
 """Where reading starts and ends: the options, and the values they take.
 
-The options of the source that say where reading begins and ends, declared once; the others are in
-``options``.
-
-What options say of single topics and queues, as JSON: ``{"topic": X}`` or ``{"topic": {"brokerName":
-{"queueId": X}}}``.
-
-The values of the options that say where reading begins and ends: words, numbers, or JSON per topic or queue.
-
 Shapes: ``{"topic": "latest"}`` and ``{"topic": {"brokerName": {"queueId": 17}}}``; offsets with -2 for
 earliest and -1 for latest, times in milliseconds since the epoch.
 """
@@ -285,10 +277,8 @@ class PositionOptions(ConnectionOptions):
         parse=resource_name("consumer group", 255),
         default=None,
         doc="The group at whose committed offsets `startingOffsets=group` begins: as the brokers have them "
-        "or, with "
-        "`offsetStore`, as that table has them. Its offsets are read and never changed. Queues for which it "
-        "has none "
-        "begin at their earliest offset.",
+        "or, with `offsetStore`, as that table has them. Its offsets are read and never changed. Queues for "
+        "which it has none begin at their earliest offset.",
     )
     starting_timestamp: int | None = read_option(
         "startingTimestamp",
@@ -311,10 +301,8 @@ class PositionOptions(ConnectionOptions):
         default=NoMatchStrategy.LATEST,
         default_text="latest",
         doc="What to do with a queue without a message stored at or after its starting time: `latest`, begin "
-        "with the "
-        "next one that comes, which is after that time, too, so that nothing is left out; or `error`, "
-        "Kafka's default, "
-        "which finds times that lie in the future.",
+        "with the next one that comes, which is after that time, too, so that nothing is left out; or "
+        "`error`, Kafka's default, which finds times that lie in the future.",
     )
     ending_offsets: QueuePositions | None = batch_option(  # noqa: RUF009 - declares the field
         "endingOffsets",
@@ -330,9 +318,8 @@ class PositionOptions(ConnectionOptions):
         parse=resource_name("consumer group", 255),
         default=None,
         doc="The group at whose committed offsets `endingOffsets=group` ends: what it has consumed is read. "
-        "As `startingGroup`, which "
-        "may be another group; of queues for which it has no offset, or stands before the beginning, nothing "
-        "is read.",
+        "As `startingGroup`, which may be another group; of queues for which it has no offset, or stands "
+        "before the beginning, nothing is read.",
     )
     ending_timestamp: int | None = batch_option(
         "endingTimestamp",

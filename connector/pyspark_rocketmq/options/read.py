@@ -1,13 +1,9 @@
-"""Every other option of reading, and the rules between options.
-
-Every option of reading with ``format("rocketmq")``, declared once.
+"""Every option of reading with ``format("rocketmq")``, declared once.
 
 A field of :class:`ReadOptions` is the declaration: its key, parser, default, unit and text. Parsing (all
 problems reported together), the unknown-key hint, redaction and ``docs/options.md`` (``options_page``) come
 from it; nothing else in the package sees a map of strings.  Those of the cluster are in
 ``options.connection``.
-
-The options of the source that say how much is read at once, from whom and how soon, declared once.
 """
 
 from __future__ import annotations
@@ -74,10 +70,9 @@ class PaceOptions(PositionOptions):
         default=None,
         unit="bytes",
         doc="About so many bytes, as stored, in one micro-batch, shared as `maxOffsetsPerTrigger` is; every "
-        "queue with a "
-        "backlog gets at least one message. Sizes are estimated from a pull per topic and broker at each "
-        "plan, so that a "
-        "batch may be larger or smaller. Not with `consumerGroup`, which has `pullThresholdSizeForQueue`.",
+        "queue with a backlog gets at least one message. Sizes are estimated from a pull per topic and "
+        "broker at each plan, so that a batch may be larger or smaller. Not with `consumerGroup`, which has "
+        "`pullThresholdSizeForQueue`.",
     )
     min_offsets_per_trigger: int | None = stream_option(
         "minOffsetsPerTrigger",
@@ -85,10 +80,8 @@ class PaceOptions(PositionOptions):
         default=None,
         unit="messages",
         doc="Wait with the next micro-batch until there are so many, but no longer than `maxTriggerDelay`. "
-        "The first "
-        "micro-batch after a start does not wait, and none of `availableNow`. Not with `consumerGroup`, "
-        "whose retries must "
-        "not wait.",
+        "The first micro-batch after a start does not wait, and none of `availableNow`. Not with "
+        "`consumerGroup`, whose retries must not wait.",
     )
     max_trigger_delay_ms: int | None = stream_option(
         "maxTriggerDelay",
@@ -136,8 +129,7 @@ class PaceOptions(PositionOptions):
         default=DEFAULT_IN_FLIGHT_BYTES,
         unit="bytes",
         doc="Stored bytes that a task asks for or holds before they are decoded, over all its pulls; one "
-        "pull always may be "
-        "out, however large its answer.",
+        "pull always may be out, however large its answer.",
     )
     read_from: ReadFrom = read_option(  # noqa: RUF009 - declares the field
         "readFrom",
@@ -156,8 +148,7 @@ class PaceOptions(PositionOptions):
         default=30_000,
         unit="ms",
         doc="How long it may take until new queues, brokers and, with `topicPattern`, topics are found; "
-        "Java's "
-        "`pollNameServerInterval`.",
+        "Java's `pollNameServerInterval`.",
     )
 
     def trigger_delay_ms(self) -> int:
@@ -203,29 +194,25 @@ class ReadOptions(PaceOptions):
         parse=pattern,
         default=None,
         doc="A regular expression (Python's) that matches the whole names of the topics to read, in place of "
-        "`topic`. Looked up "
-        "every `routeRefreshMs`: topics that appear later are read from their earliest offset. Retry, "
-        "dead-letter and "
-        "RocketMQ's own topics are left out. Not with `consumerGroup`, whose members must subscribe to the "
-        "same topics.",
+        "`topic`. Looked up every `routeRefreshMs`: topics that appear later are read from their earliest "
+        "offset. Retry, dead-letter and RocketMQ's own topics are left out. Not with `consumerGroup`, whose "
+        "members must subscribe to the same topics.",
     )
     subscription: str = read_option(
         "subscription",
         parse=tag_expression,
         default=EVERYTHING,
         doc="Tags to read, such as `created || paid`; `*` reads every message. The same for each of "
-        "`topics`. "
-        "Filtered by the broker by hash code and again by exact tag in the task.",
+        "`topics`. Filtered by the broker by hash code and again by exact tag in the task.",
     )
     sql_filter: str | None = read_option(
         "sqlFilter",
         parse=text_value,
         default=None,
         doc="An SQL92 condition on messages' properties, such as `amount > 10 AND region = 'eu'`, in place "
-        "of "
-        "`subscription`. The broker filters, and must have `enablePropertyFilter=true`; before anything is "
-        "read it is asked "
-        "whether it takes the condition, since it would answer pulls with a wrong one by all messages.",
+        "of `subscription`. The broker filters, and must have `enablePropertyFilter=true`; before anything "
+        "is read it is asked whether it takes the condition, since it would answer pulls with a wrong one by "
+        "all messages.",
     )
     subscriptions: tuple[Subscription, ...] = read_option(
         "subscriptions",
@@ -243,10 +230,9 @@ class ReadOptions(PaceOptions):
         default=None,
         unit="messages",
         doc="Most messages of one queue in one micro-batch. Java's consumer keeps at most 1,000 in memory "
-        "and goes on pulling "
-        "as they are consumed; here a queue gets its next messages with the next micro-batch, so that such a "
-        "bound is one "
-        "of the throughput. Hence there is none by default: `maxOffsetsPerTrigger` bounds the micro-batch.",
+        "and goes on pulling as they are consumed; here a queue gets its next messages with the next "
+        "micro-batch, so that such a bound is one of the throughput. Hence there is none by default: "
+        "`maxOffsetsPerTrigger` bounds the micro-batch.",
     )
     pull_threshold_size_for_queue: int = stream_option(
         "pullThresholdSizeForQueue",
@@ -271,8 +257,7 @@ class ReadOptions(PaceOptions):
         parse=boolean,
         default=True,
         doc="What to do when wanted messages are no longer on the broker: fail with an error that names the "
-        "queue "
-        "and the offsets, or go on at the first offset available and log the gap.",
+        "queue and the offsets, or go on at the first offset available and log the gap.",
     )
     undecodable_messages: UndecodableMessages = read_option(  # noqa: RUF009 - declares the field
         "undecodableMessages",
@@ -280,19 +265,16 @@ class ReadOptions(PaceOptions):
         default=UndecodableMessages.FAIL,
         default_text="fail",
         doc="What to do with a message whose body cannot be decompressed or whose bytes are no message: "
-        "`fail` ends the query with "
-        "an error that names queue, offset and reason, a consumer's when all messages before it are "
-        "consumed; `keep` reads "
-        "it like any other, with the bytes that are stored as its body and the reason as property "
-        "`UNDECODABLE`.",
+        "`fail` ends the query with an error that names queue, offset and reason, a consumer's when all "
+        "messages before it are consumed; `keep` reads it like any other, with the bytes that are stored as "
+        "its body and the reason as property `UNDECODABLE`.",
     )
     consumer_group: str | None = stream_option(
         "consumerGroup",
         parse=resource_name("consumer group", 255),
         default=None,
         doc="Read as this consumer group: ranges are planned from its offsets in `offsetStore`, and every "
-        "range "
-        "ends with a marker row. Used by `PushConsumer`; needs `offsetStore`.",
+        "range ends with a marker row. Used by `PushConsumer`; needs `offsetStore`.",
     )
     offset_store: str | None = read_option(
         "offsetStore",
@@ -310,46 +292,40 @@ class ReadOptions(PaceOptions):
         default=MessageModel.CLUSTERING,
         default_text="CLUSTERING",
         doc="`CLUSTERING`: the members of the group share the queues, Java consumers among them. "
-        "`BROADCASTING`: "
-        "every query reads every queue, with progress of its own under its `instanceName`.",
+        "`BROADCASTING`: every query reads every queue, with progress of its own under its `instanceName`.",
     )
     consume_orderly: bool = stream_option(
         "consumeOrderly",
         parse=boolean,
         default=True,
         doc="Whether the group's queues are locked at their brokers before they are read, as orderly "
-        "listeners need it. "
-        "`false`, for concurrent listeners: a queue is read by whoever it is allocated to, so that two "
-        "members may have "
-        "the same messages while the group changes; only one of them gets its offsets stored. The same for "
-        "all members.",
+        "listeners need it. `false`, for concurrent listeners: a queue is read by whoever it is allocated "
+        "to, so that two members may have the same messages while the group changes; only one of them gets "
+        "its offsets stored. The same for all members.",
     )
     hand_over_ranges: bool = stream_option(
         "handOverRanges",
         parse=boolean,
         default=False,
         doc="Whether the group's stream gives planned ranges in the place of messages, set by `PushConsumer` "
-        "for engines "
-        "that read a range where they consume it.",
+        "for engines that read a range where they consume it.",
     )
     listener: str | None = stream_option(
         "listener",
         parse=text_value,
         default=None,
         doc="`module:name` of the group's listener, set by `PushConsumer` when it was given one so: the "
-        "planner, "
-        "which is the member of the group, consumes a message with it when an administrator asks for that "
-        "one.",
+        "planner, which is the member of the group, consumes a message with it when an administrator asks "
+        "for that one.",
     )
     allocate_message_queue_strategy: str = stream_option(
         "allocateMessageQueueStrategy",
         parse=text_value,
         default="averagely",
         doc="How the members of the group share the queues; all must use the same: `averagely`, "
-        "`averagelyByCircle`, "
-        "`consistentHash`, `byMachineRoom:ROOM,…`, `machineRoomNearby`, `byConfig:TOPIC/BROKER/QUEUE,…` or "
-        "`module:Class`. A machine room is what stands before `@` in a broker's name and before `/` in a "
-        "member's `instanceName`.",
+        "`averagelyByCircle`, `consistentHash`, `byMachineRoom:ROOM,…`, `machineRoomNearby`, "
+        "`byConfig:TOPIC/BROKER/QUEUE,…` or `module:Class`. A machine room is what stands before `@` in a "
+        "broker's name and before `/` in a member's `instanceName`.",
     )
     instance_name: str | None = stream_option(
         "instanceName",
@@ -357,11 +333,10 @@ class ReadOptions(PaceOptions):
         default=None,
         default_text="unique for every start",
         doc="Names this member of the group: its client id is `HOST@instanceName`. With a name that stays, a "
-        "query "
-        "that was killed gets its queues back at once, not after the 60 s for which brokers keep its locks. "
-        "No two members of a group may have the same. With `allocateMessageQueueStrategy=machineRoomNearby` "
-        "it begins with the "
-        "member's machine room, as in `east/worker-1`.",
+        "query that was killed gets its queues back at once, not after the 60 s for which brokers keep its "
+        "locks. No two members of a group may have the same. With "
+        "`allocateMessageQueueStrategy=machineRoomNearby` it begins with the member's machine room, as in "
+        "`east/worker-1`.",
     )
     hub_secret: str | None = stream_option(
         "hubSecret",
@@ -378,10 +353,8 @@ class ReadOptions(PaceOptions):
         default=(),
         default_text="all",
         doc="Columns of a message to read, separated by commas, in that order: the others are neither "
-        "decoded nor handed "
-        "to Spark, which cannot tell a Python source what a query needs. Not with `consumerGroup`: a "
-        "listener gets "
-        "whole messages.",
+        "decoded nor handed to Spark, which cannot tell a Python source what a query needs. Not with "
+        "`consumerGroup`: a listener gets whole messages.",
     )
     property_columns: tuple[str, ...] = read_option(
         "propertyColumns",
@@ -389,10 +362,8 @@ class ReadOptions(PaceOptions):
         default=(),
         default_text="none",
         doc="Properties of a message that become string columns of their own behind the others, by name, "
-        "separated by "
-        "commas; null where a message lacks one. Cheaper than column `properties`, which can then be left "
-        "out. "
-        "Not with `consumerGroup`.",
+        "separated by commas; null where a message lacks one. Cheaper than column `properties`, which can "
+        "then be left out. Not with `consumerGroup`.",
     )
     decode_properties: bool = read_option(
         "decodeProperties",
@@ -497,16 +468,14 @@ class ReadOptions(PaceOptions):
             return [
                 (
                     "option 'allocateMessageQueueStrategy=machineRoomNearby' needs an 'instanceName' that "
-                    "begins with this "
-                    "member's machine room, such as 'east/worker-1'"
+                    "begins with this member's machine room, such as 'east/worker-1'"
                 )
             ]
         if has_room and self.message_model is MessageModel.BROADCASTING:
             return [
                 (
                     f"option 'instanceName={self.instance_name}' has a '/', and with "
-                    "'messageModel=BROADCASTING' this query's "
-                    "progress is kept under that name; leave it out"
+                    "'messageModel=BROADCASTING' this query's progress is kept under that name; leave it out"
                 )
             ]
         return []
@@ -548,8 +517,7 @@ class ReadOptions(PaceOptions):
             if name.lower() in taken:
                 problems.append(
                     f"option 'propertyColumns' names '{name}' beside {taken[name.lower()]}, and Spark does "
-                    "not tell upper "
-                    "from lower case; take it from column 'properties'"
+                    "not tell upper from lower case; take it from column 'properties'"
                 )
             taken[name.lower()] = f"the property '{name}'"
         return problems

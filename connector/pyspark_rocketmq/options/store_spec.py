@@ -13,13 +13,11 @@ _STORAGE_SCHEMES: Final = frozenset({"abfs", "abfss", "az", "adl", "file", "gs",
 """Schemes of URIs that name a place, not a kind of store."""
 _FORMS: Final = (
     "Use a path, a storage URI or delta:PATH for a Delta table, broker: for the offsets that the group's "
-    "brokers keep, "
-    "file:PATH for a folder on this machine, or memory:NAME"
+    "brokers keep, file:PATH for a folder on this machine, or memory:NAME"
 )
 _FILE_IS_LOCAL: Final = (
     "option 'offsetStore=file:…' keeps offsets on this machine only, where the other members of a CLUSTERING "
-    "group do "
-    "not see them; use a Delta table, or messageModel=BROADCASTING"
+    "group do not see them; use a Delta table, or messageModel=BROADCASTING"
 )
 _BROKER_HAS_ONE: Final = (
     "option 'offsetStore=broker:' has one offset for all instances; use file:PATH or a Delta table with "
@@ -27,8 +25,7 @@ _BROKER_HAS_ONE: Final = (
 )
 _BROKER_KEEPS_LITTLE: Final = (
     "option 'offsetStore=broker:' keeps neither attempts nor suspensions nor who may commit, all of which an "
-    "orderly "
-    "consumer needs; use a Delta table, or consumeOrderly=false"
+    "orderly consumer needs; use a Delta table, or consumeOrderly=false"
 )
 
 

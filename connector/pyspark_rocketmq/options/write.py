@@ -83,8 +83,7 @@ class WriteOptions(ConnectionOptions):
         default=None,
         default_text="the column `shardingKey`",
         doc="The sharding key of all messages, which go to one queue. With neither option nor column, nor a "
-        "queue, "
-        "batches of messages take turns over the queues.",
+        "queue, batches of messages take turns over the queues.",
     )
     queue_id: int | None = write_option(
         "queueId",
@@ -100,8 +99,7 @@ class WriteOptions(ConnectionOptions):
         default=None,
         default_text="the column `delayLevel`",
         doc="How long brokers keep all messages back: the level, 1 to 18 by a broker's defaults (1 s to 2 "
-        "h); 0: not. "
-        "A column `deliverTimestamp` gives a moment in its place.",
+        "h); 0: not. A column `deliverTimestamp` gives a moment in its place.",
     )
     properties: tuple[tuple[str, str], ...] = write_option(
         "properties",
@@ -140,9 +138,8 @@ class WriteOptions(ConnectionOptions):
         default=MAX_MESSAGE_BYTES,
         unit="bytes",
         doc="The largest body that a row may have, before it is compressed, as of Java's producer; a request "
-        "takes no more either. "
-        "Raise it where the brokers' own `maxMessageSize` is larger, or where bodies are compressed. Readers "
-        "of this package take 128 MiB.",
+        "takes no more either. Raise it where the brokers' own `maxMessageSize` is larger, or where bodies "
+        "are compressed. Readers of this package take 128 MiB.",
     )
     max_in_flight_bytes: int = write_option(
         "maxInFlightBytes",
@@ -150,16 +147,14 @@ class WriteOptions(ConnectionOptions):
         default=32 * 1024 * 1024,
         unit="bytes",
         doc="Most bytes of a task that are sent or wait for their queue's turn; more rows are then not "
-        "taken. "
-        "At each queue one request of a task is under way at a time, which is what keeps the order.",
+        "taken. At each queue one request of a task is under way at a time, which is what keeps the order.",
     )
     compression_type: BodyCompression = write_option(  # noqa: RUF009 - declares the field
         "compressionType",
         parse=one_of(BodyCompression),
         default=BodyCompression.NONE,
         doc="How bodies of at least `compressOverBytes` are compressed: `zlib`, which every client reads, "
-        "`lz4` or `zstd` "
-        "(Java clients from 5.0 on), or `none`, as Java's batches are.",
+        "`lz4` or `zstd` (Java clients from 5.0 on), or `none`, as Java's batches are.",
     )
     compress_over_bytes: int = write_option(
         "compressOverBytes",
@@ -167,8 +162,7 @@ class WriteOptions(ConnectionOptions):
         default=4096,
         unit="bytes",
         doc="The smallest body that is compressed (Java's `compressMsgBodyOverHowmuch`); needs "
-        "`compressionType`. "
-        "Shorter ones are, too, where they join a batch that is compressed.",
+        "`compressionType`. Shorter ones are, too, where they join a batch that is compressed.",
     )
     require_send_ok: bool = write_option(
         "requireSendOk",
@@ -182,18 +176,15 @@ class WriteOptions(ConnectionOptions):
         parse=boolean,
         default=False,
         doc="Whether rows with neither sharding key nor queue avoid brokers that were slow (from 550 ms on) "
-        "or failed for a while, "
-        "2 to 30 s, as Java's producers do.",
+        "or failed for a while, 2 to 30 s, as Java's producers do.",
     )
     check_sharding_keys: bool = write_option(
         "checkShardingKeys",
         parse=boolean,
         default=True,
         doc="Fail a write, when its tasks are done, of which two tasks sent rows of one sharding key: their "
-        "order is then "
-        "that of the tasks. `by_sharding_key` arranges the rows. A stream warns of such a batch in the "
-        "driver's log and goes on: "
-        "its rows are stored, and a restart would send them again.",
+        "order is then that of the tasks. `by_sharding_key` arranges the rows. A stream warns of such a "
+        "batch in the driver's log and goes on: its rows are stored, and a restart would send them again.",
     )
     write_id: str | None = write_option(
         "writeId",
@@ -201,10 +192,9 @@ class WriteOptions(ConnectionOptions):
         default=None,
         default_text="stream: the query's id; batch: a new one",
         doc="What the messages' UNIQ_KEY (`msgId`) is made of, with batch, partition and row. The same rows, "
-        "in the same "
-        "partitions, written again under the same `writeId` have the same ones, so that readers can tell. "
-        "Different rows "
-        "must not share one; those of different micro-batches, within `foreachBatch`, too, do not.",
+        "in the same partitions, written again under the same `writeId` have the same ones, so that readers "
+        "can tell. Different rows must not share one; those of different micro-batches, within "
+        "`foreachBatch`, too, do not.",
     )
 
     def cross_field_problems(self) -> list[str]:

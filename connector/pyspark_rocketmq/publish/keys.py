@@ -1,11 +1,5 @@
 """Rows arranged by sharding key, and the check that no key came from two tasks.
 
-Rows arranged for the sink: those of one sharding key in one partition, in the order they have in the
-DataFrame.
-
-Which sharding keys a task sent, sampled so that tasks can be compared: a key is in the sample of each or of
-none.
-
 Of more keys than a sample holds, those with the smallest hashes stay; the comparison goes up to the smallest
 of the samples' greatest hashes.  A DataFrame that is not arranged by key has most of its keys in several
 tasks: one is found.
@@ -104,9 +98,8 @@ def by_sharding_key(rows: DataFrame, *, partitions: int | None = None) -> DataFr
     if rows.isStreaming:
         raise SchemaError(
             "by_sharding_key() needs rows that are there already, and Spark sorts no stream: arrange and "
-            "write the "
-            "DataFrame that foreachBatch gets. A stream of queues of RocketMQ needs it only if it was "
-            "shuffled."
+            "write the DataFrame that foreachBatch gets. A stream of queues of RocketMQ needs it only if it "
+            "was shuffled."
         )
     if SHARDING_KEY.lower() not in map(str.lower, rows.columns):
         raise SchemaError(

@@ -1,10 +1,6 @@
-"""Columns the writer takes, and rows made into messages.
-
-Rows made into messages as they are stored: bytes, and where they go.
+"""Rows made into messages as they are stored: bytes, and where they go.
 
 Everything that can be wrong with a row is found here, before anything of it is sent, and told with its keys.
-
-Columns that the sink takes: which there may be, of which types, and what is wrong with those that there are.
 """
 
 from __future__ import annotations
@@ -289,8 +285,7 @@ def _encode_all(properties: dict[str, str], keys: str | None, tags: str | None, 
     if len(data) > MOST_PROPERTIES_BYTES:
         raise _BadRow(
             f"its properties take {len(data)} bytes, and brokers store at most {MOST_PROPERTIES_BYTES} "
-            "beside their own; "
-            "move large values into the body"
+            "beside their own; move large values into the body"
         )
     return data
 

@@ -7,11 +7,10 @@ nothing overtakes it. A retry after a lost answer may store a batch twice, one c
 Rule 1: a batch for a queue of its own is tried on that queue only (G5); any other moves to another broker's
 queue (G3), also after a refusal that another broker may not share, until each has refused it, and from a
 queue that its topic has no more.
-Rule 2: a batch that may go anywhere waits in a common line for a queue that has nothing to do, never behind
-    a request that may
-hang: a broker that does not answer holds up what it was given, and nothing else.
-Rule 3: when ``finish`` returns, every batch is acknowledged; when anything raises, those that are not told
-of may or may not be stored.
+Rule 2: a batch that may go anywhere waits in a common line for a queue that has nothing to do, never behind a
+    request that may hang: a broker that does not answer holds up what it was given, and nothing else.
+Rule 3: when ``finish`` returns, every batch is acknowledged; when anything raises, those that are not told of
+may or may not be stored.
 """
 
 from __future__ import annotations
@@ -256,6 +255,5 @@ class Sender:
             raise RowNotSent(
                 batch.shown(),
                 f"{queue} stored them with {result.status.name}, less durably than its broker is set up for. "
-                "Mend the "
-                "broker, or set requireSendOk=false.",
+                "Mend the broker, or set requireSendOk=false.",
             )

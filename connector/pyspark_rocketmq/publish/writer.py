@@ -1,6 +1,4 @@
-"""The writers of `format("rocketmq")`, and what each task does.
-
-The writers of ``format("rocketmq")``: what every task does with its rows, and what the driver sees of it.
+"""The writers of ``format("rocketmq")``: what every task does with its rows, and what the driver sees of it.
 
 Order.  A task sends its rows in the order in which it gets them: those of one sharding key go to one queue,
 one request after another.  Nothing orders two tasks, and Spark lets a Python sink not ask for an arrangement
@@ -9,10 +7,6 @@ checked afterwards.
 
 Delivery.  At least once: a task ends when all its messages are acknowledged, and a task, batch or query that
 runs again sends its rows again, under the same UNIQ_KEYs.
-
-What one task of the sink does: rows in, messages out, until all are acknowledged.
-
-What the driver sees of the topic that tasks write to, before the first of them begins.
 """
 
 from __future__ import annotations
@@ -247,8 +241,7 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):
         if query_id is None or batch_id is None:
             raise RocketMQError(
                 "Spark does not tell which micro-batch this is, without which a message sent again could not "
-                "be told "
-                "from a new one. Write with foreachBatch and df.write instead."
+                "be told from a new one. Write with foreachBatch and df.write instead."
             )
         return self._sink.send(iterator, self._write_id or query_id, int(batch_id))
 

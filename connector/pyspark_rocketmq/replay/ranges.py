@@ -1,15 +1,8 @@
 """What is left to replay, in which steps, how messages are marked, how far a range came.
 
-Which ranges of queues are replayed, in which steps, and where their messages go. Pure.
-
-A range on its way into a topic, and how far it has come if its run has ended: told by the target queue
-itself. Pure.
-
 A range goes to one queue, in order, by one sender, each batch after the one before is stored.  So what is
 stored of it is always its beginning, and the highest source offset found in the target tells how long that
 is.
-
-A stored message as it is sent again. Pure.
 """
 
 from __future__ import annotations
@@ -98,8 +91,7 @@ class Sending:
                 self.target_offset,
                 f"offsets below {bounds.max_offset} only",
                 "The topic was made anew or has lost its latest messages, and the record of what was "
-                "replayed into it does "
-                "not hold any more: replay with another record.",
+                "replayed into it does not hold any more: replay with another record.",
             )
         if highest is not None:
             return highest + 1
@@ -154,8 +146,7 @@ def steps_of(ranges: Sequence[QueueRange], most: int) -> list[list[QueueRange]]:
     if total > most * MAX_STEPS:
         problem = (
             f"offsets_per_step={most} would make more than {MAX_STEPS} steps of {total} offsets; raise it, "
-            "or replay less "
-            "at once"
+            "or replay less at once"
         )
         raise OptionError((problem,), where="replay")
     by_queue: dict[MessageQueue, list[QueueRange]] = {}

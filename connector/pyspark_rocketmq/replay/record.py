@@ -127,8 +127,7 @@ class ReplayRecord:
         except STORAGE_ERRORS as error:
             raise RocketMQError(
                 f"{len(sendings)} ranges for topic {self._target} could not be recorded as {state} in "
-                f"{self._path}: {error} "
-                f"{consequence}"
+                f"{self._path}: {error} {consequence}"
             ) from error
 
     def _rows(self) -> list[tuple[str, Sending]]:
@@ -153,8 +152,7 @@ class ReplayRecord:
         except (*STORAGE_ERRORS, pa.ArrowException) as error:
             raise RocketMQError(
                 f"The record of what was replayed could not be read from {self._path}: {error} Check that "
-                "the storage can be "
-                "reached and that it is a table a replay has made."
+                "the storage can be reached and that it is a table a replay has made."
             ) from error
 
 

@@ -178,8 +178,7 @@ class Replay:
         if topic in {queue.topic for queue in partitions}:
             problem = (
                 f"topic '{topic}' is read and cannot be written to as well; to have its consumers read "
-                "messages again, reset "
-                "their group's offsets"
+                "messages again, reset their group's offsets"
             )
             raise OptionError((problem,), where="options of a replay")
         targets = TargetTopic(options, topic)
@@ -300,6 +299,5 @@ def _check_columns(path: str, has: Collection[str], wanted: Collection[str]) -> 
         )
         raise SchemaError(
             f"The table {path} {differences}: messages would lose columns or rows would lack some. Choose "
-            "the columns with "
-            "includeColumns and propertyColumns as the table has them, or another table."
+            "the columns with includeColumns and propertyColumns as the table has them, or another table."
         )

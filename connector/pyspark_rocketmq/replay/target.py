@@ -1,9 +1,4 @@
-"""The target topic: its queues, their ends, what they hold.
-
-The topic messages are replayed into: which queue takes a source queue's, where it ends, and how it is read.
-
-What a target queue has from some offset on, as far as it tells how far ranges have come.
-"""
+"""The target topic: its queues, their ends, what they hold."""
 
 from __future__ import annotations
 

@@ -1,13 +1,7 @@
-"""What a replay's tasks run: read a range, send it once, look for what is stored.
-
-What the tasks of a replay run: a range each, read as a batch reads it; given on, or sent to the target topic
-in order.
+"""What the tasks of a replay run: a range each, given on as rows or sent to the target topic in order.
 
 The functions go to ``mapInArrow`` over one number for each task, and hold the ranges: what was planned is
 what is read, however often Spark evaluates the step and whatever has happened to the topic since.
-
-Sends a range's messages to one queue: each once, whatever becomes of a request or of the task before this
-one.
 """
 
 from __future__ import annotations
@@ -311,9 +305,8 @@ class _Target:
         if result.status is not SendStatus.SEND_OK:
             raise RocketMQError(
                 f"{self._tail.queue}: {len(messages)} messages were stored with status {result.status.name}, "
-                "less durably than "
-                "the broker is set up for. See to its disk or its replica and replay again: what is stored "
-                "then is not sent twice."
+                "less durably than the broker is set up for. See to its disk or its replica and replay "
+                "again: what is stored then is not sent twice."
             )
         # What comes next is looked for from here on.
         self._sending = replace(self._sending, target_offset=result.queue_offset)

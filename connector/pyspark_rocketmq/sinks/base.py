@@ -1,6 +1,4 @@
-"""The promise of a sink, dropping of committed rows, watermarks, rows as text.
-
-What a query needs of a place for its rows: the promise that makes rows arrive exactly once.
+"""What a query needs of a place for its rows: the promise that makes rows arrive exactly once.
 
 A sink keeps a *watermark* per group and life of a queue, the next offset whose rows it does not have, and
 moves it in the transaction that adds rows.  A micro-batch goes through it in three steps: ``begin`` reads the
@@ -9,8 +7,6 @@ together, or neither.  Whatever is killed, run again or run twice in between, ea
 
 Tasks get a :class:`RowWriter`, pickled; nothing that its module imports may load delta-rs, which does not
 survive a fork.
-
-Exactly once into a sink: which rows are new, and how far the sink got per queue.
 
 A replayed batch need not equal the first attempt: a listener may fail the second time, or get farther. So a
 batch id cannot tell what the sink holds; only a position per queue can. The sink keeps that position, the
@@ -26,10 +22,6 @@ below its watermark. Offsets are committed after that, so the offset store is ne
 A watermark speaks of one *life* of its queue. Where offsets begin again, because a topic was deleted and made
 anew or a broker lost the end of its log, other messages come under offsets that were there before: that is
 the next life, which has a watermark of its own and begins without one, so that all its rows are written.
-
-Rows that a sink has already, by its watermarks: they are dropped before they are written. Runs in tasks.
-
-Rows as text, where JSON is all that travels: a compressed Arrow stream in base 64.
 """
 
 from __future__ import annotations
@@ -83,8 +75,7 @@ def drop_committed(batch: pa.RecordBatch, watermarks: Mapping[MessageQueue, int]
         if queue not in watermarks:
             raise SchemaError(
                 f"A row of {queue} at offset {lowest_offset} cannot be written: the queue is not part of "
-                "this "
-                "batch. Output rows must carry the position of the message that produced them."
+                "this batch. Output rows must carry the position of the message that produced them."
             )
         if lowest_offset < watermarks[queue]:
             batch = batch.filter(pc.invert(_is_below(batch, queue, watermarks[queue])))

@@ -234,10 +234,8 @@ class DatabaseBatch:
                 return
         raise SinkConflict(
             f"{len(rows)} rows of group {self._group} could not be written into the database in "
-            f"{len(PAUSES_S) + 1} "
-            f"tries; the last error was: {type(failure).__name__}: {failure}. The batch may run again: rows "
-            "that are there by "
-            "then are left out."
+            f"{len(PAUSES_S) + 1} tries; the last error was: {type(failure).__name__}: {failure}. The batch "
+            "may run again: rows that are there by then are left out."
         ) from failure
 
     def _write(self, rows: pa.Table, grown: Mapping[MessageQueue, int], attempt: str) -> None:
@@ -283,9 +281,8 @@ def _known_to(consumer_group: str, queue: MessageQueue, watermark: Watermark, ge
     if watermark.generation > generation:
         raise SinkMoved(
             f"The database has rows of {queue} of generation {watermark.generation}, and group "
-            f"{consumer_group} was to write some of "
-            f"generation {generation}: its offsets began again, and another consumer has followed them. "
-            "Nothing was added."
+            f"{consumer_group} was to write some of generation {generation}: its offsets began again, and "
+            "another consumer has followed them. Nothing was added."
         )
     return watermark.next_offset if watermark.generation == generation else 0
 
@@ -296,13 +293,11 @@ def _committed_by_itself(
     where = "; ".join(f"{queue} from offset {offset} on" for queue, offset in sorted(since.items()))
     return SinkConflict(
         f"The transaction in which {attempt} of group {consumer_group} wrote rows was committed before it "
-        "was at its end: "
-        "write(cursor, rows) commits by itself (commit(), `with connection:`, executescript(), or a "
-        "statement that commits implicitly, as "
-        "CREATE TABLE does in MySQL), or its connection does. Rows may be in the database without their "
-        "watermarks, and would "
-        "come a second time. Have the function leave commits alone, remove the rows of "
-        f"{where or 'all queues'}, and then run: {table.forget_attempts_statement(consumer_group)}"
+        "was at its end: write(cursor, rows) commits by itself (commit(), `with connection:`, "
+        "executescript(), or a statement that commits implicitly, as CREATE TABLE does in MySQL), or its "
+        "connection does. Rows may be in the database without their watermarks, and would come a second "
+        f"time. Have the function leave commits alone, remove the rows of {where or 'all queues'}, and then "
+        f"run: {table.forget_attempts_statement(consumer_group)}"
     )
 
 

@@ -113,8 +113,7 @@ class WatermarkTable:
                 return
         problem = (
             f"the table of watermarks {self.name} cannot be used: {type(failure).__name__}: {failure}. It "
-            "needs this form, and the "
-            f"rights SELECT, INSERT, UPDATE and DELETE: {self._sql.create}"
+            f"needs this form, and the rights SELECT, INSERT, UPDATE and DELETE: {self._sql.create}"
         )
         raise OptionError((problem,), where="database sink") from failure
 
@@ -259,12 +258,10 @@ class WatermarkTable:
         if self._remove_what_stayed(probe):
             problem = (
                 "what a connection of connect() wrote was there although it was rolled back: it commits each "
-                "statement by itself "
-                f"(autocommit), or {self.name} is of a kind without transactions. Rows and watermarks could "
-                "not be one "
-                "transaction. Connect without autocommit (psycopg and MySQL: autocommit=False; sqlite3: "
-                "neither "
-                "isolation_level=None nor autocommit=True; MySQL's tables: ENGINE=InnoDB)"
+                f"statement by itself (autocommit), or {self.name} is of a kind without transactions. Rows "
+                "and watermarks could not be one transaction. Connect without autocommit (psycopg and MySQL: "
+                "autocommit=False; sqlite3: neither isolation_level=None nor autocommit=True; MySQL's "
+                "tables: ENGINE=InnoDB)"
             )
             raise OptionError((problem,), where="database sink")
         if failure is not None:
@@ -301,8 +298,7 @@ class WatermarkTable:
     def _refuse(self, what: str) -> None:
         problem = (
             f"the table of watermarks {self.name} {what}. Make it anew, or name another one by "
-            "watermark_table=…; it must be of this "
-            f"form: {self._sql.create}"
+            f"watermark_table=…; it must be of this form: {self._sql.create}"
         )
         raise OptionError((problem,), where="database sink")
 

@@ -1,6 +1,4 @@
-"""Parquet files with their statistics, written in tasks.
-
-Writes rows as Parquet files into a Delta table's folder; runs in tasks and knows nothing of the table's log.
+"""Writes rows as Parquet files into a Delta table's folder; runs in tasks, without the table's log.
 
 Nobody sees a file before the driver commits it. Files of failed or repeated attempts are never committed and
 go with VACUUM.

@@ -1,8 +1,5 @@
 """May files be added, do rows fit, whose commit is it: decisions without I/O.
 
-May files be added to this table by us, and do our rows fit?  Pure judgement of a sink table's form and
-history.
-
 The sink adds finished Parquet files to the log, so whatever Delta does to rows *while writing them* would be
 skipped: such tables are left to Spark's own writer.
 """
@@ -102,8 +99,7 @@ def check_columns(path: str, form: TableForm, wanted: TableForm, *, may_differ: 
         can_evolve = not may_differ and asked.keys() != found.keys()
         remedy = (
             " Or let the sink add columns that the table lacks, and have nulls in those that only the table "
-            "has: "
-            "DeltaSink(schema_evolution=True), option schemaEvolution=true of job consume."
+            "has: DeltaSink(schema_evolution=True), option schemaEvolution=true of job consume."
             if can_evolve
             else ""
         )
@@ -122,11 +118,9 @@ def cannot_take_files(path: str, refused: Iterable[str], why_not_by_spark: str) 
     """The error for a table with such features, where Spark's writer cannot be used either."""
     problem = (
         f"The Delta table {path} cannot take files from the connector, because it has: {', '.join(refused)}. "
-        "Spark's own "
-        f"writer, which knows these, cannot be used, because {why_not_by_spark}. Remove them (ALTER TABLE "
-        "... DROP "
-        "FEATURE, DROP CONSTRAINT), or let the sink make a table of its own under another path and copy from "
-        "there."
+        f"Spark's own writer, which knows these, cannot be used, because {why_not_by_spark}. Remove them "
+        "(ALTER TABLE ... DROP FEATURE, DROP CONSTRAINT), or let the sink make a table of its own under "
+        "another path and copy from there."
     )
     return OptionError((problem,), where="Delta sink")
 

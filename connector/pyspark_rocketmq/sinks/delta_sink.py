@@ -1,6 +1,4 @@
-"""Exactly once into a Delta table: the sink and its batches.
-
-Exactly once into a Delta table: every commit carries the rows and, per queue, how far the table has come.
+"""Exactly once into a Delta table: every commit carries the rows and, per queue, how far the table has come.
 
 A replayed batch may end elsewhere than its first run, because a listener may fail the second time; so "this
 batch id is done" would lose or repeat rows. Instead the table's own transaction ids hold a *watermark* per
@@ -17,8 +15,6 @@ checkpoint.
   :meth:`DeltaSink.follow_restore`.
 
 Driver side only: tasks get a ``TaskWriter``, and nothing they import may import this module.
-
-One micro-batch's commit into a Delta table: its rows and how far its queues have come, or nothing.
 
 A commit that lost against another change of the table, or whose outcome is not known, is looked for in the
 log before it is tried again: it may have been stored.
@@ -122,8 +118,7 @@ class DeltaBatch:
             raise OffsetError(
                 f"Group {self._consumer_group}: {sum(file.num_records for file in files)} rows for "
                 f"{self._table.path} come without progress of any queue. Nothing was added. Rows of messages "
-                "that were "
-                "not acknowledged must not be written."
+                "that were not acknowledged must not be written."
             )
         if not grown:
             return None
@@ -140,12 +135,10 @@ class DeltaBatch:
             self._sleep(pause_s)
         raise StorageNotShared(
             f"{len(unseen)} of {len(files)} files that tasks wrote for {self._table.path} are not there for "
-            "the driver: "
-            f"{'; '.join(unseen[:_SHOWN_FILES])}. Nothing of this batch was added, and no offset was moved. "
-            "Driver and executors "
-            "see different folders under this path, or something removes files there: put the table on "
-            "storage that all "
-            "machines share (an object store, HDFS, a mount), and start the query again."
+            f"the driver: {'; '.join(unseen[:_SHOWN_FILES])}. Nothing of this batch was added, and no offset "
+            "was moved. Driver and executors see different folders under this path, or something removes "
+            "files there: put the table on storage that all machines share (an object store, HDFS, a mount), "
+            "and start the query again."
         )
 
     def _commit(self, files: Sequence[WrittenFile], grown: Mapping[MessageQueue, int]) -> int:
@@ -177,9 +170,8 @@ class DeltaBatch:
                 failure = exc
         raise SinkConflict(
             f"{len(files)} files of group {self._consumer_group} could not be committed to "
-            f"{self._table.path} in "
-            f"{len(_PAUSES_S) + 1} tries; the last error was: {failure} Check what else changes this table; "
-            "the batch may run again."
+            f"{self._table.path} in {len(_PAUSES_S) + 1} tries; the last error was: {failure} Check what "
+            "else changes this table; the batch may run again."
         ) from failure
 
     def _look_again(self, pause_s: float | None) -> None:
@@ -189,8 +181,7 @@ class DeltaBatch:
         if not self._log.is_still_there():
             raise SinkMoved(
                 f"The Delta table {self._table.path} was deleted, made anew or put back to an earlier state "
-                "while this batch "
-                "ran. Nothing of this batch was added."
+                "while this batch ran. Nothing of this batch was added."
             )
         if pause_s is not None:
             self._log.refresh()
@@ -236,16 +227,13 @@ class DeltaBatch:
             raise SinkMoved(
                 f"Another consumer of group {group} wrote rows into {path} while this batch ran, and moved "
                 f"{'; '.join(moved)}. Nothing of this batch was added. Run the batch again: rows that are "
-                "there by "
-                "now are left out. If it happens often, two queries own the same queues: check that each "
-                "queue is "
-                "locked at the broker, or that the queries use different groups."
+                "there by now are left out. If it happens often, two queries own the same queues: check that "
+                "each queue is locked at the broker, or that the queries use different groups."
             )
         if bool(self._table.check_unaltered(self._log.form())) != self._is_by_spark:
             raise SinkMoved(
                 f"The Delta table {path} was given features, or lost some, that decide how rows are written, "
-                "while this "
-                "batch ran. Nothing of this batch was added. Run the batch again."
+                "while this batch ran. Nothing of this batch was added. Run the batch again."
             )
 
 
@@ -383,9 +371,8 @@ class DeltaSink:
             return self._last_lives(log, consumer_group, self._table.group_commit(log, consumer_group, ()))
         except STORAGE_ERRORS as exc:
             raise OffsetError(
-                f"What group {consumer_group} has written to {self.path} could not be read: {exc} "
-                "Check that the table's folder _delta_log can be read and has all files since its last "
-                "checkpoint."
+                f"What group {consumer_group} has written to {self.path} could not be read: {exc} Check that "
+                "the table's folder _delta_log can be read and has all files since its last checkpoint."
             ) from exc
 
     def _last_lives(self, log: TableLog, consumer_group: str, newest: GroupCommit) -> dict[Life, int]:
@@ -513,10 +500,9 @@ class DeltaSink:
             return None
         return (
             f"The Delta table {self.path} was restored at version {restored_at}, after group "
-            f"{consumer_group} wrote to it "
-            f"last, and rows of {'; '.join(map(str, left_out))} may be gone, too. Run "
-            f"DeltaSink({self.path!r})"
-            f".follow_restore({consumer_group!r}, STORE), or rewind all queues of the group at once."
+            f"{consumer_group} wrote to it last, and rows of {'; '.join(map(str, left_out))} may be gone, "
+            f"too. Run DeltaSink({self.path!r}).follow_restore({consumer_group!r}, STORE), or rewind all "
+            "queues of the group at once."
         )
 
 

@@ -1,18 +1,13 @@
 """The sink's table: made, checked, widened; commits by Spark's writer where delta-rs must not.
 
-The Delta table of a sink: its log, what it takes, and how far a group has come in it.
-
 What a sink and its batches both ask of the table; neither rows nor commits are made here.
-
-Commits by Spark's own writer, to Delta tables that delta-rs must not write.
 
 It keeps constraints, generated and identity columns, column mapping, row tracking and clustering.
 
-Spark's writer takes one transaction id for a commit, and a sink needs a watermark for each queue.  So a
-commit carries the watermarks of the whole group in its ``userMetadata``, and under the id ``rocketmq:GROUP``
-how many commits the group has
-made: that number fences.  Of two that begin at the same one, the second conflicts or is skipped, which is
-    looked for.
+Spark's writer takes one transaction id for a commit, and a sink needs a watermark for each queue. So a commit
+carries the watermarks of the whole group in its ``userMetadata``, and under the id ``rocketmq:GROUP`` how
+many commits the group has made: that number fences. Of two that begin at the same one, the second conflicts
+or is skipped, which is looked for.
 
 The newest commit of a group says where it is.  It is found in the log's history; where the log has been
 cleaned up since, which takes 30 days without a batch, the number is still there and nothing tells the
@@ -267,21 +262,15 @@ class SinkTable:
             return
         raise SinkConflict(
             f"The Delta table {self.path} was restored at version {restored_at}, after group "
-            f"{consumer_group} wrote to "
-            "it last: rows may be gone, while the watermarks still say that they are there and would keep "
-            "them from "
-            "being written again. To have the messages consumed again whose rows are gone, stop every query "
-            "of the "
-            f"group, run DeltaSink({self.path!r}).follow_restore({consumer_group!r}, STORE) with the group's "
-            "offset store, "
-            "for example DeltaOffsetStore(path), and start the query again. If the RESTORE was a mistake, "
-            "restore the "
-            "version before it first: then nothing is consumed again. To accept the gap, stop them and run "
-            "in Python: "
-            f"`from pyspark_rocketmq import DeltaSink; sink = DeltaSink({self.path!r}); "
-            f"sink.rewind({consumer_group!r}, "
-            f"{{life.queue: offset for life, offset in sink.watermarks({consumer_group!r}).items()}})`. To "
-            "start over with an empty sink "
+            f"{consumer_group} wrote to it last: rows may be gone, while the watermarks still say that they "
+            "are there and would keep them from being written again. To have the messages consumed again "
+            "whose rows are gone, stop every query of the group, run "
+            f"DeltaSink({self.path!r}).follow_restore({consumer_group!r}, STORE) with the group's offset "
+            "store, for example DeltaOffsetStore(path), and start the query again. If the RESTORE was a "
+            "mistake, restore the version before it first: then nothing is consumed again. To accept the "
+            "gap, stop them and run in Python: `from pyspark_rocketmq import DeltaSink; sink = "
+            f"DeltaSink({self.path!r}); sink.rewind({consumer_group!r}, {{life.queue: offset for life, "
+            f"offset in sink.watermarks({consumer_group!r}).items()}})`. To start over with an empty sink "
             "and all that brokers have, stop them, remove the table, and move the group by `offsets reset "
             "--to earliest`."
         )
@@ -350,8 +339,7 @@ def _check_names(path: str, names: Sequence[str]) -> None:
         if other != name:
             raise SchemaError(
                 f"The Delta table {path} cannot have both columns {other!r} and {name!r}, which differ in "
-                "case only. Rename one in the "
-                "listener's output schema."
+                "case only. Rename one in the listener's output schema."
             )
 
 
@@ -362,8 +350,7 @@ def _check_keys(keys: Sequence[str], schema: pa.Schema) -> None:
     if unknown:
         problems.append(
             f"mergeKeys names {', '.join(unknown)}, which the rows do not have; they have "
-            f"{', '.join(columns)}. Add "
-            "the column to the listener's output schema, or name another."
+            f"{', '.join(columns)}. Add the column to the listener's output schema, or name another."
         )
     problems += [
         f"merge key '{name}' is {schema.field(name).type}; a list, struct or map cannot be a key. Name "

@@ -66,8 +66,7 @@ class Route:
         except (pa.ArrowException, TypeError) as error:
             problem = (
                 f"where={self.where} cannot be told of the rows, which have {', '.join(rows.names)} (names "
-                "differ by case): "
-                f"{str(error).partition(' in ')[0].rstrip('.')}"
+                f"differ by case): {str(error).partition(' in ')[0].rstrip('.')}"
             )
             raise OptionError((problem,), where="route to a sink") from error
 
@@ -121,8 +120,7 @@ class MultiSink:
         if twice:
             problem = (
                 f"{twice!r} have one place, so the first one's commit would have the other drop its rows; "
-                "name each Delta table "
-                "once, and give each DatabaseSink a watermark_table=… of its own"
+                "name each Delta table once, and give each DatabaseSink a watermark_table=… of its own"
             )
             raise OptionError((problem,), where="several sinks")
 

@@ -112,11 +112,9 @@ def check_shared(spark: SparkSession, places: Mapping[str, str]) -> None:
             name = markers[marker]
             raise StorageNotShared(
                 f"{name}={folders[name]!r} is another folder on {host} than on the driver's machine "
-                f"{socket.gethostname()}, or none: what "
-                "an executor writes there is not seen by the driver, and what the driver writes not by "
-                "another machine. Name storage that "
-                "all machines share: an object store, HDFS, or a folder where all of them have mounted the "
-                "same storage."
+                f"{socket.gethostname()}, or none: what an executor writes there is not seen by the driver, "
+                "and what the driver writes not by another machine. Name storage that all machines share: an "
+                "object store, HDFS, or a folder where all of them have mounted the same storage."
             )
 
 
@@ -154,8 +152,7 @@ def _looked_for(spark: SparkSession, markers: list[str]) -> dict[str, str]:
         context.cancelJobGroup(group)
         logger.warning(
             "whether all machines share the tables' folders was not found out within %g s, for no executor "
-            "was there; the first "
-            "commit will tell",
+            "was there; the first commit will tell",
             _LOOK_TIMEOUT_S,
         )
         return {}

@@ -1,7 +1,4 @@
-"""Plans micro-batches: asks, decides by `consume.planning`, waits where Spark cannot.
-
-Plans micro-batches: asks the cluster and the progress, lets ``consume.planning`` decide, waits where Spark
-cannot.
+"""Plans micro-batches: asks cluster and progress, lets ``consume.planning`` decide, waits.
 
 Lives in the source runner, a long-lived process without a SparkSession, where an exception ends the query and
 nothing times out by itself.  Hence: every call below has a deadline; a broker that cannot be reached costs
@@ -287,9 +284,8 @@ class MicroBatchPlanner:
         raise OffsetError(
             f"The drain of group {self._options.consumer_group} has stood still for {stands_for_s:.0f} s: "
             f"{'; '.join(shown[:_MOST_SHOWN])}{more}. Look in the log for why the listener gives messages "
-            "back; mend it, set "
-            "maxReconsumeTimes so that such messages become dead letters, skip them by job 'offsets skip', "
-            "or raise drainTimeoutMs."
+            "back; mend it, set maxReconsumeTimes so that such messages become dead letters, skip them by "
+            "job 'offsets skip', or raise drainTimeoutMs."
         )
 
     def _waits_for_more(self, plan: Plan) -> bool:
@@ -415,9 +411,8 @@ class MicroBatchPlanner:
             if had not in self._held_up:
                 logger.error(
                     "The listener has had %d messages from offset %d on without a COMMIT, and "
-                    "pullThresholdForQueue allows "
-                    "no more: the queue stands still. COMMIT after fewer messages, or raise "
-                    "pullThresholdForQueue. group=%s %s",
+                    "pullThresholdForQueue allows no more: the queue stands still. COMMIT after fewer "
+                    "messages, or raise pullThresholdForQueue. group=%s %s",
                     had.count,
                     had.start,
                     self._options.consumer_group,
@@ -436,8 +431,7 @@ class MicroBatchPlanner:
                 return found or TransportError(
                     queue.broker_name,
                     f"{queue} was there when this AvailableNow query began and is no longer in the topic's "
-                    "route. "
-                    "Start the broker, or the query again if the topic was made smaller",
+                    "route. Start the broker, or the query again if the topic was made smaller",
                 )
         return None
 

@@ -371,8 +371,7 @@ class GroupProgress:
 
         A plan in Spark's log is run again after a restart. By then the queue may belong to another member,
         who would consume it at the same time. If it was claimed or reset meanwhile, its data must not reach
-        the sink
-        either: the watermark would pass messages that the new position brings again.
+        the sink either: the watermark would pass messages that the new position brings again.
         """
         rows = self._store.read(self._group)
         kept = []

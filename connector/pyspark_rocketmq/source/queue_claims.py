@@ -108,8 +108,7 @@ class QueueClaims:
         for queue, offset in forgotten.items():
             logger.warning(
                 "broker has forgotten the group's last offset, which is shown to it again group=%s %s "
-                "stored=%d "
-                "broker_offset=%d",
+                "stored=%d broker_offset=%d",
                 self._group,
                 queue,
                 offset,
@@ -202,10 +201,9 @@ class QueueClaims:
             return
         logger.warning(
             "group %s is new to %s and begins behind the first message, as consumeFromWhere or "
-            "startingOffsets says "
-            "(RocketMQ's default: at the end): it passes over %d stored messages. To consume them, stop the "
-            "query and "
-            "reset the group's offsets to the earliest (offsets reset --to earliest)",
+            "startingOffsets says (RocketMQ's default: at the end): it passes over %d stored messages. To "
+            "consume them, stop the query and reset the group's offsets to the earliest (offsets reset --to "
+            "earliest)",
             self._group,
             ", ".join(sorted({queue.topic for queue in positions})),
             messages,

@@ -1,11 +1,5 @@
 """Tells whether a queue's offsets began again, and begins its next life.
 
-Begins the next life of a queue whose offsets began again: the one place where that is decided on, whatever
-moved them.
-
-Looks whether a queue's offsets began again: asks its broker for the message in the place of the newest one
-consumed.
-
 Once at each claim and each reset, and where what the broker has went back or the queue was out of sight:
 never for a batch.
 
@@ -253,8 +247,7 @@ class QueueLives:
         for queue, row in begun.items():
             logger.warning(
                 "offsets begin again, other messages are under them: the sink gets every one from here on "
-                "group=%s %s "
-                "generation=%d next_offset=%d was=%d",
+                "group=%s %s generation=%d next_offset=%d was=%d",
                 self._group,
                 queue,
                 row.generation,

@@ -16,10 +16,6 @@ behind it, columns of whole numbers. The line is ``{"brokers": [[topic, brokerNa
 difference to ``from``, ``epoch`` and ``times``: of each the lowest bytes of all queues first, then the next
 ones, up to eight, since most of these are 0.
 
-What a task gets: one queue range and how to read it.
-
-A planned range handed on unread: whoever consumes its messages reads them where it consumes them.
-
 A consumer that takes the source's rows in the very next operator would have every message decoded in one
 Python process, made into Spark's rows, and into Arrow again for the other.  With option ``handOverRanges`` a
 range travels in the place of its messages, and is read once it has arrived.
@@ -278,15 +274,13 @@ def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ..
     if "v" not in offset:
         raise OffsetError(
             f"The checkpoint holds no offset of a RocketMQ query but {_shortened(offset)}; it may be another "
-            "source's. Use the "
-            "checkpoint location of this query, or a new one."
+            "source's. Use the checkpoint location of this query, or a new one."
         )
     if offset["v"] not in {_VERSION, _PACKED_VERSION}:
         raise OffsetError(
             f"The checkpoint holds a RocketMQ offset of version {offset['v']!r}; this release reads versions "
             f"{_VERSION} and {_PACKED_VERSION}. Use the release that wrote it, or a new checkpoint location: "
-            "a consumer group continues "
-            "from its offset store."
+            "a consumer group continues from its offset store."
         )
     try:
         is_packed = offset["v"] == _PACKED_VERSION
@@ -307,9 +301,8 @@ def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ..
     ) as error:
         raise OffsetError(
             f"The checkpoint's offset is damaged ({type(error).__name__}: {error}): {_shortened(offset)}. "
-            "Use a new checkpoint "
-            "location: a consumer group continues from its offset store, any other query where "
-            "startingOffsets says."
+            "Use a new checkpoint location: a consumer group continues from its offset store, any other "
+            "query where startingOffsets says."
         ) from error
 
 

@@ -1,14 +1,8 @@
 """Reads a range on an executor: prefetch, decode, each offset once, no gap unreported.
 
-Reads one queue range on an executor: pulls in flight, answers in order, columns out.
-
 Owns the promise of the source: the messages of a range, ascending in queue offset, each once, and none left
 out in silence.  The pulls themselves are made by :mod:`pyspark_rocketmq.source.fetcher`, the look for missing
 offsets by :mod:`pyspark_rocketmq.source.reader`.
-
-A generator that runs ahead in a thread of its own: the next is made while the caller uses what it has.
-
-Finds the offsets missing from a queue's messages: without a filter every offset has one.
 """
 
 from __future__ import annotations

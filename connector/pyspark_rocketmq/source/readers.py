@@ -1,12 +1,7 @@
-"""The batch reader and the stream reader that Spark calls.
-
-The reader Spark talks to: a thin shell around the planner (source runner) and the queue reader (executors).
+"""The reader Spark talks to: a thin shell around planner (source runner) and reader (executors).
 
 Spark pickles the reader to send ``read`` to the executors, so nothing that cannot be pickled is made before
 the first call in the source runner.
-
-Bounded read: from the starting positions to the ending ones, by default what is stored when the query is
-planned.
 """
 
 from __future__ import annotations

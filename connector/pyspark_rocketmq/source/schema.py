@@ -1,7 +1,5 @@
 """Columns of the source, and the marker row that ends a range where rows cross Spark.
 
-Columns of the source, from one list, and the three that consumer mode adds.
-
 ``topic``, ``brokerName``, ``queueId`` and ``queueOffset`` name the physical queue in every row: ranges, acks,
 offsets and watermarks go by them.  A message that the group has given back is read from a queue of its retry
 topic; the topic it was sent to first is then in ``originTopic``, which is null in every other row, and a
@@ -157,10 +155,8 @@ def planned_range(queue: MessageQueue, text: str, *, rows: int) -> QueueRange:
     if rows != facts["rows"]:
         raise RocketMQError(
             f"{queue}: {facts['rows']} messages were read of the range {facts['from']} to {facts['to']}, but "
-            f"{rows} "
-            "rows arrived. Do not filter, copy or sample the rows of format('rocketmq') before "
-            "consume_orderly(): "
-            "the whole range is acknowledged."
+            f"{rows} rows arrived. Do not filter, copy or sample the rows of format('rocketmq') before "
+            "consume_orderly(): the whole range is acknowledged."
         )
     return QueueRange(
         queue=queue,

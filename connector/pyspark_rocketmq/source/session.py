@@ -1,11 +1,7 @@
 """What is checked of a Spark session before a query starts; workarounds for its stream thread.
 
-What a Spark session must be like.
-
 In this process where code of ours runs at the driver, without copies of slow tasks, and with a Python that
 can run us.
-
-Two traps of Spark's thread that runs a query: one at its first start after a kill, one when it is stopped.
 
 *Start.* Killed while Spark writes the first entry of a query's offset log, a checkpoint holds nothing but a
 temporary file, and Spark 4.2 refuses every restart with it (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). To
@@ -169,9 +165,8 @@ def check_classic(spark: SparkSession, what: str, why: str) -> None:
     if not is_classic(spark):
         raise RocketMQError(
             f"{what} does not work with Spark Connect: {why}. Start it with a classic session, where the "
-            "driver is (spark-submit, "
-            "or a notebook without Connect); format('rocketmq') by itself can be read and written through "
-            "Spark Connect."
+            "driver is (spark-submit, or a notebook without Connect); format('rocketmq') by itself can be "
+            "read and written through Spark Connect."
         )
 
 
@@ -185,9 +180,8 @@ def check_delta(spark: SparkSession) -> None:
     if isinstance(jvm.io.delta.tables.DeltaTable, JavaPackage):
         raise RocketMQError(
             "This Spark session has no Delta Lake. Start it with "
-            "configure_spark_with_delta_pip(builder).getOrCreate() of package "
-            "delta, or with Delta's jars in spark.jars, and with "
-            "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
+            "configure_spark_with_delta_pip(builder).getOrCreate() of package delta, or with Delta's jars in "
+            "spark.jars, and with spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
             "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog."
         )
 
@@ -214,8 +208,7 @@ def _check(executable: str) -> None:
     if not Path(executable).is_absolute() and "/" in executable:
         advice = (
             "The query is planned on the driver's machine, with the same Python: unpack the environment's "
-            "archive in the "
-            f"folder the driver is started in, {Path.cwd()}. {advice}"
+            f"archive in the folder the driver is started in, {Path.cwd()}. {advice}"
         )
     try:
         probe = subprocess.run(  # noqa: S603 - the interpreter Spark itself is going to run

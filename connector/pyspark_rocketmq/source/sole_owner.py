@@ -62,12 +62,10 @@ def second_owner(name: str, member: str) -> OffsetError:
     """Why a query must not consume under the progress ``name``."""
     return OffsetError(
         f"Progress {name} of a broadcasting group is another query's: member {peer_text(member)} is alive "
-        "and consumes under the same "
-        "instanceName. Both would share one progress, and each would miss messages that only the other gets. "
-        "Nothing was lost. "
-        "Stop one of them, or give each query an instanceName of its own, on each machine too. Of a machine "
-        "that was "
-        "lost, brokers forget the members within two minutes: start again then."
+        "and consumes under the same instanceName. Both would share one progress, and each would miss "
+        "messages that only the other gets. Nothing was lost. Stop one of them, or give each query an "
+        "instanceName of its own, on each machine too. Of a machine that was lost, brokers forget the "
+        "members within two minutes: start again then."
     )
 
 

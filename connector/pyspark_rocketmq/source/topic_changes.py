@@ -1,11 +1,7 @@
 """Topics that match a pattern, and queues that are gone.
 
-Queues that were read and are not to be seen any more: deleted for good, or only out of sight.
-
 Name servers forget a topic whose brokers are all away, so that a topic without a route says nothing.  Deleted
 is what a living broker that had it denies to have.
-
-The topics whose names match a pattern, looked up now and then.
 """
 
 from __future__ import annotations

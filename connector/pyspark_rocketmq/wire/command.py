@@ -1,7 +1,5 @@
 """The remoting command, its frame, and the signature of access control.
 
-The remoting command: the one envelope of every request and response, and its frame.
-
 Frame (big-endian)::
 
     u32 length of what follows | u8 serialize type | u24 header length | header | body
@@ -11,10 +9,8 @@ The header is JSON or RocketMQ's binary form; the serialize type says which, per
 
 Source: RocketMQ 5.3.3 ``RemotingCommand``, ``RocketMQSerializable``.
 
-The signature of RocketMQ's access control, the same for version 1.0 and 2.0.
-
 Source: RocketMQ 5.3.3 ``AclClientRPCHook.doBeforeRequest``, ``AclUtils.combineRequestContent``,
-    ``AclSigner``.
+``AclSigner``.
 """
 
 from __future__ import annotations
@@ -300,8 +296,7 @@ def _encode_binary(command: RemotingCommand) -> bytes:
     if command.code > _MAX_BINARY_CODE:
         raise LocalProtocolError(
             f"The binary header writes the code in 16 bits, so {command.code} (POP and its kin) cannot be "
-            "sent "
-            "with it. Send this request with the JSON header."
+            "sent with it. Send this request with the JSON header."
         )
     try:
         fixed = _BINARY_FIXED.pack(
@@ -368,8 +363,7 @@ def _check_header_memory(header: bytes, at: int) -> None:
     if needed > _MAX_HEADER_MEMORY:
         raise RemoteProtocolError(
             f"A binary header of {len(header)} bytes with {fields} fields would take up to {needed} bytes of "
-            "memory; at "
-            f"most {_MAX_HEADER_MEMORY} are spent on one."
+            f"memory; at most {_MAX_HEADER_MEMORY} are spent on one."
         )
 
 

@@ -1,6 +1,4 @@
-"""Body compression by zlib, LZ4 and Zstandard, with a bound on what it expands to.
-
-Body compression: zlib, LZ4 frames and Zstandard, named by bits 8 to 10 of the message's sysFlag.
+"""Body compression: zlib, LZ4 frames and Zstandard, named by bits 8 to 10 of the message's sysFlag.
 
 What Java's consumer shows is shown: several frames behind one another, skippable ones, and sizes far beyond a
 frame of the wire. A few hundred bytes can expand to gigabytes, though, and any producer of a topic may send
@@ -202,7 +200,7 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
             ``MAX_BATCH_BYTES``.
 
     Source: RocketMQ 5.3.3 ``MessageDecoder.decode``, ``ZlibCompressor``, ``Lz4Compressor``,
-        ``ZstdCompressor``.
+    ``ZstdCompressor``.
     """
     if not sys_flag & MessageSysFlag.COMPRESSED or not body:
         return body
@@ -237,8 +235,7 @@ class ExpansionBudget:
             if self.left < 0:
                 raise RemoteProtocolError(
                     f"The message bodies of an answer expand to more than {self._limit} bytes. If they are "
-                    "what was "
-                    "sent, pull fewer messages at once: lower pullBatchSize."
+                    "what was sent, pull fewer messages at once: lower pullBatchSize."
                 )
         return expanded
 

@@ -1,7 +1,5 @@
 """JSON as fastjson writes it: read with typed fields and bounded memory, written in Java's form.
 
-Typed reading of JSON bodies: every wrong shape is the peer's error, said with body and field.
-
 As in Java's reader a null field is an absent one, unknown fields are ignored, and scalars are taken for each
 other: Apache's Go client writes ``codeSet`` as texts (``["112785"]``), other clients numbers or booleans as
 texts.
@@ -9,8 +7,6 @@ texts.
 Source: fastjson 1.2.83 ``TypeUtils.castToInt``, ``castToLong``, ``castToDouble``, ``castToBoolean``,
 ``StringCodec``, ``EnumDeserializer``, as used by RocketMQ 5.3.3 ``RemotingSerializable``; a map or array is
 not taken for a text here.
-
-JSON as fastjson writes it: bare integers and whole objects as map keys.
 
 Java's ``Map<Long, …>`` arrives as ``{0:"127.0.0.1:10911"}`` and ``Map<MessageQueue, …>`` as
 ``{{"brokerName":"b","queueId":3,"topic":"T"}:{…}}``. Neither is JSON. What *is* JSON between those keys, the
@@ -80,8 +76,7 @@ def check_json_size(data: bytes) -> None:
     if needed > MAX_JSON_MEMORY:
         raise RemoteProtocolError(
             f"A JSON text of {len(data)} bytes would take up to {needed} bytes of memory; at most "
-            f"{MAX_JSON_MEMORY} "
-            f"are spent on one. It begins {data[:80]!r}."
+            f"{MAX_JSON_MEMORY} are spent on one. It begins {data[:80]!r}."
         )
 
 

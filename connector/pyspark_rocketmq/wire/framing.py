@@ -1,11 +1,7 @@
 """A byte stream cut into frames; a request that becomes a frame once its opaque is known.
 
-Cut a byte stream into frames, in chunks of any size.
-
 Each byte of a body is copied once: straight out of the chunk when the frame lies whole in it, else into a
 buffer of exactly the body's size, which becomes the body.
-
-What a channel sends: something that becomes a frame once its opaque is known.
 """
 
 from __future__ import annotations

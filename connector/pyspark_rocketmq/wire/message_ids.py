@@ -1,11 +1,7 @@
-"""Hosts and message ids as stored bytes and as text.
-
-Message ids: where a message is stored (offset id) and who made it (unique key), both upper-case hex.
+"""Message ids: where a message is stored (offset id) and who made it (unique key), both upper-case hex.
 
 Neither is a unique key of a delivered message: all messages of one producer batch show the same unique key,
 and a retried message gets a new offset id.
-
-``host:port`` as text and as stored bytes: 4 or 16 address bytes and a 4-byte port, big-endian.
 """
 
 from __future__ import annotations

@@ -152,6 +152,5 @@ def _check_entry(name: str, value: str) -> None:
         if NAME_VALUE_SEPARATOR in text or PROPERTY_SEPARATOR in text:
             raise LocalProtocolError(
                 f"Message property {name!r} contains U+0001 or U+0002, which separate properties on the "
-                "wire; "
-                "remove them."
+                "wire; remove them."
             )

@@ -1,7 +1,5 @@
 """Tag expressions, SQL92 conditions, and Java's string hash, by which brokers filter tags.
 
-What a consumer wants of a topic: tag expressions, and how broker and client match them.
-
 The broker compares hash codes only; the client must compare the tags themselves afterwards.
 
 Source: RocketMQ 5.3.3 ``FilterAPI``, ``SubscriptionData``, ``ExpressionMessageFilter``, ``PullAPIWrapper``.

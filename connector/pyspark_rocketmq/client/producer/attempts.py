@@ -1,8 +1,5 @@
 """Which queue a send tries, when it is tried again, which brokers it avoids meanwhile.
 
-Which brokers a producer avoids for a while: those that were slow or failed. Pure but for its lock; the clock
-is given.
-
 A broker is *available* when the time for which it is avoided is over, and *reachable* unless its last answer
 was a refusal. Neither ever leaves a producer without a queue: available ones are preferred, then reachable
 ones, then any.
@@ -14,10 +11,6 @@ The attempts of one send that nobody waits for. Decides alone; who sends, looks 
 given.
 
 Source: RocketMQ 5.3.3 ``MQClientAPIImpl.sendMessageAsync``, ``onExceptionImpl``.
-
-Where a message goes: the pure choices of a producer.
-
-What became of sends, left in a queue by callbacks on other threads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The producer: routes, queue choice, ids, compression, batches.
-
-A producer: routes, queue choice, ids and compression around the broker calls.
+"""A producer: routes, queue choice, ids and compression around the broker calls.
 
 Order.  A message with a sharding key, or with a given queue, goes to that queue or not at all: trying another
 queue would break the order of the key, so the error surfaces and the caller decides.  The order of sends is
@@ -15,8 +13,6 @@ every producer that comes later.
 Restarts.  What was once known of a topic holds while no living broker has it, so that a broker or a name
 server that restarts moves no key; sends to a broker that is away fail until it is back, and may be tried
 again.
-
-UNIQ_KEYs for the messages a producer sends: who, when, and a counter.
 """
 
 from __future__ import annotations
@@ -570,9 +566,8 @@ class Producer(Closing):
             return TopicAway(error.code, remark, request=error.request, address=error.address)
         if known.is_denied and isinstance(error, ConnectFailed):
             detail = (
-                f"{error.detail}; the name server does not know topic {topic} for the moment, which "
-                "was "
-                f"on {was_on} before"
+                f"{error.detail}; the name server does not know topic {topic} for the moment, which was on "
+                f"{was_on} before"
             )
             return type(error)(error.address, detail)
         return error

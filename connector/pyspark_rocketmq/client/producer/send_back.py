@@ -1,11 +1,7 @@
-"""Messages given back to their broker for a retry or as dead letters.
-
-Give a message back to its broker, to be delivered again later or to be kept among the group's dead letters.
+"""Give a message back to its broker, to be delivered again or kept among the group's dead letters.
 
 Rule 1: when a call returns, a broker has stored a copy; when it raises, the message must not be passed.
 Rule 2: a copy may be stored twice, where an answer was lost: what comes back may come back twice.
-
-Where an orderly consumer's messages go that failed too often (row D6).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Messages that consumers see only when their sender's local transaction has succeeded.
 
 A message is sent as a *half message*, the local transaction is run, and what it came to is told to the
-broker, oneway.  If that is lost, or the transaction's state was not known, or the sender has died, the broker
-asks a member of the producer
-group: that is why a transaction producer is a member, with heartbeats, and why any member must be able to
-    tell.
+broker, oneway. If that is lost, or the transaction's state was not known, or the sender has died, the broker
+asks a member of the producer group: that is why a transaction producer is a member, with heartbeats, and why
+any member must be able to tell.
 
 Heartbeats go to every broker of the topics it was told of or has sent to, at once and every 30 s, on a thread
 of their own: a producer that begins anew answers for the one before it, and a broker that is down holds up no

@@ -1,10 +1,6 @@
 """Byte ranges and byte matrices as Arrow arrays, without a Python object per value.
 
-Byte ranges of one buffer as Arrow columns, without a Python object per value.
-
 Everything here and in its users counts positions in buffers below 2 GiB, Arrow's limit for 32-bit offsets.
-
-Byte ranges of one length as the rows of a table: what they have in common shows in its columns.
 
 A column whose least byte is its greatest is the same in all rows. Two passes over the table, by the
 processor's vector instructions, tell that of all columns at once, and which bytes occur nowhere.

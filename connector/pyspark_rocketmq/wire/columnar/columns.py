@@ -1,9 +1,5 @@
 """Arrow columns of located messages; the members of an inner batch in place of their message.
 
-The columns of located messages; each is made when asked for, from nothing but the bytes it needs.
-
-Inner batches, stored messages whose body is a batch of its own: a row for each member in place of them.
-
 A member has flag, body and properties of its own and counts one queue offset; all else is that of its batch.
 """
 

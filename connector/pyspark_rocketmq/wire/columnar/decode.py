@@ -1,6 +1,4 @@
-"""Pulled bodies to Arrow record batches: fast path, slow path, which columns.
-
-Pulled messages as Arrow columns, all messages of a buffer at once: the hot path of every read.
+"""Pulled messages as Arrow columns, all messages of a buffer at once: the hot path of every read.
 
 Regular input is decoded by numpy views on the pulled bytes, with no Python object per message: find the
 messages and their parts (:mod:`~pyspark_rocketmq.wire.columnar.rows`), put the members of inner batches in
@@ -344,8 +342,7 @@ def _projection(names: tuple[str, ...], properties: tuple[str, ...], *, is_filte
     if unknown or len({*names, *properties}) < len(names) + len(properties):
         raise LocalProtocolError(
             f"Messages cannot be decoded into the columns {', '.join([*names, *properties])}: name each "
-            "column once, "
-            f"out of {', '.join(MESSAGE_SCHEMA.names)}, and properties by other names."
+            f"column once, out of {', '.join(MESSAGE_SCHEMA.names)}, and properties by other names."
         )
     fields = [MESSAGE_SCHEMA.field(name) for name in names] + [
         pa.field(name, pa.string()) for name in properties

@@ -1,13 +1,9 @@
 """Where each message begins and where its parts are, in one buffer or several.
 
-Where the parts of each message are, for all messages of a body at once.
-
 Stored messages differ in four lengths (body, topic, properties, and hosts of IPv6), so a handful of gathers
 finds everything; where all rows are IPv4 with one topic, as nearly always, one gather brings all fixed
 fields. Everything about the layout is checked here, so what is made of the rows later never reads a wrong
 byte.
-
-Where each message of pulled bodies begins.
 
 Each message says only where the next one begins, so the way through a body is a chain, and a Python step for
 each link would be the dearest part of the whole decoding. Hence a *guess*, which need not be right because
@@ -15,8 +11,6 @@ its user checks every link at once: all messages are as long as the first; or th
 places, at their beginnings and wherever the magic number of a message is seen, and all the chains from there
 are followed in lockstep, each until it meets the next. What was a magic number inside a body shows in the
 check, and then the chains are followed link by link.
-
-Where undecoded bodies are: as slices of one buffer, the one they were received into if possible.
 
 Bodies that were received one behind another, other frames and headers between them, are decoded where they
 are; to copy them together would cost as much as a third of the decoding.

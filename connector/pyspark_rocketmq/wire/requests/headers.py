@@ -1,6 +1,4 @@
-"""Headers of the requests that producers and consumers make.
-
-The ext fields of each request and response, one frozen dataclass per Java header class.
+"""The ext fields of each request and response, one frozen dataclass per Java header class.
 
 A field with no default is required, ``None`` is not sent. To add a header, add a class: there is no second
 table.

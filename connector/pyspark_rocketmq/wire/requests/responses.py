@@ -1,7 +1,4 @@
-"""What an answer means, success or which error; how a request is named in an error.
-
-What a server's answer means: success, or which error. One table for all requests.
-"""
+"""What an answer means, success or which error; how a request is named in an error."""
 
 from __future__ import annotations
 

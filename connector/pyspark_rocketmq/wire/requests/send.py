@@ -1,9 +1,4 @@
-"""A send's bytes: request, batch, result, split into batches, queue of a sharding key.
-
-Requests that send messages, and what their answers say. Pure: the caller brings ids and times.
-
-Java's hash of a sharding key and the queue it chooses: same key, same queue, whoever sends.
-"""
+"""A send's bytes: request, batch, result, split into batches, queue of a sharding key."""
 
 from __future__ import annotations
 
@@ -122,7 +117,7 @@ def retry_terms(message: Message, terms: SendTerms) -> SendTerms:
     """The terms of a message; one for a retry topic says in its properties how often it was tried.
 
     Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.sendKernelImpl``; the properties themselves stay (golden
-        fact 20).
+    fact 20).
     """
     tried = message.properties.get(RECONSUME_TIME)
     if not message.topic.startswith(RETRY_TOPIC_PREFIX) or tried is None:
@@ -305,8 +300,7 @@ def check_body(body: bytes, where: str, most: int = MAX_MESSAGE_BYTES) -> None:
     if len(body) > most:
         raise LocalProtocolError(
             f"A message for {where} has a body of {len(body)} bytes; {most} can be sent, counted before it "
-            "is "
-            "compressed. Send smaller messages, or raise maxMessageSize here and at the brokers."
+            "is compressed. Send smaller messages, or raise maxMessageSize here and at the brokers."
         )
 
 

@@ -1,19 +1,10 @@
-"""What servers tell of a topic: route, statistics and configuration; a group's configuration.
-
-The configuration of topics and consumer groups on a broker, both ways; see ``bodies``.
-
-Source: RocketMQ 5.3.3 ``common/TopicConfig``, ``remoting/protocol/subscription/SubscriptionGroupConfig``.
-
-The route of a topic: which brokers have how many of its queues.
+"""What servers tell of a topic: its route and its statistics.
 
 Servers write it in standard JSON for clients that show version 401 or higher, with bare broker ids as keys
 for older ones; both are read. A route names numbers of queues only, so a short one could announce more queues
-than fit into
-memory: they are counted before any is made.
+than fit into memory: they are counted before any is made.
 
 Source: RocketMQ 5.3.3 ``TopicRouteData``, namesrv ``ClientRequestProcessor.getRouteInfoByTopic``.
-
-The statistics of a topic: what a broker holds of each of its queues, asked for at every plan.
 
 A topic may have a thousand queues, so the body is written by hand, and read by one regular expression in the
 form in which Java writes it. Whatever is written otherwise goes to the JSON reader: the two never differ.
@@ -67,9 +58,7 @@ def encode_topic_stats(stats: Mapping[MessageQueue, QueueBounds]) -> bytes:
     """Write the body of the answer to 202 GET_TOPIC_STATS_INFO."""
     names = {name: dumps_java(name).decode() for queue in stats for name in queue[:2]}
     entries = (
-        f'{{"brokerName":{names[broker_name]},"queueId":{queue_id:d},"topic":{names[topic]}}}:'
-        f'{{"lastUpdateTimestamp":{bounds.last_update_timestamp:d},"maxOffset":{bounds.max_offset:d},'
-        f'"minOffset":{bounds.min_offset:d}}}'
+        f'{{"brokerName":{names[broker_name]},"queueId":{queue_id:d},"topic":{names[topic]}}}:{{"lastUpdateTimestamp":{bounds.last_update_timestamp:d},"maxOffset":{bounds.max_offset:d},"minOffset":{bounds.min_offset:d}}}'
         for (topic, broker_name, queue_id), bounds in stats.items()
     )
     return f'{_BEFORE}{",".join(entries)}}},"topicPutTps":0.0}}'.encode()
@@ -167,10 +156,8 @@ def _check_count(topic: str, field: str, shares: Sequence[tuple[str, int]]) -> N
         name, count = max(shares, key=lambda share: share[1])
         raise RemoteProtocolError(
             f"The route of topic {short_repr(topic)} announces {total} queues ({field}), {count} of them on "
-            "broker "
-            f"{short_repr(name)}; at most {MAX_QUEUES} queues of one topic are taken. Correct the topic's number "
-            "of "
-            "queues (mqadmin updateTopic) or its order configuration."
+            f"broker {short_repr(name)}; at most {MAX_QUEUES} queues of one topic are taken. Correct the "
+            "topic's number of queues (mqadmin updateTopic) or its order configuration."
         )
 
 
