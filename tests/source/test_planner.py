@@ -373,7 +373,7 @@ def test_a_store_that_forgets_the_whole_group_ends_the_query(monkeypatch: pytest
     monkeypatch.setattr(planning.store, "read", lambda _: {})
 
     with pytest.raises(
-        OffsetError, match=r"gone from .* had 1 queues .* was deleted .* start the query again"
+        OffsetError, match=r"gone from .* had 1 queue .* was deleted .* start the query again"
     ):
         planning.next()
 
