@@ -159,8 +159,7 @@ class PublishSettings(ClusterAccess):
         parse=text_value,
         default="to_json(struct(*)) AS body",
         doc="The columns of the messages as SQL: body, keys, tags, shardingKey, delayLevel, properties … "
-        "(docs/how-to/writing.md), such as "
-        "'to_json(struct(*)) AS body, id AS keys, id AS shardingKey'.",
+        "(docs/how-to/writing.md), such as 'to_json(struct(*)) AS body, id AS keys, id AS shardingKey'.",
     )
     where: str | None = option(
         "where", parse=text_value, default=None, default_text="all rows", doc="Which rows, as SQL."

@@ -18,10 +18,9 @@ _HEAD = (
 )
 _OF_A_CONSUMER = (
     "What a `PushConsumer` ([listeners](listeners.md)) takes as arguments in Python, and job `consume` as "
-    "keys of `--option` and of "
-    "its `--conf` file. Its other arguments are options of reading under their Python names, such as "
-    "`allocate_message_queue_strategy`, "
-    "and `options`, a map of those that have no argument."
+    "keys of `--option` and of its `--conf` file. Its other arguments are options of reading under their "
+    "Python names, such as `allocate_message_queue_strategy`, and `options`, a map of those that have no "
+    "argument."
 )
 
 

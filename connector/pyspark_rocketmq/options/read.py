@@ -281,10 +281,8 @@ class ReadOptions(PaceOptions):
         parse=offset_store,
         default=None,
         doc="Where the group's offsets are: `delta:PATH`, or just the path or URI of a Delta table; "
-        "`file:PATH`, a folder on "
-        "the driver's machine, for `BROADCASTING`; `broker:`, the brokers themselves, for concurrent "
-        "consumers without a "
-        "sink ([offsets](how-to/offsets.md)).",
+        "`file:PATH`, a folder on the driver's machine, for `BROADCASTING`; `broker:`, the brokers "
+        "themselves, for concurrent consumers without a sink ([offsets](how-to/offsets.md)).",
     )
     message_model: MessageModel = stream_option(  # noqa: RUF009 - declares the field
         "messageModel",
