@@ -423,16 +423,15 @@ class LogTailLost(DataLoss):
 
 
 class OffsetsBeganAgain(DataLoss):
-    """Other messages are under offsets that the group has consumed."""
+    """Other messages are under offsets that were consumed."""
 
     def __str__(self) -> str:
         return (
             f"{self.queue}: offset {self.wanted} was consumed, and the broker, which has {self.available}, "
             "has another message in its place: the topic was deleted and made anew, or a slave that lacked "
             "the newest messages has become master. Messages that were not read may be lost. Set "
-            "failOnDataLoss=false to go on with the first message stored after the newest one consumed, or "
-            "reset the group's offset for this queue; every message from there on is consumed and reaches "
-            "the sink."
+            "failOnDataLoss=false to go on with the first message stored after the newest one consumed; a "
+            "group's offset can be reset instead. Every message from there on is consumed and reaches the sink."
         )
 
 

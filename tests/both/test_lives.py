@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.errors import OffsetsBeganAgain
+from pyspark_rocketmq.errors import DataLoss, OffsetsBeganAgain
 from pyspark_rocketmq.model import BrokerAddress, Message, MessageQueue
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.queue_lives import PullingLifeWatch
+from pyspark_rocketmq.source.ranges import offset_to_plan
+from pyspark_rocketmq.source.readers import RocketMQStreamReader
 from pyspark_rocketmq.wire.codes import RequestCode
 from tests.both.support import await_readable
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
@@ -162,6 +165,34 @@ def test_a_topic_made_anew_ends_a_query_that_is_to_fail_on_data_loss(
 
     with pytest.raises(OffsetsBeganAgain, match="has another message in its place"):
         wait_until(lambda: query.consumed() and False, SOON_S)
+
+
+@pytest.mark.parametrize("count", [2, 5], ids=["fewer", "more"])
+def test_a_plain_stream_reads_a_topic_made_anew_while_it_was_stopped_from_its_first_message(
+    cluster: ClusterUnderTest,
+    queue: MessageQueue,
+    put: Put,
+    make_anew: Callable[[int], None],
+    count: int,
+) -> None:
+    """F4 ★: its checkpoint remembers when the messages were stored."""
+    put(b"1", b"2", b"3")
+    options = {"nameServers": cluster.name_servers, "topic": queue.topic, "startingOffsets": "earliest"}
+
+    def reader(**more: str) -> RocketMQStreamReader:
+        return RocketMQStreamReader(ReadOptions.parse(options | {"routeRefreshMs": "1"} | more))
+
+    first = reader()
+    checkpoint = first.latestOffset(first.initialOffset(), ReadMaxRows(100))
+    assert [(each.start, each.end) for each in offset_to_plan(checkpoint)[1]] == [(0, 3)]
+    make_anew(count)
+
+    with pytest.raises(DataLoss):
+        wait_until(lambda: reader().latestOffset(checkpoint, ReadMaxRows(100)) != checkpoint, SOON_S)
+    again = reader(failOnDataLoss="false")
+    plan = offset_to_plan(again.latestOffset(checkpoint, ReadMaxRows(100)))[1]
+
+    assert [(each.start, each.end) for each in plan] == [(0, count)]
 
 
 @pytest.mark.parametrize("target", [0, 1, 3])

@@ -25,7 +25,7 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import Snapshot
 from pyspark_rocketmq.source.planner import MicroBatchPlanner
 from pyspark_rocketmq.source.progress import CheckpointProgress, GroupProgress
-from pyspark_rocketmq.source.queue_lives import LifeWatch
+from pyspark_rocketmq.source.queue_lives import CheckpointLives, LifeWatch
 from pyspark_rocketmq.source.ranges import Offset, offset_to_plan
 from pyspark_rocketmq.source.topic_changes import Vanished
 from tests.helpers.fake_clock import FakeClock
@@ -48,13 +48,14 @@ class FakeView:
         self.gone: dict[MessageQueue, DataLoss | None] = {}
         self.at_slaves: dict[MessageQueue, tuple[int, int]] = {}
         """What slaves have, once their masters are down."""
+        self.updated_ms: dict[MessageQueue, int] = {}
 
     def snapshot(self) -> Snapshot:
         if "everything" in self.down:
             raise self.down["everything"]
         return Snapshot(
             bounds={
-                queue: QueueBounds(min_offset=low, max_offset=high)
+                queue: QueueBounds(low, high, self.updated_ms.get(queue, 0))
                 for queue, (low, high) in self.bounds.items()
                 if queue.broker_name not in self.down and queue.broker_name not in self.not_in_route
             },
@@ -136,8 +137,19 @@ class Planning:
             if group
             else CheckpointProgress(view, default)
         )
-        self.planner = MicroBatchPlanner(ReadOptions.parse(given), view, progress, self.clock, self._pause)
+        self._life_watch = None if group else life_watch
+        self._planner_of = lambda lives: MicroBatchPlanner(
+            ReadOptions.parse(given), view, progress, self.clock, self._pause, lives=lives
+        )
+        self._fails = ReadOptions.parse(given).fail_on_data_loss
+        self.restart()
         self.offset: Offset = self.planner.initial()
+
+    def restart(self) -> None:
+        """As a query does that was stopped; with what it knows of the checkpoint alone."""
+        watch = self._life_watch
+        lives = None if watch is None else CheckpointLives(watch, fail_on_data_loss=self._fails)
+        self.planner = self._planner_of(lives)
 
     def _pause(self, seconds: float) -> None:
         self.pauses.append(seconds)

@@ -88,6 +88,25 @@ class OffsetGap:
         )
 
 
+def stored_by_ms(
+    before_ms: int, bounds: Mapping[MessageQueue, QueueBounds], known: Collection[MessageQueue]
+) -> int:
+    """When every message that a plan has passed was stored, at the latest, by the brokers' clocks; 0 if that is not known.
+
+    A message that is stored later in the place of a passed one belongs to another log: the topic was deleted
+    and made anew, or a slave without the log's end has become master.
+
+    Args:
+        before_ms: What this returned for the plan before.
+        bounds: Those that the plan is made from.
+        known: Queues that have a position, in sight or not.
+    """
+    newest = [each.last_update_timestamp for each in bounds.values() if each.max_offset > each.min_offset]
+    if any(time <= 0 for time in newest) or (not before_ms and any(queue not in bounds for queue in known)):
+        return 0
+    return max(before_ms, *newest, 0)
+
+
 def ending_positions(
     spec: QueuePositions, bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[dict[MessageQueue, int], tuple[str, ...]]:

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
 from pyspark_rocketmq.clock import Clock, Deadline, call_with_retry
 from pyspark_rocketmq.consume.planning import DrainWatch, Plan, QueueProgress, ReadLimits, plan_ranges
+from pyspark_rocketmq.consume.positions import stored_by_ms
 from pyspark_rocketmq.consume.slave_reads import has_range
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OffsetError, RocketMQError, TopicNotFound, TransportError
@@ -24,7 +25,8 @@ from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, Que
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import FIRST_CONTACT, ClusterView, Snapshot
 from pyspark_rocketmq.source.progress import ProgressSource
-from pyspark_rocketmq.source.ranges import Offset, offset_to_plan, plan_to_offset
+from pyspark_rocketmq.source.queue_lives import CheckpointLives
+from pyspark_rocketmq.source.ranges import Offset, offset_to_plan, plan_to_offset, stored_by_of
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +113,7 @@ class MicroBatchPlanner:
         pause: Callable[[float], None],
         *,
         sizes: MessageSizes | None = None,
+        lives: CheckpointLives | None = None,
     ) -> None:
         self._options = options
         self._view = view
@@ -123,6 +126,7 @@ class MicroBatchPlanner:
             pull_threshold_for_queue=options.pull_threshold_for_queue,
         )
         self._sizes = sizes
+        self._lives = lives
         self._planned_at_s: float | None = None
         """When the last plan with something to run was made."""
         self._gone: set[MessageQueue] = set()
@@ -149,7 +153,16 @@ class MicroBatchPlanner:
 
     def _first_offset(self) -> Offset:
         snapshot = self._whole_snapshot() if self._progress.begins_in_checkpoint else self._look()
-        return plan_to_offset(0, self._progress.initial(snapshot))
+        return plan_to_offset(
+            0, self._progress.initial(snapshot), stored_by_ms=self._stored_by_ms(0, snapshot, ())
+        )
+
+    def _stored_by_ms(self, before_ms: int, snapshot: Snapshot, previous: Sequence[QueueRange]) -> int:
+        """What the next offset says of a plain stream's messages; a group's offset rows remember the messages."""
+        if not self._progress.begins_in_checkpoint:
+            return 0
+        known = [was.queue for was in previous]
+        return stored_by_ms(before_ms, snapshot.with_stand_ins().bounds, known)
 
     def prepare_available_now(self) -> None:
         """Take what is stored now as the end of this query."""
@@ -242,13 +255,15 @@ class MicroBatchPlanner:
         patience: Deadline | None = None
         self._await_ready()
         while True:
-            attempt = self._attempt(previous)
+            attempt = self._attempt(previous, stored_by_of(start))
             if isinstance(attempt, _Attempt):
                 self._check_drain(attempt.left)
                 if attempt.ranges:
                     if self._waits_for_more(attempt.plan):
                         return start
-                    return self._remember(plan_to_offset(seq + 1, attempt.ranges), attempt.ranges)
+                    stored_by = self._stored_by_ms(stored_by_of(start), attempt.snapshot, previous)
+                    offset = plan_to_offset(seq + 1, attempt.ranges, stored_by_ms=stored_by)
+                    return self._remember(offset, attempt.ranges)
                 trouble = self._missing_error(attempt.snapshot, previous) or self._unsettled_error()
                 is_drained = trouble is None and attempt.plan.next_due_s is None and not attempt.plan.gaps
                 if self._caps is None or is_drained:
@@ -315,7 +330,7 @@ class MicroBatchPlanner:
             "or raise retryTimeoutMs."
         )
 
-    def _attempt(self, previous: Sequence[QueueRange]) -> _Attempt | RocketMQError:
+    def _attempt(self, previous: Sequence[QueueRange], stored_by_ms: int) -> _Attempt | RocketMQError:
         """One look at cluster and progress, and the plan from it; or the fault that may pass."""
         if not self._in_contact:
             self._at_first_contact(self._look)
@@ -323,6 +338,8 @@ class MicroBatchPlanner:
             self._progress.begin_reading()
             snapshot = self._look()
             previous = self._without_vanished(previous, snapshot)
+            if self._lives is not None:
+                previous = self._lives.follow(previous, snapshot, stored_by_ms)
             progress = self._progress.read(previous, snapshot)
             plan = self._plan(snapshot, progress)
             return _Attempt(snapshot, plan, self._progress.compose(previous, plan), self._left(progress))
@@ -368,6 +385,8 @@ class MicroBatchPlanner:
     def _remember(self, offset: Offset, ranges: Sequence[QueueRange]) -> Offset:
         self._planned_at_s = self._clock.monotonic_s()
         self._gone.clear()
+        if self._lives is not None:
+            self._lives.planned()
         self._known = (offset, (offset["seq"], tuple(sorted(ranges, key=attrgetter("queue")))))
         return offset
 

@@ -9,7 +9,7 @@ Looks whether a slave has the log that was consumed, before a queue goes on ther
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
@@ -26,8 +26,9 @@ from pyspark_rocketmq.errors import (
     RocketMQError,
 )
 from pyspark_rocketmq.group.broker_offsets import ToldResets
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, PulledBody, QueueBounds
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, PulledBody, QueueBounds, QueueRange
 from pyspark_rocketmq.offsets.store import NewLife, OffsetRow, OffsetStore, Passed
+from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import Snapshot
 from pyspark_rocketmq.wire.columnar.decode import offsets_of
@@ -76,14 +77,13 @@ class LifeWatch(Protocol):
 
 
 class PullingLifeWatch:
-    """Implements :class:`LifeWatch` by a pull of one message as the group itself, which may read its topics.
+    """Implements :class:`LifeWatch` by a pull of one message as the group itself, which may read its topics; without one as what reads without one.
 
     Brokers are asked at once.
     """
 
     def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
-        assert options.consumer_group is not None
-        self._group = options.consumer_group
+        self._group = options.consumer_group or PLAIN_SOURCE_GROUP
         timeout_s = options.request_timeout_ms / 1000
         self._brokers = BrokerClient(pool, clock, timeout_s, namespace=options.namespace or "")
         self._told = ToldResets()
@@ -305,6 +305,84 @@ class QueueLives:
                     f"Group {self._group}, {queue}: its offsets moved while they were looked at, to "
                     f"{now.min_offset} to {now.max_offset}. It is planned with the next look."
                 )
+
+
+class CheckpointLives:
+    """For a plain stream: looks at queues that were out of sight, as all are at the start, or went back.
+
+    A checkpoint remembers no message, but when those that it has passed were stored at the latest: a later
+    one in the place of the last of them is of another log, which may have grown past that place (row F4). So
+    is a log that ends before it; its bounds alone end a query that is to fail on data loss.
+    """
+
+    def __init__(self, watch: LifeWatch, *, fail_on_data_loss: bool) -> None:
+        self._watch = watch
+        self._fails = fail_on_data_loss
+        self._seen: frozenset[MessageQueue] = frozenset()
+        """In sight at the last look."""
+        self._begun: dict[MessageQueue, int] = {}
+        """Where queues go on whose log is another one; until there is a plan that says so."""
+
+    def follow(
+        self, previous: Sequence[QueueRange], snapshot: Snapshot, stored_by_ms: int
+    ) -> list[QueueRange]:
+        """The positions of the plan before, or where queues go on whose offsets began again.
+
+        Args:
+            previous: The ranges of the plan before.
+            snapshot: What the next plan is made from.
+            stored_by_ms: When the messages before their ends were stored, at the latest; 0 if that is not
+                known, so that nothing can be told.
+
+        Raises:
+            OffsetsBeganAgain: If some did, and ``failOnDataLoss`` is true.
+            RocketMQError: If a broker did not say what it has; nothing must be planned before it does.
+        """
+        if stored_by_ms:
+            self._look(previous, snapshot, stored_by_ms)
+        self._seen = frozenset(snapshot.bounds)
+        return [
+            QueueRange(queue=was.queue, start=self._begun[was.queue], end=self._begun[was.queue])
+            if was.queue in self._begun
+            else was
+            for was in previous
+        ]
+
+    def planned(self) -> None:
+        """There is a plan that goes on from there."""
+        self._begun.clear()
+
+    def _look(self, previous: Sequence[QueueRange], snapshot: Snapshot, stored_by_ms: int) -> None:
+        places = {
+            was.queue: was.end - 1
+            for was in previous
+            if (bounds := snapshot.bounds.get(was.queue)) is not None
+            and was.queue not in self._begun
+            and self._is_suspect(was, bounds, stored_by_ms)
+        }
+        for queue, found in self._watch.look(places, snapshot.addresses).items() if places else ():
+            is_another = found.message is not None and found.message.store_timestamp > stored_by_ms
+            available = f"offsets {found.bounds.min_offset} to {found.bounds.max_offset}"
+            if is_another and self._fails:
+                raise OffsetsBeganAgain(str(queue), places[queue], available)
+            if not is_another and places[queue] < found.bounds.max_offset:
+                continue
+            address = snapshot.addresses[queue.broker_name]
+            start = self._watch.stored_after(queue, address, stored_by_ms, found.bounds)
+            self._begun[queue] = start
+            logger.warning(
+                "offsets begin again, other messages are under them %s next_offset=%d was=%d, the broker has %s",
+                queue,
+                start,
+                places[queue] + 1,
+                available,
+            )
+
+    def _is_suspect(self, was: QueueRange, bounds: QueueBounds, stored_by_ms: int) -> bool:
+        if was.end > bounds.max_offset:
+            return not self._fails
+        is_new_there = not 0 < bounds.last_update_timestamp <= stored_by_ms
+        return was.queue not in self._seen and was.end > bounds.min_offset and is_new_there
 
 
 def _standing(row: OffsetRow) -> Standing:

@@ -246,11 +246,19 @@ Offset = dict[str, Any]
 """What Spark stores: a nested dict with str keys."""
 
 
-def plan_to_offset(seq: int, ranges: Iterable[QueueRange]) -> Offset:
-    """The offset that holds ``ranges``; empty ranges are kept, they carry a position."""
+def plan_to_offset(seq: int, ranges: Iterable[QueueRange], *, stored_by_ms: int = 0) -> Offset:
+    """The offset that holds ``ranges``; empty ranges are kept, they carry a position.
+
+    Args:
+        seq: The plan's number.
+        ranges: One for each queue.
+        stored_by_ms: When every message before their ends was stored, at the latest; 0 if that is not known.
+    """
     in_order = sorted(ranges, key=attrgetter("queue"))
+    known = {"storedBy": stored_by_ms} if stored_by_ms else {}
     if len(in_order) > _MOST_IN_JSON:
-        return {"v": _PACKED_VERSION, "seq": seq, "queues": len(in_order), "packed": _packed(in_order)}
+        packed = _packed(in_order)
+        return {"v": _PACKED_VERSION, "seq": seq, **known, "queues": len(in_order), "packed": packed}
     plan: dict[str, dict[str, dict[str, dict[str, int | str]]]] = {}
     for planned in in_order:
         topic, broker_name, queue_id = planned.queue
@@ -262,7 +270,13 @@ def plan_to_offset(seq: int, ranges: Iterable[QueueRange]) -> Offset:
         if planned.put_back:
             entry["putBack"] = planned.put_back
         plan.setdefault(topic, {}).setdefault(broker_name, {})[str(queue_id)] = entry
-    return {"v": _VERSION, "seq": seq, "plan": plan}
+    return {"v": _VERSION, "seq": seq, **known, "plan": plan}
+
+
+def stored_by_of(offset: Mapping[str, Any]) -> int:
+    """What :func:`plan_to_offset` was told; 0 of an offset that does not say it, or says nonsense."""
+    stored_by = offset.get("storedBy", 0)
+    return stored_by if isinstance(stored_by, int) and 0 < stored_by <= _HIGHEST else 0
 
 
 def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ...]]:

@@ -40,7 +40,7 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import FIRST_CONTACT, ClusterView, Snapshot
 from pyspark_rocketmq.source.planner import MessageSizes, MicroBatchPlanner
 from pyspark_rocketmq.source.progress import CheckpointProgress, GroupProgress, ProgressSource
-from pyspark_rocketmq.source.queue_lives import PullingLifeWatch
+from pyspark_rocketmq.source.queue_lives import CheckpointLives, PullingLifeWatch
 from pyspark_rocketmq.source.ranges import (
     Offset,
     QueuePartition,
@@ -142,7 +142,11 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             timeout_s = self._options.request_timeout_ms / 1000
             brokers = BrokerClient(pool, clock, timeout_s, namespace=self._options.namespace or "")
             sizes = MessageSizes(brokers, PLAIN_SOURCE_GROUP)
-        return MicroBatchPlanner(self._options, view, progress, clock, time.sleep, sizes=sizes)
+        lives = None
+        if progress.begins_in_checkpoint:
+            watch = PullingLifeWatch(self._options, pool, clock)
+            lives = CheckpointLives(watch, fail_on_data_loss=self._options.fail_on_data_loss)
+        return MicroBatchPlanner(self._options, view, progress, clock, time.sleep, sizes=sizes, lives=lives)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options}

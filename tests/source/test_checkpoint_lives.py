@@ -1,0 +1,167 @@
+"""A plain stream whose topic is made anew while the query is stopped, or its broker away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_rocketmq.errors import ConnectFailed, OffsetsBeganAgain
+from pyspark_rocketmq.model import MessageQueue
+from tests.source.test_planner import A0, A1, B0, Planning
+from tests.source.test_queue_lives import FakeLog
+
+Ranges = list[tuple[MessageQueue, int, int]]
+
+
+class Stream:
+    """A plain stream over logs of messages, each known by the millisecond it was stored in."""
+
+    def __init__(self, stored: Mapping[MessageQueue, list[int]], **options: str) -> None:
+        self.log = FakeLog()
+        self.log.stored = {queue: list(times) for queue, times in stored.items()}
+        bounds = {queue: self.log.bounds(queue) for queue in stored}
+        self.planning = Planning(bounds, life_watch=self.log, **options)
+        self._look()
+        self.planning.offset = self.planning.planner.initial()
+
+    def next(self) -> Ranges | None:
+        self._look()
+        return self.planning.next()
+
+    def _look(self) -> None:
+        view = self.planning.view
+        view.bounds = {queue: self.log.bounds(queue) for queue in self.log.stored}
+        view.updated_ms = {queue: times[-1] for queue, times in self.log.stored.items() if times}
+
+    @property
+    def now_ms(self) -> int:
+        return int(self.planning.clock.now_s() * 1000)
+
+    def restart(self) -> None:
+        self.planning.clock.advance(60)
+        self.planning.restart()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
+def test_a_topic_made_anew_while_the_query_was_stopped_is_read_from_its_first_message(count: int) -> None:
+    """F4: also where its offsets hide it."""
+    stream = Stream({A0: [1, 2, 3], A1: [1]}, failOnDataLoss="false")
+    assert stream.next() == [(A0, 0, 3), (A1, 0, 1)]
+    stream.restart()
+    stream.log.stored[A0] = [stream.now_ms + at for at in range(count)]
+
+    assert stream.next() == [(A0, 0, count)]
+
+    stream.log.stored[A0] += [stream.now_ms + 100]
+    assert stream.next() == [(A0, count, count + 1)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_a_topic_made_anew_while_the_query_runs_is_read_from_its_first_message(count: int) -> None:
+    """F4: its end went back."""
+    stream = Stream({A0: [1, 2, 3]}, failOnDataLoss="false")
+    stream.next()
+    stream.log.stored[A0] = [4 + at for at in range(count)]
+    first = stream.next()
+
+    stream.log.stored[A0] += [9]
+    assert [*_offsets(first), *_offsets(stream.next())] == list(range(count + 1))
+
+
+def test_a_topic_made_anew_ends_a_query_that_is_to_fail_on_data_loss() -> None:
+    """F4"""
+    stream = Stream({A0: [1, 2, 3]})
+    stream.next()
+    stream.restart()
+    stream.log.stored[A0] = [stream.now_ms + at for at in range(7)]
+
+    with pytest.raises(OffsetsBeganAgain, match="offset 2 was consumed"):
+        stream.next()
+
+
+def test_a_slave_that_lacked_the_end_of_the_log_is_read_from_the_first_message_stored_since() -> None:
+    """F4"""
+    stream = Stream({A0: [1, 2, 3, 4]}, failOnDataLoss="false")
+    stream.next()
+    stream.restart()
+    stream.log.stored[A0] = [1, 2, stream.now_ms, stream.now_ms + 1, stream.now_ms + 2]
+
+    assert stream.next() == [(A0, 2, 5)]
+
+
+def test_a_new_beginning_holds_until_a_plan_says_so() -> None:
+    """F4: the plan that found it was too small to be run (minOffsetsPerTrigger)."""
+    stream = Stream({A0: [1, 2, 3]}, failOnDataLoss="false", minOffsetsPerTrigger="3")
+    stream.next()
+    stream.restart()
+    stream.log.stored[A0] = [stream.now_ms + at for at in range(4)]
+    stream.planning.view.down = {"broker-a": ConnectFailed("broker-a:1", "refused")}
+    assert stream.next() is None
+    stream.planning.view.down = {}
+
+    assert stream.next() == [(A0, 0, 4)]
+    assert len(stream.log.looks) == 1
+
+
+def test_a_broker_that_was_away_is_looked_at_when_it_is_back() -> None:
+    """F4"""
+    stream = Stream({A0: [1, 2], B0: [1, 2]}, failOnDataLoss="false")
+    stream.next()
+    stream.restart()
+    stream.planning.view.down = {"broker-b": ConnectFailed("broker-b:1", "refused")}
+    stream.log.stored[A0] += [stream.now_ms]
+    assert stream.next() == [(A0, 2, 3)]
+    stream.planning.view.down = {}
+    stream.planning.clock.advance(1)
+    stream.log.stored[B0] = [stream.now_ms + at for at in range(5)]
+
+    assert stream.next() == [(B0, 0, 5)]
+
+
+def test_a_broker_that_does_not_say_what_it_has_is_asked_again_before_anything_is_planned() -> None:
+    """F4"""
+    stream = Stream({A0: [1, 2]}, failOnDataLoss="false")
+    stream.next()
+    stream.restart()
+    stream.log.stored[A0] = [stream.now_ms + at for at in range(3)]
+    stream.log.failure = ConnectFailed("broker-a:1", "refused")
+    assert stream.next() is None
+    stream.log.failure = None
+
+    assert stream.next() == [(A0, 0, 3)]
+
+
+@given(
+    before=st.integers(0, 6),
+    added=st.integers(0, 6),
+    expired=st.integers(0, 12),
+    restarts=st.integers(0, 2),
+    most=st.integers(1, 9),
+)
+def test_the_same_log_is_never_taken_for_another_one(
+    before: int, added: int, expired: int, restarts: int, most: int
+) -> None:
+    """F4: whatever has expired or was left for a later plan."""
+    stream = Stream({A0: [], A1: [1]}, maxOffsetsPerTrigger=str(most))
+    now_ms = stream.now_ms
+    stream.log.stored[A0] = [now_ms + at for at in range(before)]
+    read: list[int] = []
+    for _ in range(restarts + 1):
+        read += _offsets(stream.next())
+        stream.restart()
+    stream.log.stored[A0] += [now_ms + 1_000 + at for at in range(added)]
+    gone = min(expired, len(read))
+    stream.log.first[A0] = gone
+    stream.log.stored[A0] = stream.log.stored[A0][gone:]
+    while (ranges := stream.next()) is not None:
+        read += _offsets(ranges)
+        stream.restart()
+
+    assert read == list(range(before + added))
+
+
+def _offsets(ranges: Ranges | None) -> list[int]:
+    return [at for queue, start, end in ranges or () if queue == A0 for at in range(start, end)]
