@@ -18,7 +18,7 @@ from broker_sim.cluster import SimCluster
 from fuzz import seeds
 from fuzz.target import MAX_MEMORY_BYTES, Target, with_frame_lengths
 from pyspark_rocketmq.client.channel import Channel
-from pyspark_rocketmq.client.pull_connection import PullLine
+from pyspark_rocketmq.client.pull_connection import PullConnection
 from pyspark_rocketmq.client.transport import TcpTransport
 from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import RocketMQError
@@ -171,7 +171,7 @@ def _ask(transport: TcpTransport) -> None:
 
 
 def _pull(transport: TcpTransport) -> None:
-    line: PullLine[PullRequest] = PullLine(transport, _CLOCK)
+    line: PullConnection[PullRequest] = PullConnection(transport, _CLOCK)
     try:
         line.send([_PULL])
         while line.in_flight:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol, Self, TypeVar
 
 from pyspark_rocketmq.client.channel import Channel
-from pyspark_rocketmq.client.pull_connection import PullLine
+from pyspark_rocketmq.client.pull_connection import PullConnection
 from pyspark_rocketmq.client.tls import TlsConnector
 from pyspark_rocketmq.client.transport import TcpTransport
 from pyspark_rocketmq.clock import Deadline, SystemClock
@@ -175,7 +175,7 @@ def come_and_go(address: str) -> None:
 
 def pull(address: str) -> None:
     """Pull once."""
-    line: PullLine[PullRequest] = PullLine(TcpTransport.connect(address, SOON_S), _CLOCK)
+    line: PullConnection[PullRequest] = PullConnection(TcpTransport.connect(address, SOON_S), _CLOCK)
     try:
         line.send([_PULL])
         line.receive(SOON_S)

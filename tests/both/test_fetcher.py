@@ -9,7 +9,7 @@ from itertools import chain
 import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
-from pyspark_rocketmq.client.pull_connection import close_idle_lines
+from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.model import Message, MessageQueue, QueueRange
 from pyspark_rocketmq.source.fetcher import Fetcher
 from pyspark_rocketmq.source.ranges import QueuePartition
@@ -37,7 +37,7 @@ def ranges(cluster: ClusterUnderTest, client: BrokerClient, address: str):
         await_readable(client, address, queue, PER_QUEUE)
         wanted.append(partition(queue, address))
     yield wanted
-    close_idle_lines()
+    close_idle_connections()
 
 
 def message(topic: str, number: int) -> Message:

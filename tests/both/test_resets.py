@@ -11,7 +11,7 @@ import pytest
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.pull_connection import close_idle_lines
+from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.group.broker_offsets import PullingResetWatch
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
@@ -50,7 +50,7 @@ def reset(broker: Channel, queue: MessageQueue, group: str, soon: Deadline, has_
     fields = {"group": group, "topic": queue.topic, "timestamp": 0, "isForce": "true", "queueId": -1}
     broker.request(request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields), soon)
     yield
-    close_idle_lines()
+    close_idle_connections()
 
 
 @pytest.mark.usefixtures("reset")

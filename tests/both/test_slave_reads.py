@@ -15,7 +15,7 @@ import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus, SendTerms
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.pull_connection import close_idle_lines
+from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import Message, MessageQueue
@@ -49,7 +49,7 @@ def queue(cluster: ClusterUnderTest, client: BrokerClient):
     if len({position // COMMIT_LOG_FILE for position in positions_of_ends(client, address, filled)}) > 1:
         filled = fill(cluster, client, address)
     yield filled
-    close_idle_lines()
+    close_idle_connections()
 
 
 def fill(cluster: Any, client: Any, address: Any) -> MessageQueue:

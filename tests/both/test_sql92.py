@@ -12,7 +12,7 @@ from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.pool import ConnectionSettings
-from pyspark_rocketmq.client.pull_connection import close_idle_lines
+from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import ExpressionInvalid, RocketMQError
 from pyspark_rocketmq.group.join import join_group
@@ -183,7 +183,7 @@ def test_a_read_brings_what_its_condition_matches(
 
     read = read_batch(**options, sqlFilter="amount > 10 AND amount <= 40", maxRecordsPerPartition="20")
     assert read.column("queueOffset").to_pylist() == list(range(11, 41))
-    close_idle_lines()
+    close_idle_connections()
     with pytest.raises(ExpressionInvalid, match="Correct the expression"):
         planned_batch(**options, sqlFilter=ILLEGAL[0])
     _filter_properties(broker, soon, is_on=False)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
-from pyspark_rocketmq.client.pull_connection import close_idle_lines
+from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.errors import QueueRemoved, TopicDeleted
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode
@@ -26,7 +26,7 @@ def stream(cluster: ClusterUnderTest, queue: MessageQueue) -> Iterator[StreamUnd
     yield StreamUnderTest(
         nameServers=cluster.name_servers, topic=queue.topic, startingOffsets="earliest", routeRefreshMs="1"
     )
-    close_idle_lines()
+    close_idle_connections()
 
 
 def test_a_topic_that_was_deleted_ends_the_query(

@@ -218,17 +218,17 @@ def test_the_pool_of_a_process_begins_anew_in_a_child(server: ScriptedServer) ->
 def test_a_child_takes_no_line_that_its_parent_keeps(server: ScriptedServer) -> None:
     """A1, G8: and does not end it."""
     clock = SystemClock()
-    line = process_lines.take_line(server.address, clock)
-    process_lines.give_back_line(line, clock)
+    line = process_lines.acquire_connection(server.address, clock)
+    process_lines.release_connection(line, clock)
     parents = server.next_peer()
 
     def work() -> bool:
-        is_other = process_lines.take_line(server.address, clock) is not line
-        process_lines.close_idle_lines()
+        is_other = process_lines.acquire_connection(server.address, clock) is not line
+        process_lines.close_idle_connections()
         return is_other
 
     assert in_child(work)
-    assert process_lines.take_line(server.address, clock) is line
+    assert process_lines.acquire_connection(server.address, clock) is line
     line._transport.sendall(encode_frame(RemotingCommand(code=30)))
     assert server.next_request().code == 30
     assert server.next_peer() is not parents

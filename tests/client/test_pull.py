@@ -10,7 +10,13 @@ from pyspark_rocketmq.errors import BrokerError, ChannelClosed, RemoteProtocolEr
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, decode_frame
-from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, PullSeries, PullStatus, pull_result
+from pyspark_rocketmq.wire.requests.pull import (
+    PullRequest,
+    PullRequestTemplate,
+    PullResult,
+    PullStatus,
+    pull_result,
+)
 from tests.helpers.golden import recorded_command
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
@@ -56,7 +62,7 @@ def test_a_pull_of_a_series_is_the_pull_on_its_own(
 ) -> None:
     """A1: also when the tags contain a percent sign."""
     like = replace(REQUEST, subscription=subscription + "%d", sys_flag=sys_flag, commit_offset=5)
-    series = PullSeries(like)
+    series = PullRequestTemplate(like)
     alone = replace(like, queue_offset=queue_offset, max_msg_nums=max_msg_nums)
 
     assert series.encode(queue_offset, max_msg_nums, opaque) == alone.encode(opaque)

@@ -14,10 +14,8 @@ def receive(buffer: ReceiveBuffer, data: bytes) -> memoryview:
     """Receive ``data`` as one whole frame; the view of it."""
     room = buffer.room()
     room[: len(data)] = data
-    begin = buffer.filled
-    buffer.filled += len(data)
-    buffer.at = buffer.filled
-    return buffer.view[begin : buffer.filled]
+    (view,) = buffer.take_in(len(data), lambda view, start, stop: ([view[start:stop]], stop))
+    return view
 
 
 def test_what_is_used_up_is_written_over_in_turn() -> None:
@@ -26,7 +24,7 @@ def test_what_is_used_up_is_written_over_in_turn() -> None:
     seen = set()
     for _ in range(20):
         seen.add(id(receive(buffer, b"x" * 1000).obj))
-        buffer.turn_over()
+        buffer.swap()
 
     assert len(seen) <= 2
 
@@ -37,7 +35,7 @@ def test_a_view_that_is_kept_stays_as_it_was() -> None:
     kept = []
     for number in range(10):
         kept.append(receive(buffer, b"%d" % number * 1000))
-        buffer.turn_over()
+        buffer.swap()
 
     assert [bytes(view[:1]) for view in kept] == [b"%d" % number for number in range(10)]
     assert len({id(view.obj) for view in kept}) == 10
@@ -48,15 +46,15 @@ def test_a_body_still_waited_for_moves_and_frees_its_buffer() -> None:
     buffer = ReceiveBuffer()
     waiting = receive(buffer, b"waiting")
     first = waiting.obj
-    buffer.turn_over()
+    buffer.swap()
 
-    waiting = buffer.keep(waiting)
+    waiting = buffer.retain(waiting)
     received = receive(buffer, b"received")
 
     assert (bytes(waiting), bytes(received)) == (b"waiting", b"received")
     assert waiting.obj is received.obj
     del received
-    buffer.turn_over()
+    buffer.swap()
     assert receive(buffer, b"x").obj is first
 
 
@@ -65,19 +63,19 @@ def test_what_is_not_of_this_connection_is_not_moved() -> None:
     buffer, other = ReceiveBuffer(), ReceiveBuffer()
     foreign = receive(other, b"foreign")
     receive(buffer, b"own")
-    buffer.turn_over()
+    buffer.swap()
 
-    assert buffer.keep(foreign) is foreign
-    assert buffer.keep(b"copied") == b"copied"
+    assert buffer.retain(foreign) is foreign
+    assert buffer.retain(b"copied") == b"copied"
 
 
 def test_more_than_there_is_room_for_is_copied_out() -> None:
     """A1"""
     buffer = ReceiveBuffer()
     large = receive(buffer, b"l" * (MIB - 1000))
-    buffer.turn_over()
+    buffer.swap()
 
-    kept = buffer.keep(large)
+    kept = buffer.retain(large)
 
     assert isinstance(kept, bytes)
     assert len(kept) == MIB - 1000
@@ -93,16 +91,16 @@ def test_a_long_frame_gets_room_for_all_of_it() -> None:
         room = buffer.room()
         count = min(len(room), len(left), 700_000)
         room[:count], left = left[:count], left[count:]
-        buffer.filled += count
+        buffer.take_in(count, lambda _, start, __: ([], start))
 
-    assert buffer.view[buffer.at : buffer.filled] == frame
+    assert buffer.take_in(0, lambda view, start, stop: ([view[start:stop] == frame], stop)) == [True]
 
 
 @given(
     st.lists(
         st.one_of(
             st.tuples(st.just("receive"), st.binary(min_size=1, max_size=300)),
-            st.tuples(st.just("turn over"), st.sets(st.integers(0, 5))),
+            st.tuples(st.just("swap"), st.sets(st.integers(0, 5))),
         ),
         max_size=40,
     )
@@ -115,7 +113,7 @@ def test_no_byte_of_a_view_ever_changes(steps: list[tuple[str, object]]) -> None
         if isinstance(what, bytes):
             views.append((receive(buffer, what), what))
         else:
-            buffer.turn_over()
+            buffer.swap()
             kept = [view for number, view in enumerate(views) if number in what]  # type: ignore[operator]
-            views = [(buffer.keep(view), data) for view, data in kept]
+            views = [(buffer.retain(view), data) for view, data in kept]
         assert all(bytes(view) == data for view, data in views)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_rocketmq.client.pool import ConnectionSettings
-from pyspark_rocketmq.client.pull_connection import give_back_line, take_line
+from pyspark_rocketmq.client.pull_connection import acquire_connection, release_connection
 from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed, OptionError, TlsFailed
 from pyspark_rocketmq.wire.command import RemotingCommand
@@ -108,10 +108,10 @@ def test_pull_lines_are_encrypted_too_and_kept_apart_by_settings(
 ) -> None:
     """A5: what executors read with; a line is reused only under the settings it was made with."""
     server, clock, settings = serve(certificate), SystemClock(), trusting(authority)
-    line = take_line(server.address, clock, settings)
-    give_back_line(line, clock, settings)
-    other = take_line(server.address, clock, trusting(authority, access_key="a", secret_key="b"))
-    again = take_line(server.address, clock, settings)
+    line = acquire_connection(server.address, clock, settings)
+    release_connection(line, clock, settings)
+    other = acquire_connection(server.address, clock, trusting(authority, access_key="a", secret_key="b"))
+    again = acquire_connection(server.address, clock, settings)
 
     assert other is not line
     assert again is line

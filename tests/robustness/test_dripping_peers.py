@@ -14,7 +14,7 @@ from broker_sim.cluster import SimCluster
 from fuzz.reconnects import Held
 from pyspark_rocketmq.client import channel as channels
 from pyspark_rocketmq.client.channel import Channel
-from pyspark_rocketmq.client.pull_connection import PullLine, close_idle_lines
+from pyspark_rocketmq.client.pull_connection import PullConnection, close_idle_connections
 from pyspark_rocketmq.client.tls import TlsConnector
 from pyspark_rocketmq.client.transport import TcpTransport
 from pyspark_rocketmq.clock import Deadline, SystemClock
@@ -76,7 +76,9 @@ def test_a_caller_of_a_dripping_server_waits_until_his_deadline(monkeypatch: pyt
 def test_a_pull_from_a_dripping_broker_is_given_up_in_time() -> None:
     """A1: silence begins anew with each byte, the pull's own time does not."""
     with ScriptedServer(dripping) as server:
-        line: PullLine[PullRequest] = PullLine(TcpTransport.connect(server.address, PATIENCE_S), CLOCK)
+        line: PullConnection[PullRequest] = PullConnection(
+            TcpTransport.connect(server.address, PATIENCE_S), CLOCK
+        )
         line.send([PULL])
         while not (answers := line.receive(WAIT_S)):
             pass
@@ -92,7 +94,7 @@ def test_a_range_of_a_dripping_broker_fails_in_time() -> None:
         partition = partition_of(planned, server.address, request_timeout_s=WAIT_S, retry_timeout_s=WAIT_S)
         with pytest.raises(RequestTimeout):
             list(read_queue(partition))
-        close_idle_lines()
+        close_idle_connections()
 
 
 def test_a_handshake_that_drips_ends_in_time() -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from broker_sim.cluster import SimCluster
-from pyspark_rocketmq.client.pull_connection import close_idle_lines
+from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.source.ranges import QueuePartition
@@ -93,4 +93,4 @@ def given_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def topics(sim_cluster: Any) -> Iterator[Topics]:
     """Topics on the simulator of the run."""
     yield Topics(sim_cluster)
-    close_idle_lines()
+    close_idle_connections()

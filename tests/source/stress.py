@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
-from pyspark_rocketmq.client.pull_connection import close_idle_lines
+from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode
@@ -353,7 +353,7 @@ def stress(seed: int, seconds: float) -> tuple[list[str], dict[str, int]]:
             **world.done,
             **reader.done,
         }
-        close_idle_lines()
+        close_idle_connections()
     return found, facts
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.client.pull_connection import PullLine, close_idle_lines
+from pyspark_rocketmq.client.pull_connection import PullConnection, close_idle_connections
 from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, await_readable
 from pyspark_rocketmq.consume.fetch_window import FetchedChunks, PullChunk, RangeWindow
 from pyspark_rocketmq.errors import (
@@ -84,14 +84,14 @@ def queue_of(request: RemotingCommand) -> int:
 def server() -> Iterator[ScriptedServer]:
     with ScriptedServer(found) as server:
         yield server
-        close_idle_lines()
+        close_idle_connections()
 
 
 @pytest.fixture
 def replica() -> Iterator[ScriptedServer]:
     with ScriptedServer(lambda peer, request: found(peer, request, suggest=1)) as server:
         yield server
-        close_idle_lines()
+        close_idle_connections()
 
 
 def partition(server: ScriptedServer, queue_id: int, end: int = 100, **changes: object) -> QueuePartition:
@@ -685,11 +685,11 @@ def test_a_process_that_stood_still_has_heard_no_silence(
             is_judged.wait(PATIENCE_S)
         found(peer, request, suggest=1 if queue_of(request) == 0 else 0)
 
-    def stand_still(lines: list[PullLine[Any]], timeout_s: float) -> list[PullLine[Any]]:
+    def stand_still(lines: list[PullConnection[Any]], timeout_s: float) -> list[PullConnection[Any]]:
         pauses.clock.advance(600.0)
         return await_readable(lines, min(timeout_s, 0.01))
 
-    def pass_time(line: PullLine[Any], waited_s: float, silence_s: float) -> list[Any]:
+    def pass_time(line: PullConnection[Any], waited_s: float, silence_s: float) -> list[Any]:
         counted.append(waited_s)
         is_judged.set()
         return []
@@ -697,7 +697,7 @@ def test_a_process_that_stood_still_has_heard_no_silence(
     server.script = replica.script = answer
 
     monkeypatch.setattr(fetcher_module, "await_readable", stand_still)
-    monkeypatch.setattr(PullLine, "pass_time", pass_time)
+    monkeypatch.setattr(PullConnection, "pass_time", pass_time)
 
     assert pulled(pauses.fetcher(with_replica(partitions(server, 3), replica))) == (whole(3), {})
     assert 0 < max(counted) <= RECEIVE_TICK_S

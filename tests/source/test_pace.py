@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from broker_sim.cluster import SimCluster
-from pyspark_rocketmq.client.pull_connection import close_idle_lines
+from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.options.parsers import duration_ms
@@ -154,7 +154,7 @@ def test_messages_are_pulled_from_whom_the_option_says() -> None:
             for text in ("suggested", "master", "slave")
         ]
         read = topics.offsets(topic, readFrom="slave", pullBatchSize="8")
-        close_idle_lines()
+        close_idle_connections()
 
     assert asked == [{0}, {0}, {1}]
     assert replicas == [True, False, True]

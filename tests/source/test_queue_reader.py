@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pyspark_rocketmq.client.pull_connection import close_idle_lines
+from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.consumer.engine.range import pieces
 from pyspark_rocketmq.errors import (
     BrokerError,
@@ -120,7 +120,7 @@ def partition(log: Log) -> Iterator[QueuePartition]:
             with_marker=True,
             retry_timeout_s=0.0,
         )
-        close_idle_lines()
+        close_idle_connections()
 
 
 def offsets_of(batches: list[pa.RecordBatch]) -> list[int]:
@@ -202,7 +202,7 @@ def test_offsets_that_go_back_are_refused(partition: QueuePartition, log: Log) -
 
     with ScriptedServer(wrong) as server, pytest.raises(RemoteProtocolError, match="not ascending from 10"):
         list(read_queue(replace(partition, address=BrokerAddress(server.address))))
-    close_idle_lines()
+    close_idle_connections()
 
 
 HOLES = [
@@ -375,7 +375,7 @@ def test_a_namespace_is_seen_by_the_broker_and_not_by_the_user(log: Log, partiti
             partition, address=BrokerAddress(server.address), namespace="shop", with_marker=False
         )
         batches = list(read_queue(wanted))
-        close_idle_lines()
+        close_idle_connections()
 
     assert asked == {("shop%orders", "shop%g")}
     assert {topic for batch in batches for topic in batch.column("topic").to_pylist()} == {"orders"}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyspark_rocketmq.client.pull_connection import close_idle_lines
+from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.consume.fetch_window import QueueReset, RangeWindow, TailLost
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed, DataLoss, RocketMQError, SystemBusy
 from pyspark_rocketmq.model import MessageQueue, QueueRange
@@ -27,7 +27,7 @@ def server() -> Iterator[ScriptedServer]:
     """A broker of which every message is its own queue offset, in text."""
     with ScriptedServer(answer_pull) as server:
         yield server
-        close_idle_lines()
+        close_idle_connections()
 
 
 def partition(server: ScriptedServer, start: int, end: int) -> QueuePartition:

@@ -12,7 +12,7 @@ import pytest
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.pull_connection import close_idle_lines
+from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import ConnectFailed, LogTailLost, TransportError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
@@ -209,7 +209,7 @@ def test_it_is_said_once_that_a_slave_is_read_and_that_the_master_is_back(
 def sim() -> Iterator[SimCluster]:
     with SimCluster(brokers=1, replicas=1, settings=READS) as sim:
         yield sim
-        close_idle_lines()
+        close_idle_connections()
 
 
 def queue_of(topic: str) -> MessageQueue:
@@ -309,7 +309,7 @@ def test_masters_alone_are_read_where_the_reader_or_the_slave_wants_it_so(change
         sim.start_broker("broker-a")
         wait_until(stream.plan)
         after = list(chain.from_iterable(stream.run().select(["queueOffset"]).to_pydict().values()))
-        close_idle_lines()
+        close_idle_connections()
 
     assert reads == [None, None, None]
     assert after == [3]

@@ -8,7 +8,7 @@ import pytest
 
 from broker_sim.cluster import SimCluster
 from pyspark_rocketmq.client.nameserver import NameServerClient
-from pyspark_rocketmq.client.pull_connection import close_idle_lines
+from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.errors import ConnectFailed
 from pyspark_rocketmq.model import MessageQueue
@@ -51,7 +51,7 @@ def test_rocketmq_s_own_topics_match_no_pattern() -> None:
         wanted = topics.make(1)
 
         found = topics_read(topics, ".*")
-        close_idle_lines()
+        close_idle_connections()
 
     assert found == [wanted]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from broker_sim.cluster import SimCluster
-from pyspark_rocketmq.client.pull_connection import close_idle_lines
+from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.errors import DataLoss, LogTailLost, MessagesExpired, QueueRemoved, TopicDeleted
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source.reader import read_queue
@@ -158,7 +158,7 @@ def test_a_promoted_slave_without_the_tail_is_recognised_and_nothing_is_read_aga
         read = stream.next_offsets()
         topics.put(topic, 0, 2)
         after = stream.next_offsets()
-        close_idle_lines()
+        close_idle_connections()
 
     assert read is None
     assert after == {queue: [6, 7]}

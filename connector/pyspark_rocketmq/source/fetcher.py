@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import NamedTuple
 
 from pyspark_rocketmq.client.pool import ConnectionSettings
-from pyspark_rocketmq.client.pull_connection import PullLine, give_back_line, take_line
+from pyspark_rocketmq.client.pull_connection import PullConnection, acquire_connection, release_connection
 from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, await_readable
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.fetch_window import MASTER_ID, FetchedChunks, FetchWindow, PullTask, RangeWindow
@@ -26,7 +26,7 @@ from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.namespace import queue_with_namespace, with_namespace
-from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, PullSeries
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullRequestTemplate, PullResult
 from pyspark_rocketmq.wire.subscription import expression_type
 
 logger = logging.getLogger(__name__)
@@ -43,15 +43,15 @@ class _Pull(NamedTuple):
     """A pull to send or in flight; implements :class:`pyspark_rocketmq.wire.framing.Outgoing`."""
 
     task: PullTask
-    series: PullSeries
+    template: PullRequestTemplate
 
     def encode(self, opaque: int) -> bytes:
         """The whole frame, length prefix included."""
-        return self.series.encode(self.task.queue_offset, self.task.max_msg_nums, opaque)
+        return self.template.encode(self.task.queue_offset, self.task.max_msg_nums, opaque)
 
     def command(self) -> RemotingCommand:
         """The same request as a command, opaque not set."""
-        return self.series.request(self.task.queue_offset, self.task.max_msg_nums).command()
+        return self.template.request(self.task.queue_offset, self.task.max_msg_nums).command()
 
 
 _Answers = Iterable[tuple[_Pull, PullResult | RocketMQError]]
@@ -78,14 +78,14 @@ class Fetcher:
         self._sleep = sleep
         self._timeout_s = max((each.request_timeout_s for each in partitions), default=0.0)
         self._partitions = tuple(partitions)
-        self._series = [PullSeries(_request(each)) for each in partitions]
+        self._templates = [PullRequestTemplate(_request(each)) for each in partitions]
         self._window = FetchWindow(
             partitions,
             depth=max((each.pulls_in_flight for each in partitions), default=1),
             max_bytes=max((each.max_in_flight_bytes for each in partitions), default=0),
             tell=logger.log,
         )
-        self._lines: dict[_Place, PullLine[_Pull]] = {}
+        self._connections: dict[_Place, PullConnection[_Pull]] = {}
         self._gone_away: set[_Place] = set()
         """Places that ended a connection by GO_AWAY and have not answered a pull since."""
 
@@ -97,7 +97,7 @@ class Fetcher:
     def chunks(self) -> Generator[list[FetchedChunks]]:
         """Everything of all ranges, several at a time; each range's are in queue order and end with one that says so.
 
-        Bodies are views of receive buffers: whoever keeps them keeps the buffers from being used again.
+        Their bodies are views of receive buffers: see :class:`~pyspark_rocketmq.client.pull_connection.ReceiveBuffer`.
         """
         window = self._window
         is_ready = False
@@ -108,7 +108,7 @@ class Fetcher:
                 is_ready = window.is_ready()
                 if is_ready:
                     chunks = window.take()
-                    self._turn_over()
+                    self._swap_buffers()
                     yield chunks
                     del chunks
                     is_ready = window.is_ready()
@@ -116,15 +116,17 @@ class Fetcher:
                     self._wait()
         finally:
             # Whoever stops half way (a LIMIT, a killed task) leaves answers that nobody will read: such a
-            # line is closed.
-            for place, line in self._lines.items():
-                give_back_line(line, self._clock, place.settings)
-            self._lines.clear()
+            # connection is closed.
+            for place, connection in self._connections.items():
+                release_connection(connection, self._clock, place.settings)
+            self._connections.clear()
 
     # --- receiving ------------------------------------------------------------------------------------------
 
     def _receive(self, *, can_wait: bool) -> None:
-        waiting = [(place, line) for place, line in self._lines.items() if line.in_flight]
+        waiting = [
+            (place, connection) for place, connection in self._connections.items() if connection.in_flight
+        ]
         if not waiting:
             return
         began_s = self._clock.monotonic_s()
@@ -135,18 +137,18 @@ class Fetcher:
             at_most_s = (
                 min(RECEIVE_TICK_S, RECEIVE_TICK_S if pause_s is None else pause_s) if can_wait else 0.0
             )
-            lines = await_readable([line for _, line in waiting], at_most_s)
+            ready = await_readable([each for _, each in waiting], at_most_s)
             # What it took longer, this process stood still, and nobody listened.
             waited_s = min(self._clock.monotonic_s() - began_s, at_most_s)
-            readable = [(place, line) for place, line in waiting if line in lines]
-            for place, line in waiting:
-                if line not in lines:
-                    self._take_in(place, line.pass_time(waited_s, self._timeout_s))
-        for place, line in readable:
+            readable = [(place, connection) for place, connection in waiting if connection in ready]
+            for place, connection in waiting:
+                if connection not in ready:
+                    self._take_in(place, connection.pass_time(waited_s, self._timeout_s))
+        for place, connection in readable:
             try:
-                answers = line.receive(self._timeout_s)
+                answers = connection.receive(self._timeout_s)
             except RocketMQError as error:
-                self._lose_line(place, error)
+                self._lose_connection(place, error)
             else:
                 self._take_in(place, answers)
         self._window.settle(self._clock.monotonic_s())
@@ -174,10 +176,10 @@ class Fetcher:
             )
         self._gone_away.add(place)
         self._lose(refused, error)
-        self._lose_line(place, error)
+        self._lose_connection(place, error)
 
-    def _lose_line(self, place: _Place, error: RocketMQError | None) -> None:
-        self._lose(self._lines.pop(place).close(), error)
+    def _lose_connection(self, place: _Place, error: RocketMQError | None) -> None:
+        self._lose(self._connections.pop(place).close(), error)
 
     def _lose(self, pulls: Iterable[_Pull], error: RocketMQError | None) -> None:
         now_s = self._clock.monotonic_s()
@@ -197,7 +199,7 @@ class Fetcher:
             if last != (task.range_index, task.broker_id):
                 last = task.range_index, task.broker_id
                 pulls = by_place.setdefault(self._place(*last), [])
-            pulls.append(_Pull(task, self._series[task.range_index]))
+            pulls.append(_Pull(task, self._templates[task.range_index]))
         for place, to_send in by_place.items():
             self._send_to(place, to_send)
         if tasks:
@@ -209,28 +211,30 @@ class Fetcher:
         return _Place(of.address if broker_id == MASTER_ID else of.replicas[broker_id], of.connection)
 
     def _send_to(self, place: _Place, pulls: list[_Pull]) -> None:
-        line = self._lines.get(place)
+        connection = self._connections.get(place)
         try:
-            if line is None:
-                line = self._lines[place] = take_line(place.address, self._clock, place.settings)
+            if connection is None:
+                connection = self._connections[place] = acquire_connection(
+                    place.address, self._clock, place.settings
+                )
         except RocketMQError as error:
             self._lose(pulls, error)
             return
         try:
-            line.send(pulls)
+            connection.send(pulls)
         except RocketMQError as error:
-            self._lose_line(place, error)
+            self._lose_connection(place, error)
 
     # --- handing out ----------------------------------------------------------------------------------------
 
-    def _turn_over(self) -> None:
-        for line in self._lines.values():
-            line.turn_over()
-        self._window.move(self._kept)
+    def _swap_buffers(self) -> None:
+        for connection in self._connections.values():
+            connection.swap()
+        self._window.move(self._retained)
 
-    def _kept(self, body: PulledBody) -> PulledBody:
-        for line in self._lines.values():
-            body = line.keep(body)
+    def _retained(self, body: PulledBody) -> PulledBody:
+        for connection in self._connections.values():
+            body = connection.retain(body)
         return body
 
     def _wait(self) -> None:

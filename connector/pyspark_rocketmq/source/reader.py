@@ -194,7 +194,7 @@ def _read_on(readers: Sequence[_RangeReader]) -> Iterator[tuple[QueuePartition, 
     # Decoding, and what the caller does with a batch, leave a core free in which the next can be pulled.
     fetched = prefetch(fetcher.chunks(), name="rocketmq-pull-ahead")
     try:
-        # Decoded on the way: a view kept in a variable here would keep its buffer from being used again.
+        # Decoded on the way, so that no variable here keeps a view of a receive buffer.
         for together in map(partial(_decode, partitions), fetched):
             for each in together:
                 reader = readers[each.range_index]
@@ -210,7 +210,7 @@ class _Decoded(NamedTuple):
 
     range_index: int
     messages: Iterable[pa.RecordBatch | Undecodable] | RocketMQError
-    """Or the error of all of them; no iterable looks into the buffer they were received into."""
+    """Or the error of all of them; none has a view of a receive buffer."""
     is_last: bool
     failure: RocketMQError | None
 

@@ -309,8 +309,8 @@ def _decode_together(
         return None
     if len(groups) == 1:
         return [batch]
-    assert rows.in_stretches is not None
-    rows_before = [0, *np.cumsum(rows.in_stretches).tolist()]
+    assert rows.in_slices is not None
+    rows_before = [0, *np.cumsum(rows.in_slices).tolist()]
     bounds = [rows_before[bodies] for bodies in accumulate(map(len, groups), initial=0)]
     return [batch.slice(at, end - at) for at, end in pairwise(bounds)]
 

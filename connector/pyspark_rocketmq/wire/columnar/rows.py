@@ -241,7 +241,7 @@ class Rows:
     properties_length: IntArray
     properties: ByteMatrix | None = None
     """Of all rows, if they are of one length and were found together with it."""
-    in_stretches: IntArray | None = None
+    in_slices: IntArray | None = None
     """How many of the rows each slice has, if they are all that was located."""
 
     def __len__(self) -> int:
@@ -267,7 +267,7 @@ class Rows:
             properties_at=self.properties_at[which],
             properties_length=self.properties_length[which],
             properties=None,
-            in_stretches=None,
+            in_slices=None,
         )
 
 
@@ -322,7 +322,7 @@ def _locate_from(slices: BufferSlices, guess: Starts) -> Rows:
         ipv6_hosts=ipv6_hosts,
         body_at=body_at,
         body_length=body_length,
-        in_stretches=guess.counts,
+        in_slices=guess.counts,
         **tails._asdict(),
     )
 

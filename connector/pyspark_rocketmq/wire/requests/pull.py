@@ -1,13 +1,14 @@
-"""The pull: the one request that is sent often enough for its encoding to matter.
+"""The pull: the one request that is sent often enough for its encoding, and its answer's decoding, to matter.
 
 A pull's header differs from the one before in a few numbers only, so everything else is encoded once per
 queue and subscription, and a frame is one formatting of bytes.  Who reads a whole range makes a
-:class:`PullSeries` of it.
+:class:`PullRequestTemplate` of it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,8 +19,8 @@ from typing import Final, NamedTuple
 from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError
 from pyspark_rocketmq.model import MessageQueue, PulledBody
 from pyspark_rocketmq.wire.codes import CLIENT_VERSION, LanguageCode, PullSysFlag, RequestCode, ResponseCode
-from pyspark_rocketmq.wire.command import RemotingCommand, SerializeType
-from pyspark_rocketmq.wire.framing import Outgoing
+from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType, decode_frame
+from pyspark_rocketmq.wire.framing import FrameDecoder, Outgoing
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields, to_ext_fields
 from pyspark_rocketmq.wire.requests.headers import PullMessageRequestHeader, PullMessageResponseHeader
 from pyspark_rocketmq.wire.requests.responses import error_of
@@ -42,6 +43,7 @@ class PullStatus(IntEnum):
 _STATUSES: Final[Mapping[int, PullStatus]] = {int(status): status for status in PullStatus}
 _NOTHING_MATCHED: Final = "NO_MATCHED_MESSAGE"
 _SIZES: Final = struct.Struct(">II")
+"""Length word, then serialize type and header length."""
 _MOVING_FIELDS: Final = ("commitOffset", "maxMsgNums", "queueOffset", "suspendTimeoutMillis", "sysFlag")
 _REST: Final = (
     b",".join(b'"%s":"%%d"' % name.encode() for name in _MOVING_FIELDS)
@@ -114,7 +116,7 @@ class PullRequest:
         return self.suspend_timeout_millis / 1000 if self.sys_flag & PullSysFlag.SUSPEND else 0.0
 
 
-class PullSeries:
+class PullRequestTemplate:
     """The pulls of one queue under one subscription: all alike but for offset and count."""
 
     __slots__ = ("_request", "_template")
@@ -220,3 +222,123 @@ def _header_error(answer: RemotingCommand, address: str) -> RocketMQError:
     except RemoteProtocolError as error:
         return RemoteProtocolError(f"{address} answered a pull with a bad header. {error}")
     return RemoteProtocolError(f"{address} answered a pull with a bad header: {dict(answer.ext_fields)}.")
+
+
+_LENGTH_WORD: Final = 4
+_PREFIX: Final = _SIZES.size
+_JSON_LIMIT: Final = int(SerializeType.JSON) + 1 << 24
+"""A second word below it announces a JSON header, and is its length."""
+_MOST_PATTERNS: Final = 8
+"""Learnt by one connection; a peer whose headers differ every time is read by the full decoder."""
+
+_FREE: Final = re.compile(
+    rb'"(?P<field>nextBeginOffset|minOffset|maxOffset|suggestWhichBrokerId)":"(?P<text>[0-9]+)"'
+    rb'|"(?P<opaque>opaque)":(?P<number>[0-9]+)'
+)
+_ANY_NUMBER: Final = rb"(0|[1-9][0-9]{0,17})"
+_ANY_OPAQUE: Final = rb"(0|[1-9][0-9]{0,8})"
+
+
+class PullResponseDecoder:
+    """Decodes one connection's answers: the one place where the client reads headers by the ten thousand.
+
+    A broker writes the headers of its found pulls all alike, but for a few numbers.  So the first one is read
+    by the full decoder, and its text becomes a pattern in which those numbers alone are free.  A header that
+    matches the pattern means what the full decoder would find in it; every other one goes to the full
+    decoder.
+    """
+
+    def __init__(self) -> None:
+        self._pattern: PullHeaderPattern | None = None
+        self._learnt = 0
+
+    def decode(
+        self, view: memoryview, start: int, stop: int
+    ) -> tuple[list[tuple[int, PullResult | RemotingCommand]], int]:
+        """The whole frames from ``start`` on, each with its opaque, and where the one begins that is not whole.
+
+        An answer with code 0 whose header is as expected comes as a result; its body is part of ``view``.
+
+        Raises:
+            RemoteProtocolError: As ``FrameDecoder.feed``; the connection is to be closed.
+        """
+        answers: list[tuple[int, PullResult | RemotingCommand]] = []
+        while stop - start >= _PREFIX:
+            length, header_length = _SIZES.unpack_from(view, start)
+            end = start + _LENGTH_WORD + length
+            if not _LENGTH_WORD <= length <= MAX_FRAME_LENGTH - _LENGTH_WORD:
+                # Refused before memory is taken for it, in the words of the one who knows.
+                FrameDecoder().feed(view[start : start + _PREFIX])
+            if end > stop:
+                break
+            header_at = start + _PREFIX
+            body_at = header_at + header_length
+            found = None
+            if self._pattern is not None and header_length < _JSON_LIMIT and body_at <= end:
+                found = self._pattern.read(view, header_at, body_at, end)
+            answers.append(found or self._decoded(view, start, body_at, end))
+            start = end
+        return answers, start
+
+    def _decoded(self, view: memoryview, start: int, body_at: int, end: int) -> tuple[int, RemotingCommand]:
+        command = decode_frame(view[start + _LENGTH_WORD : end])
+        if self._learnt < _MOST_PATTERNS and command.code == ResponseCode.SUCCESS and command.is_response:
+            self._learnt += 1
+            header = bytes(view[start + _PREFIX : body_at])
+            self._pattern = PullHeaderPattern.of(header, command) or self._pattern
+        return command.opaque, command
+
+
+class PullHeaderPattern:
+    """The text of a found pull's header with its numbers free."""
+
+    __slots__ = ("_match", "_places")
+
+    def __init__(self, text: bytes, order: Mapping[str, int]) -> None:
+        self._match = re.compile(text, re.DOTALL).fullmatch
+        self._places = tuple(
+            order[name]
+            for name in ("opaque", "nextBeginOffset", "minOffset", "maxOffset", "suggestWhichBrokerId")
+        )
+
+    @classmethod
+    def of(cls, header: bytes, command: RemotingCommand) -> PullHeaderPattern | None:
+        """The pattern of ``header``, which is that of ``command``; None if its numbers are not where expected.
+
+        Each number must be there once, spelt as itself and without a chance of being inside of another text.
+        """
+        if b"\\" in header:
+            return None
+        parts: list[bytes] = []
+        order: dict[str, int] = {}
+        values: dict[str, str] = {"opaque": str(command.opaque), **command.ext_fields}
+        at = 0
+        for found in _FREE.finditer(header):
+            name = (found["field"] or found["opaque"]).decode()
+            digits = "text" if found["field"] else "number"
+            if name in order or values.get(name) != found[digits].decode():
+                return None
+            order[name] = len(order) + 1
+            parts += [
+                re.escape(header[at : found.start(digits)]),
+                _ANY_NUMBER if digits == "text" else _ANY_OPAQUE,
+            ]
+            at = found.end(digits)
+        if len(order) != 5:
+            return None
+        return cls(b"".join([*parts, re.escape(header[at:])]), order)
+
+    def read(self, view: memoryview, header_at: int, body_at: int, end: int) -> tuple[int, PullResult] | None:
+        """Opaque and result of the answer whose header and body are there; None if the header is another one."""
+        match = self._match(view, header_at, body_at)
+        if match is None:
+            return None
+        opaque, next_begin_offset, min_offset, max_offset, suggested = match.group(*self._places)
+        return int(opaque), PullResult(
+            PullStatus.FOUND,
+            int(next_begin_offset),
+            int(min_offset),
+            int(max_offset),
+            int(suggested),
+            view[body_at:end],
+        )

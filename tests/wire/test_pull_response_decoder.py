@@ -4,11 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.client.pull_connection import FoundPattern, PullAnswers
+from pyspark_rocketmq.client.pull_connection import ReceiveBuffer
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.command import RemotingCommand, SerializeType, encode_frame
-from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, PullStatus, pull_result
+from pyspark_rocketmq.wire.requests.pull import (
+    PullHeaderPattern,
+    PullRequest,
+    PullResponseDecoder,
+    PullResult,
+    PullStatus,
+    pull_result,
+)
 from tests.helpers.golden import recorded_command
 
 REQUEST = PullRequest(consumer_group="g", queue=MessageQueue("orders", "broker-a", 3), queue_offset=17)
@@ -41,15 +48,16 @@ def found(opaque: int, next_begin_offset: int, body: bytes = b"x", **changes: ob
 
 
 def fed(
-    answers: PullAnswers, data: bytes, *, chunk: int | None = None
+    decoder: PullResponseDecoder, data: bytes, *, chunk: int | None = None
 ) -> list[tuple[int, PullResult | RemotingCommand]]:
     """What comes out when ``data`` is received in chunks of at most so many bytes."""
     taken: list[tuple[int, PullResult | RemotingCommand]] = []
+    buffer = ReceiveBuffer()
     while data:
-        room = answers.buffer.room()
+        room = buffer.room()
         count = min(len(data), len(room), chunk or len(data))
         room[:count], data = data[:count], data[count:]
-        taken += answers.take_in(count)
+        taken += buffer.take_in(count, decoder.decode)
     return taken
 
 
@@ -86,13 +94,15 @@ def meaning(opaque: int, answer: PullResult | RemotingCommand) -> tuple[int, obj
 )
 def test_the_quick_way_reads_what_the_decoder_reads(commands: list[RemotingCommand], chunk: int) -> None:
     """A1: whatever the numbers, bodies and chunks."""
-    taken = fed(PullAnswers(), b"".join(map(encode_frame, commands)), chunk=chunk)
+    taken = fed(PullResponseDecoder(), b"".join(map(encode_frame, commands)), chunk=chunk)
 
     assert [meaning(*each) for each in taken] == [meaning(each.opaque, each) for each in commands]
 
 
 def test_the_second_answer_of_a_kind_is_read_quickly() -> None:
-    (_, first), second = fed(PullAnswers(), encode_frame(found(1, 32)) + encode_frame(found(2, 64, b"more")))
+    (_, first), second = fed(
+        PullResponseDecoder(), encode_frame(found(1, 32)) + encode_frame(found(2, 64, b"more"))
+    )
 
     assert isinstance(first, RemotingCommand)
     assert second == (2, PullResult(PullStatus.FOUND, 64, 0, 64, 0, b"more"))
@@ -103,7 +113,7 @@ def test_javas_answers_mean_the_same_twice(pair_id: int) -> None:
     """A1: golden frames of the Java broker, found and not found."""
     frame = recorded_command(pair_id, is_response=True).frame
 
-    first, second = fed(PullAnswers(), (len(frame).to_bytes(4, "big") + frame) * 2)
+    first, second = fed(PullResponseDecoder(), (len(frame).to_bytes(4, "big") + frame) * 2)
 
     assert meaning(*first) == meaning(*second)
 
@@ -123,7 +133,7 @@ def test_javas_answers_mean_the_same_twice(pair_id: int) -> None:
 )
 def test_a_header_of_another_kind_goes_to_the_decoder(other: RemotingCommand) -> None:
     """A1: the pattern never guesses."""
-    _, (opaque, taken) = fed(PullAnswers(), encode_frame(found(1, 32)) + encode_frame(other))
+    _, (opaque, taken) = fed(PullResponseDecoder(), encode_frame(found(1, 32)) + encode_frame(other))
 
     assert isinstance(taken, RemotingCommand)
     assert meaning(opaque, taken) == meaning(other.opaque, other)
@@ -140,8 +150,8 @@ def test_a_header_of_another_kind_goes_to_the_decoder(other: RemotingCommand) ->
     ],
 )
 def test_a_header_whose_numbers_may_be_elsewhere_makes_no_pattern(header: bytes) -> None:
-    assert FoundPattern.of(JAVA, COMMAND) is not None
-    assert FoundPattern.of(header, COMMAND) is None
+    assert PullHeaderPattern.of(JAVA, COMMAND) is not None
+    assert PullHeaderPattern.of(header, COMMAND) is None
 
 
 def test_a_body_larger_than_the_buffer_arrives_whole() -> None:
@@ -149,7 +159,7 @@ def test_a_body_larger_than_the_buffer_arrives_whole() -> None:
     body = bytes(range(256)) * 4 * 3000
     frames = encode_frame(found(1, 32)) + encode_frame(found(2, 64, body)) + encode_frame(found(3, 96))
 
-    taken = fed(PullAnswers(), frames, chunk=100_000)
+    taken = fed(PullResponseDecoder(), frames, chunk=100_000)
 
     assert [meaning(*each) for each in taken] == [
         meaning(1, found(1, 32)),
@@ -170,14 +180,14 @@ def test_a_body_larger_than_the_buffer_arrives_whole() -> None:
 def test_what_is_no_frame_is_refused(garbage: bytes) -> None:
     """A1: a frame that is announced too long is refused before it comes."""
     with pytest.raises(RemoteProtocolError):
-        fed(PullAnswers(), encode_frame(found(1, 32)) + encode_frame(found(2, 64)) + garbage)
+        fed(PullResponseDecoder(), encode_frame(found(1, 32)) + encode_frame(found(2, 64)) + garbage)
 
 
 def test_a_peer_whose_headers_always_differ_costs_few_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    learn = FoundPattern.of
-    monkeypatch.setattr(FoundPattern, "of", lambda *given: made.append(1) or learn(*given))
+    learn = PullHeaderPattern.of
+    monkeypatch.setattr(PullHeaderPattern, "of", lambda *given: made.append(1) or learn(*given))
 
-    fed(PullAnswers(), b"".join(encode_frame(found(n, n, remark=f"r{n}")) for n in range(50)))
+    fed(PullResponseDecoder(), b"".join(encode_frame(found(n, n, remark=f"r{n}")) for n in range(50)))
 
     assert len(made) == 8

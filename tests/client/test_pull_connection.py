@@ -4,7 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from pyspark_rocketmq.client.pull_connection import PullLine, close_idle_lines, give_back_line, take_line
+from pyspark_rocketmq.client.pull_connection import (
+    PullConnection,
+    acquire_connection,
+    close_idle_connections,
+    release_connection,
+)
 from pyspark_rocketmq.errors import ChannelClosed, RemoteProtocolError, RequestTimeout, SystemBusy
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import ResponseCode
@@ -77,8 +82,8 @@ def broker(clock: FakeClock) -> Broker:
 
 
 @pytest.fixture
-def line(broker: Broker, clock: FakeClock) -> PullLine[PullRequest]:
-    return PullLine(broker, clock)
+def line(broker: Broker, clock: FakeClock) -> PullConnection[PullRequest]:
+    return PullConnection(broker, clock)
 
 
 def pull(queue_offset: int) -> PullRequest:
@@ -86,7 +91,7 @@ def pull(queue_offset: int) -> PullRequest:
 
 
 def test_pulls_leave_in_one_piece_and_each_answer_finds_its_pull(
-    broker: Broker, line: PullLine[PullRequest]
+    broker: Broker, line: PullConnection[PullRequest]
 ) -> None:
     """A4: answers come in any order."""
     line.send([pull(0), pull(32)])
@@ -109,7 +114,7 @@ def test_pulls_leave_in_one_piece_and_each_answer_finds_its_pull(
 
 
 def test_an_answer_in_two_parts_is_whole_when_the_second_came(
-    broker: Broker, line: PullLine[PullRequest]
+    broker: Broker, line: PullConnection[PullRequest]
 ) -> None:
     line.send([pull(0)])
     frame = encode_frame(broker.requests()[0].response(0, ext_fields=FOUND, body=b"body"))
@@ -121,7 +126,7 @@ def test_an_answer_in_two_parts_is_whole_when_the_second_came(
     assert [sent for sent, _ in line.receive(3.0)] == [pull(0)]
 
 
-def test_a_refused_pull_fails_alone(broker: Broker, line: PullLine[PullRequest]) -> None:
+def test_a_refused_pull_fails_alone(broker: Broker, line: PullConnection[PullRequest]) -> None:
     line.send([pull(0), pull(32)])
     busy, fine = broker.requests()
     broker.give(
@@ -135,7 +140,7 @@ def test_a_refused_pull_fails_alone(broker: Broker, line: PullLine[PullRequest])
 
 
 def test_silence_is_told_with_the_pull_that_was_not_answered(
-    broker: Broker, line: PullLine[PullRequest]
+    broker: Broker, line: PullConnection[PullRequest]
 ) -> None:
     line.send([pull(17)])
     broker.be_silent(3)
@@ -145,7 +150,7 @@ def test_silence_is_told_with_the_pull_that_was_not_answered(
 
 
 def test_a_caller_that_was_busy_is_no_silence(
-    broker: Broker, line: PullLine[PullRequest], clock: FakeClock
+    broker: Broker, line: PullConnection[PullRequest], clock: FakeClock
 ) -> None:
     """The answers were there all the time."""
     line.send([pull(0)])
@@ -156,7 +161,9 @@ def test_a_caller_that_was_busy_is_no_silence(
     assert [sent for sent, _ in line.receive(3.0)] == [pull(0)]
 
 
-def test_a_process_that_stood_still_has_heard_no_silence(broker: Broker, line: PullLine[PullRequest]) -> None:
+def test_a_process_that_stood_still_has_heard_no_silence(
+    broker: Broker, line: PullConnection[PullRequest]
+) -> None:
     """Nor have other pulls been passed over meanwhile."""
     line.send([pull(0), pull(32)])
     first, second = broker.requests()
@@ -170,7 +177,7 @@ def test_a_process_that_stood_still_has_heard_no_silence(broker: Broker, line: P
 
 
 def test_a_pull_that_is_passed_over_is_given_up_alone(
-    broker: Broker, line: PullLine[PullRequest], clock: FakeClock
+    broker: Broker, line: PullConnection[PullRequest], clock: FakeClock
 ) -> None:
     """A broker under flow control drops answers that it cannot write, and answers later pulls."""
     line.send([pull(0), pull(32)])
@@ -191,7 +198,7 @@ def test_a_pull_that_is_passed_over_is_given_up_alone(
 
 
 def test_pulls_of_a_line_that_is_waited_for_among_others_are_given_up_too(
-    broker: Broker, line: PullLine[PullRequest]
+    broker: Broker, line: PullConnection[PullRequest]
 ) -> None:
     """A replica that is silent while its master talks."""
     line.send([pull(0)])
@@ -205,7 +212,7 @@ def test_pulls_of_a_line_that_is_waited_for_among_others_are_given_up_too(
 
 
 def test_what_was_not_answered_is_told_when_the_line_ends(
-    broker: Broker, line: PullLine[PullRequest]
+    broker: Broker, line: PullConnection[PullRequest]
 ) -> None:
     line.send([pull(0), pull(32)])
     broker.give(broker.requests()[0].response(0, ext_fields=FOUND, body=b"x"))
@@ -219,7 +226,7 @@ def test_what_was_not_answered_is_told_when_the_line_ends(
     assert broker.is_closed
 
 
-def test_garbage_ends_in_a_protocol_error(broker: Broker, line: PullLine[PullRequest]) -> None:
+def test_garbage_ends_in_a_protocol_error(broker: Broker, line: PullConnection[PullRequest]) -> None:
     line.send([pull(0)])
     broker.give_bytes(b"HTTP/1.1 400 Bad Request\r\n")
 
@@ -227,7 +234,7 @@ def test_garbage_ends_in_a_protocol_error(broker: Broker, line: PullLine[PullReq
         line.receive(3.0)
 
 
-def test_frames_nobody_asked_for_are_ignored(broker: Broker, line: PullLine[PullRequest]) -> None:
+def test_frames_nobody_asked_for_are_ignored(broker: Broker, line: PullConnection[PullRequest]) -> None:
     """The opaque alone does not make an answer: the broker numbers its own requests."""
     line.send([pull(0)])
     request = broker.requests()[0]
@@ -244,7 +251,7 @@ def test_a_signed_pull_carries_its_signature(broker: Broker, clock: FakeClock) -
     def sign(command: RemotingCommand) -> RemotingCommand:
         return replace(command, ext_fields={**command.ext_fields, "Signature": "s"})
 
-    PullLine[PullRequest](broker, clock, signer=sign).send([pull(17)])
+    PullConnection[PullRequest](broker, clock, signer=sign).send([pull(17)])
 
     (request,) = broker.requests()
     assert request.ext_fields["Signature"] == "s"
@@ -255,13 +262,13 @@ def test_a_line_is_taken_by_one_at_a_time_and_kept_for_the_next(clock: FakeClock
     def connect(address: str, timeout_s: float) -> Broker:
         return Broker(clock)
 
-    first = take_line(ADDRESS, clock, connect=connect)
-    second = take_line(ADDRESS, clock, connect=connect)
-    give_back_line(first, clock)
+    first = acquire_connection(ADDRESS, clock, connect=connect)
+    second = acquire_connection(ADDRESS, clock, connect=connect)
+    release_connection(first, clock)
 
     assert first is not second
-    assert take_line(ADDRESS, clock, connect=connect) is first
-    assert take_line("broker-b:10911", clock, connect=connect) is not first
+    assert acquire_connection(ADDRESS, clock, connect=connect) is first
+    assert acquire_connection("broker-b:10911", clock, connect=connect) is not first
 
 
 def test_lines_that_are_old_or_in_use_are_not_kept(clock: FakeClock) -> None:
@@ -271,17 +278,17 @@ def test_lines_that_are_old_or_in_use_are_not_kept(clock: FakeClock) -> None:
     def connect(address: str, timeout_s: float) -> Broker:
         return brokers[0]
 
-    old = take_line(ADDRESS, clock, connect=connect)
-    in_use = take_line(ADDRESS, clock, connect=lambda *_: brokers[1])
+    old = acquire_connection(ADDRESS, clock, connect=connect)
+    in_use = acquire_connection(ADDRESS, clock, connect=lambda *_: brokers[1])
     in_use.send([pull(0)])
-    give_back_line(in_use, clock)
-    give_back_line(old, clock)
+    release_connection(in_use, clock)
+    release_connection(old, clock)
     clock.advance(60.0)
-    fresh = take_line(ADDRESS, clock, connect=lambda *_: brokers[2])
+    fresh = acquire_connection(ADDRESS, clock, connect=lambda *_: brokers[2])
 
     assert fresh is not old
     assert fresh is not in_use
     assert [broker.is_closed for broker in brokers] == [True, True, False]
-    give_back_line(fresh, clock)
-    close_idle_lines()
+    release_connection(fresh, clock)
+    close_idle_connections()
     assert brokers[2].is_closed
