@@ -228,7 +228,7 @@ class NoPermission(BrokerError):
 
 
 class ConsumptionForbidden(NoPermission):
-    """An operator has switched reading off, for a broker, a topic or a group; a consumer waits for it to be switched on.
+    """An operator has switched reading off for a broker, a topic or a group; a consumer waits.
 
     Source: ``PullMessageProcessor.processRequest``, ``ForbiddenType``.
     """
@@ -251,7 +251,7 @@ class GroupNotFound(BrokerError):
 
 
 class ConsumerNotOnline(BrokerError):
-    """Who was asked for is not connected to this broker, or did not answer it (CONSUMER_NOT_ONLINE, …_TIMEOUT)."""
+    """The member is not connected to this broker or did not answer (CONSUMER_NOT_ONLINE, …_TIMEOUT)."""
 
     def __str__(self) -> str:
         return (
@@ -324,7 +324,7 @@ class TooManySends(RocketMQError):
 
 
 class RowNotSent(RocketMQError):
-    """Rows of a DataFrame are no messages, or no broker has acknowledged them; those before them may be stored."""
+    """Rows of a DataFrame are no messages, or were not acknowledged; rows before them may be stored."""
 
     def __init__(self, rows: str, problem: str, *, is_no_message: bool = False) -> None:
         super().__init__(rows, problem)
@@ -494,7 +494,7 @@ class SinkMoved(SinkConflict):
 
 
 class SinkSetBack(SinkConflict):
-    """The sink was deleted, replaced or put back to an earlier state: it lacks rows of messages that the group has passed."""
+    """The sink was deleted, replaced or set back: it lacks rows of messages that the group has passed."""
 
 
 class OffsetStoreUnavailable(OffsetError):
@@ -510,7 +510,7 @@ class BrokerOffsetUnavailable(OffsetError):
 
 
 class StorageNotShared(RocketMQError):
-    """A path names one folder on the driver's machine and another on an executor's: rows written there would be lost."""
+    """A path names another folder on an executor than on the driver: rows written there would be lost."""
 
 
 class SchemaError(RocketMQError):

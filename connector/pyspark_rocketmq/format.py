@@ -44,7 +44,7 @@ class DefaultSource(DataSource):
         return "rocketmq"
 
     def schema(self) -> StructType:
-        """The message columns; in consumer mode also the marker columns, or the ranges alone that are to be read.
+        """The message columns; in consumer mode also marker columns, or the ranges to read alone.
 
         Raises:
             OptionError: With every problem of the options: this is the first moment Spark shows them to us.
@@ -145,12 +145,12 @@ def _refuse(problems: list[str]) -> None:
 
 
 def _without_sparks_own(options: Mapping[str, str]) -> dict[str, str]:
-    """A stream's sink is given the query's name and checkpoint location as well, which are none of its concern."""
+    """Spark gives a stream's sink the query's name and checkpoint too; neither is an option of ours."""
     return {key: value for key, value in options.items() if key.lower() not in _SPARKS_OWN}
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("rocketmq")`` known to ``spark``; harmless when it is known already, to it or to another session.
+    """Make ``format("rocketmq")`` known to ``spark``; harmless if it is known already.
 
     A session that runs copies of slow tasks is warned of: readers do not mind, but what writes is run where
     nobody can see that.
@@ -176,7 +176,7 @@ def register(spark: SparkSession) -> None:
 
 
 def _register_as_active(spark: SparkSession) -> None:
-    """Spark refuses a name that the thread's active session knows, also where that is another session than ``spark``."""
+    """Spark refuses a name that the thread's active session knows, even if that is not ``spark``."""
     assert spark._jvm is not None  # noqa: SLF001 - there is no other way to the active session
     sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession  # noqa: SLF001
     active = sessions.getActiveSession()

@@ -178,7 +178,7 @@ class MessageExt(NamedTuple):
         return MessageQueue(self.queue_topic or self.topic, self.broker_name, self.queue_id)
 
     def restored(self, origin_topic: str | None) -> MessageExt:
-        """As a listener gets it: under the topic it was sent to first, which a message given back no longer has.
+        """As a listener gets it: under its first topic, which a message given back no longer has.
 
         None leaves it as it is. Source: ``DefaultMQPushConsumerImpl.resetRetryAndNamespace``.
         """
@@ -233,7 +233,7 @@ class BrokerData:
 
 
 def ordered_queues(order_topic_conf: str) -> list[tuple[str, int]]:
-    """Brokers and numbers of queues of an order configuration such as ``broker-a:4;broker-b:4``, in its order."""
+    """The brokers and numbers of queues of an order configuration (``a:4;b:4``), in its order."""
     shares = (part.split(":") for part in order_topic_conf.split(";") if part)
     return [(name, int(count)) for name, count in shares]
 

@@ -73,7 +73,7 @@ class BrokerClient(BrokerCalls):
         return raise_or_return(pull_result(named, answer, address))
 
     def pull_async(self, address: str, request: PullRequest, on_result: OnPull) -> None:
-        """Pull without waiting; ``on_result`` is called exactly once, normally on the channel's reader thread.
+        """Pull without waiting; ``on_result`` is called once, normally on the channel's reader thread.
 
         It must not block: while it runs, no other answer of this broker is taken in. It may pull again. It is
         called on this thread if there is no connection and none can be made.
@@ -159,7 +159,7 @@ class BrokerClient(BrokerCalls):
         delay_level: int,
         max_reconsume_times: int,
     ) -> None:
-        """Have a message delivered again through the group's retry topic; ``address`` must be where it is stored.
+        """Have a message delivered again through the group's retry topic, by the broker that stores it.
 
         ``delay_level`` 0: the broker decides by the number of attempts; -1: straight to the dead-letter
         topic.
@@ -293,7 +293,7 @@ class BrokerClient(BrokerCalls):
         queues: Iterable[MessageQueue],
         deadline: Deadline | None = None,
     ) -> frozenset[MessageQueue]:
-        """Lock queues, or renew their locks, for 60 s; the queues that are now held, refused ones being absent."""
+        """Lock queues for 60 s, or renew their locks; returns the queues that are now held."""
         command = self._lock_command(RequestCode.LOCK_BATCH_MQ, consumer_group, client_id, queues)
         locked = bodies.decode_lock_response(self._checked(address, command, deadline).body)
         return frozenset(self._bare_queues(dict.fromkeys(locked)))

@@ -61,7 +61,7 @@ _BUSY: Final = "[OVERLOAD]the client has too many requests to answer, try again"
 
 
 class RequestDispatcher:
-    """Hands requests to the handler on threads of its own: in the order of arrival, but for those that run a listener.
+    """Hands requests to the handler on own threads, in order; those that run a listener have their own line.
 
     These wait in a line of their own: the broker's news of members and resets must not wait for a listener.
     ``dispatch`` and ``stop`` belong to one thread (the channel's reader); a thread starts with the first
@@ -77,7 +77,7 @@ class RequestDispatcher:
         self._slow = _Line(self._serve, f"{name} listener")
 
     def dispatch(self, request: RemotingCommand) -> None:
-        """Queue ``request`` for the handler, or refuse it with SYSTEM_BUSY; a oneway request is then dropped."""
+        """Queue ``request`` for the handler, or refuse it with SYSTEM_BUSY; a oneway request is dropped."""
         line = self._slow if request.code == RequestCode.CONSUME_MESSAGE_DIRECTLY else self._quick
         if not line.put(request) and not request.is_oneway:
             self._answer(request.response(ResponseCode.SYSTEM_BUSY, remark=_BUSY))
@@ -250,7 +250,7 @@ class Channel:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``: the connection is the parent's and goes on, and nobody here may speak on it."""
+        """In a child of ``fork()``: the connection is the parent's, and nobody here may use it."""
         self._lock, self._send_lock = threading.Lock(), threading.Lock()
         self._ended = ChannelClosed(self.address, "this process was forked; the connection is its parent's")
         self._waiting = {}
@@ -258,7 +258,7 @@ class Channel:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests should be sent here; False for good once it ended or the server wants its clients gone."""
+        """Whether requests may be sent here; False for good once it ended or the server wants to stop."""
         return self._ended is None and not self._is_leaving
 
     @property
@@ -343,7 +343,7 @@ class Channel:
             self._call_back(waiting, self._timeout(waiting))
 
     def close(self) -> None:
-        """End the connection, fail what is under way, wait for the threads (unless called from one of them)."""
+        """End the connection, fail what is under way, wait for the threads unless called from one."""
         self._end(ChannelClosed(self.address, "it was closed on this side"))
         if threading.current_thread() is not self._reader:
             self._reader.join(_JOIN_S)
@@ -356,7 +356,7 @@ class Channel:
         return PlainRequest(request) if isinstance(request, RemotingCommand) else request
 
     def _send(self, frame: bytes, deadline: Deadline | None = None) -> bool:
-        """Send a frame; False if the deadline passed while others were sending, so that nothing of it is out."""
+        """Send a frame; False if the deadline passed before anything of it was sent."""
         if not self._send_lock.acquire(timeout=_seconds_left(deadline, threading.TIMEOUT_MAX)):
             return False
         try:

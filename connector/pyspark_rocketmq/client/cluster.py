@@ -54,7 +54,7 @@ def run_concurrently(calls: Sequence[Callable[[], None]]) -> None:
 def stored_at_s(
     brokers: BrokerClient, address: BrokerAddress, queue: MessageQueue, queue_offset: int
 ) -> float | None:
-    """Wall-clock second at which the first message from ``queue_offset`` on was stored; None if there is none.
+    """When the first message from ``queue_offset`` on was stored, in seconds; None if there is none.
 
     Costs a pull of one message.
 

@@ -38,7 +38,7 @@ class Renewed(Protocol):
     """Anything that a child must have new things of."""
 
     def renew(self) -> None:
-        """Make them; there is no other thread, and any lock may be held by one that is gone, so take none that is not new."""
+        """Make new ones; the only thread is this one, so take no lock that is not new."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What name servers know, asked from one of several: routes of topics, kept for a while, and the whole cluster."""
+"""What name servers know: routes of topics, kept for a while, and the whole cluster."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class NameServerClient:
         return fresh.route
 
     def lasting_route(self, topic: str, deadline: Deadline) -> TopicRoute:
-        """The route that messages are sent by: as :meth:`route`, but what was ever known of the topic is kept.
+        """The route for sending: as :meth:`route`, but what was ever known of the topic is kept.
 
         A name server denies a topic while the topic's only broker restarts, and every topic from its own
         restart until brokers have registered again. A message that went to another broker meanwhile would

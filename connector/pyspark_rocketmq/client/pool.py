@@ -75,7 +75,7 @@ class ChannelPool(Closing):
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``: begin without connections; the parent's are given back without ending them."""
+        """In a child of ``fork()``: begin without connections; the parent's stay open."""
         self._lock = threading.Lock()
         self._channels = {}
         self._leaving = []

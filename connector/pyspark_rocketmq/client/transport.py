@@ -59,11 +59,11 @@ class Transport(Protocol):
         ...
 
     def sendall(self, data: bytes, timeout_s: float = math.inf) -> None:
-        """Send all of ``data``; raises ``ChannelClosed`` when the peer is gone or does not accept it in time."""
+        """Send all of ``data``; raises ``ChannelClosed`` if the peer is gone or does not take it in time."""
         ...
 
     def recv_into(self, buffer: memoryview) -> int | None:
-        """Receive some bytes: their number, 0 at the end of the stream, None when nothing came for a while."""
+        """Receive some bytes: their number, 0 at the end of the stream, None if none came for a while."""
         ...
 
     def fileno(self) -> int:
@@ -103,7 +103,7 @@ def await_readable(connected: Sequence[ReadableT], timeout_s: float) -> list[Rea
 
 
 class SendingTime:
-    """How long one sending may last: for each step ``stall_s``, for all of it what its size and its caller allow."""
+    """How long sending may take: ``stall_s`` for each step, in all what its size and caller allow."""
 
     __slots__ = ("_began_s", "_bytes", "_limit_s", "_stall_s")
 

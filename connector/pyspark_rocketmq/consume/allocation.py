@@ -253,7 +253,7 @@ def room_of_queue(queue: MessageQueue) -> str:
 
 
 def room_of_client(client_id: str) -> str:
-    """What stands before the first ``/``, behind the host: ``east`` of ``HOST@east/worker-1`` and of ``east/1@worker``.
+    """The part before the first ``/`` and behind the host: ``east`` of ``HOST@east/worker-1``.
 
     An id without ``/`` is a room of its own, which has no queues.
     """
@@ -279,7 +279,7 @@ class MachineRoomNearby:
     def allocate(
         self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
     ) -> Sequence[MessageQueue]:
-        """Queues of the own room first, then shares of the rooms without a consumer, in the order of the rooms.
+        """Queues of the own room, then shares of the rooms without a consumer, in order of the rooms.
 
         Raises:
             ValueError: If a queue or a member has no room, besides what the inner strategy raises.

@@ -271,20 +271,20 @@ class ConcurrentConsumption:
 
     @property
     def calls_lost(self) -> int:
-        """Listener calls that have not returned when the run is over; their messages were sent back without them."""
+        """Listener calls that are still running when the run is over; their messages were sent back."""
         return len(self._out)
 
     @property
     def all_failures(self) -> Mapping[int, int]:
-        """See :meth:`failures`: of messages that are not done, by index in ascending order; 0 for those left out."""
+        """:meth:`failures` of messages that are not done, by index, ascending; 0 for those left out."""
         return dict(sorted(self._failures.items()))
 
     def failures(self, index: int) -> int:
-        """How often in a row a message could not be sent back; the listener sees it added to its reconsume times."""
+        """How often in a row a message could not be sent back; added to its reconsume times."""
         return self._failures.get(index, 0)
 
     def next_delivery(self, now_s: float) -> Delivery | None:
-        """The next messages for the listener; None while there is no free thread or nothing to deliver now."""
+        """The next messages for the listener; None without a free thread or anything to deliver now."""
         if self._is_suspended or self._is_given_up or not self._is_free:
             return None
         indexes: Sequence[int] = self._due_again(now_s) or self._fresh(now_s)

@@ -158,7 +158,7 @@ class Membership:
     # --- what the planner asks ------------------------------------------------------------------------------
 
     def plannable(self, now_s: float) -> dict[MessageQueue, int]:
-        """Queues that may be planned, with the term of each; those whose lock is stale are left out (C1, C2)."""
+        """Queues that may be planned, with their terms, without those whose lock is stale (C1, C2)."""
         if self._is_stopping:
             return {}
         return {
@@ -197,7 +197,7 @@ class Membership:
         self.free(self._plan, None, now_s)
 
     def free(self, plan: int, queues: Collection[MessageQueue] | None, now_s: float) -> None:
-        """The micro-batch of ``plan`` is over, or it is for ``queues``: all that was delivered of them is committed or dropped."""
+        """The micro-batch of ``plan`` is over for ``queues`` or for all: its deliveries are settled."""
         if plan == self._plan:
             over = self._planned if queues is None else self._planned.intersection(queues)
             self._planned -= over
@@ -212,7 +212,7 @@ class Membership:
         return frozenset(queue for queue in self._planned if self._phases.get(queue) is not Phase.HELD)
 
     def claimed_by_other(self, queue: MessageQueue, now_s: float) -> None:
-        """The offset store names another owner for ``queue``: it is tried again at the next rebalance, not before."""
+        """The offset store names another owner for ``queue``: tried again at the next rebalance."""
         if queue in self._phases:
             self._happened(queue, Event.CLAIMED_BY_OTHER, now_s)
             self._retry_at_s[queue] = now_s + self._timing.rebalance_s
@@ -341,7 +341,7 @@ class Membership:
         self._renew_at_s = min(self._renew_at_s, now_s + self._timing.lock_retry_s)
 
     def stop(self) -> None:
-        """Give everything up: the next :meth:`due` unlocks and unregisters, and nothing is planned any more."""
+        """Give everything up: the next :meth:`due` unlocks and unregisters; nothing is planned any more."""
         self._is_stopping = True
 
     # --- inside ---------------------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ class Membership:
             self._take_wanted(now_s)
 
     def _take_wanted(self, now_s: float) -> None:
-        """Without locks the grant comes with the allocation; what another has claimed is left to it for a while."""
+        """Without locks allocation grants; what another member has claimed is left to it for a while."""
         for queue in [queue for queue, phase in self._phases.items() if phase is Phase.WANTED]:
             if now_s >= self._retry_at_s.get(queue, 0.0):
                 self._happened(queue, Event.GRANTED, now_s, now_s)

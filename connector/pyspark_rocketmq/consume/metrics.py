@@ -40,7 +40,7 @@ class QueueLag(NamedTuple):
 
     @property
     def beyond_end(self) -> int | None:
-        """By how many messages the next offset is beyond the end of the queue; None where the end is not known."""
+        """How many messages the next offset is beyond the queue's end; None if the end is not known."""
         return None if self.max_offset is None else max(0, self.next_offset - self.max_offset)
 
     @property
@@ -154,7 +154,7 @@ def _figures(numbers: list[Any]) -> Figures:
 
 
 def status_of(texts: Iterable[str], now_s: float) -> ConsumeStatus:
-    """The status of a consumer with one topic, from the texts of its queues (``ConsumerStatsManager.consumeStatus``)."""
+    """One topic's status from the texts of its queues (``ConsumerStatsManager.consumeStatus``)."""
     queues = [lately(text, now_s) for text in texts]
     minute = _sum(each.minute for each in queues)
     hour = _sum(each.hour for each in queues)

@@ -216,7 +216,7 @@ class OrderlySettings:
             )
 
     def pause_s(self, suspend_millis: float) -> float:
-        """Pause for a context's suspend time (``submitConsumeRequestLater``: default for -1, then clamped)."""
+        """A context's suspend time as a pause (``submitConsumeRequestLater``): -1 is the default."""
         if suspend_millis == DEFAULT_SUSPEND:
             suspend_millis = self.suspend_current_queue_time_millis
         return max(SHORTEST_SUSPEND_MILLIS, min(suspend_millis, LONGEST_SUSPEND_MILLIS)) / 1000
@@ -299,7 +299,7 @@ class OrderlyConsumption:
 
     @property
     def put_back(self) -> Mapping[int, int]:
-        """How often messages not committed were put back, by index in ascending order; 0 for those left out."""
+        """How often messages not committed were put back, by index, ascending; 0 for those left out."""
         return dict(sorted(self._put_back.items()))
 
     @property
@@ -335,7 +335,7 @@ class OrderlyConsumption:
         return Delivery(start, stop, self._times(start, stop) if self._put_back else ())
 
     def go_on(self, now_s: float) -> None:
-        """End a suspension, which is over: what was put back is delivered again; nothing changes for another run."""
+        """End a suspension that is over: what was put back is delivered again."""
         if self._finished is Finish.SUSPENDED:
             self._finished = self._suspended_until_s = None
             self._slice_end_s = now_s + self._settings.max_time_consume_continuously_s

@@ -86,7 +86,7 @@ class StuckQueueDetector:
     def look(
         self, rows: Mapping[MessageQueue, _Row], bounds: Mapping[MessageQueue, QueueBounds], now_s: float
     ) -> None:
-        """Take the queues a plan is about to be made of; ``now_s`` is the wall clock's, as suspensions are."""
+        """Take the queues of the next plan; ``now_s`` is of the wall clock, as suspensions are."""
         self._ready = frozenset(
             queue
             for queue, row in rows.items()
@@ -225,7 +225,7 @@ def _as_long_as_the_longest(expected_ms: Sequence[float]) -> list[list[int]]:
 
 
 def _spread(ranges: Sequence[Expected], slots: int) -> list[list[int]]:
-    """As many tasks as ``slots``, about equally long: each range, from the longest to the shortest, to who has the least."""
+    """``slots`` tasks of about equal length: the longest range first, each to the shortest task."""
     known = [each for each in ranges if each.listener_ms is not None]
     known_ms, messages = sum(each.ms for each in known), sum(each.offsets for each in known)
     # What nothing is known of takes what the others take.

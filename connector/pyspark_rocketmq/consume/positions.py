@@ -110,7 +110,7 @@ def stored_by_ms(
 def ending_positions(
     spec: QueuePositions, bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[dict[MessageQueue, int], tuple[str, ...]]:
-    """Exclusive ends of all queues of ``bounds``, at most their maximum, and a sentence for each that is beyond it.
+    """Exclusive ends of all queues, at most their maximum, and a sentence for each that is beyond it.
 
     Where a queue is to end at EARLIEST_OFFSET nothing of it is read.
     """
@@ -190,7 +190,7 @@ def starting_positions(
 def unknown_queue_problems(
     spec: QueuePositions, queues: Collection[MessageQueue], option: str = "startingOffsets"
 ) -> tuple[str, ...]:
-    """A sentence for each queue that ``option`` names and the topic's ``queues`` (all of them) do not contain."""
+    """A sentence for each queue that ``option`` names and the topic's ``queues`` lack."""
     return tuple(
         f"{option} names {queue}, which does not exist; correct topic, broker name or queue id."
         for queue in sorted(spec.by_queue.keys() - set(queues))
@@ -200,7 +200,7 @@ def unknown_queue_problems(
 def timed_positions(
     found: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[dict[MessageQueue, int], tuple[MessageQueue, ...]]:
-    """Positions of queues whose first message at or after a time is at ``found``, and those that have no such message.
+    """Positions of queues with a message at or after a time (``found``), and those without one.
 
     A broker answers the maximum for a time after its last message, and for one before everything it has the
     first offset of a file of its consume queue, which may be below the minimum
@@ -397,7 +397,7 @@ class PassedOffsets:
                     del passed[0]
 
     def has(self, queue: MessageQueue, offset: int) -> bool:
-        """Whether the queue stood at ``offset`` shortly before it came to where it is, and its broker was away since."""
+        """Whether the queue stood at ``offset`` shortly before, and its broker has been away since."""
         passed = self._passed.get(queue)
         if not passed or self._away_at_s.get(queue.broker_name, -inf) < passed[-1][0]:
             return False

@@ -27,7 +27,7 @@ class PutBack(NamedTuple):
 
 
 def times_by_index(spans: Iterable[PutBack], first_at: Callable[[int], int]) -> dict[int, int]:
-    """How often each message was put back, by index; ``first_at`` gives the first index at or behind an offset."""
+    """How often each message was put back, by index; ``first_at`` finds the index of an offset."""
     return {index: span.times for span in spans for index in range(first_at(span.start), first_at(span.end))}
 
 
@@ -56,7 +56,7 @@ def from_offset(spans: Iterable[PutBack], queue_offset: int) -> tuple[PutBack, .
 
 
 def to_text(spans: Sequence[PutBack], next_offset: int, times: int) -> str:
-    """As short text for whoever knows that the message at ``next_offset`` was put back ``times``; empty if that is all.
+    """As short text, empty if only the message at ``next_offset`` was put back, ``times``.
 
     Of very many spans the last are left out: their messages are delivered more often, and none is given up
     early.

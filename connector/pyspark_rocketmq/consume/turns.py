@@ -51,7 +51,7 @@ class RangeOrders(Protocol):
         ...
 
     def is_batch_at_work(self) -> bool:
-        """Whether other tasks go on, so that a task that ``idles`` does not prolong its batch; once false, false to the end."""
+        """Whether other tasks go on, so that an idle task does not prolong its batch; once False, always."""
         ...
 
     def take(self, brought: object) -> bool:
@@ -154,7 +154,7 @@ class TaskTurns(Generic[QueueT]):
 
     @property
     def is_somebody_waiting(self) -> bool:
-        """Whether something is without a worker, so that there is, or will be, something to do for another one."""
+        """Whether something has no worker, so that another worker has, or will have, something to do."""
         return bool(self._waiting)
 
     @property
@@ -242,7 +242,7 @@ class TaskTurns(Generic[QueueT]):
     # --- decisions ------------------------------------------------------------------------------------------
 
     def _waits_s(self, waited_s: float, calls_s: Sequence[float]) -> float:
-        """How much longer the queue that comes first has to wait for a worker; nothing or less: it has not to."""
+        """How much longer the first queue has to wait for a worker; 0 or less: not at all."""
         until_all_slow_s = SLOW_S - min(calls_s, default=inf)
         return min(until_all_slow_s, PATIENCE_S - waited_s) if self._has_been_slow else until_all_slow_s
 

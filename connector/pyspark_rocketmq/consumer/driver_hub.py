@@ -118,7 +118,7 @@ class DriverHub:
         self._is_look_wanted.set()
 
     def stop_tasks(self, within_s: float) -> bool:
-        """Have tasks end after the calls in hand, and wait until their batch is committed; whether it was in time."""
+        """Have tasks end after their current calls and commit their batch; whether it was in time."""
         self._hub.stop()
         return self._has_no_batch.wait(within_s)
 
@@ -145,7 +145,7 @@ class DriverHub:
         return HubTerms(self._hub.address, batch_id, must_ask)
 
     def end(self, *, could_ask: bool | None) -> BatchEnd:
-        """After the job: nothing is taken any more; returns when what was taken is committed, or has failed to be."""
+        """After the job: take nothing more, and return when what was taken is committed or has failed."""
         self._began_s = float("inf")
         plan, taken = self._hub.batch_ends(could_ask=could_ask)
         is_through: Future[None] = Future()
@@ -155,7 +155,7 @@ class DriverHub:
         return BatchEnd(plan, taken, tuple(self._left))
 
     def over(self, plan: int, is_shown: Callable[[], None]) -> None:
-        """All of a batch is committed or dropped: tell the planner, once ``is_shown`` has returned on another thread."""
+        """All of a batch is committed or dropped: tell the planner once ``is_shown`` has returned."""
         self._has_no_batch.set()
         self._over.put((plan, is_shown))
 

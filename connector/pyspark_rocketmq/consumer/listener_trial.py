@@ -44,7 +44,7 @@ def run_listener(
     max_reconsume_times: int = UNLIMITED,
     max_suspensions: int = 20,
 ) -> ListenerRun:
-    """Give an orderly listener the messages of one queue, as a query does, with neither Spark nor a broker; for tests.
+    """Give an orderly listener the messages of one queue, without Spark and broker; for tests.
 
     A suspended queue is delivered again at once, with ``reconsume_times`` and ``context.attempt`` one higher.
 

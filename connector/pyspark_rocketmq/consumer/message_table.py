@@ -65,7 +65,7 @@ class MessageTable:
     """Name of the column with the bodies that could not be decoded; null in all other rows."""
 
     def rows(self, ranges: DataFrame) -> DataFrame:
-        """The engine's rows of a stream of planned ranges (``handOverRanges``): data rows, and one ack row per queue.
+        """The engine's rows of a stream of planned ranges: data rows and an ack row per queue.
 
         Raises:
             SchemaError: If a column is unknown, named twice or one that the engine needs, or the bodies are
@@ -151,7 +151,7 @@ def is_text_valid(column: Column, kind: DataType) -> Column:
 
 
 class TableEngine:
-    """The function given to ``mapInArrow`` right on the source: reads ranges, gives their messages and acks; picklable."""
+    """The function for ``mapInArrow`` on the source: reads ranges, gives messages and acks."""
 
     def __init__(self, schema: StructType) -> None:
         self._names = schema.fieldNames()[:-1]

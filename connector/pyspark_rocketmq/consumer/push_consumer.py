@@ -80,7 +80,7 @@ logger = logging.getLogger(__name__)
 
 
 def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
-    """Give a group without any row in the store the sink's watermarks; nothing for a group that is new to both.
+    """Give a group without rows in the store the sink's watermarks; nothing for a new group.
 
     Beginning where the options say would pass over messages, or consume all of them again. The watermarks are
     what the store knew, or one batch more. A group of Java and Spark members goes on where its brokers say,
@@ -144,7 +144,7 @@ def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
 def reset_to_sink(
     store: OffsetStore, sink: Sink | Route | Sequence[Sink | Route], consumer_group: str
 ) -> dict[MessageQueue, int]:
-    """Move a group's offsets back to where its sink is, so that what the sink lost is consumed again; where each queue goes on.
+    """Move a group's offsets back to where its sink is; returns where each queue goes on.
 
     For a sink that was restored to an earlier state or failed over. Stop the query before. What brokers have
     deleted since then is a gap, as ``failOnDataLoss`` says. Queues of which the sink lacks nothing stay where
@@ -166,7 +166,7 @@ def reset_to_sink(
 
 
 def tell_where_it_goes_on(store: OffsetStore, consumer_group: str, where: ConsumeFromWhere) -> None:
-    """Log that ``where`` is not used since the group has progress: users give it to begin anew, and see nothing come.
+    """Log that ``where`` is not used because the group has progress; users expect to begin anew.
 
     Nothing with the default, CONSUME_FROM_LAST_OFFSET, which nobody had to give.
 
@@ -343,7 +343,7 @@ class PushConsumer:
         self._hooks.append(hook)
 
     def register_batch_listener(self, listener: BatchListener) -> None:
-        """Have ``listener`` called on the driver after each micro-batch is committed, for progress and metrics."""
+        """Call ``listener`` on the driver after each committed micro-batch, for progress and metrics."""
         self._batch_listeners.append(listener)
 
     def source_options(self) -> dict[str, str]:
@@ -490,7 +490,7 @@ class PushConsumer:
         return next(one for one in itertools.chain([name], numbered) if one not in taken)
 
     def _rows(self, messages: DataFrame, options: ReadOptions) -> tuple[DataFrame, Engine | None, StructType]:
-        """What the committer gets, what it makes the engine's rows of that with, and the columns of the sink."""
+        """The committer's input, the engine that makes rows of it, and the columns of the sink."""
         if self._table is not None:
             rows = self._table.rows(messages)
             return rows, None, StructType(rows.schema.fields[:-1])
@@ -502,7 +502,7 @@ class PushConsumer:
     def _engine(
         self, messages: DataFrame, schema: StructType, options: ReadOptions
     ) -> tuple[DataFrame, Engine | None]:
-        """The rows that the committer gets, and what consumes the ranges in them, if they are the source's."""
+        """The rows for the committer, and what consumes the ranges in them if they are the source's."""
         listener = form_of(self._listener, self._settings.consumer_group, orderly=self._is_orderly)
         hooks = ConsumeHooks(
             self._hooks, consumer_group=self._settings.consumer_group, namespace=options.namespace

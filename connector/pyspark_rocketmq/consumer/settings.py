@@ -233,7 +233,7 @@ class ConsumerSettings:
 
     @property
     def store_spec(self) -> str:
-        """What option ``offsetStore`` takes; a relative path is of the folder this process works in, which the planner need not."""
+        """The value of option ``offsetStore``; a relative path is of this process's working folder."""
         if not isinstance(self.offset_store, str):
             return self.offset_store.spec
         with suppress(ValueError):

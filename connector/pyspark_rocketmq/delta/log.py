@@ -86,7 +86,7 @@ class LogFiles:
         return next((action["commitInfo"] for action in actions if "commitInfo" in action), None)
 
     def forget_before(self, version: int) -> int:
-        """Remove what is needed for versions before the newest checkpoint up to ``version`` only; how many files.
+        """Remove what only versions before the newest checkpoint need, up to ``version``; how many files.
 
         The newest version is never touched, and killed at any point this leaves versions without a gap.
         """

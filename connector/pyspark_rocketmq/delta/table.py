@@ -89,7 +89,7 @@ def writer_features(
 
 
 def column_differences(wanted: Mapping[str, str], found: Mapping[str, str], where: str) -> tuple[str, ...]:
-    """Say how ``found`` (name → type), the columns of ``where``, differs from ``wanted``; empty when it does not, whatever the order."""
+    """Say how ``found``, the columns of ``where`` by type, differ from ``wanted``; empty if not."""
     missing = [f"{name} {wanted[name]}" for name in wanted if name not in found]
     superfluous = [f"{name} {found[name]}" for name in found if name not in wanted]
     differing = [

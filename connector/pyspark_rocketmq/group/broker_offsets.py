@@ -36,7 +36,7 @@ from pyspark_rocketmq.wire.subscription import expression_type
 
 
 class ToldResets:
-    """Keeps resets until somebody takes them: a broker tells each once, with whatever pull of the group comes next.
+    """Keeps resets until somebody takes them: a broker reports each once, with any pull of the group.
 
     Threads may add while another takes.
     """
@@ -152,7 +152,7 @@ class BrokerOffsets(Protocol):
 
 
 class RemoteBrokerOffsets:
-    """Implements :class:`BrokerOffsets` by a call per queue, one after another at each broker, brokers at once.
+    """Implements :class:`BrokerOffsets`: one call per queue, brokers in parallel.
 
     Source: ``RemoteBrokerOffsetStore``.
     """
@@ -231,7 +231,7 @@ def open_group_store(options: ReadOptions) -> OffsetStore:
 
 
 class RemoteGroup:
-    """Implements ``GroupAtBrokers`` by the routes of the group's topics; connects to nobody before it is asked."""
+    """Implements ``GroupAtBrokers`` by the routes of the group's topics; connects when first asked."""
 
     def __init__(self, options: ReadOptions, clock: Clock | None = None) -> None:
         self._options = options

@@ -1,4 +1,4 @@
-"""The planner's connection to its driver: what becomes of a plan's queues goes one way, what of it is over the other.
+"""The planner's connection to its driver: plans go one way, what is over the other.
 
 Without it everything works all the same: a batch is over when Spark asks for the next plan, and a queue that
 was taken away leaves with its batch.
@@ -28,7 +28,7 @@ _AGAIN_AFTER_S: Final = 5.0
 
 
 class DriverLine:
-    """Implements :class:`~pyspark_rocketmq.group.member.PlanWatcher`; connects on a thread of its own, again and again."""
+    """Implements ``PlanWatcher``; connects on a thread of its own, again and again."""
 
     def __init__(self, address: HubAddress, clock: Clock) -> None:
         """Connect to nobody yet."""
@@ -67,7 +67,7 @@ class DriverLine:
         self._send({"is": "look"})
 
     def slots(self) -> int:
-        """How many tasks can run at the same time, as the driver has said last; 0 if it does not know, or is away.
+        """How many tasks can run at the same time, by the driver's last report; 0 if not known.
 
         Its first word is waited for, two seconds at most.
         """

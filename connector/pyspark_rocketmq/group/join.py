@@ -158,7 +158,7 @@ def join_group(
 
 
 def _whatever_happens(strategy: AllocationStrategy, group: str) -> Allocate:
-    """The strategy, which may be the user's own: what it raises is logged, and the topic's queues stay where they are.
+    """The strategy, perhaps the user's: its errors are logged, and the topic's queues stay.
 
     Source: ``RebalanceImpl.rebalanceByTopic``.
     """

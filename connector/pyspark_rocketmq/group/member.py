@@ -239,7 +239,7 @@ class RunningMember:
         self._calls.pool.close()
 
     def stop_soon(self) -> None:
-        """Leave within a second or so, without waiting for it; takes no lock, so a signal handler may call it."""
+        """Leave soon, without waiting; takes no lock, so a signal handler may call it."""
         self._is_stopping = True
 
     # --- what the planner asks ------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ class RunningMember:
             run_concurrently([partial(self._do, action) for action in alike])
 
     def _do(self, action: GroupAction) -> None:
-        """Do it, and have the machine hear of it whatever happens: it gives no action out again that was not reported."""
+        """Do it and report it whatever happens: the machine repeats no action that was not reported."""
         try:
             self._done(action)
         except Exception:
@@ -448,7 +448,7 @@ class RunningMember:
         self._ask(lambda machine, now_s: machine.members_unknown(now_s))
 
     def _look_for_differences(self, address: str, listed: Sequence[str]) -> None:
-        """Nothing but a warning comes of it, so a user who may not ask (``Get`` on the group) goes without."""
+        """Only warns, so it does not matter if the user may not ask (``Get`` on the group)."""
         try:
             told = self._calls.admin.consumer_connection(address, self._group)
         except RocketMQError as error:

@@ -1,4 +1,4 @@
-"""Shows the group's progress to the brokers, for mqadmin, for dashboards, and for Java members of a mixed group.
+"""Shows the group's progress to the brokers, for mqadmin, dashboards and Java members.
 
 The offset store is the truth and this is its image: nothing waits for it and nothing fails with it.
 
@@ -179,7 +179,7 @@ class OffsetMirror:
             self._is_in_trouble = False
 
     def _tell_store(self) -> None:
-        """Unless something new comes at once; a broker that is away is no reason to wait with what others have."""
+        """Unless something new comes; a broker that is away does not delay the others' offsets."""
         if not self._is_hurried and self._news.wait(self._quiet_s) and not self._is_hurried:
             return
         with self._guard:

@@ -74,7 +74,7 @@ class GroupMember(Protocol):
     def reset_offsets(
         self, consumer_group: str, topic: str, next_offsets: Mapping[MessageQueue, int]
     ) -> None:
-        """An operator wants these queues consumed from here on: drop what is held of them, store, begin again."""
+        """An operator moved these queues: drop what is held of them, store the target, begin again."""
         ...
 
     def next_offsets(self, consumer_group: str, topic: str) -> Mapping[MessageQueue, int]:
@@ -110,7 +110,7 @@ class ServerRequests:
         }
 
     def __call__(self, request: RemotingCommand) -> RemotingCommand | None:
-        """The answer, which the dispatcher does not send if the request is oneway; None if the code is not known.
+        """The answer, not sent if the request is oneway; None if the code is not known.
 
         Raises:
             RemoteProtocolError: If the request makes no sense.
@@ -238,7 +238,7 @@ class ClientRemotingProcessor:
         }
 
     def running_info(self, consumer_group: str) -> ConsumerRunningInfo | None:
-        """What ``mqadmin consumerStatus`` shows: subscriptions, queues held, their locks and offsets, rates."""
+        """What ``mqadmin consumerStatus`` shows: subscriptions, held queues, locks, offsets, rates."""
         if consumer_group != self._options.consumer_group or self._heartbeat is None:
             return None
         (consumer,) = self._heartbeat.consumers

@@ -289,7 +289,7 @@ _guard = threading.Lock()
 
 
 def _renew() -> None:
-    """In a child of ``fork()``: begin without connections, and with a lock that no thread of the parent holds."""
+    """In a child of ``fork()``: begin without connections; the parent's stay open."""
     global _guard  # noqa: PLW0603 - one per process is the point
     _guard = threading.Lock()
     _lines.clear()

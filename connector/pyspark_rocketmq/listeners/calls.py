@@ -146,7 +146,7 @@ class ListenerWorkers(Protocol):
     """
 
     def call(self, number: int, invoke: Callable[[], Settling]) -> None:
-        """Begin a listener call; ``invoke`` says whether it has settled the call itself, so that no event is wanted."""
+        """Begin a listener call; no event follows if ``invoke`` says that it settled the call."""
         ...
 
     def abandon(self, number: int) -> None:
@@ -154,7 +154,7 @@ class ListenerWorkers(Protocol):
         ...
 
     def send_back(self, indexes: Sequence[int], send: Callable[[int], None]) -> None:
-        """Begin to send messages back, one after the other, so that they keep their order; an event for each."""
+        """Begin to send messages back, one after the other, in order; an event for each."""
         ...
 
     def next_event(self, timeout_s: float | None) -> Event | None:

@@ -60,7 +60,7 @@ class ConsumeMessageHook(Protocol):
 
 
 class ConsumeHooks:
-    """Calls a consumer's hooks; an exception in one is logged and changes nothing, not even for the others."""
+    """Calls a consumer's hooks; an exception in one is logged and changes nothing."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class DeliveryContext:
             self._keep(RowBuffer.look)
 
     def emit_batch(self, rows: pa.RecordBatch) -> None:
-        """The engine's: add rows that an ``ArrowListener`` returned, each with the queue offset of a message of this delivery.
+        """For the engine: add an ``ArrowListener``'s rows, each with the queue offset of its message.
 
         Raises:
             SchemaError: If they are not rows of the listener's output schema, as of :meth:`emit`.
@@ -242,7 +242,7 @@ class DeliveryContext:
 
     @property
     def logger(self) -> LoggerAdapter[Logger]:
-        """Logs to ``pyspark_rocketmq.listener`` with the queue, and the offset that the loop is at, before each text.
+        """Logs to ``pyspark_rocketmq.listener``, each text after the queue and the current offset.
 
         Outside a loop the offset is the delivery's first.
         """
@@ -269,7 +269,7 @@ class DeliveryContext:
             raise
 
     def follow(self, messages: Sequence[MessageExt]) -> Sequence[MessageExt]:
-        """The engine's: a list of ``messages`` for the listener, which tells this context which one a loop is at.
+        """For the engine: a list of ``messages`` that tells this context where a loop is.
 
         The listener may do with it what it likes: the engine goes by its own. Those of an ``ArrowListener``
         stay in their batch.
@@ -283,7 +283,7 @@ class DeliveryContext:
         self._current = message
 
     def broken_at(self, where: str) -> RocketMQError:
-        """The engine's, after a call that has left something in ``broken``: what ends the query; with ``where`` the delivery is (row D5)."""
+        """For the engine, after a call that left something in ``broken``: what ends the query (D5)."""
         if not isinstance(self.broken, SchemaError):
             return RocketMQError(f"{where}: {self.broken}")
         return SchemaError(
@@ -357,7 +357,7 @@ class ConsumeConcurrentlyContext(DeliveryContext):
 
 
 class _Followed(list[MessageExt]):
-    """A list that tells the context which message a ``for`` loop is at; a loop left by ``break`` stays there."""
+    """A list that tells the context which message a ``for`` loop is at; ``break`` stays there."""
 
     def __init__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> None:
         super().__init__(messages)

@@ -1,4 +1,4 @@
-"""One message consumed because an administrator asks for it (row D12), outside its queue and whatever the offsets are."""
+"""One message consumed for an administrator (row D12), whatever its queue's offsets are."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ _guard = threading.Lock()
 
 
 def tell_failure(what: str, where: str, error: BaseException) -> str:
-    """Log that ``what`` happened at ``where``, with the traceback if this error is new in this process; its one line."""
+    """Log that ``what`` happened at ``where``, the traceback if it is new here; returns one line."""
     line = one_line(error)
     count = _count((type(error), _VARIABLE.sub("…", line), _place(error)))
     if count == 0:

@@ -266,7 +266,7 @@ def _form(listener: object, origin: _Origin) -> ListenerForm:
 
 
 def _parameters_given(listener: object) -> int | None:
-    """How many arguments ``listener.consume_message`` takes; None where only an object of the class can tell."""
+    """How many arguments ``consume_message`` takes; None where only an instance can tell."""
     if not isinstance(listener, type):
         return 2
     found = inspect.getattr_static(listener, "consume_message", None)
@@ -276,7 +276,7 @@ def _parameters_given(listener: object) -> int | None:
 
 
 def _check_parameters(listener: object, call: Callable[..., object], *, given: int) -> None:
-    """Refuse what cannot be called with messages and a context; each delivery would fail, and come again for ever."""
+    """Refuse what cannot be called with messages and a context: every delivery would fail."""
     try:
         # Of a decorated function the decorator's: it may hand on more than it takes.
         inspect.signature(call, follow_wrapped=False).bind(*range(given))
@@ -368,7 +368,7 @@ class GeneratorListener:
 
 
 class AsyncGeneratorListener:
-    """Awaits an asynchronous generator function and emits what it yields; such a one cannot return a status."""
+    """Awaits an asynchronous generator function and emits what it yields; it returns no status."""
 
     def __init__(
         self, function: Callable[[Sequence[MessageExt], Any], AsyncGenerator[Any]], success: object

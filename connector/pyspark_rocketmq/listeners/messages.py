@@ -114,7 +114,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         queue_offsets: npt.NDArray[np.int64],
         told: Mapping[str, str],
     ) -> None:
-        """All rows of ``batches`` are of ``queue``, at ``queue_offsets``; each message gets the properties ``told``, too."""
+        """``batches`` are rows of ``queue``, at ``queue_offsets``; messages get the properties ``told``."""
         self._told = told
         self.queue_offsets = queue_offsets
         """Of all messages."""
@@ -146,7 +146,7 @@ class ArrivedMessages(Sequence[MessageExt]):
             yield from self[start : start + _MADE_AT_ONCE]
 
     def in_objects(self, start: int, stop: int, put_back: Sequence[int] = ()) -> list[MessageExt]:
-        """Messages that follow each other, at least one; ``put_back`` is added to their reconsumptions, if it is given."""
+        """At least one message, in order; ``put_back`` is added to their reconsumptions."""
         begin, end = start - self._first, stop - self._first
         # As nearly every delivery.
         is_made = 0 <= begin < end <= len(self._made)
@@ -200,7 +200,7 @@ class ArrivedMessages(Sequence[MessageExt]):
 def taker_of(
     messages: Sequence[MessageExt], *, in_arrow: bool
 ) -> Callable[[int, int, Sequence[int]], Sequence[MessageExt]]:
-    """What takes a delivery out of a range's messages: the first index, the last one's next, and what is added to their reconsumptions."""
+    """Takes a delivery out of a range's messages: first index, end, and added reconsumptions."""
     if isinstance(messages, ArrivedMessages):
         return messages.in_arrow if in_arrow else messages.in_objects
 
@@ -225,7 +225,7 @@ def _as_shown(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def last_message(batch: pa.RecordBatch, row: int) -> str:
-    """What an ack says of the message in a row when it is the newest one passed; empty where its columns were not read."""
+    """What an ack says of the newest message passed; empty where its columns were not read."""
     names = ("queueOffset", "storeTimestamp", "commitLogOffset")
     offset, stored_at, log_offset = (batch.column(name)[row] for name in names)
     if not (stored_at.is_valid and log_offset.is_valid):

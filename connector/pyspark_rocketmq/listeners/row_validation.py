@@ -91,7 +91,7 @@ class _Scalar:
 
 @dataclass(frozen=True, slots=True)
 class _Aware:
-    """Within an array, map or struct Spark looks for a naive time on the session's clocks, where it may not exist."""
+    """Within arrays, maps and structs Spark takes a naive time by the session's zone."""
 
     check: _Check
 

@@ -1,4 +1,4 @@
-"""What one micro-batch did and where each queue is after it, from Spark's progress and the consumer's report. Pure.
+"""What one micro-batch did and where each queue is after it. Pure.
 
 Rule 1: what was planned and what brokers hold come from Spark's progress, which every query of the source
 has; how far a consumer came, from its :class:`BatchReport`. A query without a consumer has come to the end of

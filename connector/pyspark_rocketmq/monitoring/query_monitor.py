@@ -60,7 +60,7 @@ class StoredTimes:
         self._silent: set[str] = set()
 
     def ask(self, positions: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
-        """Wall-clock seconds at which the messages at ``positions`` were stored; queues that do not tell are left out."""
+        """When the messages at ``positions`` were stored; queues that do not tell are left out."""
         self._known = {
             queue: known for queue, known in self._known.items() if positions.get(queue) == known[0]
         }

@@ -1,4 +1,4 @@
-"""The options that say which cluster it is and how it is talked to: the same for whoever reads and whoever writes."""
+"""The options that say which cluster it is and how it is reached, for reading and writing."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class ConnectionOptions(OptionSet):
         return problems
 
     def name_problems(self, names: Iterable[tuple[str, str, int]]) -> list[str]:
-        """The limits of :func:`resource_name` hold for a name with its namespace; of option key, name and limit."""
+        """Check :func:`resource_name`'s limits with the namespace: option key, name and limit."""
         if self.namespace is None:
             return []
         return [

@@ -1,4 +1,4 @@
-"""What a consumer is set up by besides the options of the source, declared once: field names are ``PushConsumer``'s arguments.
+"""What a consumer is set up by besides the source's options; fields are its arguments.
 
 Keys are the options of job ``consume``; texts, defaults and units are both's.
 """
@@ -16,7 +16,7 @@ from pyspark_rocketmq.options.parsers import boolean, int_between, iso_time, one
 
 
 def consume_time(text: str) -> datetime:
-    """The time that a ``consumeTimestamp`` names, with its zone: this machine's where it names none, but UTC in ISO 8601.
+    """The time of a ``consumeTimestamp``: ISO 8601 is UTC by default, else this machine's zone.
 
     Raises:
         ValueError: With the end of a sentence.

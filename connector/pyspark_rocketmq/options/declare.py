@@ -68,7 +68,7 @@ def option(
     instead: tuple[str, ...] = (),
     used_in: tuple[Use, ...] = (),
 ) -> Any:
-    """Declare one option as a dataclass field; with ``instead`` it is None where another of these is given."""
+    """Declare an option as a dataclass field; with ``instead``, None where another is given."""
     required = default is _REQUIRED
     if default_text is None:
         default_text = "required" if required else _shown_default(default)
@@ -107,7 +107,7 @@ class OptionSet:
 
     @classmethod
     def parse(cls, raw: Mapping[str, object]) -> Self:
-        """Parse a map of texts; keys are matched without regard to case, numbers and booleans taken as Spark writes them.
+        """Parse a map of texts: keys in any case, numbers and booleans as Spark writes them.
 
         Raises:
             OptionError: With a sentence for every problem, not just the first.
@@ -189,7 +189,7 @@ def _text_of(value: object) -> str | None:
 
 
 def said_twice(given: Mapping[str, object]) -> list[str]:
-    """The sentence on options of which more than one is given, which is those that are true, though they say the same thing."""
+    """One problem if more than one of these mutually exclusive options is set, else none."""
     keys = [f"'{key}'" for key, is_given in given.items() if is_given]
     return [f"options {' and '.join(keys)} exclude each other; give one"] if len(keys) > 1 else []
 

@@ -1,4 +1,4 @@
-"""Parsers of single options: text in, value out, ``ValueError`` with the end of the sentence ``key='value' …``."""
+"""Parsers of single options: text in, value out, ``ValueError`` with what is wrong."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ _DURATION_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h"
 
 @parses("duration")
 def duration_ms(text: str) -> int:
-    """Parser of a duration as Spark writes them, such as ``15m``, into milliseconds; a bare number is milliseconds."""
+    """Parse a duration such as ``15m`` into milliseconds; a bare number is milliseconds."""
     found = re.fullmatch(r"(\d{1,15}) *([a-z]*)", text.strip().lower())
     unit = (found[2] or "ms") if found else ""
     if found is None or unit not in _DURATION_UNITS_MS:
@@ -130,7 +130,7 @@ def list_of(parse_one: Parser[T]) -> Parser[tuple[T, ...]]:
 
 
 def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Hook of ``json.loads`` that refuses a name given twice in one object, of which JSON would keep the last."""
+    """Hook of ``json.loads`` that refuses a name given twice, of which JSON keeps the last."""
     members = dict(pairs)
     if len(members) < len(pairs):
         names = [name for name, _ in pairs]
@@ -201,7 +201,7 @@ def instance_name(text: str) -> str:
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name that is most like ``name``, without regard to case; None if none is at least ``cutoff`` alike."""
+    """The known name most like ``name``, in any case; None if none is at least ``cutoff`` alike."""
     by_lower = {each.lower(): each for each in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[close[0]] if close else None

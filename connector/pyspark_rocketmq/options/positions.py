@@ -179,7 +179,7 @@ _TIMES = PositionsForm(
 
 @dataclass(frozen=True, slots=True)
 class StartingOffsets(QueuePositions):
-    """Where queues without stored progress begin; the default is EARLIEST_OFFSET, LATEST_OFFSET or COMMITTED_OFFSET."""
+    """Where queues without progress begin; the default is EARLIEST_, LATEST_ or COMMITTED_OFFSET."""
 
     @classmethod
     def earliest(cls) -> StartingOffsets:
@@ -199,7 +199,7 @@ class StartingOffsets(QueuePositions):
 
 @parses("`earliest`, `latest`, `group` or JSON")
 def parse_starting_offsets(text: str) -> StartingOffsets:
-    """Parse ``earliest``, ``latest``, ``group`` (in any case) or JSON; queues the JSON does not name start at earliest.
+    """Parse ``earliest``, ``latest``, ``group`` or JSON; queues it does not name start at earliest.
 
     Raises:
         ValueError: With the end of the sentence ``startingOffsets='…' …``, naming the wrong part and the

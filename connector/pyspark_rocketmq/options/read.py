@@ -391,7 +391,7 @@ class ReadOptions(PaceOptions):
         return named if self.decode_properties else tuple(name for name in named if name != _PROPERTIES)
 
     def retry_topic(self) -> str | None:
-        """The topic through which messages that the group has given back come again; None where there is none.
+        """The topic through which messages given back come again; None where there is none.
 
         Source: ``DefaultMQPushConsumerImpl.copySubscription``: any group but a broadcasting one has it.
         """
@@ -400,7 +400,7 @@ class ReadOptions(PaceOptions):
         return retry_topic(self.consumer_group)
 
     def needs_locks(self) -> bool:
-        """Whether queues are locked at their brokers: an orderly member of a group that shares them (C1, B3)."""
+        """Whether queues are locked at their brokers: orderly members of a shared group (C1, B3)."""
         return self.consume_orderly and self.message_model is MessageModel.CLUSTERING
 
     def goes_on_at_slaves(self) -> bool:
@@ -414,7 +414,7 @@ class ReadOptions(PaceOptions):
         return self.subscribed() if retry is None else (*self.subscribed(), retry)
 
     def cross_field_problems(self) -> list[str]:
-        """Topics are said once; group and store go together; where to begin is said once, and of what is read."""
+        """Topics and beginnings are given once; group and store go together."""
         problems = topic_problems(
             {
                 "topic": self.topic,

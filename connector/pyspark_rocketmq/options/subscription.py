@@ -1,4 +1,4 @@
-"""What is read, as options say it: one topic, several, or JSON ``{"topic": "expression"}`` with tags of their own."""
+"""What is read: one topic, several, or JSON ``{"topic": "expression"}`` with tags of their own."""
 
 from __future__ import annotations
 

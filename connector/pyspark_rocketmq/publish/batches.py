@@ -135,7 +135,7 @@ _MOST_KNOWN_KEYS: Final = 100_000
 
 
 class QueueSelector:
-    """Selects the queues of a task's rows; looks up a topic's queues once, so that keys do not move meanwhile."""
+    """Selects the queues of a task's rows; looks up a topic's queues once, so that keys stay."""
 
     def __init__(
         self,

@@ -73,7 +73,7 @@ def send_rows(
     row_keys: RowKeys,
     seen: SeenRoutes | None = None,
 ) -> tuple[int, KeySample]:
-    """Send all rows; the number of messages and, if they are checked, the sharding keys, when every one is acknowledged.
+    """Send all rows; once all are acknowledged, their number and a sample of sharding keys.
 
     Args:
         batches: The rows of the task, in order.

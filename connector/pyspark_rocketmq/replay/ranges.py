@@ -40,7 +40,7 @@ def origin_of(origin: MessageQueue, queue_offset: int | str) -> str:
 def resent_message(
     topic: str, original: Message, origin: MessageQueue, queue_offset: int, run: str
 ) -> Message:
-    """The message for ``topic`` with the body, keys, tags, sharding key, UNIQ_KEY, flag and properties of the original."""
+    """The message for ``topic`` with the original's body, properties and flag."""
     kept = {name: value for name, value in original.properties.items() if name not in _LEFT_OUT}
     if before := kept.get(REPLAYED_BY):
         kept[KEPT_AS] = before
@@ -64,7 +64,7 @@ class Sending:
     """Where the target ended before the first message was sent."""
 
     def offset_of(self, replayed_by: str | None, replayed_from: str | None) -> int | None:
-        """The source offset of a message found in the target, by its two properties; None if it is none of these."""
+        """The source offset of a message in the target, by its two properties; None if it has none."""
         if replayed_by != self.run or replayed_from is None:
             return None
         prefix = origin_of(self.source.queue, "")
@@ -119,7 +119,7 @@ Stretch = tuple[int, int]
 def without(
     planned: Iterable[QueueRange], done: Mapping[MessageQueue, Iterable[Stretch]]
 ) -> list[QueueRange]:
-    """What is left of ``planned`` once the stretches of ``done`` are taken out, in order; they may overlap."""
+    """``planned`` without the ranges of ``done``, in order; these may overlap."""
     left: list[QueueRange] = []
     for whole in planned:
         start = whole.start

@@ -1,4 +1,4 @@
-"""Which ranges were replayed into which topic, in a Delta table that anyone can read: what makes a second run add nothing.
+"""Which ranges were replayed into which topic, in a Delta table: a second run adds nothing.
 
 Two rows for each queue and step: one before anything is sent, which says where the target queue ended, and
 one after all is stored.  Where the second one is missing the target says what is stored

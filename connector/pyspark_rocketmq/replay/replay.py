@@ -1,4 +1,4 @@
-"""``Replay``: reads ranges of queues once more and writes them where they are wanted, in steps that are each whole.
+"""``Replay``: reads ranges of queues again and writes them elsewhere, in steps that are each whole.
 
 Rule 1: what is replayed is fixed when it is planned: neither new messages nor new queues join in on the way.
 Rule 2: no group is named, so none is touched; brokers see pulls of ``pyspark-rocketmq-source``.
@@ -106,7 +106,7 @@ class Replay:
             raise OptionError(tuple(problems), where="options of a replay")
 
     def to_table(self, path: str, on_step: OnStep | None = None) -> ReplaySummary:
-        """Add every message that the Delta table at ``path`` does not have yet, by its position; it is made if missing.
+        """Add every message that the Delta table at ``path`` lacks, by position; makes the table.
 
         Each step is one commit, and adds nothing twice even when several runs write at the same time.
 
@@ -149,7 +149,7 @@ class Replay:
         return self._run(self._partitions(options), write, on_step, in_order=False)
 
     def to_topic(self, topic: str, record: str, on_step: OnStep | None = None) -> ReplaySummary:
-        """Send the messages to ``topic``, each queue's to one queue in their order, with keys, tags and properties.
+        """Send the messages to ``topic``, each queue's to one queue in order, with all that they carry.
 
         Delays, transactions and what else brokers wrote about the first delivery are left out;
         ``REPLAYED_FROM`` is added.

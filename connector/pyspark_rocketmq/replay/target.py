@@ -108,7 +108,7 @@ class TargetTopic:
         self._topic = topic
 
     def route(self) -> TopicRoute:
-        """What the tasks need to know of the topic, so that they find its brokers when these have just restarted.
+        """What tasks need to know of the topic to find its brokers when these have just restarted.
 
         Raises:
             RocketMQError: If it cannot be had.

@@ -173,7 +173,7 @@ class Resending:
     tail: TargetTail
 
     def as_stored(self, message: Message) -> tuple[Message, int]:
-        """``message`` with the body that the source's broker has stored, and the bits of its sysFlag that tell the compression.
+        """``message`` with its stored body and the compression bits of its sysFlag.
 
         What expands beyond the limit of a message was stored, and is stored again, compressed.
 
@@ -205,7 +205,7 @@ class Resending:
 
 @dataclass(frozen=True, kw_only=True)
 class ResendRanges:
-    """Sends the messages of the task's range to one queue, each batch after the one before is stored, and each once.
+    """Sends the range's messages to one queue, batch after batch, each message once.
 
     A batch is tried for ``retryTimeoutMs``. A task that is run again goes on where the target says that the
     one before has come.
@@ -267,7 +267,7 @@ class ResendRanges:
         return sent
 
     def store(self, producer: Producer, messages: Sequence[Message], part: Resending) -> SendResult:
-        """Send a batch whose messages keep their UNIQ_KEYs; alone, and as it is stored, one that is too large for a batch."""
+        """Send a batch with its UNIQ_KEYs; a message too large for a batch goes alone, as stored."""
         body = encode_batch(messages)
         target = part.sending.target
         outcomes: SimpleQueue[SendResult | RocketMQError] = SimpleQueue()

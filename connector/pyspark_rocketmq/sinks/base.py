@@ -209,7 +209,7 @@ class Sink(Protocol):
         ...
 
     def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> Sequence[SinkStanding]:
-        """How far it has come in these queues, each in the life of this generation; makes nothing, and may come before ``prepare``.
+        """How far it has come in these lives of queues; makes nothing, and may come before ``prepare``.
 
         One, or of several sinks in one each of them. What they lack of the group's offsets is found out by
         :mod:`~pyspark_rocketmq.sinks.standing`, before a query starts and before each batch.
@@ -217,7 +217,7 @@ class Sink(Protocol):
         ...
 
     def watermarks(self, consumer_group: str) -> Mapping[Life, int]:
-        """How far it has come, in the last life of each queue that the group ever wrote rows of (next offsets)."""
+        """Next offsets of the last life of each queue that the group wrote rows of."""
         ...
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:

@@ -101,7 +101,7 @@ class DatabaseSink:
 
     @property
     def place(self) -> Hashable:
-        """See ``Sink.place``; before ``prepare`` it cannot tell that two functions connect to one database."""
+        """See ``Sink.place``; before ``prepare`` two functions of one database look different."""
         return self.table.identity or (self._connect, self.table.name)
 
     def prepare(self, schema: pa.Schema) -> None:

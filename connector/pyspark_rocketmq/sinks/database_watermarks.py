@@ -1,4 +1,4 @@
-"""The table in a user's database that says how far a group's rows are there: its form, its statements, its transactions.
+"""The table in a user's database that says how far a group's rows are there.
 
 One row per group and queue holds the next offset, the queue's generation (offsets that began again begin a
 new one) and the id of the attempt that stored it.  Two more kinds of rows have no topic:
@@ -88,7 +88,7 @@ class WatermarkTable:
         self._sql = _Statements(name, placeholder)
 
     def prepare(self, sleep: Callable[[float], None]) -> None:
-        """Make the table if it is missing, add columns that an older one lacks, and try out what commits rely on.
+        """Make the table, add columns that an older one lacks, and try out what commits rely on.
 
         Raises:
             OptionError: If it cannot be made or has another form, or if connections commit by themselves.
@@ -118,7 +118,7 @@ class WatermarkTable:
         raise OptionError((problem,), where="database sink") from failure
 
     def stored_identity(self) -> str | None:
-        """The identity of the table that is there, which is not made; None if none can be read, or it was never prepared.
+        """The identity of the existing table; None if it cannot be read or was never prepared.
 
         Who cannot connect gets the driver's own error.
         """
@@ -239,7 +239,7 @@ class WatermarkTable:
         logger.info("table of watermarks changed statement=%s", statement)
 
     def _try_out(self) -> None:
-        """Insert rows, roll back and look: is the key as it must be, do columns hold what they must, is it undone?
+        """Insert rows, roll back and check: key, what columns hold, and that all is undone.
 
         Raises:
             OptionError: If it is not.

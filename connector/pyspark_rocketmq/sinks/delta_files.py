@@ -320,7 +320,7 @@ class FileSet:
         self._finished: list[WrittenFile] = []
 
     def add(self, rows: pa.RecordBatch) -> int:
-        """Write the rows that are not in the table yet, in their order within a partition; how many are in it.
+        """Write the rows that the table lacks, in order within a partition; how many it has.
 
         Raises:
             SchemaError: If they do not fit the table's columns or a row lacks its message's position.

@@ -16,7 +16,7 @@ from pyspark_rocketmq.model import MessageQueue
 
 
 def app_id(consumer_group: str, queue: MessageQueue, generation: int = 0) -> str:
-    """The Delta transaction's application id that carries the watermark of one life of a queue as its version.
+    """The Delta application id whose version is the watermark of one life of a queue.
 
     Shape ``rocketmq:GROUP:TOPIC:BROKER:QUEUE``, from the second life on
     ``rocketmq:GROUP:TOPIC:BROKER:QUEUE.GENERATION``. Unique per group and life: RocketMQ allows no colon in
@@ -152,7 +152,7 @@ def check_wanted(path: str, wanted: TableForm) -> None:
 
 
 def commit_metadata(consumer_group: str, commit_id: str, **more: Any) -> dict[str, str]:
-    """Return what a commit of ours says of itself; ``userMetadata``, so that every Delta writer can say it."""
+    """What a commit of ours says of itself, in ``userMetadata``, which every Delta writer can set."""
     return {
         "userMetadata": json.dumps({"consumerGroup": consumer_group, "rocketmqCommit": commit_id, **more})
     }

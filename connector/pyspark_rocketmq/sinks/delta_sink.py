@@ -290,7 +290,7 @@ class DeltaSink:
 
     @property
     def place(self) -> str:
-        """See ``Sink.place``: the table's id once it is prepared, which is the same under every name of its folder."""
+        """See ``Sink.place``: the table's id once it is prepared, the same by any name of its folder."""
         return self._table.table_id or normal_place(self.path)
 
     def prepare(self, schema: pa.Schema) -> None:
@@ -356,7 +356,7 @@ class DeltaSink:
         return SinkStanding(masked(normal_place(self.path)), log.table_id, watermarks, masked(self.path))
 
     def watermarks(self, consumer_group: str) -> dict[Life, int]:
-        """How far the table has come, in the last life of each queue that the group ever wrote rows of (next offsets).
+        """Next offsets of the last life of each queue that the group ever wrote rows of.
 
         Raises:
             SchemaError: If there is no table.

@@ -227,7 +227,7 @@ class SinkTable:
     def group_commit(
         self, log: TableLog, consumer_group: str, lives: Iterable[tuple[MessageQueue, int]]
     ) -> GroupCommit:
-        """How far the table has come with the group, in these lives (queue, generation) and in all that Spark's writer knew of.
+        """How far the table has come with the group: in these lives, and in all that Spark's writer knew.
 
         Raises:
             SinkConflict: If that cannot be told any more.
@@ -276,7 +276,7 @@ class SinkTable:
         )
 
     def check_unaltered(self, form: TableForm) -> tuple[str, ...]:
-        """Refuse a table that rows as prepared can no longer be added to; what leaves it to Spark's writer."""
+        """Refuse a table that prepared rows can no longer be added to; returns why Spark must write."""
         if self._wanted is None:
             raise SchemaError(
                 f"The sink {self.path} does not know its rows' columns yet. Call prepare with their schema "

@@ -130,7 +130,7 @@ class MultiSink:
         return tuple(standing for each in found for standing in each)
 
     def watermarks(self, consumer_group: str) -> dict[Life, int]:
-        """Where all of them are: the smallest of each life, 0 if one has nothing of it; see ``Sink.watermarks``."""
+        """The smallest watermark of each life, 0 if one sink has none; see ``Sink.watermarks``."""
         found = [route.sink.watermarks(consumer_group) for route in self._routes]
         lives = {life for each in found for life in each}
         return newest_lives({life: min(each.get(life, 0) for each in found) for life in lives})

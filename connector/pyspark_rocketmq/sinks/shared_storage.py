@@ -1,4 +1,4 @@
-"""Whether paths of a table name one folder on all machines, and tables that lie within each other: asked before a query starts.
+"""Checks before a query starts: shared folders on all machines, tables within each other.
 
 A path without a scheme is each machine's own disk, unless all of them have mounted the same storage there.
 Which of the two it is can be seen: the driver puts an empty file beside the table, and tasks look for it.

@@ -200,7 +200,7 @@ class MicroBatchPlanner:
         return self._newest
 
     def addresses(self, planned: Sequence[QueueRange]) -> Mapping[str, BrokerAddress]:
-        """Where masters are: as of the look the newest plan was made with, if that has places for all of ``planned``.
+        """Where masters are, from the newest plan's look if it has places for all of ``planned``.
 
         A plan that is run again after a restart may name a broker that is down now, without a slave that has
         all that is planned; it is waited for as long as ``retryTimeoutMs``, after which its address is
@@ -288,7 +288,7 @@ class MicroBatchPlanner:
         }
 
     def _check_drain(self, left: Mapping[MessageQueue, int]) -> None:
-        """Raise where a group's drain has stood still for ``drainTimeoutMs``: a message that always fails would hold it for ever."""
+        """Raise if a group's drain made no progress for ``drainTimeoutMs``: a message fails for ever."""
         if self._options.consumer_group is None:
             return
         stands_for_s = self._drain_watch.stands_for_s(left, self._clock.monotonic_s())
@@ -400,7 +400,7 @@ class MicroBatchPlanner:
         return patience or self._patience()
 
     def plan_of(self, offset: Offset) -> tuple[int, tuple[QueueRange, ...]]:
-        """As ``offset_to_plan``, without reading what this planner has written last: Spark asks for that twice."""
+        """As ``offset_to_plan``, but remembers what it wrote last: Spark asks for that twice."""
         known_offset, plan = self._known
         return plan if offset == known_offset else offset_to_plan(offset)
 

@@ -1,4 +1,4 @@
-"""Where each queue stands, for the planner: from Spark's own offset, or from a consumer group's offset store."""
+"""Where each queue stands: from Spark's own offset, or from a group's offset store."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ProgressSource(Protocol):
         ...
 
     def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueProgress]:
-        """Progress of every queue that may be planned now; ``snapshot.bounds_of`` says what is there of each."""
+        """Progress of every queue that may be planned now; ``snapshot.bounds_of`` gives bounds."""
         ...
 
     def had_in_vain(self, progress: Mapping[MessageQueue, QueueProgress]) -> Mapping[MessageQueue, Had]:
@@ -75,11 +75,11 @@ class ProgressSource(Protocol):
         ...
 
     def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:
-        """Where a queue stood when it was last looked at, reachable now or not; None when it was never seen."""
+        """Where a queue stood at the last look, reachable now or not; None if it was never seen."""
         ...
 
     def listener_ms(self, queue: MessageQueue) -> float | None:
-        """How long a listener has had a message of a queue lately, in milliseconds; None if that is not known."""
+        """How long a listener took per message of a queue lately, in milliseconds; None if unknown."""
         ...
 
 
@@ -319,7 +319,7 @@ class GroupProgress:
     def _follow_lives(
         self, own: Mapping[MessageQueue, OffsetRow], held: Collection[MessageQueue], snapshot: Snapshot
     ) -> dict[MessageQueue, OffsetRow]:
-        """The rows of queues whose offsets began again, and of those that a broker's answer tells to be reset."""
+        """Rows of queues whose offsets began again, and of those that a broker says were reset."""
         if self._lives is None:
             return {}
         try:
@@ -347,7 +347,7 @@ class GroupProgress:
         return self._stalls.had(progress, self._clock.monotonic_s())
 
     def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:  # noqa: ARG002
-        """The new ranges; a queue with a gap is reset in the store and planned next time, under its new epoch."""
+        """The new ranges; a queue with a gap is reset in the store and planned under its new epoch."""
         gaps = {gap.queue: gap.corrected for gap in plan.gaps}
         if gaps:
             # Under the epochs that were planned by: whoever has claimed a queue meanwhile has gone on.

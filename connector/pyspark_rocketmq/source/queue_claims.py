@@ -55,7 +55,7 @@ class QueueClaims:
     def claim(
         self, new: Collection[MessageQueue], rows: Rows, snapshot: Snapshot
     ) -> dict[MessageQueue, OffsetRow]:
-        """Claim ``new``, which are held; their rows, without those of a topic where the group cannot begin yet.
+        """Claim the held queues ``new``; their rows, without topics where the group cannot begin yet.
 
         Raises:
             BrokerOffsetUnavailable: If a broker did not tell the group's offset. Nothing was claimed.
@@ -97,7 +97,7 @@ class QueueClaims:
     def _without_forgotten(
         self, known: Mapping[MessageQueue, int], rows: Rows, addresses: Addresses
     ) -> Mapping[MessageQueue, int]:
-        """``known`` without offsets that a broker has fallen back to in a crash; it is told the newer ones again."""
+        """``known`` without offsets a broker fell back to in a crash; it gets the newer ones again."""
         forgotten = {
             queue: rows[queue].next_offset
             for queue, offset in known.items()
@@ -175,7 +175,7 @@ class QueueClaims:
         return starts | {queue: at_broker[queue] for queue in unknown if queue in at_broker}
 
     def _beginning(self, by_option: Collection[MessageQueue], snapshot: Snapshot) -> dict[MessageQueue, int]:
-        """Where a new group begins, told to the brokers for all queues of a topic before any of them is claimed.
+        """Where a new group begins, stored at the brokers of a topic before any queue is claimed.
 
         Members that begin at the same time share the queues between them: whoever comes second would take its
         own for queues made later. The same goes for a Java member with other ideas of where to begin.

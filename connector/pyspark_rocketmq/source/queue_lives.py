@@ -125,7 +125,7 @@ class PullingLifeWatch:
 
 
 def _message_at(queue: MessageQueue, offset: int, data: PulledBody) -> LastMessage | None:
-    """Of the stored messages in ``data`` the one at an offset; None if its layout is broken, for which nothing can be told."""
+    """The stored message at an offset; None if the layout is broken, so that nothing can be told."""
     try:
         messages = decode_stored_messages(data)
     except RemoteProtocolError as error:
@@ -206,11 +206,11 @@ class QueueLives:
         )
 
     def resets(self) -> dict[MessageQueue, int]:
-        """Where operators want queues: brokers have told so with :meth:`follow`, failed or not, and have forgotten it."""
+        """Where operators want queues: brokers reported it to :meth:`follow` and have forgotten it."""
         return self._watch.resets()
 
     def follow(self, rows: Rows, snapshot: Snapshot) -> dict[MessageQueue, OffsetRow]:
-        """Begin a new life of those of ``rows``, all held and in sight, that need one; the rows that were changed.
+        """Begin a new life of the held, visible queues that need one; the rows that changed.
 
         A queue that was reset with the look is left for the next one.
 
@@ -297,7 +297,7 @@ class QueueLives:
         return OffsetsBeganAgain(str(queue), standing.place_to_look_at(), available)
 
     def _check_bounds(self, rows: Rows, found: Mapping[MessageQueue, Found], snapshot: Snapshot) -> None:
-        """Refuse to plan by bounds that the queues have outgrown since: that would look like lost messages."""
+        """Refuse to plan by bounds that the queues have outgrown: it would look like lost messages."""
         for queue, row in rows.items():
             now = found[queue].bounds
             if now.allow(row.next_offset) and not snapshot.bounds[queue].allow(row.next_offset):

@@ -146,7 +146,7 @@ def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
 
 
 def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[pa.RecordBatch]:
-    """Short ranges of a group, pulled and decoded at once; the rows of one, as of :func:`read_queue`, come before those of the next.
+    """Short ranges of a group, pulled and decoded together; rows of one before those of the next.
 
     Each may have its share of the bytes that one range may have, or 8 MiB, and ends early with them, as
     ``read_queue`` says.
@@ -216,7 +216,7 @@ class _Decoded(NamedTuple):
 
 
 def _decode(partitions: Sequence[QueuePartition], together: Sequence[FetchedChunks]) -> list[_Decoded]:
-    """Decode those of one broker and one subscription in one go; what cannot be decoded so, little by little."""
+    """Decode bodies of one broker and subscription together; what fails so, little by little."""
     messages: dict[int, Iterable[pa.RecordBatch | Undecodable] | RocketMQError] = {}
     alike: dict[tuple[str, str], dict[int, list[PulledBody]]] = {}
     for index, chunks, _, _ in together:
@@ -526,7 +526,7 @@ def _offsets(messages: pa.RecordBatch) -> npt.NDArray[np.int64]:
 
 
 def read_tickets(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of the ranges whose tickets are among ``batches``, one range after the other, each as of ``read_queue``."""
+    """The rows of the ranges whose tickets are in ``batches``, one range after the other."""
     for ticket in tickets_in(batches):
         yield from read_ranges(ticket.partitions)
 

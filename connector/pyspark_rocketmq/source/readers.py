@@ -181,7 +181,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return newest
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # noqa: ARG002 - explicit ranges
-        """One partition per range of ``end`` that may be run; more if asked for without a group, fewer if ranges are handed over."""
+        """One partition per range of ``end``; more or fewer if asked for, or if ranges are handed over."""
         planned = self._planner.runnable(end)
         if self._options.consumer_group is not None:
             # Ranges of a broker that is away are left out: their progress is in the store, and the others go
@@ -213,7 +213,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return settled(read_queue(partition))
 
     def commit(self, end: Offset) -> None:
-        """Nothing: this call comes one batch late and never for the last; offsets go with ``foreachBatch``."""
+        """Nothing: Spark calls this one batch late, and not for the last; ``foreachBatch`` commits."""
 
 
 def _progress(

@@ -175,7 +175,7 @@ def pull_figures(text: str) -> Figures:
 
 
 def told_with_messages(text: str) -> dict[str, str]:
-    """The properties that a consumer adds to the messages of a range: where their queue began and ended at its newest pull.
+    """The properties a consumer adds to a range's messages: the queue's bounds at its newest pull.
 
     Source: ``PullAPIWrapper.processPullResult``.
     """

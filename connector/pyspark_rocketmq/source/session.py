@@ -50,7 +50,7 @@ _MOST_CHARACTERS: Final = 200
 
 
 class BatchInterrupted(Exception):
-    """A batch ended because its query is being stopped, or its job was cancelled; worded as Spark looks for it."""
+    """A batch ended because its query stops or its job was cancelled; worded as Spark expects."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -60,7 +60,7 @@ class BatchInterrupted(Exception):
 
 
 def clear_unwritten_plan(spark: SparkSession, checkpoint: str) -> None:
-    """Remove what a kill has left of the first entry of the offset log; nothing if there is any whole entry, or no checkpoint."""
+    """Remove what a kill left of the offset log's first entry; nothing if any entry is whole."""
     jvm: Any = spark._jvm  # noqa: SLF001 - the only way to files wherever the checkpoint is
     folder = jvm.org.apache.hadoop.fs.Path(checkpoint, "offsets")
     files = folder.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
@@ -129,7 +129,7 @@ def is_speculative(spark: SparkSession) -> bool:
 
 
 def check_speculation(spark: SparkSession) -> None:
-    """See that no two copies of a task give a listener the same messages, or send the same rows, at the same time (D1, G6).
+    """Refuse speculation: two copies of a task would deliver or send the same messages (D1, G6).
 
     Raises:
         OptionError: If ``spark.speculation`` is on.
@@ -171,7 +171,7 @@ def check_classic(spark: SparkSession, what: str, why: str) -> None:
 
 
 def check_delta(spark: SparkSession) -> None:
-    """See that the session's JVM has Delta Lake: without it Py4J says ``'JavaPackage' object is not callable``.
+    """Refuse a JVM without Delta Lake; Py4J would say ``'JavaPackage' object is not callable``.
 
     Raises:
         RocketMQError: If not.
@@ -187,7 +187,7 @@ def check_delta(spark: SparkSession) -> None:
 
 
 def check_worker_python(spark: SparkSession) -> None:
-    """Try the workers' Python on this machine, where it plans what is read; a cluster's other machines are not asked.
+    """Try the workers' Python on this machine, where planning runs; other machines are not asked.
 
     Without this a user sees a worker's ModuleNotFoundError, wrapped three times, after the query has failed.
 
@@ -227,7 +227,7 @@ def _check(executable: str) -> None:
 
 
 def driver_address(spark: SparkSession) -> tuple[str, str, bool]:
-    """Where workers find this process, where it can listen, and whether all of them are on this machine for sure."""
+    """Where workers find this process, where it can listen, and whether all are on this machine."""
     settings = spark.sparkContext.getConf()
     master = settings.get("spark.master") or ""
     if master == "local" or master.startswith("local["):

@@ -1,4 +1,4 @@
-"""An instance of a broadcasting group has one query at a time: two would share its progress, and each miss messages.
+"""An instance of a broadcasting group has one query at a time: two would share its progress.
 
 Brokers know who is alive: a member that ended, however it did, is forgotten with its connection.  Members of
 one instance name on one machine have one client id; on two machines they are told by the rows of the offset
@@ -38,7 +38,7 @@ def await_sole_owner(
     clock: Clock,
     sleep: Callable[[float], None],
 ) -> None:
-    """Wait until none of ``owners``, who may consume under the progress ``name``, is among the group's living members.
+    """Wait until none of ``owners`` of the progress ``name`` is among the living members.
 
     Raises:
         OffsetError: If one still is after half a minute.

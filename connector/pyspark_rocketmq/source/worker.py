@@ -21,7 +21,7 @@ saves."""
 
 
 def settle_modules() -> None:
-    """Exempt from collection what is there at the end of a worker's first task: it stays for the worker's life.
+    """Exempt objects that a worker's first task leaves from collection: they live as long as it.
 
     Freed it is all the same when nothing refers to it any more. Outside of a task nothing happens: the
     process is not ours.

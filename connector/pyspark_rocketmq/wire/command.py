@@ -352,7 +352,7 @@ def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def _check_header_memory(header: bytes, at: int) -> None:
-    """Weigh the fields as JSON is weighed (``fastjson``): a million of them are hundreds of megabytes of objects."""
+    """Weigh the fields as JSON (``fastjson``): a million of them take hundreds of megabytes."""
     fields = 0
     while at < len(header):
         at += 2 + int.from_bytes(header[at : at + 2], "big")

@@ -302,7 +302,7 @@ class JsonObject:
         return self._read(name, _as_flag, default)
 
     def choice(self, name: str, choices: Mapping[str, E], default: E | None = None) -> E:
-        """One of ``choices``, by its name in any case or its place among them; an unknown name is an absent one."""
+        """One of ``choices``, by name in any case or by index; an unknown name counts as absent."""
         where = f"{self.where}: field {name!r}"
         value = self.members.get(name)
         found: E | None = None

@@ -35,7 +35,7 @@ class _SendFuture(Future[SendResult]):
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``: the outcome is told to the parent; here it is an error, and callbacks are not called."""
+        """In a child of ``fork()``: an error; the parent learns the outcome, and callbacks are not called."""
         self._condition = threading.Condition()
         if not self.done():
             self._done_callbacks.clear()

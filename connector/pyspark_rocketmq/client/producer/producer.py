@@ -199,7 +199,7 @@ class Producer(Closing):
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``: what the parent has under way is the parent's; connections, ids and threads are new."""
+        """In a child of ``fork()``: new connections, ids and threads; what is under way is the parent's."""
         if not self._is_closed:
             self._repeats = _thread_for_repeats()
 
@@ -363,7 +363,7 @@ class Producer(Closing):
             told(error)
 
     def send_as_stored(self, message: Message, queue: MessageQueue, sys_flag: int, on_result: OnSend) -> None:
-        """Send a message with the body that a broker has stored, in one attempt; ``on_result`` is called exactly once.
+        """Send a message with a body as stored, in one attempt; ``on_result`` is called exactly once.
 
         Args:
             message: With its UNIQ_KEY, if it is to have one.
@@ -519,7 +519,7 @@ class Producer(Closing):
             rounds = {queue: rounds[queue] for queue in batches}
 
     def _master(self, route: TopicRoute, queue: MessageQueue) -> str:
-        """Where the queue's broker takes messages, by the topic's route or, if it is not in it yet, by another one."""
+        """Where the queue's broker takes messages, by the topic's route or else by another one."""
         for broker in route.brokers:
             if broker.broker_name == queue.broker_name and broker.master is not None:
                 return broker.master
@@ -537,7 +537,7 @@ class Producer(Closing):
             self._raise_as_told(topic, error)
 
     def _watching_route(self, topic: str, on_result: OnSend) -> OnSend:
-        """``on_result``, told after a route that may be old is forgotten: the next send must see the new one."""
+        """``on_result``, called after an old route is forgotten, so that the next send sees the new one."""
 
         def told(outcome: SendResult | RocketMQError) -> None:
             if isinstance(outcome, _SIGNS_OF_AN_OLD_ROUTE):

@@ -126,7 +126,7 @@ class SendBack:
             self.send_as_retry(message, max_reconsume_times=max_reconsume_times)
 
     def send_as_retry(self, message: MessageExt, *, max_reconsume_times: int) -> None:
-        """Send ``message`` to the group's retry topic like any other message; it is safely stored when this returns.
+        """Send ``message`` to the group's retry topic; it is stored when this returns.
 
         This is how orderly consumers give a message up: with one attempt more than it had, which is more than
         ``max_reconsume_times``, so that its broker keeps it as a dead letter. Brokers where the group holds a
@@ -152,7 +152,7 @@ class SendBack:
             raise
 
     def _storing_broker(self, message: MessageExt) -> str:
-        """Address of the master of the message's broker: its store host may be one that clients cannot reach."""
+        """Address of the message's master; its store host may be one that clients cannot reach."""
         if not message.broker_name:
             return message.store_host
         for route in self._routes(message):

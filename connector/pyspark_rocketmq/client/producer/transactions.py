@@ -203,7 +203,7 @@ class TransactionProducer(Closing):
                 self._beating.start()
 
     def _be_known_at(self, queue: MessageQueue) -> None:
-        """Have the broker that took a message know whom to ask, and soon the topic's other ones, for the next messages."""
+        """Register with the broker that took a message, and soon with the topic's other brokers."""
         self._begin_beating()
         try:
             address = self._producer.master_of(queue)

@@ -97,7 +97,7 @@ def take_ranges(buffer: pa.Buffer, starts: IntArray, ends: IntArray, arrow_type:
 
 
 def repeated_texts(texts: Sequence[str], times: int) -> pa.StringArray:
-    """A column of the texts, all of them ``times`` times in a row; shares its memory with others of the same texts."""
+    """A column of the texts, all ``times`` times in a row; equal texts share memory."""
     longest = _shared_rows(times)
     if longest * sum(map(len, texts)) > _MOST_SHARED_BYTES:
         return _repeated(tuple(texts), times)
@@ -117,7 +117,7 @@ def _repeated(texts: tuple[str, ...], times: int) -> pa.StringArray:
 
 
 def repeated_offsets(ends: tuple[int, ...], rows: int) -> IntArray:
-    """Arrow's offsets of values that end at the same places in each of the rows; shared, so not to be written."""
+    """Arrow's offsets of values that end at the same places in each row; shared: do not write."""
     longest = _shared_rows(rows)
     if longest * len(ends) * _OFFSET.itemsize > _MOST_SHARED_BYTES:
         return _repeated_offsets(ends, rows)
@@ -175,7 +175,7 @@ class ByteMatrix(NamedTuple):
 
     @classmethod
     def gathered(cls, data: bytes | bytearray, at: IntArray, width: int) -> ByteMatrix:
-        """Copy ``width`` bytes, more than none, from each position of ``data``; in pieces, which stay in the cache."""
+        """Copy ``width`` bytes from each position of ``data``, in pieces that stay in the cache."""
         row = np.dtype((np.void, width))
         source, rows = every_position(data, row), pooled_bytes(len(at) * width).reshape(-1, width)
         extremes = []
@@ -200,7 +200,7 @@ class ByteMatrix(NamedTuple):
         return bool((self.lowest[begin:end] == self.highest[begin:end]).all())
 
     def texts(self, ranges: Sequence[tuple[int, int]]) -> pa.StringArray:
-        """These columns of each row, ``(begin, end)`` by ``(begin, end)``, then those of the next row; must be ASCII."""
+        """These columns of each row, one ``(begin, end)`` after the other, row by row; ASCII only."""
         ends = tuple(accumulate(end - begin for begin, end in ranges))
         rows = len(self.rows)
         packed = pooled_bytes(rows * ends[-1]).reshape(rows, ends[-1])
@@ -217,7 +217,7 @@ class ByteMatrix(NamedTuple):
 
 
 def _folded(better: np.ufunc, rows: ByteArray) -> ByteArray:
-    """``better`` of all rows; by halves, which may overlap, since no row is the worse for being seen twice."""
+    """``better`` of all rows, by halves, which may overlap: seeing a row twice does no harm."""
     while len(rows) > _FEW_ROWS:
         half = (len(rows) + 1) // 2
         rows = better(rows[:half], rows[-half:])

@@ -235,7 +235,7 @@ def decode_together(
     columns: Sequence[str] | None = None,
     properties: Sequence[str] = (),
 ) -> list[pa.RecordBatch | RocketMQError]:
-    """Decode several lists of bodies in one go; for each what ``decode_columns`` makes of it, joined, or its error.
+    """Decode several lists of bodies together; each gives its batch or its error.
 
     Bodies that are views of one buffer are not copied; a batch never refers to them.
     """
@@ -254,7 +254,7 @@ def decode_in_turn(
     columns: Sequence[str] | None = None,
     properties: Sequence[str] = (),
 ) -> Iterator[pa.RecordBatch | Undecodable]:
-    """Decode bodies that cannot be decoded together: one by one, and one that cannot be decoded alone by halves.
+    """Decode bodies one by one, and one that cannot be decoded alone by halves.
 
     Each batch is decoded when it is asked for, so that it may be gone before the next: a message alone
     expands to no more than is allowed. One that cannot be decoded stands in its place; behind one whose
@@ -295,7 +295,7 @@ def _decode_alone(
 def _decode_together(
     groups: Sequence[Sequence[PulledBody]], decoder: _Decoder
 ) -> list[pa.RecordBatch] | None:
-    """A batch for each group, slices of one; None if anything is irregular or empty, or there are inner batches."""
+    """A batch for each group, slices of one; None if anything is irregular, empty or an inner batch."""
     if not all(groups):
         return None
     slices = BufferSlices.of([body for bodies in groups for body in bodies])
@@ -316,7 +316,7 @@ def _decode_together(
 
 
 class _Projection(NamedTuple):
-    """What is decoded: columns of the schema, then properties, and behind them tags if only to filter by them."""
+    """What is decoded: columns, then properties, and last the tags if only to filter by them."""
 
     columns: tuple[str, ...]
     properties: tuple[str, ...]
@@ -433,7 +433,7 @@ class _Decoder:
         return self._scalar(bytes(located.data[located.starts[0] : located.ends[-1]]), budget)
 
     def _scalar(self, data: bytes, budget: ExpansionBudget) -> pa.RecordBatch:
-        """Build the columns from decoded messages, one by one; few exist at a time, for they take much memory."""
+        """Build the columns from messages decoded one by one; few exist at a time, to save memory."""
         messages = iter_messages(data, self.broker_name, budget)
         parts, body_bytes = [], 0
         while some := list(islice(messages, _SCALAR_ROWS)):

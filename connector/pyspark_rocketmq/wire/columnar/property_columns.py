@@ -98,7 +98,7 @@ class _Tokens:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """The properties of all rows in a buffer of their own, each entry with its separators before and between."""
+    """The properties of all rows in one buffer, each entry with both of its separators."""
 
     buffer: pa.Buffer
     row_at: IntArray

@@ -347,7 +347,7 @@ class _Tails(NamedTuple):
 def _equal_tails(
     data: bytes | bytearray, topic_length_at: IntArray, ends: IntArray, is_v1: BoolArray
 ) -> _Tails | None:
-    """Where all rows have as much behind the body and one topic, as of one producer they mostly have: with one gather."""
+    """Locate with one gather if all rows have one topic and equal lengths, as mostly they do."""
     lengths = ends - topic_length_at
     length = int(lengths[0])
     if not is_v1.all() or (lengths != length).any():

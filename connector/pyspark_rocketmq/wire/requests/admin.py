@@ -196,7 +196,7 @@ def encode_topic_list(topics: Iterable[str]) -> bytes:
 
 
 def decode_topic_list(body: bytes) -> tuple[str, ...]:
-    """Read the body of the answer to 206 GET_ALL_TOPIC_LIST_FROM_NAMESERVER; in any order, system topics included.
+    """Read the answer to 206 GET_ALL_TOPIC_LIST_FROM_NAMESERVER: any order, with system topics.
 
     Raises:
         RemoteProtocolError: If the body is something else.

@@ -1,4 +1,4 @@
-"""What clients tell of themselves when an administrator asks through the broker: the answers to 221, 307 and 309.
+"""What clients report of themselves to administrators: the answers to 221, 307 and 309.
 
 Written as fastjson writes them, so that Java's tools read them; see ``bodies``.
 

@@ -186,7 +186,7 @@ class PullResult(NamedTuple):
         return self.status is PullStatus.NO_MATCHED_MSG and self.remark == _NOTHING_MATCHED
 
     def reset_from(self, asked: int) -> int | None:
-        """Where an operator wants the group, told once in place of the messages at ``asked``; None without such a reset."""
+        """An operator's reset, reported once in place of the messages at ``asked``; None without one."""
         is_there = self.min_offset <= asked <= self.max_offset
         return self.next_begin_offset if self.status is PullStatus.OFFSET_ILLEGAL and is_there else None
 

@@ -41,7 +41,7 @@ ShardingKey = str | int
 
 
 class JavaInteger(int):
-    """A key that Java's producers have as an Integer, Short or Byte; negative ones have another hash as a Long."""
+    """A key that Java has as Integer, Short or Byte: negative ones hash otherwise than as Long."""
 
 
 def java_hash(sharding_key: ShardingKey) -> int:
@@ -285,7 +285,7 @@ def _header(
 
 
 def check_body(body: bytes, where: str, most: int = MAX_MESSAGE_BYTES) -> None:
-    """Of a message as its sender gave it, before it is compressed; ``where`` it was to go, and how many bytes it may have.
+    """Check a message before compression; ``where`` it goes, and how many bytes it may have.
 
     Raises:
         LocalProtocolError: If it is empty or too large.
