@@ -282,6 +282,7 @@ def test_sends_go_to_the_master_alone(cluster: SimCluster, client: _Client) -> N
 def test_a_reset_is_its_masters_alone(cluster: SimCluster, master: RawClient, slave: RawClient) -> None:
     """F5: a slave takes none (``AdminBrokerProcessor.resetOffset``) and tells none that its master took."""
     _put(cluster, 3)
+    assert master.call(pull(0)).code == ResponseCode.SUCCESS  # makes the group
     wanted = {
         "topic": TOPIC,
         "group": GROUP,
