@@ -559,12 +559,12 @@ def test_readers_skip_files_by_the_statistics(sink: DeltaSink, path: Path) -> No
     assert pa.table(counted).column("n").to_pylist() == [5]
 
 
-def test_the_log_names_group_and_commit(sink: DeltaSink, path: Path) -> None:
+def test_the_log_names_group_and_commit_and_what_was_seen(sink: DeltaSink, path: Path) -> None:
     run_batch(sink, {Q0: 1}, rows(Q0, 0, 1))
 
     metadata = json.loads(DeltaTable(path).history(1)[0]["userMetadata"])
     assert metadata["consumerGroup"] == GROUP
-    assert set(metadata) == {"consumerGroup", "rocketmqCommit"}
+    assert set(metadata) == {"consumerGroup", "rocketmqCommit", "seen"}
 
 
 def test_a_task_loads_no_delta_rs(sink: DeltaSink) -> None:
