@@ -273,7 +273,13 @@ def test_two_upkeeps_at_once_record_the_past_once(path: Path) -> None:
     store = DeltaOffsetStore(path)
     commits(store, 15)
     history = HistoryTable(str(path))
-    threads = [threading.Thread(target=upkeep(path)._run_logged, args=(1,)) for _ in range(3)]
+    several = [upkeep(path) for _ in range(3)]
+    threads = [
+        threading.Thread(
+            target=one._thread._run_logged, args=(lambda _, one=one: one.run(forget_files=False), 1)
+        )
+        for one in several
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

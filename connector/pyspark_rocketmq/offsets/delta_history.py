@@ -18,9 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -30,7 +28,8 @@ from deltalake.exceptions import TableNotFoundError
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.delta.table import STORAGE_ERRORS, query_rows, sql_literal
+from pyspark_rocketmq.delta.table import query_rows, sql_literal
+from pyspark_rocketmq.delta.upkeep import UpkeepThread
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.delta_rows import SCHEMA, rows_from_table, rows_to_table
@@ -179,35 +178,21 @@ RowsOf = Callable[[DeltaTable, str], Mapping[MessageQueue, OffsetRow]]
 
 
 class Upkeep:
-    """Sees to one table, at most once at a time in this process."""
+    """Sees to one table."""
 
     def __init__(self, table_uri: str, clock: Clock, rows_of: RowsOf) -> None:
         self._table_uri = table_uri
         self._clock = clock
         self._rows_of = rows_of
-        self._guard = threading.Lock()
-        self._thread: ThreadPoolExecutor | None = None
-        self._running: Future[None] | None = None
-        self._seen: int | None = None
+        self._thread = UpkeepThread("offset", table_uri)
 
     def written(self, before: int) -> None:
         """A commit was made on ``before``; returns at once."""
-        with self._guard:
-            last, self._seen = self._seen, before + 1
-            is_due = (before if last is None else last) // EVERY < (before + 1) // EVERY
-            if not is_due or (self._running is not None and not self._running.done()):
-                return
-            if self._thread is None:
-                # Its end is waited for when the process ends in good order.
-                self._thread = ThreadPoolExecutor(1, "rocketmq-offset-upkeep")
-            self._running = self._thread.submit(self._run_logged, (before + 1) // EVERY)
+        self._thread.written(before, EVERY, lambda number: self.run(forget_files=number % _FORGET_EVERY == 0))
 
     def wait(self, timeout_s: float) -> None:
         """Until what was begun is done."""
-        with self._guard:
-            running = self._running
-        if running is not None:
-            running.result(timeout_s)
+        self._thread.wait(timeout_s)
 
     def run(self, *, forget_files: bool) -> None:
         """Do all of it once, here and now.
@@ -231,19 +216,6 @@ class Upkeep:
             version,
             removed,
         )
-
-    def _run_logged(self, number: int) -> None:
-        try:
-            self.run(forget_files=number % _FORGET_EVERY == 0)
-        except STORAGE_ERRORS as error:
-            logger.warning(
-                "offset table not looked after, to be done later path=%s: %s",
-                masked(self._table_uri),
-                masked(str(error)),
-            )
-        except Exception:
-            # Nobody watches this thread, and commits do not depend on it.
-            logger.exception("offset table not looked after path=%s", masked(self._table_uri))
 
     def _record(self, history: HistoryTable, log: LogFiles, version: int) -> None:
         recorded = history.recorded_up_to()

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
@@ -162,6 +162,9 @@ def read_ahead(read: Callable[[int], _Read], versions: Sequence[int]) -> Iterato
 
 _SOURCE, _TARGET = "source", "target"
 _READS_AT_ONCE = 32
+_NOTHING_ELSE = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+"""What a commit does besides: delta-rs looks for expired files of the log with each one, which takes seconds in
+a log of 100,000."""
 _ASKED_ONE_BY_ONE = 32
 """Of more ids than that, delta-rs' look-ups, each of which goes through the log, take longer than to read all
 ids at once."""
@@ -220,6 +223,11 @@ class TableLog:
     def form(self) -> TableForm:
         """Columns, properties and features."""
         return read_form(self._table)
+
+    @property
+    def configuration(self) -> Mapping[str, str]:
+        """The table's properties."""
+        return dict(self._table.metadata().configuration)
 
     def refresh(self) -> None:
         """Move to the newest version."""
@@ -385,6 +393,7 @@ class TableLog:
             schema=self._table.schema(),
             partition_by=list(self._table.metadata().partition_columns),
             commit_properties=self._properties(versions, consumer_group, commit_id),
+            post_commithook_properties=_NOTHING_ELSE,
         )
         return self._made(begun_at, consumer_group, commit_id)
 
@@ -415,6 +424,7 @@ class TableLog:
                 source_alias=_SOURCE,
                 target_alias=_TARGET,
                 commit_properties=self._properties(versions, consumer_group, commit_id),
+                post_commithook_properties=_NOTHING_ELSE,
             )
             .when_matched_update(values)
             .when_not_matched_insert(values)

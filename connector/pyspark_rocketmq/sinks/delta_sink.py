@@ -204,12 +204,15 @@ class DeltaBatch:
             )
             return None
         if keys:
-            return self._log.merge(
+            made_at = self._log.merge(
                 files, keys, self._table.columns, versions, consumer_group=group, commit_id=commit_id
             )
-        # Transaction ids count from here on, those of the queues that stood still, too.
-        carried = self._before.watermarks if self._before.is_by_spark else {}
-        return self._log.add(files, {**carried, **versions}, consumer_group=group, commit_id=commit_id)
+        else:
+            # Transaction ids count from here on, those of the queues that stood still, too.
+            carried = self._before.watermarks if self._before.is_by_spark else {}
+            made_at = self._log.add(files, {**carried, **versions}, consumer_group=group, commit_id=commit_id)
+        self._table.look_after(self._log)
+        return made_at
 
     def _check_changes(self, grown: Mapping[MessageQueue, int]) -> None:
         """Judge what others have committed since ``begin``."""

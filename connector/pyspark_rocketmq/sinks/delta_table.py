@@ -24,11 +24,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
-from deltalake import Schema
+from deltalake import DeltaTable, Schema
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, parse_columns
+from pyspark_rocketmq.delta.upkeep import UpkeepThread
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
@@ -44,6 +45,10 @@ from pyspark_rocketmq.sinks.delta_rules import (
     refused_features,
 )
 
+_CHECKPOINT_EVERY = 100
+"""Versions, where the table's properties name no number; delta-rs has the same."""
+_CLEAN_UP_EVERY = 1_000
+"""Versions from one removal of expired files of the log to the next, at least: it looks at all of them."""
 _WATERMARKS = "watermarks"
 _NUMBER = "commits"
 
@@ -168,6 +173,7 @@ class SinkTable:
         """Known once the table is prepared."""
         self._spark: SparkSession | None = None
         self._thread = threading.local()
+        self.upkeep = UpkeepThread("sink", path)
 
     def prepare(self, schema: pa.Schema) -> None:
         """Make the table if it is missing, else check it; see ``DeltaSink.prepare``."""
@@ -223,6 +229,23 @@ class SinkTable:
             )
         self._thread.log = log
         return log
+
+    def look_after(self, log: TableLog) -> None:
+        """After a commit by delta-rs: has a checkpoint made when the table's properties want one; returns at once."""
+        every = _number(log.configuration, "delta.checkpointInterval", _CHECKPOINT_EVERY)
+        self.upkeep.written(
+            log.version - 1,
+            every,
+            lambda number: self._look_after(cleans_up=number % max(1, _CLEAN_UP_EVERY // every) == 0),
+        )
+
+    def _look_after(self, *, cleans_up: bool) -> None:
+        table = DeltaTable(self.path)
+        table.create_checkpoint()
+        configuration = table.metadata().configuration
+        if cleans_up and configuration.get("delta.enableExpiredLogCleanup", "true").lower() == "true":
+            table.cleanup_metadata()
+        logger.info("sink table looked after path=%s version=%d", masked(self.path), table.version())
 
     def group_commit(
         self, log: TableLog, consumer_group: str, lives: Iterable[tuple[MessageQueue, int]]
@@ -325,6 +348,12 @@ class SinkTable:
             log.refresh()
         else:
             log.add_columns(missing)
+
+
+def _number(configuration: Mapping[str, str], name: str, default: int) -> int:
+    """A number among a table's properties."""
+    found = configuration.get(name, "")
+    return int(found) if found.isdecimal() and int(found) > 0 else default
 
 
 def _check_names(path: str, names: Sequence[str]) -> None:
