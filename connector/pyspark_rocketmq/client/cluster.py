@@ -3,25 +3,93 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import takewhile
 from typing import ClassVar, Final, TypeVar
 
+from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
 from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline, call_with_retry
 from pyspark_rocketmq.errors import RocketMQError, TopicNotFound
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, TopicRoute
-from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
+from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP, ConnectionOptions
+from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.subscription import Subscription
 from pyspark_rocketmq.wire.messages import decode_stored_messages
 from pyspark_rocketmq.wire.requests.pull import PullStatus
 from pyspark_rocketmq.wire.subscription import SubscriptionData, build_subscription, expression_type
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One cluster as options name it: makes the clients that talk to it."""
+
+    name_servers: tuple[str, ...]
+    pool: ChannelPool
+    clock: Clock
+    timeout_s: float
+    """Of one call."""
+    namespace: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        options: ConnectionOptions,
+        clock: Clock,
+        *,
+        pool: ChannelPool | None = None,
+        at_most_s: float = math.inf,
+    ) -> Cluster:
+        """The cluster of a source's or a sink's options.
+
+        Args:
+            options: How it is reached, with which access.
+            clock: The system's, but in tests.
+            pool: Whose connections are used; this process's for these options if not given.
+            at_most_s: Bounds the options' time-out of a call.
+        """
+        return cls(
+            options.name_servers,
+            pool or process_pool(ConnectionSettings.of(options)),
+            clock,
+            min(options.request_timeout_ms / 1000, at_most_s),
+            options.namespace or "",
+        )
+
+    def name_server(self, route_max_age_s: float = 30.0) -> NameServerClient:
+        """Any of the name servers; routes are remembered for ``route_max_age_s``."""
+        return NameServerClient(
+            self.name_servers,
+            self.pool,
+            self.clock,
+            self.timeout_s,
+            route_max_age_s,
+            namespace=self.namespace,
+        )
+
+    def brokers(self, at_most_s: float = math.inf) -> BrokerClient:
+        """The brokers; each call ends within the time-out and ``at_most_s``."""
+        timeout_s = min(self.timeout_s, at_most_s)
+        return BrokerClient(self.pool, self.clock, timeout_s, namespace=self.namespace)
+
+    def admin(self) -> AdminClient:
+        """The brokers, for what administrators ask."""
+        return AdminClient(self.pool, self.clock, self.timeout_s, namespace=self.namespace)
+
+    def routes(self, options: ReadOptions, name_server: NameServerClient | None = None) -> TopicRoutes:
+        """The routes of all that ``options`` read, a group's retry topic included. For one thread."""
+        names = name_server or self.name_server()
+        return TopicRoutes(names, options.subscribed(), options.retry_topic(), self.clock)
 
 
 def subscription_data(wanted: Subscription, *, sub_version: int) -> SubscriptionData:
@@ -30,25 +98,54 @@ def subscription_data(wanted: Subscription, *, sub_version: int) -> Subscription
     return build_subscription(wanted.topic, wanted.expression, sub_version=sub_version, expression_type=kind)
 
 
-def run_concurrently(calls: Sequence[Callable[[], None]]) -> None:
-    """Make all calls, each on a thread of its own; returns when the last one has.
+T = TypeVar("T")
 
-    A call must not raise, and must end by a deadline of its own.
+
+def run_concurrently(calls: Sequence[Callable[[], T]], *, at_most: int = 64) -> list[T]:
+    """What each call returns, in their order; a slow one holds up no other while threads are left.
+
+    Each must end by a deadline of its own. The caller's thread makes some of them, up to ``at_most - 1``
+    others the rest; a process that is about to end starts no threads (Python 3.12 and later), and makes them
+    one after the other.
+
+    Raises what the first call that raises does, once all that were begun have ended; no more are begun.
     """
-    started = []
-    for call in calls[1:]:
-        thread = threading.Thread(target=call, name="rocketmq-group-call", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            # From Python 3.12 on a process that is about to end starts no threads: one after the other, then.
-            call()
-        else:
-            started.append(thread)
-    for call in calls[:1]:
-        call()
+    outcomes: list[Future[T]] = [Future() for _ in calls]
+    left = deque(zip(calls, outcomes, strict=True))
+    threads = [
+        threading.Thread(target=_make, args=[left], name="rocketmq-call", daemon=True)
+        for _ in range(min(len(calls), at_most) - 1)
+    ]
+    started = list(takewhile(_has_started, threads))
+    _make(left)
     for thread in started:
         thread.join()
+    for each in outcomes:
+        if each.done():
+            each.result()
+    return [each.result() for each in outcomes]
+
+
+def _has_started(thread: threading.Thread) -> bool:
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _make(left: deque[tuple[Callable[[], T], Future[T]]]) -> None:
+    while left:
+        try:
+            call, outcome = left.popleft()
+        except IndexError:
+            # Another thread was faster.
+            return
+        try:
+            outcome.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            left.clear()
+            outcome.set_exception(error)
 
 
 def stored_at_s(
@@ -73,20 +170,9 @@ def stored_at_s(
     return times[0] / 1000 if times else None
 
 
-T = TypeVar("T")
-
-_AT_ONCE: Final = 16
-
-
 def at_brokers(names: Collection[str], ask: Callable[[str], T]) -> dict[str, T]:
-    """What ``ask`` says of each broker; each call must end by a deadline of its own.
-
-    Raises whatever a call raises, once all that were begun have ended.
-    """
-    if len(names) <= 1:
-        return {name: ask(name) for name in names}
-    with ThreadPoolExecutor(min(len(names), _AT_ONCE), "rocketmq-brokers") as executor:
-        return dict(zip(names, executor.map(ask, names), strict=True))
+    """What ``ask`` says of each broker, as :func:`run_concurrently`."""
+    return dict(zip(names, run_concurrently([partial(ask, name) for name in names]), strict=True))
 
 
 def at_queues(queues: Iterable[MessageQueue], ask: Callable[[MessageQueue], T]) -> dict[MessageQueue, T]:

@@ -16,8 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Final, Protocol, TypeVar
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullResult
-from pyspark_rocketmq.client.cluster import Routes, TopicRoutes, at_queues
-from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.cluster import Cluster, Routes, TopicRoutes, at_queues
 from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
 from pyspark_rocketmq.errors import (
@@ -84,9 +83,7 @@ class PullingResetWatch:
         self._group = options.consumer_group
         self._subscription_of = options.subscription_of
         self._clock = clock
-        self._brokers = BrokerClient(
-            pool, clock, options.request_timeout_ms / 1000, namespace=options.namespace or ""
-        )
+        self._brokers = Cluster.of(options, clock, pool=pool).brokers()
         self._told = ToldResets()
         self._look_at_s = clock.monotonic_s() + _EVERY_S
 
@@ -165,11 +162,7 @@ class RemoteBrokerOffsets:
     def of(cls, options: ReadOptions, pool: ChannelPool, clock: Clock) -> RemoteBrokerOffsets:
         """Those of the group that a query reads as."""
         assert options.consumer_group is not None
-        namespace = options.namespace or ""
-        return cls(
-            options.consumer_group,
-            BrokerClient(pool, clock, options.request_timeout_ms / 1000, namespace=namespace),
-        )
+        return cls(options.consumer_group, Cluster.of(options, clock, pool=pool).brokers())
 
     def read(self, queues: Iterable[MessageQueue], addresses: Addresses) -> dict[MessageQueue, int]:
         """See :class:`BrokerOffsets`."""
@@ -261,16 +254,11 @@ class RemoteGroup:
 
     def _routes(self) -> Routes:
         found: TopicRoutes | None = getattr(self._threads, "routes", None)
-        options, timeout_s = self._options, self._options.request_timeout_ms / 1000
+        cluster = Cluster.of(self._options, self._clock)
         if found is None:
-            pool = process_pool(ConnectionSettings.of(options))
-            name_server = NameServerClient(
-                options.name_servers, pool, self._clock, timeout_s, namespace=options.namespace or ""
-            )
-            found = TopicRoutes(name_server, options.subscribed(), options.retry_topic(), self._clock)
-            self._threads.routes = found
+            found = self._threads.routes = cluster.routes(self._options)
         try:
-            return found.look(Deadline.after(self._clock, timeout_s))
+            return found.look(Deadline.after(self._clock, cluster.timeout_s))
         except RocketMQError as error:
             raise BrokerOffsetUnavailable(
                 f"The brokers of group {self.consumer_group} are not known: {error} Look at the name servers."

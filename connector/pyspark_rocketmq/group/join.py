@@ -17,10 +17,7 @@ import uuid
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from pyspark_rocketmq.client.admin import AdminClient
-from pyspark_rocketmq.client.broker import BrokerClient
-from pyspark_rocketmq.client.cluster import TopicRoutes, subscription_data
-from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.cluster import Cluster, subscription_data
 from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.allocation import AllocationStrategy, allocation_strategy
@@ -134,19 +131,15 @@ def join_group(
         ),
     )
     # However long a pull may take: a member that waits renews no locks.
-    timeout_s = min(options.request_timeout_ms / 1000, CALL_TIMEOUT_S)
-    namespace = options.namespace or ""
     processor = ClientRemotingProcessor(options, store, offset_key(options), clock)
-    requests = ServerRequests(processor, namespace=namespace)
+    requests = ServerRequests(processor, namespace=options.namespace or "")
     pool = ConnectionSettings.of(options).open_pool(clock, lambda _: requests)
-    name_server = NameServerClient(
-        options.name_servers, pool, clock, timeout_s, options.route_refresh_ms / 1000, namespace=namespace
-    )
+    cluster = Cluster.of(options, clock, pool=pool, at_most_s=CALL_TIMEOUT_S)
     calls = GroupCalls(
         pool=pool,
-        brokers=BrokerClient(pool, clock, timeout_s, namespace=namespace),
-        admin=AdminClient(pool, clock, timeout_s, namespace=namespace),
-        routes=TopicRoutes(name_server, options.subscribed(), options.retry_topic(), clock),
+        brokers=cluster.brokers(),
+        admin=cluster.admin(),
+        routes=cluster.routes(options, cluster.name_server(options.route_refresh_ms / 1000)),
     )
     member = RunningMember(machine, heartbeat, calls, clock)
     processor.serve(member, heartbeat)

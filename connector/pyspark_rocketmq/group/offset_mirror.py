@@ -19,10 +19,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from pyspark_rocketmq.client.broker import BrokerClient
-from pyspark_rocketmq.client.cluster import TopicRoutes
-from pyspark_rocketmq.client.nameserver import NameServerClient
-from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
+from pyspark_rocketmq.client.cluster import Cluster
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
 from pyspark_rocketmq.errors import RocketMQError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
@@ -74,14 +71,9 @@ class OffsetMirror:
         self._is_hurried = False
         """Whether somebody waits for the end of the thread."""
         self._clock = clock or SystemClock()
-        self._timeout_s = options.request_timeout_ms / 1000
-        pool = process_pool(ConnectionSettings.of(options))
-        namespace = options.namespace or ""
-        self._brokers = BrokerClient(pool, self._clock, self._timeout_s, namespace=namespace)
-        name_server = NameServerClient(
-            options.name_servers, pool, self._clock, self._timeout_s, namespace=namespace
-        )
-        self._routes = TopicRoutes(name_server, options.subscribed(), options.retry_topic(), self._clock)
+        cluster = Cluster.of(options, self._clock)
+        self._timeout_s = cluster.timeout_s
+        self._brokers, self._routes = cluster.brokers(), cluster.routes(options)
         self._guard = threading.Lock()
         self._sent = threading.Condition(self._guard)
         self._waiting: dict[MessageQueue, QueueCommit] = {}

@@ -26,10 +26,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from pyspark_rocketmq.client.broker import BrokerClient
-from pyspark_rocketmq.client.cluster import stored_at_s
-from pyspark_rocketmq.client.nameserver import NameServerClient
-from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
+from pyspark_rocketmq.client.cluster import Cluster, run_concurrently, stored_at_s
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
 from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
@@ -49,13 +46,9 @@ class StoredTimes:
     """Asks with the access that ``options`` give. For one thread."""
 
     def __init__(self, options: ReadOptions) -> None:
-        namespace = options.namespace or ""
-        pool = process_pool(ConnectionSettings.of(options))
         self._clock = SystemClock()
-        self._name_server = NameServerClient(
-            options.name_servers, pool, self._clock, _TIMEOUT_S, namespace=namespace
-        )
-        self._brokers = BrokerClient(pool, self._clock, _TIMEOUT_S, namespace=namespace)
+        cluster = Cluster.of(options, self._clock, at_most_s=_TIMEOUT_S)
+        self._name_server, self._brokers = cluster.name_server(), cluster.brokers()
         self._known: dict[MessageQueue, tuple[int, float]] = {}
         self._silent: set[str] = set()
 
@@ -67,8 +60,8 @@ class StoredTimes:
         self._silent = set()
         unknown = {queue: at for queue, at in positions.items() if queue not in self._known}
         if unknown:
-            with ThreadPoolExecutor(_CALLS_AT_ONCE, "rocketmq-stored-times") as threads:
-                times = list(threads.map(self._ask_one, unknown.items()))
+            calls = [partial(self._ask_one, each) for each in unknown.items()]
+            times = run_concurrently(calls, at_most=_CALLS_AT_ONCE)
             for (queue, at), stored in zip(unknown.items(), times, strict=True):
                 if stored is not None:
                     self._known[queue] = at, stored

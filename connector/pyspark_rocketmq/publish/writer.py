@@ -21,8 +21,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from pyspark_rocketmq.client.broker import OnSend
-from pyspark_rocketmq.client.cluster import PatientLookup
-from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.cluster import Cluster, PatientLookup
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.client.producer.attempts import FaultTable
 from pyspark_rocketmq.client.producer.producer import Producer
@@ -51,13 +50,10 @@ def seen_routes(options: WriteOptions) -> SeenRoutes:
     if options.topic is None:
         return {}
     clock = SystemClock()
-    timeout_s = options.request_timeout_ms / 1000
     try:
-        pool = process_pool(ConnectionSettings.of(options))
-        names = NameServerClient(
-            options.name_servers, pool, clock, timeout_s, namespace=options.namespace or ""
-        )
-        return {options.topic: names.route(options.topic, Deadline.after(clock, timeout_s))}
+        cluster = Cluster.of(options, clock)
+        deadline = Deadline.after(clock, cluster.timeout_s)
+        return {options.topic: cluster.name_server().route(options.topic, deadline)}
     except RocketMQError as error:
         # The tasks look for it longer, and from where they run.
         logger.warning(

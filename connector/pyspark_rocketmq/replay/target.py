@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pyspark_rocketmq.client.broker import BrokerClient
-from pyspark_rocketmq.client.cluster import PatientLookup
+from pyspark_rocketmq.client.cluster import Cluster, PatientLookup
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import SystemClock
@@ -103,7 +103,7 @@ class TargetTopic:
             namespace=namespace,
         )
         clock = SystemClock()
-        self._brokers = BrokerClient(pool, clock, timeout_s, namespace=namespace)
+        self._brokers = Cluster.of(options, clock, pool=pool).brokers()
         self._queues = PatientLookup(self._producer, clock, options.retry_timeout_ms / 1000).queues(topic)
         self._topic = topic
 

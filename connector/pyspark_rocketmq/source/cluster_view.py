@@ -28,8 +28,13 @@ from typing import Final
 
 from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
-from pyspark_rocketmq.client.cluster import Routes, TopicRoutes, at_brokers, at_queues, subscription_data
-from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.cluster import (
+    Cluster,
+    Routes,
+    at_brokers,
+    at_queues,
+    subscription_data,
+)
 from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
 from pyspark_rocketmq.clock import Clock, Deadline, RetryPolicy, SystemClock, call_with_retry
 from pyspark_rocketmq.consume.fetch_window import MASTER_ID
@@ -206,28 +211,21 @@ class ClusterView:
         self._options = options
         self._clock = clock
         self._timeout_s = options.request_timeout_ms / 1000
-        namespace = options.namespace or ""
+        cluster = Cluster.of(options, clock, pool=pool)
         max_age_s = options.route_refresh_ms / 1000
-        name_server = NameServerClient(
-            options.name_servers, pool, clock, self._timeout_s, max_age_s, namespace=namespace
-        )
-        self._routes = TopicRoutes(name_server, options.subscribed(), options.retry_topic(), clock)
+        name_server = cluster.name_server(max_age_s)
+        self._routes = cluster.routes(options, name_server)
         self._matching = (
             MatchingTopics(name_server, options.topic_pattern, clock, max_age_s)
             if options.topic_pattern is not None
             else None
         )
-        self._brokers = BrokerClient(pool, clock, self._timeout_s, namespace=namespace)
-        self._briefly = BrokerClient(
-            pool, clock, min(self._timeout_s, _SILENT_TIMEOUT_S), namespace=namespace
-        )
+        self._brokers = cluster.brokers()
+        self._briefly = cluster.brokers(at_most_s=_SILENT_TIMEOUT_S)
         self._silent_until_s: dict[str, float] = {}
         """Broker names that did not answer in time, and until when they are asked briefly."""
         self._vanished = VanishedQueues(name_server, self._brokers, clock, self._timeout_s)
-        self._expressions = ExpressionCheck(
-            AdminClient(pool, clock, self._timeout_s, namespace=namespace),
-            options.consumer_group or PLAIN_SOURCE_GROUP,
-        )
+        self._expressions = ExpressionCheck(cluster.admin(), options.consumer_group or PLAIN_SOURCE_GROUP)
         self._retry_bounds = RetryBounds(options.consumer_group or "", self._brokers)
         self._without_statistics: set[BrokerAddress] = set()
         """Addresses that do not know the request for them, as a RocketMQ 5 Proxy's."""

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
-from pyspark_rocketmq.client.cluster import at_queues
+from pyspark_rocketmq.client.broker import PullRequest, PullStatus
+from pyspark_rocketmq.client.cluster import Cluster, at_queues
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.positions import Beginning, LastMessage, Standing, new_life
@@ -84,8 +84,7 @@ class PullingLifeWatch:
 
     def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
         self._group = options.consumer_group or PLAIN_SOURCE_GROUP
-        timeout_s = options.request_timeout_ms / 1000
-        self._brokers = BrokerClient(pool, clock, timeout_s, namespace=options.namespace or "")
+        self._brokers = Cluster.of(options, clock, pool=pool).brokers()
         self._told = ToldResets()
 
     def resets(self) -> dict[MessageQueue, int]:

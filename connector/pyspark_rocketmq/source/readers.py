@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.cluster import Cluster
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.clock import Deadline, SystemClock, call_with_retry
 from pyspark_rocketmq.consume.membership import MembershipTiming
@@ -139,8 +139,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         progress = _progress(self._options, view, clock, self.timing, self._line)
         sizes = None
         if self._options.max_bytes_per_trigger is not None:
-            timeout_s = self._options.request_timeout_ms / 1000
-            brokers = BrokerClient(pool, clock, timeout_s, namespace=self._options.namespace or "")
+            brokers = Cluster.of(self._options, clock, pool=pool).brokers()
             sizes = MessageSizes(brokers, PLAIN_SOURCE_GROUP)
         lives = None
         if progress.begins_in_checkpoint:

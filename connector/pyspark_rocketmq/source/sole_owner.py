@@ -12,9 +12,7 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Final
 
-from pyspark_rocketmq.client.broker import BrokerClient
-from pyspark_rocketmq.client.cluster import TopicRoutes
-from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.cluster import Cluster
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.display import peer_text
@@ -83,15 +81,11 @@ def possible_owners(options: ReadOptions, member_id: str, store: OffsetStore) ->
 def living_members(options: ReadOptions, pool: ChannelPool, clock: Clock) -> frozenset[str]:
     """The client ids of the group, of every broker that answers."""
     assert options.consumer_group is not None
-    timeout_s = min(options.request_timeout_ms / 1000, CALL_TIMEOUT_S)
-    namespace = options.namespace or ""
-    name_server = NameServerClient(options.name_servers, pool, clock, timeout_s, namespace=namespace)
-    brokers = BrokerClient(pool, clock, timeout_s, namespace=namespace)
+    cluster = Cluster.of(options, clock, pool=pool, at_most_s=CALL_TIMEOUT_S)
+    brokers = cluster.brokers()
     found: set[str] = set()
     try:
-        routes = TopicRoutes(name_server, options.subscribed(), options.retry_topic(), clock).look(
-            Deadline.after(clock, timeout_s)
-        )
+        routes = cluster.routes(options).look(Deadline.after(clock, cluster.timeout_s))
     except RocketMQError as error:
         logger.warning("members not asked for group=%s: %s", options.consumer_group, error)
         return frozenset()
