@@ -89,24 +89,24 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
         consumer.register_batch_listener(counter)
         monitor = rmq.QueryMonitor()
         monitor.watch(spark, consumer)
-        signals = StopSignals(spark)
-        query = consumer.start(
-            spark,
-            sink=sink_of(settings),
-            checkpoint=settings.checkpoint,
-            trigger=settings.trigger.keywords(),
-        )
-        with _endpoint(settings, monitor), signals:
-            await_query(
-                query,
-                counter,
-                None,
-                console,
-                monitor=monitor,
-                is_enough=lambda: signals.received is not None,
+        with StopSignals(spark) as signals:
+            query = consumer.start(
+                spark,
+                sink=sink_of(settings),
+                checkpoint=settings.checkpoint,
+                trigger=settings.trigger.keywords(),
             )
-            if signals.received is not None:
-                _stop(consumer, query, signals.received, console)
+            with _endpoint(settings, monitor):
+                await_query(
+                    query,
+                    counter,
+                    None,
+                    console,
+                    monitor=monitor,
+                    is_enough=lambda: signals.received is not None,
+                )
+                if signals.received is not None:
+                    _stop(consumer, query, signals.received, console)
     console.print(str(counter), markup=False, highlight=False)
     if signals.received is not None:
         sys.exit(128 + signals.received)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import nullcontext
 from types import SimpleNamespace
-from unittest.mock import create_autospec
+from unittest.mock import MagicMock, create_autospec
 
 import pytest
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
+from rich.console import Console
 
+import jobs.consume
 from jobs import running as stop_signals
+from jobs.job_options import ConsumeSettings
 from jobs.running import StopSignals
+from jobs.settings import load_settings
 from tests.helpers.fake_clock import FakeClock
 
 
@@ -53,3 +58,33 @@ def test_the_first_signal_is_noted_and_a_second_one_interrupts(
             os.kill(os.getpid(), first)
 
     assert signal.getsignal(first) is before
+
+
+def test_a_signal_while_the_query_starts_stops_it_in_good_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """B7: a start takes seconds."""
+    consumer = MagicMock()
+    consumer.start.side_effect = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT) or MagicMock()
+    consumer.stop.return_value = True
+    monkeypatch.setattr(jobs.consume, "spark_session", lambda _: nullcontext(MagicMock()))
+    monkeypatch.setattr(jobs.consume, "_consumer", lambda _: consumer)
+    monkeypatch.setattr(jobs.consume.rmq, "QueryMonitor", MagicMock())
+    monkeypatch.setattr(stop_signals, "_take_from_jvm", lambda _: None)
+    given = {
+        "nameServers": "h:1", "topic": "t", "consumerGroup": "g", "bodySchema": "a string", "sink": "/lake/s",
+        "offsetStore": "/lake/o", "checkpoint": "/lake/c",
+    }  # fmt: skip
+    settings = load_settings(
+        ConsumeSettings, "consume", None, [f"{key}={text}" for key, text in given.items()]
+    )
+
+    with pytest.raises(SystemExit) as ended:
+        jobs.consume.consume(settings, Console(width=200))
+
+    assert ended.value.code == 130
+    assert capsys.readouterr().out.splitlines() == [
+        "SIGINT: waiting for the listener's calls in hand; a second signal ends the job at once.",
+        "Stopped: what was in hand is committed, and the queues are given back.",
+        "rows committed by this run: 0",
+    ]
