@@ -300,7 +300,7 @@ def _consume(
         consumer.register_message_listener(on_order, orderly=True, output_schema=OUTPUT_SCHEMA)
         consumer.register_batch_listener(counter)
         console.print(
-            "The listener gives some deliveries back on purpose; its warnings are part of the demo."
+            "The listener gives some deliveries back on purpose: the tracebacks and warnings are part of it."
         )
         started_s = time.monotonic()
         query = consumer.start(

@@ -41,9 +41,11 @@ __all__ = ["session"]
 
 pytestmark = [pytest.mark.spark, pytest.mark.sim]
 
+TUTORIAL = "docs/tutorial.md"
 NOT_RUN = {
     "docs/how-to/databricks.md": "needs Databricks",
     "docs/how-to/security.md": "needs certificates; tests/both/test_security.py does the same",
+    TUTORIAL: "test_the_tutorial_goes_step_by_step has a cluster of its own for it",
 }
 PAGES = sorted({block.page for block in (*blocks("python"), *blocks("sql"))} - NOT_RUN.keys())
 STEPS = ("created", "paid", "packed", "sent")
@@ -177,12 +179,9 @@ GIVEN: dict[str, Callable[[Shop], dict[str, Any]]] = {
 
 
 def in_order(page: str) -> list[Block]:
-    """Its Python and SQL; of the tutorial not what looks at the table of a job."""
+    """Its Python and SQL."""
     found = [block for block in (*blocks("python"), *blocks("sql")) if block.page == page]
-    return sorted(
-        (block for block in found if 'lake/orders").to_pandas' not in block.text),
-        key=lambda block: block.line,
-    )
+    return sorted(found, key=lambda block: block.line)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -296,3 +295,25 @@ def test_jobs_of_a_page_run(page: str, shop: Shop, monkeypatch: pytest.MonkeyPat
         # make test runs the demo in a checkout of its own.
         if words[0] != "demo":
             assert run(words + to_its_end(page, words), shop)
+
+
+@pytest.mark.usefixtures("in_this_session")
+def test_the_tutorial_goes_step_by_step(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its topic is made by the first message; its relative paths are those of its folder."""
+    send, listener, look = (block.text for block in blocks("python") if block.page == TUTORIAL)
+    consume, show = ([word.replace("=lake/", f"={tmp_path}/lake/") for word in c] for c in calls_of(TUTORIAL))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (tmp_path / "shop.py").write_text(listener)
+    with SimCluster(brokers=1) as cluster:
+        monkeypatch.setattr(sys, "argv", ["send_orders.py", cluster.name_servers])
+        shop = Shop(cluster, spark, tmp_path)
+        exec(compile(send, "send_orders.py", "exec", dont_inherit=True), {"__name__": "__main__"})
+        consumed, shown = run(consume, shop), run(show, shop)
+    exec(compile(look, "look", "exec", dont_inherit=True), {})
+
+    assert capsys.readouterr().out == "sent 4000\n4000 rows, 4000 different\n"
+    assert "rows committed by this run: 4,000; deliveries given back by the listener: 8" in consumed
+    assert "Offsets of consumer group shop in topic orders" in shown

@@ -136,7 +136,7 @@ def test_the_demo_says_before_it_consumes_that_its_warnings_are_part_of_it(
     announced, consumed, judged = map(
         output.getvalue().index,
         (
-            "The listener gives some deliveries back on purpose; its warnings are part of the demo.",
+            "The listener gives some deliveries back on purpose: the tracebacks and warnings are part of it.",
             "Consumed 100 rows",
             "messages: 100 · rows: 100 · duplicates: 0 · lost: 0 · order violations: 0",
         ),
