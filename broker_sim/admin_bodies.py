@@ -168,6 +168,11 @@ class ConsumeStats:
 
 def encode_consume_stats(stats: ConsumeStats) -> bytes:
     """Write the body of the answer to 208 GET_CONSUME_STATS."""
+    return dumps_java(consume_stats_to_json(stats))
+
+
+def consume_stats_to_json(stats: ConsumeStats) -> dict[str, object]:
+    """As answers to 208 and 317 have it."""
     table = ObjectMap(
         (
             queue_to_json(queue),
@@ -181,7 +186,7 @@ def encode_consume_stats(stats: ConsumeStats) -> bytes:
         for queue, offsets in stats.offsets.items()
     )
     # An empty ObjectMap is written like an empty map.
-    return dumps_java({"consumeTps": float(stats.consume_tps), "offsetTable": table})
+    return {"consumeTps": float(stats.consume_tps), "offsetTable": table}
 
 
 def encode_group_status(by_client: Mapping[str, Mapping[MessageQueue, int]]) -> bytes:

@@ -20,7 +20,7 @@ from broker_sim.layout import UNKNOWN_HOST, Host
 from broker_sim.progress_requests import handle_reset
 from broker_sim.pull import handle_pull, let_go
 from broker_sim.replies import Outgoing, Peer, Refused, in_json, not_supported, reply
-from broker_sim.send import handle_send, handle_send_back
+from broker_sim.send import handle_reply, handle_send, handle_send_back
 from broker_sim.settings import BrokerSettings
 from broker_sim.state import BrokerState
 from broker_sim.storing import as_run, deliver_due, store_run
@@ -60,6 +60,12 @@ _HANDLERS: Mapping[int, Callable[[BrokerState, RemotingCommand], RemotingCommand
     RequestCode.GET_PRODUCER_CONNECTION_LIST: connection_requests.handle_producer_connections,
     RequestCode.DELETE_SUBSCRIPTIONGROUP: group_requests.handle_delete_group,
     RequestCode.GET_CONSUME_STATS: progress_requests.handle_consume_stats,
+    RequestCode.GET_BROKER_CONSUME_STATS: progress_requests.handle_stats_of_broker,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: topic_requests.handle_system_topics,
+    RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: topic_requests.handle_clean_queues,
+    RequestCode.CLEAN_UNUSED_TOPIC: topic_requests.handle_clean_up,
+    RequestCode.DELETE_EXPIRED_COMMITLOG: topic_requests.handle_clean_up,
+    RequestCode.GET_BROKER_HA_STATUS: config_requests.handle_replicas,
     RequestCode.DELETE_TOPIC_IN_BROKER: topic_requests.handle_delete_topic,
     RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: handle_reset,
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: group_requests.handle_put_groups,
@@ -83,6 +89,8 @@ _PEER_HANDLERS: Mapping[int, Callable[[BrokerState, Peer, RemotingCommand], Remo
     RequestCode.CONSUME_MESSAGE_DIRECTLY: client_requests.handle_consume_directly,
     RequestCode.SEND_MESSAGE_V2: handle_send,
     RequestCode.SEND_BATCH_MESSAGE: handle_send,
+    RequestCode.SEND_REPLY_MESSAGE: handle_reply,
+    RequestCode.SEND_REPLY_MESSAGE_V2: handle_reply,
     RequestCode.LITE_PULL_MESSAGE: handle_pull,
 }
 """Requests whose meaning depends on the connection they came on, or that are answered later."""

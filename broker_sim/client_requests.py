@@ -91,7 +91,7 @@ def _connection(client: Client) -> ClientConnection:
     )
 
 
-_CALL_TIMEOUT_S = 10.0
+CALL_TIMEOUT_S = 10.0
 _STATUS_TIMEOUT_S = 5.0
 _OLDEST_CALLABLE_CLIENT = 62
 """V3_1_8_SNAPSHOT."""
@@ -145,7 +145,7 @@ def handle_consumer_status(state: BrokerState, peer: Peer, command: RemotingComm
     fields = {"group": header.group, "topic": header.topic}
     for member in asked:
         request = to_client(state, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, fields)
-        _call(state, member, request, _STATUS_TIMEOUT_S, partial(survey.answered, member.client_id))
+        call_client(state, member, request, _STATUS_TIMEOUT_S, partial(survey.answered, member.client_id))
     survey.finish_if_complete()
 
 
@@ -206,23 +206,24 @@ def _forward(
         if isinstance(outcome, RemotingCommand):
             answer = replace(outcome, opaque=command.opaque, serialize_type=command.serialize_type)
         elif outcome is NoAnswer.TIMEOUT:
-            remark = f"consumer <{group}> <{client_id}> Timeout: no answer within {_CALL_TIMEOUT_S:.0f} s"
+            remark = f"consumer <{group}> <{client_id}> Timeout: no answer within {CALL_TIMEOUT_S:.0f} s"
             answer = reply(command, ResponseCode.CONSUME_MSG_TIMEOUT, remark)
         else:
             remark = f"invoke consumer <{group}> <{client_id}> Exception: the connection was closed"
             answer = reply(command, ResponseCode.SYSTEM_ERROR, remark)
         state.outbox.append(Outgoing(peer, answer, command.code))
 
-    _call(state, member, to_client(state, command.code, fields, body), _CALL_TIMEOUT_S, give_back)
+    call_client(state, member, to_client(state, command.code, fields, body), CALL_TIMEOUT_S, give_back)
 
 
-def _call(
+def call_client(
     state: BrokerState,
     member: Client,
     request: RemotingCommand,
     timeout_s: float,
     finish: Callable[[Outcome], None],
 ) -> None:
+    """Send a client a request; ``finish`` gets its answer, or why there is none."""
     call = ClientCall(
         peer=member.peer,
         opaque=request.opaque,

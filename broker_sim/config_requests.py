@@ -92,6 +92,8 @@ _logger = logging.getLogger(__name__)
 
 _BLACK_LIST = frozenset({"brokerConfigPath", "configBlackList"})
 _ENTRY_BYTES = 20
+_MOST_BEHIND_IN_SYNC = 256 * 1024 * 1024
+"""haMaxGapNotInSync."""
 _HOUR_S = 3600
 _UNIT_S = {"s": 1, "m": 60, "h": _HOUR_S, "d": 24 * _HOUR_S}
 
@@ -170,6 +172,29 @@ def handle_runtime_info(state: BrokerState, command: RemotingCommand) -> Remotin
 
 _POOL_FIGURES = ("Size", "Capacity", "HeadWaitTimeMills")
 _DAYS = ("YesterdayMorning", "TodayMorning", "TodayNow")
+
+
+def handle_replicas(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """907: how far the replicas of a master are (``DefaultHAService.getRuntimeInfo``)."""
+    end = state.store.end_offset
+    copies = [
+        {
+            "addr": str(host),
+            "diff": end - copied,
+            "inSync": end - copied < _MOST_BEHIND_IN_SYNC,
+            "slaveAckOffset": copied,
+            "transferFromWhere": copied,
+            "transferredByteInSecond": 0,
+        }
+        for host, copied in state.replicas().items()
+    ]
+    body = {
+        "haConnectionInfo": copies,
+        "inSyncSlaveNums": sum(bool(each["inSync"]) for each in copies),
+        "master": True,
+        "masterCommitLogMaxOffset": end,
+    }
+    return reply(command, body=dumps_java(body))
 
 
 def _read_properties(text: str) -> dict[str, str]:

@@ -354,6 +354,16 @@ class Producers:
         """The group's members, none for an unknown group."""
         return tuple(member.client for member in self._groups.get(producer_group, {}).values())
 
+    def find(self, client_id: str) -> Client | None:
+        """A producer by its client id; of several connections the one heard of last."""
+        members = [
+            each
+            for group in self._groups.values()
+            for each in group.values()
+            if each.client.client_id == client_id
+        ]
+        return max(members, key=lambda each: each.refreshed_at_s).client if members else None
+
     def groups(self) -> Mapping[str, tuple[Client, ...]]:
         """All groups with their members."""
         return {name: self.members(name) for name in self._groups}

@@ -144,6 +144,8 @@ class Role:
             raise Refused(ResponseCode.SYSTEM_ERROR, "Can not reset offset in slave broker")
         if request_code in _SENDS:
             raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, _NOT_AVAILABLE)
+        if request_code == RequestCode.GET_BROKER_HA_STATUS:
+            raise Refused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "Ask the master how far its replicas are.")
         if request_code in _PULLS and not self._broker.state.settings.slave_read_enable:
             raise Refused(ResponseCode.SYSTEM_BUSY, _REJECTED)
 
@@ -236,6 +238,7 @@ class BrokerMachines:
             machine = self._machine(replica, broker_id, serve, has_role=True)
             machine.copy = LogCopy(master.state.store, replica.state.store)
             self._machines[broker_id] = machine
+        master.state.replicas = self._copied
 
     @property
     def master(self) -> Broker:
@@ -245,6 +248,10 @@ class BrokerMachines:
     def host(self, broker_id: int = MASTER_ID) -> Host:
         """Where a machine listens, or listened last."""
         return self._machine_of(broker_id).broker.state.host
+
+    def _copied(self) -> dict[Host, int]:
+        copies = [each.broker.state for each in self._machines.values() if each.copy and each.is_running]
+        return {state.host: state.store.end_offset for state in copies}
 
     @property
     def replicas(self) -> dict[int, Host]:

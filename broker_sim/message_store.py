@@ -408,6 +408,12 @@ class MessageStore:
         for key in [key for key in self._queues if key[0] == topic]:
             del self._queues[key]
 
+    def delete_emptied_queues(self, *, is_kept: Callable[[str], bool]) -> None:
+        """Forget the queues that had messages and hold none, but for topics that are kept."""
+        for (topic, queue_id), queue in list(self._queues.items()):
+            if queue.max_offset and queue.min_offset == queue.max_offset and not is_kept(topic):
+                del self._queues[topic, queue_id]
+
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """The index of one queue, to be read only; None for a queue never written."""
         return self._queues.get((topic, queue_id))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from broker_sim.layout import Host
 from broker_sim.replies import SEE_FAQ, Outgoing, Peer, Refused, in_json, not_supported, reply
 from broker_sim.state import CLUSTER_NAME
-from broker_sim.topics import Topic, TopicTable
+from broker_sim.topics import PERM_READ_WRITE, PERM_WRITE, Topic, TopicTable
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, QueueData, TopicRoute
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
@@ -47,6 +47,8 @@ class NameServer:
         self._forgotten: dict[str, _Registration] = {}
         """Living brokers that have not registered since the restart."""
         self._hidden: dict[tuple[str, str], Topic] = {}
+        self._perms: dict[tuple[str, str], tuple[Topic, int]] = {}
+        """What an operator made of a broker's topics, as long as the topic stays as it was then."""
         self._tables: dict[str, dict[str, str]] = {}
         self._config = {
             _ORDER_MESSAGE_ENABLE: "false",
@@ -60,6 +62,8 @@ class NameServer:
             RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._answer_all_topics,
             RequestCode.GET_TOPICS_BY_CLUSTER: self._answer_topics_of_cluster,
             RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_perm,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: self._add_write_perm,
             RequestCode.PUT_KV_CONFIG: self._put_value,
             RequestCode.GET_KV_CONFIG: self._answer_value,
             RequestCode.DELETE_KV_CONFIG: self._delete_value,
@@ -75,6 +79,7 @@ class NameServer:
         registration.addresses[broker_id] = address
         self._forgotten.pop(broker_name, None)
         self._hidden = {key: config for key, config in self._hidden.items() if key[0] != broker_name}
+        self._perms = {key: known for key, known in self._perms.items() if key[0] != broker_name}
 
     def restart(self) -> None:
         """Know no broker until it registers; connections and what is on disk stay."""
@@ -102,7 +107,7 @@ class NameServer:
             config = self._topic(name, topic)
             if config is not None:
                 brokers.append(_broker_data(name, registration.addresses))
-                queues.append(_queue_data(name, config))
+                queues.append(_queue_data(name, config, self._perm(name, config)))
         if not brokers:
             return None
         order = self._tables.get(ORDER_TOPIC_CONFIG, {}).get(topic) if self._shows_order else None
@@ -195,6 +200,27 @@ class NameServer:
                     self._hidden[broker_name, topic] = config
         return reply(command)
 
+    def _wipe_write_perm(self, command: RemotingCommand) -> RemotingCommand:
+        return self._set_perms(command, "wipeTopicCount", lambda perm: perm & ~PERM_WRITE)
+
+    def _add_write_perm(self, command: RemotingCommand) -> RemotingCommand:
+        """Of all topics of the broker: 5.3.3 does not know which of them were closed before."""
+        return self._set_perms(command, "addTopicCount", lambda _: PERM_READ_WRITE)
+
+    def _set_perms(
+        self, command: RemotingCommand, count_field: str, change: Callable[[int], int]
+    ) -> RemotingCommand:
+        name = _required(command, "brokerName")
+        known = self._brokers.get(name)
+        configs = [each for each in known.topics if self._topic(name, each.name)] if known else []
+        for config in configs:
+            self._perms[name, config.name] = config, change(self._perm(name, config))
+        return reply(command, ext_fields={count_field: str(len(configs))})
+
+    def _perm(self, broker_name: str, config: Topic) -> int:
+        changed, perm = self._perms.get((broker_name, config.name), (None, 0))
+        return perm if changed is config else config.perm
+
     # --- key-value tables and configuration ----------------------------------------------------------------
 
     def _put_value(self, command: RemotingCommand) -> RemotingCommand:
@@ -251,11 +277,11 @@ def _broker_data(name: str, addresses: Mapping[int, Host]) -> BrokerData:
     )
 
 
-def _queue_data(name: str, config: Topic) -> QueueData:
+def _queue_data(name: str, config: Topic, perm: int) -> QueueData:
     return QueueData(
         broker_name=name,
         read_queue_nums=config.read_queue_nums,
         write_queue_nums=config.write_queue_nums,
-        perm=config.perm,
+        perm=perm,
         topic_sys_flag=config.topic_sys_flag,
     )

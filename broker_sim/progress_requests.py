@@ -14,7 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from broker_sim.admin_bodies import ConsumeStats, OffsetWrapper, encode_consume_stats, encode_group_list
+from broker_sim.admin_bodies import (
+    ConsumeStats,
+    OffsetWrapper,
+    consume_stats_to_json,
+    encode_consume_stats,
+    encode_group_list,
+)
 from broker_sim.replies import Outgoing, Refused, reply
 from broker_sim.request_headers import (
     CloneGroupOffsetHeader,
@@ -162,6 +168,34 @@ def handle_consume_stats(state: BrokerState, command: RemotingCommand) -> Remoti
         for queue_id in range(topic.read_queue_nums)
     }
     return reply(command, body=encode_consume_stats(ConsumeStats(offsets=offsets)))
+
+
+def handle_stats_of_broker(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """317: how far every group is; pulled offsets are not among it, and count as 0."""
+    is_order = command.ext_fields.get("isOrder") == "true"
+    groups, behind, in_flight = [], 0, 0
+    for group in state.groups:
+        header = GetConsumeStatsRequestHeader(consumer_group=group.group_name, topic="")
+        listed = []
+        for name in _topics_of_interest(state, header):
+            topic = state.topics.find(name)
+            if topic is None or (is_order and not topic.order):
+                continue
+            offsets = {
+                queue: _wrapper(state, group.group_name, name, queue.queue_id)._replace(pull_offset=0)
+                for queue in _queues(state, name, topic.write_queue_nums)
+            }
+            behind += sum(each.broker_offset - each.consumer_offset for each in offsets.values())
+            in_flight -= sum(each.consumer_offset for each in offsets.values())
+            listed.append(consume_stats_to_json(ConsumeStats(offsets=offsets)))
+        groups.append({group.group_name: listed})
+    body = {
+        "brokerAddr": str(state.host),
+        "consumeStatsList": groups,
+        "totalDiff": behind,
+        "totalInflightDiff": in_flight,
+    }
+    return reply(command, body=dumps_java(body))
 
 
 def handle_groups_of_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:

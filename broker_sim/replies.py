@@ -9,13 +9,15 @@ Who is at the other end of a connection, and what goes out to whom.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cache
 from typing import NamedTuple
 
 from broker_sim.layout import Host
-from pyspark_rocketmq.wire.codes import LanguageCode, ResponseCode
+from pyspark_rocketmq.wire.codes import LanguageCode, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RESPONSE_FLAG, RemotingCommand, SerializeType
 
 
@@ -40,6 +42,7 @@ SERVER_VERSION = 479
 """Ordinal of V5_3_3 in ``MQVersion``."""
 SEE_FAQ = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
+_logger = logging.getLogger(__name__)
 _JAVA = int(LanguageCode.JAVA)
 _NO_FIELDS: Mapping[str, str] = {}
 
@@ -77,10 +80,17 @@ def reply(
 
 
 def not_supported(request: RemotingCommand) -> RemotingCommand:
-    """The answer to a code no processor is registered for."""
+    """The answer to a code no processor is registered for; the log tells of each code once."""
+    _tell_not_supported(request.code)
     return reply(
         request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported"
     )
+
+
+@cache
+def _tell_not_supported(code: int) -> None:
+    name = RequestCode(code).name if code in set(RequestCode) else "unknown"
+    _logger.warning("Request %d (%s) is not simulated; see docs/how-to/simulator.md.", code, name)
 
 
 def in_json(command: RemotingCommand) -> RemotingCommand:

@@ -1,4 +1,4 @@
-"""Sends, and messages that a consumer sends back.
+"""Sends, replies, and messages that a consumer sends back.
 
 SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE (``SendMessageProcessor``).
 
@@ -13,6 +13,7 @@ from base64 import urlsafe_b64encode
 from dataclasses import dataclass, replace
 
 from broker_sim.admin_bodies import SubscriptionGroupConfig
+from broker_sim.client_requests import CALL_TIMEOUT_S, call_client
 from broker_sim.delay import Postponement, postponement
 from broker_sim.layout import (
     MAX_PROPERTIES_LENGTH,
@@ -24,9 +25,9 @@ from broker_sim.layout import (
     offset_message_id,
     read_stored,
 )
-from broker_sim.replies import SEE_FAQ, Peer, Refused, reply
+from broker_sim.replies import SEE_FAQ, Outcome, Outgoing, Peer, Refused, reply
 from broker_sim.request_headers import SendMessageRequestHeader
-from broker_sim.state import CLUSTER_NAME, BrokerState
+from broker_sim.state import CLUSTER_NAME, BrokerState, to_client
 from broker_sim.storing import ADDED_TO_EVERY_MESSAGE, encode_properties, postpone, store_run
 from broker_sim.topics import PERM_WRITE, Topic, is_closed_to_producers, name_problem
 from broker_sim.transactions import half_properties, is_half, store_half
@@ -34,7 +35,7 @@ from pyspark_rocketmq.model import RETRY_TOPIC_PREFIX, dlq_topic, retry_topic
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.properties import decode_properties
-from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
+from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields, to_ext_fields
 from pyspark_rocketmq.wire.requests.headers import (
     ConsumerSendMsgBackRequestHeader,
     SendMessageRequestHeaderV2,
@@ -152,6 +153,74 @@ def handle_send(state: BrokerState, peer: Peer, command: RemotingCommand) -> Rem
     return _answer(state, command, target, stored)
 
 
+def handle_reply(state: BrokerState, peer: Peer, command: RemotingCommand) -> None:
+    """324, 325: push a reply to the producer that asked, store it, then answer (``ReplyMessageProcessor``)."""
+    header = _header(command)
+    try:
+        topic = _find_or_create_topic(state, header)
+        _check_queue(header, topic)
+    except Refused as refused:
+        raise Refused(refused.code, refused.remark, ADDED_TO_EVERY_MESSAGE) from None
+    properties = decode_properties((header.properties or "").encode("utf-8", "replace"))
+    properties |= ADDED_TO_EVERY_MESSAGE
+    run = MessageRun(
+        topic=topic.name,
+        queue_id=_queue_of(state, header, topic),
+        members=(Member(header.flag, command.body, encode_properties(properties)),),
+        sys_flag=header.sys_flag,
+        born_timestamp=header.born_timestamp,
+        born_host=peer.host,
+        reconsume_times=header.reconsume_times or 0,
+    )
+
+    def finish(problem: str | None) -> None:
+        stored = store_run(state, run)
+        fields = {
+            "queueId": str(run.queue_id),
+            "queueOffset": str(stored.queue_offset),
+            "msgId": offset_message_id(state.host, stored.commit_log_offsets[0]),
+            **ADDED_TO_EVERY_MESSAGE,
+        }
+        code = ResponseCode.SUCCESS if problem is None else ResponseCode.SYSTEM_ERROR
+        if not command.is_oneway:
+            answer = reply(command, code, problem, ext_fields=fields)
+            state.outbox.append(Outgoing(peer, answer, command.code))
+
+    def answered(outcome: Outcome) -> None:
+        is_taken = isinstance(outcome, RemotingCommand) and outcome.code == ResponseCode.SUCCESS
+        finish(None if is_taken else f"push reply message to {client_id}fail.")
+
+    client_id = properties.get("REPLY_TO_CLIENT")
+    asker = state.producers.find(client_id) if client_id is not None else None
+    if client_id is None:
+        finish("reply message properties[REPLY_TO_CLIENT] is null")
+    elif asker is None:
+        finish(f"push reply message fail, channel of <{client_id}> not found.")
+    else:
+        now_ms = str(state.now_ms())
+        pushed = encode_properties({**properties, "PUSH_REPLY_TIME": now_ms}).decode()
+        place = {"bornHost": str(peer.host), "storeHost": str(state.host), "storeTimestamp": now_ms}
+        fields = {**to_ext_fields(_as_v1(header)), **place, "properties": pushed}
+        push = to_client(state, RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, fields, command.body)
+        call_client(state, asker, push, CALL_TIMEOUT_S, answered)
+
+
+def _as_v1(header: SendHeader) -> SendMessageRequestHeader:
+    """What a pushed reply says of its message: the names are those of code 10, whichever code it came with."""
+    return SendMessageRequestHeader(
+        producer_group=header.producer_group,
+        topic=header.topic,
+        default_topic=header.default_topic,
+        default_topic_queue_nums=header.default_topic_queue_nums,
+        queue_id=header.queue_id,
+        sys_flag=header.sys_flag,
+        born_timestamp=header.born_timestamp,
+        flag=header.flag,
+        reconsume_times=header.reconsume_times,
+        unit_mode=bool(header.unit_mode),
+    )
+
+
 def _answer(
     state: BrokerState, command: RemotingCommand, target: _Target, stored: StoredRun
 ) -> RemotingCommand:
@@ -176,7 +245,7 @@ def _recall_handle(state: BrokerState, target: _Target, timer_out_ms: int) -> st
 
 
 def _header(command: RemotingCommand) -> SendHeader:
-    if command.code == RequestCode.SEND_MESSAGE:
+    if command.code in {RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE}:
         return from_ext_fields(SendMessageRequestHeader, command.ext_fields)
     return from_ext_fields(SendMessageRequestHeaderV2, command.ext_fields)
 
@@ -202,17 +271,12 @@ def _find_or_create_topic(state: BrokerState, header: SendHeader) -> Topic:
 
 
 def _target(state: BrokerState, command: RemotingCommand, header: SendHeader, topic: Topic) -> _Target:
-    if header.queue_id >= topic.queue_nums:
-        raise Refused(
-            ResponseCode.INVALID_PARAMETER, f"request queueId[{header.queue_id}] is illegal, {topic}"
-        )
+    _check_queue(header, topic)
     properties = decode_properties((header.properties or "").encode("utf-8", "replace"))
     if topic.name.startswith(RETRY_TOPIC_PREFIX) and _belongs_to_dead_letters(state, command, header):
         dead = state.topics.ensure(dlq_topic(topic.name.removeprefix(RETRY_TOPIC_PREFIX)), 1)
         return _Target(dead.name, 0, properties | {"DELAY": "-1"})
-    queue_id = header.queue_id
-    if queue_id < 0:
-        queue_id = next(state.numbers) % max(1, topic.write_queue_nums)
+    queue_id = _queue_of(state, header, topic)
     if header.batch:
         return _Target(topic.name, queue_id, properties)
     if "UNIQ_KEY" not in properties:
@@ -222,6 +286,19 @@ def _target(state: BrokerState, command: RemotingCommand, header: SendHeader, to
         return _Target(topic.name, queue_id, kept, is_half=True)
     wait = postponement(topic.name, queue_id, properties, settings=state.settings, now_ms=state.now_ms())
     return _Target(topic.name, queue_id, properties if wait is None else wait.properties, wait)
+
+
+def _check_queue(header: SendHeader, topic: Topic) -> None:
+    if header.queue_id >= topic.queue_nums:
+        raise Refused(
+            ResponseCode.INVALID_PARAMETER, f"request queueId[{header.queue_id}] is illegal, {topic}"
+        )
+
+
+def _queue_of(state: BrokerState, header: SendHeader, topic: Topic) -> int:
+    if header.queue_id >= 0:
+        return header.queue_id
+    return next(state.numbers) % max(1, topic.write_queue_nums)
 
 
 def _belongs_to_dead_letters(state: BrokerState, command: RemotingCommand, header: SendHeader) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
@@ -20,6 +20,8 @@ from pyspark_rocketmq.wire.codes import LanguageCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 
 CLUSTER_NAME = "DefaultCluster"
+REPLY_TOPIC = f"{CLUSTER_NAME}_REPLY_TOPIC"
+"""Where replies are sent to; every broker has it from its start."""
 
 
 class HalfMessage(NamedTuple):
@@ -58,6 +60,8 @@ class BrokerState:
     half_messages: dict[int, HalfMessage] = field(default_factory=dict)
     """By commit log offset; a real broker finds them in its log, so they outlive a restart."""
     client_calls: ClientCalls = field(default_factory=ClientCalls)
+    replicas: Callable[[], Mapping[Host, int]] = dict
+    """Of a master: how far each replica has copied its log."""
     outbox: list[Outgoing] = field(default_factory=list)
     numbers: count[int] = field(default_factory=count)
     """For what a real broker draws at random: queues for producers that name none, and unique keys."""
@@ -69,13 +73,15 @@ class BrokerState:
     @classmethod
     def create(cls, name: str, clock: Clock, settings: BrokerSettings, host: Host) -> BrokerState:
         """A broker that has seen nothing yet."""
+        topics = TopicTable(settings.default_queues)
+        topics.ensure(REPLY_TOPIC, 1)
         return cls(
             name=name,
             clock=clock,
             settings=settings,
             host=host,
             started_ms=int(clock.now_s() * 1000),
-            topics=TopicTable(settings.default_queues),
+            topics=topics,
             store=MessageStore(clock, retention_bytes=settings.retention_bytes),
             locks=LockTable(clock, settings.lock_max_live_s),
             membership=Membership(clock, settings.channel_expired_s),

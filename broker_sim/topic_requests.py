@@ -31,6 +31,8 @@ from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.fastjson import JsonObject, dumps_java, read_object
+from pyspark_rocketmq.wire.namespace import SYSTEM_TOPICS
+from pyspark_rocketmq.wire.requests.admin import encode_topic_list
 from pyspark_rocketmq.wire.requests.bodies import subscription_to_json
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.headers import (
@@ -212,6 +214,22 @@ def handle_all_topics(state: BrokerState, command: RemotingCommand) -> RemotingC
         "topicQueueMappingInfoMap": {},
     }
     return reply(command, body=dumps_java(body))
+
+
+def handle_system_topics(state: BrokerState, command: RemotingCommand) -> RemotingCommand:  # noqa: ARG001
+    """305: the names that are no user's."""
+    return reply(command, body=encode_topic_list(sorted(SYSTEM_TOPICS)))
+
+
+def handle_clean_queues(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
+    """306: queues whose messages are all gone begin at offset 0 again, as in Java."""
+    state.store.delete_emptied_queues(is_kept=is_system_topic)
+    return reply(command)
+
+
+def handle_clean_up(state: BrokerState, command: RemotingCommand) -> RemotingCommand:  # noqa: ARG001
+    """316, 329: queues of deleted topics, and messages beyond their time, are always gone already."""
+    return reply(command)
 
 
 def handle_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:

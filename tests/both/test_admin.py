@@ -10,11 +10,15 @@ from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import BrokerError, ConsumerNotOnline, ExpressionInvalid
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.wire.codes import RequestCode
+from pyspark_rocketmq.wire.fastjson import loads
+from pyspark_rocketmq.wire.namespace import SYSTEM_TOPICS
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.subscription import SQL92, SubscriptionData, build_subscription
 from tests.both.conftest import Put
 from tests.both.support import ANSWER_S
 from tests.helpers.cluster import ClusterUnderTest
+from tests.real_broker import plain_remoting
 
 
 @pytest.fixture
@@ -57,3 +61,11 @@ def test_a_broker_checks_an_expression_when_asked(
 
 def sql(expression: str) -> SubscriptionData:
     return SubscriptionData(topic="any", sub_string=expression, expression_type=SQL92, sub_version=1)
+
+
+def test_a_broker_s_own_topics(address: str) -> None:
+    """A1: 305."""
+    answer = plain_remoting.call(address, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, {})
+
+    assert answer.code == 0
+    assert set(loads(answer.body)["topicList"]) >= SYSTEM_TOPICS

@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from broker_sim import replies
 from broker_sim.admin_bodies import SubscriptionGroupConfig
 from broker_sim.broker import Broker
 from broker_sim.replies import Outgoing
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import LanguageCode, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.fastjson import dumps_java, loads
-from pyspark_rocketmq.wire.requests.bodies import decode_offset_table
+from pyspark_rocketmq.wire.fastjson import dumps_java, loads, read_object
+from pyspark_rocketmq.wire.requests.bodies import HeartbeatData, decode_offset_table, encode_heartbeat
 from tests.broker_sim.exchange import (
     GROUP,
     OTHER_PEER,
@@ -57,10 +58,76 @@ def _reset(**fields: object) -> RemotingCommand:
     return request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, {**defaults, **fields})
 
 
-@pytest.mark.parametrize("code", [324, 325, 305, 306, 316, 329, 315, 317, 401, 907, 2003])
+@pytest.mark.parametrize("code", [315, 401, 2001, 2002, 2003, 2004])
 def test_what_is_not_served_is_answered_as_not_supported(broker: Broker, code: int) -> None:
     """Never with silence, which would cost the other side its time-out."""
     assert ask(broker, request(code)).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
+def test_the_log_says_once_what_is_not_simulated(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    replies._tell_not_supported.cache_clear()
+    for code in (401, 401, 9999):
+        ask(broker, request(code))
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "Request 401 (SET_MESSAGE_REQUEST_MODE) is not simulated; see docs/how-to/simulator.md.",
+        "Request 9999 (unknown) is not simulated; see docs/how-to/simulator.md.",
+    ]
+
+
+def test_queues_whose_messages_are_all_gone_begin_anew_when_cleaned(broker: Broker, clock: FakeClock) -> None:
+    """306: not so before; queues with messages, and those never written, stay as they are."""
+    clock.advance(10)
+    broker.state.store.drop_stored_before(broker.state.now_ms())
+    broker.put(MessageQueue(TOPIC, "broker-a", 1), [message()])
+    offsets = [(5, 5), (5, 6)]
+    assert _bounds(broker) == offsets
+
+    assert ask(broker, request(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)).code == 0
+    assert _bounds(broker) == [(0, 0), (5, 6)]
+
+
+def _bounds(broker: Broker) -> list[tuple[int, int]]:
+    store = broker.state.store
+    return [(store.min_offset(TOPIC, each), store.max_offset(TOPIC, each)) for each in range(_QUEUES)]
+
+
+def test_only_topics_that_are_kept_in_order_are_counted_if_asked_so(broker: Broker) -> None:
+    """317: isOrder."""
+    code = RequestCode.GET_BROKER_CONSUME_STATS
+    (everything, ordered) = (
+        read_object(ask(broker, request(code, {"isOrder": is_order})).body, "ConsumeStatsList")
+        for is_order in ("false", "true")
+    )
+
+    assert (everything.integer("totalDiff", 0), everything.integer("totalInflightDiff", 0)) == (4, -6)
+    assert ordered.integer("totalDiff", 0) == 0
+
+
+def test_a_reply_waits_for_the_producer_that_asked(broker: Broker, clock: FakeClock) -> None:
+    """324, 326: its answer becomes the broker's, or that there is none; the reply is stored either way."""
+    known = encode_heartbeat(HeartbeatData(client_id="client", producers=("asker",)))
+    ask(broker, request(RequestCode.HEART_BEAT, body=known), OTHER_PEER)
+    fields = {
+        "producerGroup": "p", "topic": "DefaultCluster_REPLY_TOPIC", "defaultTopic": "TBW102", "queueId": 0,
+        "defaultTopicQueueNums": 4, "sysFlag": 0, "bornTimestamp": 1, "flag": 7,
+        "properties": "REPLY_TO_CLIENT\x01client\x02CORRELATION_ID\x01c\x02",
+    }  # fmt: skip
+    command = request(RequestCode.SEND_REPLY_MESSAGE, fields, body=b"seven")
+    answers = []
+    for code in (0, 1, None):
+        (push,) = broker.handle(PEER, command)
+        assert (push.peer, push.command.code, push.command.body) == (OTHER_PEER, 326, b"seven")
+        assert push.command.ext_fields["flag"] == "7"
+        assert "CORRELATION_ID\x01c\x02" in push.command.ext_fields["properties"]
+        if code is None:
+            clock.advance(10)
+            (answer,) = broker.look_at_clock()
+        else:
+            (answer,) = broker.handle(OTHER_PEER, replies.reply(push.command, code))
+        answers.append((answer.command.code, answer.command.ext_fields["queueOffset"]))
+
+    assert answers == [(0, "0"), (1, "1"), (1, "2")]
 
 
 # --- configuration -------------------------------------------------------------------------------------------

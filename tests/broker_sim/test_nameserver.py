@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -192,3 +193,30 @@ def test_a_broker_names_several_machines_until_the_last_one_stops(
     assert addresses() == {1: "127.0.0.1:10999"}
     name_server.unregister("broker-a", broker_id=1)
     assert name_server.route("TBW102") is None
+
+
+@pytest.mark.parametrize("anew", ["topic", "broker"])
+def test_permissions_taken_at_the_name_server_hold_until_the_broker_registers_the_topic_anew(
+    name_server: NameServer, tables: dict[str, TopicTable], anew: str
+) -> None:
+    """205, 327."""
+    topic = Topic(topic_name="T", read_queue_nums=1, write_queue_nums=1)
+    for table in tables.values():
+        table.put(topic)
+
+    def perms() -> list[int]:
+        return [
+            each.perm for each in decode_route(ask(name_server, request(105, {"topic": "T"})).body).queues
+        ]
+
+    wiped = ask(name_server, request(205, {"brokerName": "broker-a"}))
+    assert (wiped.ext_fields, perms()) == ({"wipeTopicCount": "2"}, [4, 6])
+    if anew == "topic":
+        tables["broker-a"].put(replace(topic, write_queue_nums=2))
+    else:
+        name_server.register("broker-a", Host("127.0.0.1", 10911), tables["broker-a"])
+    assert perms() == [6, 6]
+    ask(name_server, request(205, {"brokerName": "broker-b"}))
+    added = ask(name_server, request(327, {"brokerName": "broker-b"}))
+    assert (added.ext_fields, perms()) == ({"addTopicCount": "2"}, [6, 6])
+    assert ask(name_server, request(327, {"brokerName": "nobody"})).ext_fields == {"addTopicCount": "0"}

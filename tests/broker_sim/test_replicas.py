@@ -13,6 +13,7 @@ from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import BrokerError
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.fastjson import read_object
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, PullStatus
 from pyspark_rocketmq.wire.requests.topics import decode_route
@@ -52,6 +53,26 @@ def _put(cluster: SimCluster, count: int, start: int = 0) -> None:
 def _route(cluster: SimCluster) -> dict[int, str]:
     with RawClient(cluster.name_servers) as client:
         return dict(decode_route(client.call(request(105, {"topic": TOPIC})).body).brokers[0].addresses)
+
+
+def test_a_master_tells_how_far_its_replicas_are(
+    cluster: SimCluster, master: RawClient, slave: RawClient
+) -> None:
+    """907: of a slave nobody needs to ask, until it is the master."""
+    _put(cluster, 3)
+    cluster.set_replica_lag("broker-a", 1)
+    _put(cluster, 1, start=3)
+    ask = request(RequestCode.GET_BROKER_HA_STATUS)
+    told = read_object(master.call(ask).body, "HARuntimeInfo")
+    (copy,) = told.objects("haConnectionInfo")
+    diff, copied = copy.integer("diff"), copy.integer("slaveAckOffset")
+
+    assert copy.text("addr") == cluster.replica_address("broker-a")
+    assert 0 < diff < copied
+    assert diff + copied == told.integer("masterCommitLogMaxOffset")
+    assert slave.call(ask).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    cluster.promote_replica("broker-a")
+    assert list(read_object(slave.call(ask).body, "HARuntimeInfo").objects("haConnectionInfo")) == []
 
 
 def test_the_route_names_master_and_replica(cluster: SimCluster) -> None:

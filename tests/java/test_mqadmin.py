@@ -83,6 +83,8 @@ def reports(java: JavaClients, backend: tuple[str, Backend]) -> Iterator[Reports
         "queryMsgByUniqueKey": ["-i", sent[1]["msgId"], "-t", _TOPIC],
         "clusterList": [],
         "brokerStatus": ["-b", address],
+        "brokerConsumeStats": ["-b", address],
+        "haStatus": ["-b", address],
     }
     yield Reports(
         {name: java.submit("mqadmin", arguments=[name, *words]) for name, words in commands.items()}, sent
@@ -217,6 +219,50 @@ def test_the_status_of_a_broker(reports: Reports) -> None:
     assert shown["brokerActive"] == "true"
     assert shown["commitLogMinOffset"] == "0"
     assert int(shown["commitLogMaxOffset"]) > 0
+
+
+def test_the_progress_of_all_groups_of_a_broker(reports: Reports) -> None:
+    printed = reports["brokerConsumeStats"]
+    (row,) = [words for words in rows(printed) if words[:2] == [_TOPIC, _GROUP]]
+
+    assert row[2:7] == [_BROKER, "0", "5", "5", "0"]
+    assert "Diff Total: " in printed
+
+
+def test_the_state_of_a_master_s_replicas(reports: Reports, cluster: ClusterUnderTest) -> None:
+    shown = dict(re.findall(r"^#(\w+)\t(.*)$", reports["haStatus"], re.MULTILINE))
+
+    assert int(shown.pop("MasterCommitLogMaxOffset")) > 0
+    assert shown == {"MasterAddr": cluster.broker_addresses[_BROKER], "SlaveNum": "0", "InSyncSlaveNum": "0"}
+
+
+@pytest.mark.parametrize("command", ["cleanExpiredCQ", "cleanUnusedTopic", "deleteExpiredCommitLog"])
+def test_a_broker_cleans_up(command: str, java: JavaClients, cluster: ClusterUnderTest) -> None:
+    printed = java.mqadmin(command, "-b", cluster.broker_addresses[_BROKER])
+
+    assert _LOG_LINE.sub("", printed).strip() == "success"
+
+
+def test_a_broker_is_closed_to_producers_at_the_name_server_and_opened_again(
+    java: JavaClients, cluster: ClusterUnderTest
+) -> None:
+    """205, 327."""
+    topic = cluster.create_topic(queues=1)
+
+    def permissions() -> dict[str, int]:
+        route = json.loads(
+            re.sub(r"\{(\d+):", r'{"\1":', _LOG_LINE.sub("", java.mqadmin("topicRoute", "-t", topic)))
+        )
+        return {queue["brokerName"]: queue["perm"] for queue in route["queueDatas"]}
+
+    server = cluster.name_servers
+    wiped = java.mqadmin("wipeWritePerm", "-b", _BROKER)
+    assert re.search(rf"wipe write perm of broker\[{_BROKER}\] in name server\[{server}\] OK, [1-9]", wiped)
+    assert permissions() == {"broker-a": 4, "broker-b": 6}
+    added = java.mqadmin("addWritePerm", "-b", _BROKER)
+    assert re.search(rf"add write perm of broker\[{_BROKER}\] in name server\[{server}\] OK, [1-9]", added)
+    assert permissions() == {"broker-a": 6, "broker-b": 6}
+    assert "OK, 0" in java.mqadmin("wipeWritePerm", "-b", "no-such-broker")
 
 
 def test_a_topic_is_created_and_changed(java: JavaClients, cluster: ClusterUnderTest) -> None:

@@ -16,7 +16,7 @@ from pyspark_rocketmq.wire.requests.send import select_by_hash
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.wait import wait_until
-from tests.java.clients import JavaClients
+from tests.java.clients import JavaClients, JavaError
 
 _GROUP = "java-producer"
 
@@ -196,3 +196,47 @@ def test_what_java_reads_is_what_java_sent(java: JavaClients, cluster: ClusterUn
     by_key = {message["keys"]: base64.b64decode(message["body"]).decode() for message in read}
     assert by_key == {message["keys"]: message["body"] for message in sent}
     java.submit("lite.stop", name=name)
+
+
+def test_a_reply_comes_to_the_producer_that_asked(java: JavaClients, topic, cluster, client: BrokerClient):
+    """A1: 325 and 326, at whichever broker the reply arrives; the reply is stored, too."""
+    question = {"topic": topic, "body": "how many?"}
+    reply = java.submit("producer.request", group="asker", message=question)
+    where = [
+        (address, MessageQueue(topic, name, queue_id))
+        for name, address in cluster.broker_addresses.items()
+        for queue_id in range(2)
+    ]
+    asked = wait_until(
+        lambda: next((each for each in where if client.max_offset(*each)), None),
+        ANSWER_S,
+        reason="A question",
+    )
+    request = PullRequest(consumer_group="readers", queue=asked[1], queue_offset=0, max_msg_nums=1)
+    (message,) = decode_messages(client.pull(asked[0], request).body, asked[1].broker_name)
+    to = dict(message.properties)
+    sent = java.call("producer.reply", group="answerer", body="seven", to=to)
+
+    assert reply.result(ANSWER_S) == "seven"
+    assert (sent["status"], sent["topic"]) == ("SEND_OK", "DefaultCluster_REPLY_TOPIC")
+    stored_in = MessageQueue(sent["topic"], sent["brokerName"], sent["queueId"])
+    address = cluster.broker_addresses[sent["brokerName"]]
+    await_readable(client, address, stored_in, sent["queueOffset"] + 1)
+    request = PullRequest(
+        consumer_group="readers", queue=stored_in, queue_offset=sent["queueOffset"], max_msg_nums=1
+    )
+    (stored,) = decode_messages(client.pull(address, request).body, sent["brokerName"])
+    assert stored.body == b"seven"
+    assert stored.properties.items() >= {
+        ("MSG_TYPE", "reply"), ("MSG_REGION", "DefaultRegion"), ("TRACE_ON", "true"), ("CORRELATION_ID", to["CORRELATION_ID"]), ("REPLY_TO_CLIENT", to["REPLY_TO_CLIENT"]),
+    }  # fmt: skip
+    assert stored.properties.keys().isdisjoint({"CLUSTER", "PUSH_REPLY_TIME"})
+
+
+def test_a_reply_for_a_producer_that_is_not_there_fails(java: JavaClients, cluster):
+    """A1: 325, as the broker says it."""
+    to = {"CLUSTER": "DefaultCluster", "REPLY_TO_CLIENT": "nobody@x", "CORRELATION_ID": "1", "TTL": "3000"}
+    with pytest.raises(
+        JavaError, match=r"CODE: 1 .*push reply message fail, channel of <nobody@x> not found\."
+    ):
+        java.call("producer.reply", group="answerer", body="seven", to=to)

@@ -8,10 +8,13 @@ import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.RequestCallback;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
+import org.apache.rocketmq.client.utils.MessageUtil;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageQueue;
 
 /** DefaultMQProducer: one per producer group, started at its first use. */
@@ -30,6 +33,8 @@ final class ProducerCalls {
         calls.put("producer.send", producers::send);
         calls.put("producer.queues", producers::queues);
         calls.put("producer.ask", producers::ask);
+        calls.put("producer.request", producers::request);
+        calls.put("producer.reply", producers::reply);
         calls.put("producer.stop", producers::stop);
     }
 
@@ -50,6 +55,35 @@ final class ProducerCalls {
             results.add(result == null ? null : Shown.sent(result));
         }
         return results;
+    }
+
+    /** Arguments: group, message; the reply's body, once a consumer has sent it. */
+    private Object request(JSONObject arguments) throws Exception {
+        CompletableFuture<Message> replied = new CompletableFuture<>();
+        // 5.3.3 calls it with null first, once the request is stored; its blocking form returns then.
+        RequestCallback callback = new RequestCallback() {
+            @Override
+            public void onSuccess(Message reply) {
+                if (reply != null) {
+                    replied.complete(reply);
+                }
+            }
+
+            @Override
+            public void onException(Throwable problem) {
+                replied.completeExceptionally(problem);
+            }
+        };
+        producer(arguments).request(message(arguments.getJSONObject("message")), callback, Patience.CALL_MILLIS);
+        return new String(replied.get(ASYNC_TIMEOUT_S, TimeUnit.SECONDS).getBody(), StandardCharsets.UTF_8);
+    }
+
+    /** Arguments: group, body, to (the properties of the request); the SendResult of the reply. */
+    private Object reply(JSONObject arguments) throws Exception {
+        Message asked = new Message();
+        arguments.getJSONObject("to").forEach((name, value) -> MessageAccessor.putProperty(asked, name, (String) value));
+        byte[] body = arguments.getString("body").getBytes(StandardCharsets.UTF_8);
+        return Shown.sent(producer(arguments).send(MessageUtil.createReplyMessage(asked, body)));
     }
 
     private Object queues(JSONObject arguments) throws Exception {
