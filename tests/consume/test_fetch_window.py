@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.consume.fetch_window import (
-    MASTER_ID,
     FetchWindow,
     PullChunk,
     PullTask,
     RangeWindow,
 )
+from pyspark_rocketmq.consume.slave_reads import MASTER_ID
 from pyspark_rocketmq.errors import ConnectFailed, MessagesExpired, NoPermission, RocketMQError, SystemBusy
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.wire.requests.pull import PullResult, PullStatus

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_rocketmq.consume.fetch_window import AVOIDED_S, ReplicaSelector
+from pyspark_rocketmq.consume.slave_reads import AVOIDED_S, ReplicaSelector
 
 
 def test_the_master_is_pulled_from_at_first() -> None:

@@ -17,31 +17,21 @@ What all ranges share, one connection and one worker's memory:
    over all ranges; but one pull always may be, lest everything wait for it.
 6. A failure is its range's alone. Trouble that may pass is survived for a while, with growing pauses.
 
-A master whose backlog no longer fits its memory may suggest a replica (``slaveReadEnable``).  A replica may
-lag, and it answers other codes than its master for an offset it does not have.  Hence:
-
-7. Only a broker of the name whose address is known is followed, and only the suggestion of the broker now
-   pulled from.
-8. From a replica only messages count, and that a filter matched none.  Whatever else it answers (19, 20, 21,
-   an error, silence), the same pull goes to the master, whose word alone is final, and the replica is left
-   alone for a while.
-9. A replica that is preferred is pulled from without a suggestion, from the start and again after that while.
-10. A replica may be read in the place of a master that does not answer, where the reader may do so; its
-    suggestion of the master is followed again after a while. What neither has is trouble that may pass.
+Which broker of a name is asked is :mod:`~pyspark_rocketmq.consume.slave_reads`' matter.
 
 Times are seconds of one monotonic clock, which is passed in. Not thread-safe, but for ``RangeWindow.stop``.
 
-Source: ``PullMessageProcessor.composeResponseHeader``, ``PullAPIWrapper.updatePullFromWhichNode``,
-    ``MQClientInstance.findBrokerAddressInSubscribe``.
+Source: ``PullMessageProcessor``.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from logging import INFO, WARNING
 from typing import Final, NamedTuple, Protocol
 
+from pyspark_rocketmq.consume.slave_reads import MASTER_ID, ReplicaSelector
 from pyspark_rocketmq.errors import (
     BrokerError,
     DataLoss,
@@ -57,11 +47,6 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import PulledBody, QueueRange
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.requests.pull import PullResult, PullStatus
-
-MASTER_ID: Final = 0
-AVOIDED_S: Final = 10.0
-"""How long suggestions of a broker are not followed after it failed: a master would suggest a replica with
-every answer, and a replica its master."""
 
 _BATCH_BYTES: Final = 4 << 20
 """Stored bytes handed out at once, of all ranges together: large enough to decode fast, small beside a
@@ -153,79 +138,6 @@ class FetchedRange(Protocol):
     @property
     def retry_timeout_s(self) -> float:
         """How long trouble is survived; a group's range, 10 s at most."""
-
-
-class ReplicaSelector:
-    """The choice for one queue; begins at the master, or at a preferred replica."""
-
-    __slots__ = (
-        "_avoided_until_s",
-        "_broker_id",
-        "_home_id",
-        "_master_avoided_until_s",
-        "_replaces_master",
-        "_replica_ids",
-    )
-
-    def __init__(
-        self, replica_ids: Iterable[int], *, prefers_replica: bool = False, replaces_master: bool = False
-    ) -> None:
-        """Follow suggestions of ``replica_ids``, the others are not known; or prefer the first of them.
-
-        Args:
-            replica_ids: Those with a known address.
-            prefers_replica: Whether the first of them is pulled from without a suggestion.
-            replaces_master: Whether it is pulled from when the master does not answer.
-        """
-        self._replaces_master = replaces_master
-        self._master_avoided_until_s = float("-inf")
-        self._replica_ids = frozenset(replica_ids) - {MASTER_ID}
-        self._home_id = min(self._replica_ids, default=MASTER_ID) if prefers_replica else MASTER_ID
-        self._broker_id = self._home_id
-        self._avoided_until_s = float("-inf")
-
-    @property
-    def broker_id(self) -> int:
-        """Id of the broker to pull from now."""
-        return self._broker_id
-
-    @property
-    def is_away(self) -> bool:
-        """Whether a replica is preferred and the master is pulled from."""
-        return self._home_id not in (self._broker_id, MASTER_ID)
-
-    def suggested(self, by: int, broker_id: int, now_s: float) -> None:
-        """An answer of broker ``by`` that brought the queue forward suggests ``broker_id``."""
-        if self._home_id != MASTER_ID:
-            if now_s >= self._avoided_until_s:
-                self._broker_id = self._home_id
-            return
-        if by != self._broker_id or broker_id == by:
-            return
-        if broker_id == MASTER_ID:
-            if now_s >= self._master_avoided_until_s:
-                self._broker_id = MASTER_ID
-        elif broker_id in self._replica_ids and now_s >= self._avoided_until_s:
-            self._broker_id = broker_id
-
-    def disappointed(self, by: int, now_s: float) -> bool:
-        """Broker ``by`` did not bring the queue forward; whether it is a replica, so that the master is to be asked."""
-        if by == MASTER_ID:
-            return False
-        self._broker_id = MASTER_ID
-        self._avoided_until_s = now_s + AVOIDED_S
-        return True
-
-    def master_failed(self, now_s: float) -> bool:
-        """The master did not answer; whether a replica is to be asked in its place."""
-        if not self._replaces_master or not self._replica_ids:
-            return False
-        if self._broker_id == MASTER_ID:
-            if now_s < self._avoided_until_s:
-                return False
-            self._broker_id = min(self._replica_ids)
-        self._master_avoided_until_s = now_s + AVOIDED_S
-        return True
 
 
 class PullTask(NamedTuple):

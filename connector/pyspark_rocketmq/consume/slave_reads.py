@@ -1,21 +1,42 @@
-"""What may be read from a slave while its master is down. Pure.
+"""Which broker of a name is pulled from, and what may be read from a slave while its master is down. Pure.
 
-A slave has a window of its master's log: it may lag behind the end, and a slave that was set up late has not
-the beginning.  So neither of its bounds is the queue's.
+A master whose backlog no longer fits its memory may suggest a replica (``slaveReadEnable``).  A replica may
+lag, and it answers other codes than its master for an offset it does not have.  Hence:
 
-Rule 1: a queue goes on at the slave only where it stands within the slave's bounds; else it waits for the
-master. No offset is corrected by what a slave has, and none is taken for one that went back.
-Rule 2: where a stream or a group begins is said by masters alone, for that is remembered.
-Rule 3: a batch read's ``earliest`` and ``latest`` are the slave's. What it wants by offset or time is read
-only where the slave shows that it has all of it.
+1. Only a broker of the name whose address is known is followed, and only the suggestion of the broker now
+   pulled from.
+2. From a replica only messages count, and that a filter matched none.  Whatever else it answers (19, 20, 21,
+   an error, silence), the same pull goes to the master, whose word alone is final, and the replica is left
+   alone for a while.
+3. A replica that is preferred is pulled from without a suggestion, from the start and again after that while.
+4. A replica may be read in the place of a master that does not answer, where the reader may do so; its
+   suggestion of the master is followed again after a while. What neither has is trouble that may pass.
+
+A slave has a window of its master's log: it may lag behind the end, and one that was set up late has not the
+beginning.  So neither of its bounds is the queue's. While its master is down:
+
+5. A queue goes on at the slave only where it stands within the slave's bounds; else it waits for the master.
+   No offset is corrected by what a slave has, and none is taken for one that went back.
+6. Where a stream or a group begins is said by masters alone, for that is remembered.
+7. A batch read's ``earliest`` and ``latest`` are the slave's. What it wants by offset or time is read only
+   where the slave shows that it has all of it.
+
+Source: ``PullMessageProcessor.composeResponseHeader``, ``PullAPIWrapper.updatePullFromWhichNode``,
+    ``MQClientInstance.findBrokerAddressInSubscribe``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.options.positions import EARLIEST_OFFSET, LATEST_OFFSET, QueuePositions
+
+MASTER_ID: Final = 0
+AVOIDED_S: Final = 10.0
+"""How long suggestions of a broker are not followed after it failed: a master would suggest a replica with
+every answer, and a replica its master."""
 
 _WORDS = (EARLIEST_OFFSET, LATEST_OFFSET)
 
@@ -65,3 +86,76 @@ def ends_in_doubt(
         and found[queue] >= bounds[queue].max_offset
         and times.wanted(queue) > newest[queue.broker_name]
     )
+
+
+class ReplicaSelector:
+    """The choice for one queue; begins at the master, or at a preferred replica."""
+
+    __slots__ = (
+        "_avoided_until_s",
+        "_broker_id",
+        "_home_id",
+        "_master_avoided_until_s",
+        "_replaces_master",
+        "_replica_ids",
+    )
+
+    def __init__(
+        self, replica_ids: Iterable[int], *, prefers_replica: bool = False, replaces_master: bool = False
+    ) -> None:
+        """Follow suggestions of ``replica_ids``, the others are not known; or prefer the first of them.
+
+        Args:
+            replica_ids: Those with a known address.
+            prefers_replica: Whether the first of them is pulled from without a suggestion.
+            replaces_master: Whether it is pulled from when the master does not answer.
+        """
+        self._replaces_master = replaces_master
+        self._master_avoided_until_s = float("-inf")
+        self._replica_ids = frozenset(replica_ids) - {MASTER_ID}
+        self._home_id = min(self._replica_ids, default=MASTER_ID) if prefers_replica else MASTER_ID
+        self._broker_id = self._home_id
+        self._avoided_until_s = float("-inf")
+
+    @property
+    def broker_id(self) -> int:
+        """Id of the broker to pull from now."""
+        return self._broker_id
+
+    @property
+    def is_away(self) -> bool:
+        """Whether a replica is preferred and the master is pulled from."""
+        return self._home_id not in (self._broker_id, MASTER_ID)
+
+    def suggested(self, by: int, broker_id: int, now_s: float) -> None:
+        """An answer of broker ``by`` that brought the queue forward suggests ``broker_id``."""
+        if self._home_id != MASTER_ID:
+            if now_s >= self._avoided_until_s:
+                self._broker_id = self._home_id
+            return
+        if by != self._broker_id or broker_id == by:
+            return
+        if broker_id == MASTER_ID:
+            if now_s >= self._master_avoided_until_s:
+                self._broker_id = MASTER_ID
+        elif broker_id in self._replica_ids and now_s >= self._avoided_until_s:
+            self._broker_id = broker_id
+
+    def disappointed(self, by: int, now_s: float) -> bool:
+        """Broker ``by`` did not bring the queue forward; whether it is a replica, so that the master is to be asked."""
+        if by == MASTER_ID:
+            return False
+        self._broker_id = MASTER_ID
+        self._avoided_until_s = now_s + AVOIDED_S
+        return True
+
+    def master_failed(self, now_s: float) -> bool:
+        """The master did not answer; whether a replica is to be asked in its place."""
+        if not self._replaces_master or not self._replica_ids:
+            return False
+        if self._broker_id == MASTER_ID:
+            if now_s < self._avoided_until_s:
+                return False
+            self._broker_id = min(self._replica_ids)
+        self._master_avoided_until_s = now_s + AVOIDED_S
+        return True

@@ -37,14 +37,13 @@ from pyspark_rocketmq.client.cluster import (
 )
 from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
 from pyspark_rocketmq.clock import Clock, Deadline, RetryPolicy, SystemClock, call_with_retry
-from pyspark_rocketmq.consume.fetch_window import MASTER_ID
 from pyspark_rocketmq.consume.positions import (
     ending_positions,
     starting_positions,
     timed_positions,
     unknown_queue_problems,
 )
-from pyspark_rocketmq.consume.slave_reads import ends_in_doubt, offsets_in_doubt, starts_in_doubt
+from pyspark_rocketmq.consume.slave_reads import MASTER_ID, ends_in_doubt, offsets_in_doubt, starts_in_doubt
 from pyspark_rocketmq.display import masked, peer_text
 from pyspark_rocketmq.errors import (
     BrokerError,

@@ -19,7 +19,8 @@ from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.client.pull_connection import PullConnection, acquire_connection, release_connection
 from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, await_readable
 from pyspark_rocketmq.clock import Clock, SystemClock
-from pyspark_rocketmq.consume.fetch_window import MASTER_ID, FetchedChunks, FetchWindow, PullTask, RangeWindow
+from pyspark_rocketmq.consume.fetch_window import FetchedChunks, FetchWindow, PullTask, RangeWindow
+from pyspark_rocketmq.consume.slave_reads import MASTER_ID
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed, RocketMQError
 from pyspark_rocketmq.model import BrokerAddress, PulledBody
 from pyspark_rocketmq.source.ranges import QueuePartition
