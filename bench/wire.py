@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from bench.measure import Result, Spread, Target, load_average
 from pyspark_rocketmq.model import Message
-from pyspark_rocketmq.wire.columnar.decode import decode_columns
 from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.message_ids import unique_key
 from pyspark_rocketmq.wire.messages import (
@@ -18,9 +17,9 @@ from pyspark_rocketmq.wire.messages import (
     body_crc,
     decode_messages,
     encode_batch,
-    encode_stored_message,
 )
 from pyspark_rocketmq.wire.properties import encode_properties
+from tests.helpers.stored_messages import decode_columns, encode_stored_message
 
 _BROKER = "broker-a"
 _RATIO = 8.0

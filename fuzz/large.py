@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from fuzz.judge import Finding, judge
 from fuzz.target import MAX_MEMORY_BYTES, Target
-from pyspark_rocketmq.wire.columnar.decode import decode_columns
 from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, SerializeType, decode_parts
 from pyspark_rocketmq.wire.compression import (
     COMPRESSION_TYPE_SHIFT,
@@ -27,16 +26,11 @@ from pyspark_rocketmq.wire.compression import (
 )
 from pyspark_rocketmq.wire.fastjson import loads
 from pyspark_rocketmq.wire.framing import FrameDecoder
-from pyspark_rocketmq.wire.messages import (
-    INNER_BATCH_FLAGS,
-    StoredMessage,
-    decode_batch,
-    decode_messages,
-    encode_stored_message,
-)
+from pyspark_rocketmq.wire.messages import INNER_BATCH_FLAGS, StoredMessage, decode_batch, decode_messages
 from pyspark_rocketmq.wire.properties import MAX_PROPERTIES_BYTES, decode_properties
 from pyspark_rocketmq.wire.requests.bodies import decode_consumer_list
 from pyspark_rocketmq.wire.requests.topics import MAX_QUEUES, decode_route, decode_topic_stats
+from tests.helpers.stored_messages import decode_columns, encode_stored_message
 
 _ROOM: Final = MAX_FRAME_LENGTH - 1024
 _PIECE: Final = 64 * 1024

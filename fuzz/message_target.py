@@ -10,14 +10,9 @@ import pyarrow as pa
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import MessageExt, MessageQueue
 from pyspark_rocketmq.wire.columnar.columns import END_TIMESTAMP_MS, FIRST_TIMESTAMP_MS
-from pyspark_rocketmq.wire.columnar.decode import (
-    MESSAGE_SCHEMA,
-    Undecodable,
-    decode_columns,
-    decode_in_turn,
-    row_of,
-)
+from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA, Undecodable, decode_in_turn, row_of
 from pyspark_rocketmq.wire.messages import decode_messages
+from tests.helpers.stored_messages import decode_columns
 
 _BROKER = "broker-a"
 _TIMESTAMPS = frozenset({"bornTimestamp", "storeTimestamp"})

@@ -10,8 +10,9 @@ from typing import Final
 
 from pyspark_rocketmq.model import Message
 from pyspark_rocketmq.wire.compression import MAX_BODY_BYTES, CompressionType, compress
-from pyspark_rocketmq.wire.messages import StoredMessage, body_crc, encode_batch, encode_stored_message
+from pyspark_rocketmq.wire.messages import StoredMessage, body_crc, encode_batch
 from tests.helpers.golden import golden, recorded_commands
+from tests.helpers.stored_messages import encode_stored_message
 
 _MAX_BYTES: Final = 1 << 15
 """Larger recordings only slow the search down."""

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from bench import wire
 from bench.page import tables
-from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA, decode_columns
+from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
 from pyspark_rocketmq.wire.messages import decode_messages
+from tests.helpers.stored_messages import decode_columns
 
 
 def test_every_case_is_decoded_alike_by_both_decoders() -> None:

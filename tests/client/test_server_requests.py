@@ -16,7 +16,7 @@ from pyspark_rocketmq.model import MessageExt, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand, SerializeType, decode_frame
 from pyspark_rocketmq.wire.fastjson import read_object
-from pyspark_rocketmq.wire.messages import StoredMessage, encode_stored_message
+from pyspark_rocketmq.wire.messages import StoredMessage
 from pyspark_rocketmq.wire.properties import encode_properties
 from pyspark_rocketmq.wire.requests.bodies import encode_offset_table, offsets_from_json
 from pyspark_rocketmq.wire.requests.client_info import (
@@ -27,6 +27,7 @@ from pyspark_rocketmq.wire.requests.client_info import (
 )
 from tests.helpers.golden import recorded_command
 from tests.helpers.scripted_server import Peer, ScriptedServer
+from tests.helpers.stored_messages import encode_stored_message
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 RUNNING = decode_running_info(recorded_command(53, is_response=True).body)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.base import RowWriter, write_rows
+from pyspark_rocketmq.sinks.base import RowWriter, Written
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 
 GROUP = "order-etl"
@@ -27,6 +27,25 @@ def batch_of(schema: pa.Schema, rows: Iterable[tuple[object, ...]]) -> pa.Record
     """Rows of a queue, an offset and further values, in the order of the columns."""
     made = [dict(zip(schema.names, (*queue, *rest), strict=True)) for queue, *rest in rows]  # type: ignore[misc]
     return pa.RecordBatch.from_pylist(made, schema=schema)
+
+
+class TaskRows(NamedTuple):
+    """What became of a task's rows."""
+
+    written: Sequence[Written]
+    left_out: int
+    """Rows that the sink, or one of several, has already."""
+
+
+def write_rows(writer: RowWriter, batches: Iterator[pa.RecordBatch]) -> TaskRows:
+    """Write a task's rows; nothing is left of them when ``batches`` or the writing fails."""
+    writing = writer.open()
+    try:
+        left_out = sum(writing.add(batch) for batch in batches)
+        return TaskRows(writing.finish(), left_out)
+    except BaseException:
+        writing.abandon()
+        raise
 
 
 def files_of(writer: RowWriter, batches: Iterator[pa.RecordBatch]) -> Sequence[Any]:

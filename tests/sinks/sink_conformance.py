@@ -15,10 +15,10 @@ from pyspark_rocketmq.errors import OffsetError, SchemaError, SinkMoved, SinkSet
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.sinks.base import Life, Sink, SinkBatch, TaskRows, Written, write_rows
+from pyspark_rocketmq.sinks.base import Life, Sink, SinkBatch, Written
 from pyspark_rocketmq.sinks.standing import check_has_all, remembered_text
 from tests.helpers.fake_clock import FakeClock
-from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1, batch_of
+from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1, TaskRows, batch_of, write_rows
 
 SCHEMA = pa.schema([*POSITION, ("step", pa.string())])
 

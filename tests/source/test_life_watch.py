@@ -16,8 +16,9 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.queue_lives import PullingLifeWatch
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.messages import StoredMessage, body_crc, encode_stored_message
+from pyspark_rocketmq.wire.messages import StoredMessage, body_crc
 from tests.helpers.scripted_server import Peer, ScriptedServer
+from tests.helpers.stored_messages import encode_stored_message
 from tests.helpers.wait import PATIENCE_S
 from tests.source.test_planner import A0, A1, B0
 

@@ -33,9 +33,10 @@ from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.compression import CompressionType, compress
-from pyspark_rocketmq.wire.messages import StoredMessage, body_crc, encode_stored_message
+from pyspark_rocketmq.wire.messages import StoredMessage, body_crc
 from tests.helpers.partitions import partition_of
 from tests.helpers.scripted_server import Peer, ScriptedServer
+from tests.helpers.stored_messages import encode_stored_message
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 

@@ -18,9 +18,9 @@ from pyspark_rocketmq.source.schema import (
     told_with_messages,
     with_consumer_columns,
 )
-from pyspark_rocketmq.wire.columnar.decode import decode_columns
-from pyspark_rocketmq.wire.messages import StoredMessage, body_crc, encode_stored_message
+from pyspark_rocketmq.wire.messages import StoredMessage, body_crc
 from tests.helpers.messages import QUEUE, message_at
+from tests.helpers.stored_messages import decode_columns, encode_stored_message
 
 PLANNED = QueueRange(queue=QUEUE, start=10, end=20, epoch=3, reconsume_times=2)
 

@@ -12,7 +12,8 @@ import pytest
 from pyspark_rocketmq.errors import DataLoss, UndecodableMessage
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.reader import read_queue, read_queues
-from pyspark_rocketmq.wire.messages import INNER_BATCH_FLAGS, decode_stored_messages, encode_stored_message
+from pyspark_rocketmq.wire.messages import INNER_BATCH_FLAGS, decode_stored_messages
+from tests.helpers.stored_messages import encode_stored_message
 from tests.source.test_queue_reader import QUEUE, Log, offsets_of, read, told
 from tests.source.test_queue_reader import log as _log
 from tests.source.test_queue_reader import partition as _partition

@@ -13,7 +13,7 @@ from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import Message, MessageExt
 from pyspark_rocketmq.wire.columnar import decode as columnar
 from pyspark_rocketmq.wire.columnar.arrays import IrregularLayout
-from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA, decode_columns
+from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
 from pyspark_rocketmq.wire.columnar.rows import BufferSlices, locate
 from pyspark_rocketmq.wire.compression import CompressionType, ExpansionBudget, compress
 from pyspark_rocketmq.wire.messages import (
@@ -23,8 +23,8 @@ from pyspark_rocketmq.wire.messages import (
     decode_messages,
     decode_stored_messages,
     encode_batch,
-    encode_stored_message,
 )
+from tests.helpers.stored_messages import decode_columns, encode_stored_message
 
 FIRST_TIMESTAMP_MS, END_TIMESTAMP_MS = (
     int(datetime(*day, tzinfo=UTC).timestamp()) * 1000 for day in ((1, 1, 2), (9999, 12, 31))

@@ -20,9 +20,10 @@ from pyspark.sql.types import (
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.wire.columnar import arrays as columnar_ranges
-from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA, decode_columns
+from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
 from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.messages import StoredMessage, decode_messages
+from tests.helpers.stored_messages import decode_columns
 from tests.wire.columnar_cases import (
     END_TIMESTAMP_MS,
     FIRST_TIMESTAMP_MS,

@@ -11,9 +11,10 @@ import pytest
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import Message
 from pyspark_rocketmq.wire import compression
-from pyspark_rocketmq.wire.columnar.decode import decode_columns, decode_in_turn, decode_together
+from pyspark_rocketmq.wire.columnar.decode import decode_in_turn, decode_together
 from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.messages import INNER_BATCH_FLAGS, encode_batch
+from tests.helpers.stored_messages import decode_columns
 from tests.wire.columnar_cases import assert_same_reaction, encoded, stored_message
 
 BODY_BYTES = 1000

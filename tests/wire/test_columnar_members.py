@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import Message
-from pyspark_rocketmq.wire.columnar.decode import decode_columns
 from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.messages import INNER_BATCH_FLAGS, StoredMessage, decode_messages, encode_batch
+from tests.helpers.stored_messages import decode_columns
 from tests.wire.columnar_cases import (
     REGULAR_PROPERTIES,
     assert_same_reaction,

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.wire.columnar import property_columns as columnar_properties
-from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA, decode_columns
+from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
 from tests.both.test_broadcasting import Given
+from tests.helpers.stored_messages import decode_columns
 from tests.wire.columnar_cases import (
     PROPERTIES,
     REGULAR_PROPERTIES,

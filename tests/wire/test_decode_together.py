@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire.columnar import decode as columnar
-from pyspark_rocketmq.wire.columnar.decode import decode_columns, decode_together
+from pyspark_rocketmq.wire.columnar.decode import decode_together
+from tests.helpers.stored_messages import decode_columns
 from tests.wire.columnar_cases import encoded, stored_message
 from tests.wire.test_columnar_members import inner_batch
 
@@ -129,7 +130,7 @@ def test_a_message_that_leads_out_of_its_body_is_refused() -> None:
 
 def test_a_batch_does_not_refer_to_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A1: the buffer can be received into again at once."""
-    monkeypatch.setattr(columnar, "decode_columns", None)  # all of it in place
+    monkeypatch.setattr(columnar, "_decode_alone", None)  # all of it in place
     buffer = bytearray(body_of(0, 40))
     expected = decode_columns(bytes(buffer), "b")
 

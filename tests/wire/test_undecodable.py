@@ -20,12 +20,8 @@ from pyspark_rocketmq.wire.columnar.decode import (
     why_undecodable,
 )
 from pyspark_rocketmq.wire.compression import CompressionType, ExpansionBudget, compress
-from pyspark_rocketmq.wire.messages import (
-    INNER_BATCH_FLAGS,
-    decode_messages,
-    encode_stored_message,
-    iter_messages,
-)
+from pyspark_rocketmq.wire.messages import INNER_BATCH_FLAGS, decode_messages, iter_messages
+from tests.helpers.stored_messages import encode_stored_message
 from tests.wire.columnar_cases import (
     assert_same_reaction,
     encoded,

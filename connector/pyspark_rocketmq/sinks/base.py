@@ -27,7 +27,7 @@ the next life, which has a watermark of its own and begins without one, so that 
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -227,22 +227,3 @@ class Sink(Protocol):
         of a life whose rows it never got, whatever it has of the one before it.
         """
         ...
-
-
-class TaskRows(NamedTuple):
-    """What became of a task's rows."""
-
-    written: Sequence[Written]
-    left_out: int
-    """Rows that the sink, or one of several, has already."""
-
-
-def write_rows(writer: RowWriter, batches: Iterator[pa.RecordBatch]) -> TaskRows:
-    """Write a task's rows; nothing is left of them when ``batches`` or the writing fails."""
-    writing = writer.open()
-    try:
-        left_out = sum(writing.add(batch) for batch in batches)
-        return TaskRows(writing.finish(), left_out)
-    except BaseException:
-        writing.abandon()
-        raise

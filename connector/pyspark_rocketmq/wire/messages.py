@@ -29,7 +29,6 @@ from pyspark_rocketmq.wire.message_ids import (
     IPV4_HOST_BYTES,
     IPV6_HOST_BYTES,
     decode_host,
-    encode_host,
     offset_message_id,
 )
 from pyspark_rocketmq.wire.properties import decode_properties, decode_text, encode_properties
@@ -91,11 +90,6 @@ class StoredMessage:
         """The properties as a consumer sees them."""
         return decode_properties(self.properties_data)
 
-    @property
-    def version(self) -> MessageVersion:
-        """The layout the topic's length asks for (``MessageVersion``, autoMessageVersionOnTopicLen)."""
-        return _encode_topic(self.topic)[0]
-
 
 @dataclass(frozen=True, slots=True)
 class BatchMember:
@@ -114,55 +108,6 @@ class BatchMember:
 def body_crc(body: bytes) -> int:
     """CRC-32 of a stored body with the sign bit cleared (``UtilAll.crc32``)."""
     return zlib.crc32(body) & 0x7FFFFFFF
-
-
-def encode_stored_message(message: StoredMessage) -> bytes:
-    """Write one message in the stored layout, V2 when its topic exceeds 127 bytes.
-
-    Raises:
-        LocalProtocolError: If a number or a length does not fit its field, or a host is not an IP address.
-
-    Source: RocketMQ 5.3.3 ``store/MessageExtEncoder.encode``.
-    """
-    version, topic = _encode_topic(message.topic)
-    born_host, store_host = encode_host(message.born_host), encode_host(message.store_host)
-    sys_flag = _with_host_flags(message.sys_flag, born_host, store_host)
-    fixed = _HEAD.size + _STORE_TIMESTAMP.size + _TAIL.size + _SHORT.size
-    hosts = len(born_host) + len(store_host)
-    texts = len(message.body) + len(topic) + len(message.properties_data)
-    try:
-        head = _HEAD.pack(
-            fixed + hosts + texts, version, message.body_crc, message.queue_id, message.flag,
-            message.queue_offset, message.commit_log_offset, sys_flag, message.born_timestamp,
-        )  # fmt: skip
-        store_timestamp = _STORE_TIMESTAMP.pack(message.store_timestamp)
-        tail = _TAIL.pack(message.reconsume_times, message.prepared_transaction_offset, len(message.body))
-        properties_length = _SHORT.pack(len(message.properties_data))
-    except struct.error as exc:
-        raise LocalProtocolError(
-            f"A message of topic {message.topic} does not fit its layout: {exc}."
-        ) from exc
-    parts = (head, born_host, store_timestamp, store_host, tail, message.body, topic)
-    return b"".join((*parts, properties_length, message.properties_data))
-
-
-def _encode_topic(topic: str) -> tuple[MessageVersion, bytes]:
-    """Choose the layout and write the topic with its length."""
-    try:
-        data = topic.encode()
-        version = MessageVersion.V1 if len(data) <= MAX_V1_TOPIC_BYTES else MessageVersion.V2
-        return version, _TOPIC_LENGTHS[version].pack(len(data)) + data
-    except (UnicodeEncodeError, struct.error) as exc:
-        raise LocalProtocolError(f"The topic {topic[:100]!a} cannot be written: {exc}.") from exc
-
-
-def _with_host_flags(sys_flag: int, born_host: bytes, store_host: bytes) -> int:
-    flags = sys_flag & ~(_BORNHOST_V6 | _STOREHOST_V6)
-    if len(born_host) == IPV6_HOST_BYTES:
-        flags |= _BORNHOST_V6
-    if len(store_host) == IPV6_HOST_BYTES:
-        flags |= _STOREHOST_V6
-    return flags
 
 
 def decode_stored_messages(data: bytes | memoryview) -> list[StoredMessage]:

@@ -197,36 +197,6 @@ def projected_schema(columns: Sequence[str] | None = None, properties: Sequence[
     return _projected(columns, properties, None).schema
 
 
-def decode_columns(
-    data: bytes,
-    broker_name: str,
-    *,
-    tags: frozenset[str] | None = None,
-    columns: Sequence[str] | None = None,
-    properties: Sequence[str] = (),
-) -> pa.RecordBatch:
-    """Decode the bodies of one or more pull responses, one behind the other, into ``MESSAGE_SCHEMA``.
-
-    Rows are in stored order and equal to ``decode_messages``; a timestamp that microseconds cannot hold is
-    null.
-
-    Args:
-        data: Stored messages; below 2 GiB, as must be their decompressed bodies together.
-        broker_name: The broker they were pulled from.
-        tags: Keep only messages whose tag is one of these exactly; the broker filters by hash code alone.
-        columns: Decode only these columns of ``MESSAGE_SCHEMA``, in this order; with none the rows are
-            counted. Without ``body`` a body is not decompressed, and one that cannot be may go unnoticed.
-        properties: Properties that get columns of their own behind these; null where a message lacks one.
-
-    Raises:
-        RemoteProtocolError: As ``decode_messages``.
-        LocalProtocolError: If the data or a column exceed 2 GiB, or a column has none of the schema's names.
-    """
-    check_column_bytes(len(data))
-    decoder = _Decoder(broker_name, _projected(columns, properties, tags))
-    return _with_tags(decoder.decode(data), tags, decoder.projection)
-
-
 def decode_together(
     groups: Sequence[Sequence[PulledBody]],
     broker_name: str,
