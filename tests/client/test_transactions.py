@@ -14,7 +14,7 @@ from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.client.producer.transactions import TransactionProducer
-from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.model import LocalTransactionState, Message, MessageExt, MessageQueue
 from tests.helpers.wait import PATIENCE_S, wait_until
 
@@ -150,3 +150,12 @@ def test_a_topic_that_is_not_there_yet_holds_up_no_other(
         wait_until(lambda: is_member_at(cluster, "broker-a"))
 
     assert "topic=later" in caplog.text
+
+
+def test_a_message_is_as_large_as_its_producer_was_told(cluster: SimCluster) -> None:
+    """G2, C4: as of any producer."""
+    producer = TransactionProducer(
+        cluster.name_servers, "tx", lambda _: UNKNOWN, topics=["orders"], max_message_size=10
+    )
+    with producer, pytest.raises(LocalProtocolError, match="body of 11 bytes; 10 can be sent"):
+        producer.send(replace(ORDER, body=b"x" * 11), lambda *_: COMMIT)

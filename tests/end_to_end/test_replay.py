@@ -183,6 +183,8 @@ def test_what_cannot_be_replayed_is_refused_before_anything_is_written(
     replay = Replay(spark, options_of(cluster, topic))
     spark.range(1).write.format("delta").save(str(tmp_path / "other"))
 
+    with pytest.raises(OptionError, match=r"topic 'no topic' is not a topic name: only letters"):
+        replay.to_topic("no topic", str(tmp_path / "record"))
     with pytest.raises(OptionError, match="is read and cannot be written to"):
         replay.to_topic(topic, str(tmp_path / "record"))
     bare = cluster.unique_name()

@@ -94,6 +94,25 @@ def test_the_cause_of_an_error_is_in_its_line() -> None:
     assert one_line(error) == "ValueError: not opened (OSError: refused)"
 
 
+def test_causes_that_go_in_a_circle_are_told_once_each() -> None:
+    """H9: users' code makes the errors."""
+    error, other = ValueError("not opened"), OSError("refused")
+    error.__cause__, other.__cause__ = other, error
+
+    assert one_line(error) == "ValueError: not opened (OSError: refused)"
+
+
+def test_any_number_of_causes_is_one_line() -> None:
+    """H9"""
+    error = ValueError("0")
+    for number in range(1, 5_000):
+        outer = ValueError(str(number))
+        outer.__cause__ = error
+        error = outer
+
+    assert one_line(error).startswith("ValueError: 4999 (ValueError: 4998 (")
+
+
 def test_a_long_text_is_cut() -> None:
     """H9"""
     line = one_line(ValueError("x" * 10_000_000))

@@ -59,6 +59,8 @@ logger = logging.getLogger(__name__)
 
 MOST_CHARACTERS: Final = 300
 """Of the one line."""
+_MOST_CAUSES: Final = 10
+"""Told of one error; users' code may chain any number, in a circle too."""
 _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-fA-F]+|\d+")
 """What differs from one message to the next in the text of the same error."""
 _repeated = Repeated()
@@ -92,16 +94,23 @@ def tell_problem(problem: str, where: str) -> str:
 
 def one_line(error: BaseException) -> str:
     """Type and text of an error, without control characters; at most ``MOST_CHARACTERS``."""
+    told: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in told and len(told) < _MOST_CAUSES:
+        told.append(cause)
+        cause = cause.__cause__
+    line = ""
+    for each in reversed(told):
+        line = _shortened(f"{_own_line(each)} ({line})" if line else _own_line(each))
+    return line
+
+
+def _own_line(error: BaseException) -> str:
     try:
-        text = str(error)
+        text = _shortened(str(error))
     except Exception:  # noqa: BLE001 - a user's class
         text = "its text cannot be had"
-    cause = (
-        f" ({one_line(error.__cause__)})"
-        if error.__cause__ is not None and error.__cause__ is not error
-        else ""
-    )
-    return _shortened(f"{type(error).__name__}: {text}{cause}" if text else f"{type(error).__name__}{cause}")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _shortened(text: str) -> str:

@@ -21,8 +21,10 @@ from delta.tables import DeltaTable
 from pyspark.sql import Row, SparkSession
 
 from pyspark_rocketmq.consume.planning import split_ranges
+from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
+from pyspark_rocketmq.options.parsers import MAX_TOPIC_LENGTH, resource_name
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.replay.ranges import Sending, steps_of, without
 from pyspark_rocketmq.replay.record import ReplayRecord
@@ -161,7 +163,8 @@ class Replay:
             on_step: Told of progress.
 
         Raises:
-            OptionError: If the topic is one of those that are read, or the session runs tasks twice.
+            OptionError: If the topic is no name of a topic or one of those that are read, or the session
+                runs tasks twice.
             StorageNotShared: If ``record`` is a folder that other machines do not have.
             DataLoss: If an earlier run ended within a step and the target does not tell any more what it had
                 sent.
@@ -170,7 +173,7 @@ class Replay:
         """
         check_speculation(self._spark)
         options = self._options
-        topic = without_namespace(options.namespace or "", topic)
+        topic = _topic_name(without_namespace(options.namespace or "", topic))
         whole = replace(options, include_columns=(), property_columns=(), decode_properties=True)
         partitions = {
             queue: replace(one, columns=RESEND_COLUMNS) for queue, one in self._partitions(whole).items()
@@ -301,3 +304,13 @@ def _check_columns(path: str, has: Collection[str], wanted: Collection[str]) -> 
             f"The table {path} {differences}: messages would lose columns or rows would lack some. Choose "
             "the columns with includeColumns and propertyColumns as the table has them, or another table."
         )
+
+
+def _topic_name(topic: str) -> str:
+    try:
+        return _parse_topic_name(topic)
+    except ValueError as error:
+        raise OptionError((f"topic {peer_text(topic)!r} {error}",), where="options of a replay") from None
+
+
+_parse_topic_name = resource_name("topic", MAX_TOPIC_LENGTH)

@@ -31,7 +31,14 @@ from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError
-from pyspark_rocketmq.model import LocalTransactionState, Message, MessageExt, MessageQueue, SendStatus
+from pyspark_rocketmq.model import (
+    MAX_MESSAGE_BYTES,
+    LocalTransactionState,
+    Message,
+    MessageExt,
+    MessageQueue,
+    SendStatus,
+)
 from pyspark_rocketmq.wire.codes import MessageSysFlag, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.message_ids import decode_offset_message_id
@@ -87,6 +94,7 @@ class TransactionProducer(Closing):
         *,
         topics: Sequence[str],
         send_timeout_s: float = 3.0,
+        max_message_size: int = MAX_MESSAGE_BYTES,
         settings: ConnectionSettings | None = None,
         clock: Clock | None = None,
         namespace: str = "",
@@ -100,6 +108,7 @@ class TransactionProducer(Closing):
             topics: Whose brokers may ask from now on, for transactions of an earlier process; those of any
                 other topic may when a message was sent to it.
             send_timeout_s: For one send.
+            max_message_size: As of :class:`Producer`.
             settings: Credentials and TLS.
             clock: The system's if not given.
             namespace: As of :class:`Producer`.
@@ -116,6 +125,7 @@ class TransactionProducer(Closing):
             name_servers,
             producer_group,
             send_timeout_s=send_timeout_s,
+            max_message_size=max_message_size,
             pool=self._pool,
             clock=self._clock,
             namespace=namespace,
