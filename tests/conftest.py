@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
@@ -15,6 +15,9 @@ from tests.helpers.cluster import Backend, ClusterUnderTest
 from tests.helpers.fake_clock import FakeClock
 from tests.real_broker.errors import HarnessError
 from tests.real_broker.harness import RealCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _BROKERS = 2
 
@@ -45,7 +48,7 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One Spark session for the whole run; tests that use it carry the marker ``spark``."""
     from tests.helpers.spark_session import make_session
 

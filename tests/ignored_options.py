@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from pyspark_rocketmq.options import declare as option_set
+from pyspark_rocketmq.options.declare import OptionSpec
 
 TABLE = Path(__file__).parent / "option_tests.toml"
 QUICK = "--quick"
@@ -37,7 +38,9 @@ def ignored(key: str) -> Iterator[None]:
     """An option has no effect meanwhile: it is parsed, and its default is what comes of it."""
     original = option_set._parse_values
 
-    def parse_values(raw: Mapping[str, str], specs: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    def parse_values(
+        raw: Mapping[str, object], specs: Mapping[str, tuple[str, OptionSpec]]
+    ) -> tuple[dict[str, Any], list[str]]:
         values, problems = original(raw, specs)
         if key.lower() in specs:
             values.pop(specs[key.lower()][0], None)

@@ -33,12 +33,17 @@ def _run_both(folder: Path) -> int:
     with output.open("wb") as file:
         others = _start(_OTHERS, folder, stdout=file)
         with_spark = _start(_WITH_SPARK, folder)
-        signal.signal(signal.SIGTERM, lambda *_: [each.terminate() for each in (others, with_spark)])
+        signal.signal(signal.SIGTERM, lambda *_: _terminate(others, with_spark))
         # Ctrl-C reaches all three; each of the two cleans up after itself.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         codes = [with_spark.wait(), others.wait()]
     _say(f"\n{'=' * 20} the tests without a Spark session {'=' * 20}\n\n{output.read_text()}")
     return next(filter(None, codes), 0) or _judge(folder)
+
+
+def _terminate(*processes: subprocess.Popen[bytes]) -> None:
+    for process in processes:
+        process.terminate()
 
 
 def _start(marker: str, folder: Path, **streams: object) -> subprocess.Popen[bytes]:

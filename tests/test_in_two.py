@@ -43,6 +43,6 @@ def test_a_part_that_fails_fails_the_run(
             self.wait = lambda: code
 
     monkeypatch.setattr(in_two, "_start", lambda marker, folder, **streams: Part(left[marker]))
-    monkeypatch.setattr(in_two.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
 
     assert in_two._run_both(tmp_path) == expected

@@ -34,7 +34,7 @@ TOPIC_LIMIT = NUMBERS["name_limits"]["Validators.TOPIC_MAX_LENGTH"]
 _QUEUE = MessageQueue("T", "broker-a", 0)
 
 
-def _default(function: type[Producer] | type[PushConsumer], name: str):
+def _default(function: type[Producer] | type[PushConsumer], name: str) -> Any:
     return inspect.signature(function).parameters[name].default
 
 
@@ -179,7 +179,7 @@ def test_topics_are_limited_to_127_characters_and_groups_to_255() -> None:
     """Golden fact 22."""
     assert (TOPIC_LIMIT, GROUP_LIMIT) == (127, 255)
     base = {"nameServers": "h:1", "offsetStore": "offsets"}
-    assert ReadOptions.parse({**base, "topic": "t" * TOPIC_LIMIT, "consumerGroup": "g" * GROUP_LIMIT})
+    ReadOptions.parse({**base, "topic": "t" * TOPIC_LIMIT, "consumerGroup": "g" * GROUP_LIMIT})
     for key, name in (("topic", "t" * (TOPIC_LIMIT + 1)), ("consumerGroup", "g" * (GROUP_LIMIT + 1))):
         with pytest.raises(Exception, match="longer than"):
             ReadOptions.parse({**base, "topic": "T", key: name})

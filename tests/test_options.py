@@ -450,4 +450,6 @@ def test_a_time_may_be_written_as_milliseconds_or_as_iso(written: str) -> None:
     named = ReadOptions.parse({"nameServers": "n:1", "topic": "t", "startingOffsetsByTimestamp": per_topic})
 
     assert plain.starting_timestamp == plain.ending_timestamp == 1_700_000_000_000
-    assert named.starting_times().wanted(MessageQueue("t", "b", 0)) == 1_700_000_000_000
+    starting_times = named.starting_times()
+    assert starting_times is not None
+    assert starting_times.wanted(MessageQueue("t", "b", 0)) == 1_700_000_000_000

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -59,7 +60,7 @@ def main(config: Mapping[str, Any]) -> None:
     spark = make_session(work, max_failures=4)
     spark.sparkContext.setLogLevel("WARN")
     source = source_with(MembershipTiming(**config["timing"]))
-    push_consumer.register = lambda session: session.dataSource.register(source)
+    patch.object(push_consumer, "register", lambda spark: spark.dataSource.register(source)).start()
     consumer = push_consumer.PushConsumer(
         consumer_group=config["group"],
         name_servers=config["nameServers"],

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +24,7 @@ from threading import Barrier
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.consume.membership import MembershipTiming
+from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from tests.applications.fresh_topic import FRESH_TOPIC, FreshTopic
 from tests.applications.operator import Operator
@@ -350,7 +351,7 @@ class Chaos:
             self._done.append(self._workers[name].submit(slot.look))
         self._done = [done for done in self._done if not done.done() or done.exception() is not None]
 
-    def _await_drained(self, ends: dict) -> None:
+    def _await_drained(self, ends: Mapping[MessageQueue, int]) -> None:
         def behind() -> list[str]:
             self._look()
             rows = DeltaOffsetStore(self._group.offsets).read(self._group.group)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+
+from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.format import DefaultSource
@@ -21,7 +22,7 @@ def source_with(timing: MembershipTiming) -> type[DefaultSource]:
         timing = intervals
 
     class QuickSource(DefaultSource):
-        def streamReader(self, schema: Any) -> QuickReader:  # noqa: N802 - Spark's name
+        def streamReader(self, schema: StructType) -> QuickReader:  # noqa: N802 - Spark's name
             logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
             return QuickReader(self._read_options())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
+from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetRow
 from tests.applications.chaos import TIMING
@@ -62,7 +63,7 @@ class Handover:
             reason=f"progress of all queues by {wanted}",
         )
 
-    def await_end(self, ends: dict) -> None:
+    def await_end(self, ends: Mapping[MessageQueue, int]) -> None:
         wait_patiently(
             lambda: all(row.next_offset >= ends[row.queue] for row in self.rows()), LONG_S, reason="the end"
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
@@ -71,7 +72,7 @@ class MixedGroup:
         self.java_names.append(name)
         return PushConsumer(self._java, name, self.group, self.topic, isOrderly=True)
 
-    def start_spark(self, spark: SparkSession):
+    def start_spark(self, spark: SparkSession) -> StreamingQuery:
         """Have the Spark member join; its query."""
         consumer = push_consumer.PushConsumer(
             consumer_group=self.group,

@@ -6,6 +6,7 @@ from tests.applications.schedule import (
     KILLS,
     NAME_SERVER,
     TOPIC,
+    Event,
     Kind,
     counted,
     schedule,
@@ -15,7 +16,7 @@ from tests.applications.schedule import (
 SLOTS, BROKERS = ("a", "b", "c"), ("broker-a", "broker-b")
 
 
-def events_of(seed: int, seconds: float = 900.0):
+def events_of(seed: int, seconds: float = 900.0) -> list[Event]:
     return schedule(seed, seconds, slots=SLOTS, brokers=BROKERS, forgetful_s=8.0)
 
 

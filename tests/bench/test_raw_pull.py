@@ -6,10 +6,10 @@ import pytest
 
 from bench.raw_pull import pull_ranges, pull_together
 from pyspark_rocketmq.wire.command import RemotingCommand
-from tests.helpers.scripted_server import Peer, ScriptedServer
+from tests.helpers.scripted_server import Peer, Script, ScriptedServer
 
 
-def answer_at_most(count: int, asked: Counter[tuple[int, int]]):
+def answer_at_most(count: int, asked: Counter[tuple[int, int]]) -> Script:
     """A broker that gives ``count`` messages at most, and notes which it gave."""
 
     def answer(peer: Peer, request: RemotingCommand) -> None:

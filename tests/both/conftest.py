@@ -69,6 +69,7 @@ def put(client: BrokerClient, address: str, queue: MessageQueue) -> Put:
 
     def put_messages(*contents: bytes | Message) -> None:
         terms = SendTerms(producer_group="tests")
+        end = 0
         for content in contents:
             message = content if isinstance(content, Message) else Message(topic=queue.topic, body=content)
             end = client.send(address, message, queue, terms).queue_offset + 1

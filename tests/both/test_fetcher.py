@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 
@@ -24,7 +25,7 @@ PER_QUEUE = 300
 
 
 @pytest.fixture
-def ranges(cluster: ClusterUnderTest, client: BrokerClient, address: str):
+def ranges(cluster: ClusterUnderTest, client: BrokerClient, address: str) -> Iterator[list[QueuePartition]]:
     """The queues of a topic on broker-a, each with 300 messages of two tags."""
     topic = cluster.create_topic(queues=QUEUES, brokers=["broker-a"])
     wanted = []

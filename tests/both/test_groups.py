@@ -15,6 +15,7 @@ from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
@@ -96,7 +97,7 @@ def test_a_member_whose_connection_ends_is_gone_at_once(
 
 
 def test_members_are_told_of_every_change_and_of_nothing_else(
-    client: BrokerClient, other: BrokerClient, address: str, group: str, pushes: SimpleQueue
+    client: BrokerClient, other: BrokerClient, address: str, group: str, pushes: SimpleQueue[RemotingCommand]
 ) -> None:
     """B1: code 40 at a member's coming and going; an unchanged heartbeat tells nobody."""
     client.heartbeat(address, beat(group, "client-1"))

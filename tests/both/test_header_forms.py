@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -95,7 +96,7 @@ def test_offsets_are_the_same_in_both_forms(
     }
     for value, writer in ((1, binary), (2, client)):
         writer.update_consumer_offset(address, group, queue, value)
-        wait_until(lambda value=value: questions["committed"](client) == value, ANSWER_S)
+        wait_until(partial(lambda wanted: questions["committed"](client) == wanted, value), ANSWER_S)
         for question in questions.values():
             assert question(client) == question(binary)
 

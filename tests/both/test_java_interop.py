@@ -101,7 +101,11 @@ def assert_orders_are_complete_and_in_order(by_queue: dict[MessageQueue, list[Me
     ],
 )
 def test_what_java_sends_in_order_we_read_in_order(
-    cluster: ClusterUnderTest, java: RealCluster, client: BrokerClient, queues: list[MessageQueue], how: Any
+    cluster: ClusterUnderTest,
+    java: RealCluster,
+    client: BrokerClient,
+    queues: list[MessageQueue],
+    how: tuple[int, int, bool],
 ) -> None:
     """G1, G2, D1: SelectMessageQueueByHash and ours agree; every message is there, whole."""
     batch, body_bytes, is_compressed = how
@@ -137,10 +141,10 @@ def test_what_we_send_in_order_java_reads_in_order(
     shown = read_by_java(java, topic, group, len(sent))
 
     by_queue: dict[tuple[str, int], list[bytes]] = defaultdict(list)
-    for message in shown:
-        by_queue[message["brokerName"], message["queueId"]].append(message["body"])
-        assert message["keys"].startswith("Bestellung-")
-        assert message["tags"] == "größe"
+    for each in shown:
+        by_queue[each["brokerName"], each["queueId"]].append(each["body"])
+        assert each["keys"].startswith("Bestellung-")
+        assert each["tags"] == "größe"
     assert by_queue == expected
 
 

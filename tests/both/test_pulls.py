@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -246,7 +247,7 @@ def test_a_held_pull_is_answered_when_a_message_comes(
     waits_s = []
     for queue_offset in range(TRIES_TO_BE_HELD):
         held = request(group, queue, queue_offset, sys_flag=_HELD, suspend_timeout_millis=_LONG_MILLIS)
-        results: SimpleQueue = SimpleQueue()
+        results: SimpleQueue[Any] = SimpleQueue()
         client.pull_async(address, held, results.put)
 
         put(b"news")
@@ -262,7 +263,7 @@ def test_held_pulls_with_a_filter_bring_the_matching_message_only(
     client: BrokerClient, address: str, queue: MessageQueue, group: str, put: Put
 ) -> None:
     """A4: others do not wake a held pull; one that was not held yet tells of them as passed by."""
-    results: SimpleQueue = SimpleQueue()
+    results: SimpleQueue[Any] = SimpleQueue()
     held = request(group, queue, subscription="red", sys_flag=_HELD, suspend_timeout_millis=_LONG_MILLIS)
     client.pull_async(address, held, results.put)
 
@@ -278,7 +279,7 @@ def test_other_requests_overtake_a_held_pull(
     client: BrokerClient, address: str, queue: MessageQueue, group: str, put: Put
 ) -> None:
     """A1: one connection carries all; a held pull blocks nothing."""
-    results: SimpleQueue = SimpleQueue()
+    results: SimpleQueue[Any] = SimpleQueue()
     held = request(group, queue, sys_flag=_HELD, suspend_timeout_millis=_LONG_MILLIS)
     client.pull_async(address, held, results.put)
 
@@ -294,13 +295,13 @@ def test_pulls_of_one_queue_at_several_offsets_may_be_under_way_together(
 ) -> None:
     """A1: each answer belongs to its own offset, in whatever order they come."""
     put(*(b"%d" % number for number in range(20)))
-    results: SimpleQueue = SimpleQueue()
+    results: SimpleQueue[Any] = SimpleQueue()
 
     for start in range(0, 20, 4):
         client.pull_async(
             address,
             request(group, queue, start, max_msg_nums=4),
-            lambda result, start=start: results.put((start, bodies_of(result))),
+            partial(lambda at, result: results.put((at, bodies_of(result))), start),
         )
     parts = dict(results.get(timeout=2 * ANSWER_S) for _ in range(5))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import queue
 import socket
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -93,14 +95,14 @@ def test_answers_are_matched_by_opaque_when_many_requests_are_under_way(
 ) -> None:
     """A1: a hundred requests on one connection; each gets its own answer."""
     topics = [cluster.unique_name("absent") for _ in range(100)]
-    outcomes: queue.SimpleQueue = queue.SimpleQueue()
+    outcomes: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     header_of = {
         topic: RemotingCommand(code=RequestCode.GET_TOPIC_STATS_INFO, ext_fields={"topic": topic})
         for topic in topics
     }
 
     for topic, request in header_of.items():
-        broker.submit(request, lambda outcome, topic=topic: outcomes.put((topic, outcome)))
+        broker.submit(request, partial(lambda of, outcome: outcomes.put((of, outcome)), topic))
     answers = [outcomes.get(timeout=soon.remaining_s()) for _ in topics]
 
     assert {topic for topic, _ in answers} == set(topics)

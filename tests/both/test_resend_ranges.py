@@ -20,6 +20,7 @@ from pyspark_rocketmq.replay import tasks
 from pyspark_rocketmq.replay.ranges import Sending
 from pyspark_rocketmq.replay.target import TargetTopic
 from pyspark_rocketmq.replay.tasks import RESEND_COLUMNS, LookForRanges, Resending, ResendRanges
+from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.readers import RocketMQBatchReader
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.compression import COMPRESSION_TYPE_SHIFT, CompressionType
@@ -90,6 +91,7 @@ def part_of(
     """All of ``queue`` to ``copy``, as a step of a replay."""
     options = options_for(cluster, queue, **options_of_source)
     [partition] = RocketMQBatchReader(options).partitions()
+    assert isinstance(partition, QueuePartition)
     target = TargetTopic(options, copy.topic)
     [sending] = target.sendings("r1", [partition.planned])
     return Resending(
@@ -140,7 +142,7 @@ def test_messages_of_a_batch_keep_all_they_had_with_their_ids(
     assert [(m.body, m.flag) for m in messages] == [
         (message_of("", number).body, number) for number in range(MESSAGES)
     ]
-    kept = message_of("", 7).properties | {
+    kept = dict(message_of("", 7).properties) | {
         "REPLAYED_BY": "r1",
         "REPLAYED_FROM": f"{queue.topic}/broker-a/0/7",
     }
@@ -200,7 +202,7 @@ def test_a_message_that_the_target_does_not_take_is_named(
     cluster: ClusterUnderTest, client: BrokerClient, queue: MessageQueue, copy: MessageQueue
 ) -> None:
     """H3: its broker may take less than that of the source."""
-    cluster.backend.faults.add(
+    cluster.faults.add(
         "answer-code",
         on=int(RequestCode.SEND_BATCH_MESSAGE),
         response_code=ResponseCode.MESSAGE_ILLEGAL,
@@ -246,20 +248,20 @@ def test_a_batch_whose_answer_is_lost_is_not_sent_again_if_it_is_stored(
 ) -> None:
     """H3: within one task; the queue is looked at only when nothing can be on its way any more."""
     part = part_of(cluster, queue, copy)
-    cluster.backend.faults.add("cut", on=int(RequestCode.SEND_BATCH_MESSAGE))
+    cluster.faults.add("cut", on=int(RequestCode.SEND_BATCH_MESSAGE))
     slept: list[float] = []
     monkeypatch.setattr(tasks, "time", SimpleNamespace(sleep=slept.append))
 
     resend(cluster, part)
     [messages] = read_topic(client, cluster, [copy], MESSAGES).values()
 
-    assert not cluster.backend.faults.pending
+    assert not cluster.faults.pending
     assert slept.count(ANSWER_S) == 1
     assert [message.flag for message in messages] == list(range(MESSAGES))
 
 
 def busy(cluster: ClusterUnderTest, times: int) -> None:
-    cluster.backend.faults.add(  # type: ignore[attr-defined]
+    cluster.faults.add(
         "answer-code",
         on=int(RequestCode.SEND_BATCH_MESSAGE),
         times=times,
@@ -276,7 +278,7 @@ def test_a_busy_broker_is_waited_for(
     busy(cluster, 3)
 
     assert resend(cluster, part_of(cluster, queue, copy)) == MESSAGES
-    assert not cluster.backend.faults.pending
+    assert not cluster.faults.pending
     [messages] = read_topic(client, cluster, [copy], MESSAGES).values()
     assert [message.flag for message in messages] == list(range(MESSAGES))
 
@@ -301,7 +303,7 @@ def test_a_task_sends_to_the_target_the_driver_saw_while_a_restarted_name_server
     route = TargetTopic(options_for(cluster, queue), copy.topic).route()
     task = ResendRanges(parts=[part], name_servers=(cluster.name_servers,), send_timeout_s=2.0, route=route)
     cluster.restart_name_server()
-    cluster.backend.faults.add("drop-before", on=int(RequestCode.SEND_BATCH_MESSAGE))
+    cluster.faults.add("drop-before", on=int(RequestCode.SEND_BATCH_MESSAGE))
 
     [row] = list(task([ONE_TASK]))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
@@ -83,7 +83,7 @@ def partition(address: str, queue: MessageQueue, group: str, *, is_of_group: boo
     )
 
 
-def offsets_in(batches: Any) -> list[int]:
+def offsets_in(batches: Iterable[pa.RecordBatch]) -> list[int]:
     return [offset for batch in batches for offset in batch.column("queueOffset").to_pylist()]
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -40,7 +39,7 @@ def producer(cluster: ClusterUnderTest) -> Iterator[Producer]:
 
 
 @contextmanager
-def running(work: Any) -> Iterator[None]:
+def running(work: Callable[[], object]) -> Iterator[None]:
     """Do ``work`` on a thread meanwhile, and raise what it raised."""
     raised: list[BaseException] = []
 
@@ -185,7 +184,7 @@ def test_a_task_goes_on_while_a_restarted_name_server_knows_no_broker(
     def batches() -> Iterator[pa.RecordBatch]:
         yield rows(0, ROWS // 2)
         cluster.restart_name_server()
-        cluster.backend.faults.add("drop-before", on=int(RequestCode.SEND_BATCH_MESSAGE))
+        cluster.faults.add("drop-before", on=int(RequestCode.SEND_BATCH_MESSAGE))
         yield rows(ROWS // 2, ROWS // 2)
 
     keyed_rows(cluster, topic, batches())

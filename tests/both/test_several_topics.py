@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import chain
-from typing import Any
 
 import pytest
 
@@ -86,7 +86,7 @@ def plannable(query: GroupQuery) -> set[MessageQueue]:
 
 
 def test_every_topic_is_read_with_its_own_tags(
-    cluster: ClusterUnderTest, topics: tuple[str, str], start: Start, send: Any
+    cluster: ClusterUnderTest, topics: tuple[str, str], start: Start, send: Callable[..., None]
 ) -> None:
     """A3, A4: and committed by topic, broker and queue."""
     one, two = topics
@@ -125,7 +125,7 @@ def test_a_heartbeat_tells_of_every_subscription(
         return {}
 
     for address in cluster.broker_addresses.values():
-        wait_until(lambda address=address: told(address) == wanted, SOON_S, reason=f"{wanted} at {address}")
+        wait_until(partial(lambda at: told(at) == wanted, address), SOON_S, reason=f"{wanted} at {address}")
 
 
 def test_members_share_each_topic_by_itself(
@@ -158,7 +158,7 @@ def test_a_group_reads_its_retry_topic_as_soon_as_brokers_have_made_it(
 
 
 def test_a_message_that_was_given_back_comes_again_under_its_own_topic(
-    cluster: ClusterUnderTest, topics: tuple[str, str], start: Start, send: Any, group: str
+    cluster: ClusterUnderTest, topics: tuple[str, str], start: Start, send: Callable[..., None], group: str
 ) -> None:
     """E3: ``resetRetryAndNamespace``; its queue, and so its offset, is that of the retry topic."""
     query = start("me")
@@ -186,7 +186,7 @@ def test_a_topic_that_is_deleted_leaves_the_others_alone(
     pool: ChannelPool,
     topics: tuple[str, str],
     start: Start,
-    send: Any,
+    send: Callable[..., None],
 ) -> None:
     """A2: a warning, as when all its brokers are away; a restarted query would refuse to start."""
     query = start("me")
@@ -213,7 +213,7 @@ def test_a_topic_that_does_not_exist_is_an_error_at_the_first_look(
 
 
 def test_of_two_concurrent_members_with_the_same_queue_only_the_later_one_commits(
-    cluster: ClusterUnderTest, topics: tuple[str, str], start: Start, send: Any, group: str
+    cluster: ClusterUnderTest, topics: tuple[str, str], start: Start, send: Callable[..., None], group: str
 ) -> None:
     """E1, C5, B5: nothing locks a queue; the claim in the offset store fences the one before off."""
     send(topics[0], b"stays with the first member")
@@ -235,7 +235,7 @@ def test_of_two_concurrent_members_with_the_same_queue_only_the_later_one_commit
 
 
 def test_a_queue_gives_a_micro_batch_no_more_messages_and_bytes_than_it_may(
-    cluster: ClusterUnderTest, topics: tuple[str, str], start: Start, send: Any
+    cluster: ClusterUnderTest, topics: tuple[str, str], start: Start, send: Callable[..., None]
 ) -> None:
     """D13: the rest comes with the next ones, in order and once; other queues are not bounded by it."""
     sizes = {topics[0]: [1, 1, 1, 1, 1], topics[1]: [600 << 10] * 3}
@@ -260,7 +260,7 @@ def test_a_queue_gives_a_micro_batch_no_more_messages_and_bytes_than_it_may(
 
 
 def test_a_batch_begins_in_each_topic_where_its_json_says(
-    cluster: ClusterUnderTest, topics: tuple[str, str], send: Any
+    cluster: ClusterUnderTest, topics: tuple[str, str], send: Callable[..., None]
 ) -> None:
     """F2, H3: queues that are not named begin at their earliest offset."""
     for topic in topics:

@@ -83,7 +83,10 @@ def test_a_row_with_a_moment_is_given_out_then(
 ) -> None:
     """G2: the real broker of the tests has its timer wheel off."""
     soon = datetime.now(UTC) + timedelta(seconds=1)
-    rows = [{"body": "later", "deliverTimestamp": soon}, {"body": "now", "deliverTimestamp": None}]
+    rows: list[dict[str, Any]] = [
+        {"body": "later", "deliverTimestamp": soon},
+        {"body": "now", "deliverTimestamp": None},
+    ]
 
     send(cluster, rows, topic=queues[0].topic, shardingKey="k")
     messages = read_topic(client, cluster, queues, len(rows))[queues[select_by_hash("k", 4)]]
@@ -125,7 +128,7 @@ def test_what_the_sink_sends_java_reads_in_order_and_with_an_id_each(
 ) -> None:
     """G1, G2, H6 ★: also the messages of one batch, which of Java's producer all show one id."""
     assert isinstance(cluster.backend, RealCluster)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"body": f"{n} größe".encode(), "keys": f"k{n % 7}", "tags": "红", "shardingKey": f"k{n % 7}"}
         for n in range(300)
     ]

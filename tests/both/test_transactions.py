@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 
 import pytest
@@ -68,7 +68,7 @@ def test_a_message_is_seen_when_its_transaction_has_succeeded(
     seen: list[int] = []
     ids: list[str | None] = []
 
-    def run(state: LocalTransactionState):
+    def run(state: LocalTransactionState) -> Callable[[Message], LocalTransactionState]:
         def execute(message: Message) -> LocalTransactionState:
             seen.append(client.max_offset(address, queue))
             ids.append(message.msg_id)
@@ -128,4 +128,4 @@ def test_a_transaction_is_not_run_when_its_message_could_not_be_sent(
 ) -> None:
     """G2: the error surfaces."""
     with pytest.raises(RocketMQError, match="SCHEDULE_TOPIC_XXXX"):
-        producer.send(Message(topic="SCHEDULE_TOPIC_XXXX", body=b"x"), pytest.fail)
+        producer.send(Message(topic="SCHEDULE_TOPIC_XXXX", body=b"x"), lambda _: pytest.fail("it was sent"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from broker_sim.broker import Broker
 from broker_sim.layout import Host
@@ -55,12 +56,12 @@ def answer_in(outgoing: list[Outgoing], command: RemotingCommand) -> RemotingCom
     )
 
 
-def request(code: int, fields: Mapping[str, object] | None = None, **changes: object) -> RemotingCommand:
+def request(code: int, fields: Mapping[str, object] | None = None, **changes: Any) -> RemotingCommand:
     texts = {name: str(value) for name, value in (fields or {}).items() if value is not None}
     return RemotingCommand(code=code, ext_fields=texts, **{"opaque": 7, **changes})
 
 
-def pull(queue_offset: int = 0, **fields: object) -> RemotingCommand:
+def pull(queue_offset: int = 0, **fields: Any) -> RemotingCommand:
     opaque = fields.pop("opaque", 7)
     code = fields.pop("code", RequestCode.PULL_MESSAGE)
     defaults = {
@@ -79,7 +80,7 @@ def pull(queue_offset: int = 0, **fields: object) -> RemotingCommand:
     return request(code, {**defaults, **fields}, opaque=opaque)
 
 
-def held_pull(queue_offset: int = 0, timeout_ms: int = 15000, **fields: object) -> RemotingCommand:
+def held_pull(queue_offset: int = 0, timeout_ms: int = 15000, **fields: Any) -> RemotingCommand:
     return pull(queue_offset, sysFlag=6, suspendTimeoutMillis=timeout_ms, **fields)
 
 

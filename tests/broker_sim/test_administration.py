@@ -360,11 +360,16 @@ def test_producers_go_as_they_came_or_after_two_minutes_of_silence(broker: Broke
     body = dumps_java({"clientID": "one", "producerDataSet": [{"groupName": "P"}], "consumerDataSet": []})
     ask_for = request(RequestCode.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "P"})
     leave = request(RequestCode.UNREGISTER_CLIENT, {"clientID": "one", "producerGroup": "P"})
+
+    def fall_silent() -> None:
+        clock.advance(121)
+        broker.look_at_clock()
+
     codes = []
     for go in (
         lambda: broker.handle(PEER, leave),
         lambda: broker.connection_closed(PEER),
-        lambda: (clock.advance(121), broker.look_at_clock()),
+        fall_silent,
         broker.restarted,
     ):
         broker.handle(PEER, request(RequestCode.HEART_BEAT, body=body))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -94,13 +95,13 @@ def test_corrupt_bytes_are_the_named_ones(at: int, size: int, expected: bytes) -
         ("refuse", {"on": _PULL}, "use 'drop-before'"),
     ],
 )
-def test_a_line_that_makes_no_sense_is_explained(name: str, options: dict[str, object], problem: str) -> None:
+def test_a_line_that_makes_no_sense_is_explained(name: str, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         FaultScript().add(name, **options)
 
 
 def test_every_fault_can_be_written_by_its_name() -> None:
-    options = {
+    options: dict[str, dict[str, Any]] = {
         "delay": {"seconds": 1.0},
         "answer-code": {"response_code": 2},
         "recode": {"response_code": 12},

@@ -68,7 +68,7 @@ class _World:
 
 
 def _is_replayed(pair: Mapping[str, Any]) -> bool:
-    return _FIRST_REPLAYED <= pair["id"] <= _LAST_REPLAYED and pair["initiator"] == "client"
+    return bool(_FIRST_REPLAYED <= pair["id"] <= _LAST_REPLAYED and pair["initiator"] == "client")
 
 
 def _replay(world: _World) -> Iterator[tuple[dict[str, Any], RemotingCommand]]:

@@ -117,7 +117,7 @@ class _World:
         self.broker.state.groups.put(SubscriptionGroupConfig(group_name=name))
         return self
 
-    def change(self, **settings: object) -> _World:
+    def change(self, **settings: Any) -> _World:
         self.broker.state.settings = replace(self.broker.state.settings, **settings)
         return self
 
@@ -374,7 +374,7 @@ def test_the_simulator_asks_for_a_transaction_as_the_real_broker_did() -> None:
 
     assert (push.code, push.flag, push.ext_fields) == (real.code, real.flag, real.ext_fields)
     (shown,), (really_shown,) = decode_messages(push.body, "broker-a"), decode_messages(real.body, "broker-a")
-    of_the_run = {"store_timestamp": 0, "born_host": ""}
+    of_the_run: dict[str, Any] = {"store_timestamp": 0, "born_host": ""}
     assert shown._replace(**of_the_run) == really_shown._replace(**of_the_run)
 
 

@@ -10,6 +10,7 @@ from broker_sim.settings import BrokerSettings
 from broker_sim.topics import Topic, is_closed_to_producers, is_system_topic, name_problem
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode
+from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.message_ids import decode_offset_message_id
 from tests.broker_sim.exchange import add_topic, ask, make_broker, request
 from tests.helpers.fake_clock import FakeClock
@@ -81,7 +82,7 @@ def test_odd_sends_are_answered_as_by_a_broker() -> None:
         assert answer.ext_fields.get("msgId", "").count(",") == fields.get("msgId", "").count(","), case
 
 
-def _raw_send(case: dict[str, Any]):
+def _raw_send(case: dict[str, Any]) -> RemotingCommand:
     note = case.get("note", "")
     properties = case["properties_sent"]
     body = case.get("body", "raw")

@@ -96,7 +96,8 @@ def test_other_requests_are_not_supported_and_nameless_ones_an_error(name_server
 
 
 def _topic_list(name_server: NameServer, code: int, **fields: str) -> list[str]:
-    return loads(ask(name_server, request(code, fields)).body)["topicList"]
+    topics: list[str] = loads(ask(name_server, request(code, fields)).body)["topicList"]
+    return topics
 
 
 def test_all_topics_are_listed_or_those_of_a_cluster(

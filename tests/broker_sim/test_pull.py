@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def _bodies(answer: RemotingCommand) -> list[bytes]:
     return [each.body for each in decode_messages(answer.body, "broker-a")]
 
 
-def _set(broker: Broker, **changes: object) -> None:
+def _set(broker: Broker, **changes: Any) -> None:
     broker.state.settings = replace(broker.state.settings, **changes)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def _by(user: User, command: RemotingCommand) -> RemotingCommand:
 
 
 @pytest.mark.parametrize("vector", golden("remoting.json")["acl"], ids=lambda vector: str(vector["fields"]))
-def test_what_java_signed_is_believed_and_nothing_else(vector: dict[str, object]) -> None:
+def test_what_java_signed_is_believed_and_nothing_else(vector: dict[str, Any]) -> None:
     """A5: AclClientRPCHook's signatures, verified as a broker does."""
     user = User(access_key=vector["accessKey"], secret_key=vector["secretKey"], is_super=True)
     command = RemotingCommand(

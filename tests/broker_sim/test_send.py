@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -145,9 +146,7 @@ def test_a_topic_is_made_at_its_first_message(broker: Broker, asked: int, queues
         ({"i": "a\x01" + "x" * 32767 + "\x02"}, ResponseCode.MESSAGE_ILLEGAL),
     ],
 )
-def test_a_send_that_cannot_be_stored_is_refused(
-    broker: Broker, fields: dict[str, object], code: int
-) -> None:
+def test_a_send_that_cannot_be_stored_is_refused(broker: Broker, fields: dict[str, Any], code: int) -> None:
     answer = ask(broker, send(**fields))
     assert (answer.code, answer.ext_fields) == (code, _ALWAYS)
 

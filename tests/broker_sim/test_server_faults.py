@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -165,7 +166,7 @@ def test_corrupt_bytes_close_the_channel_with_a_protocol_error(
     ("flow-control", {}, 215),
 ])  # fmt: skip
 def test_an_error_code_is_a_broker_error(
-    cluster: SimCluster, client: Client, fault: str, options: dict[str, object], code: int
+    cluster: SimCluster, client: Client, fault: str, options: dict[str, Any], code: int
 ) -> None:
     cluster.faults.add(fault, on=_SEND, **options)
     with pytest.raises(BrokerError) as refused:

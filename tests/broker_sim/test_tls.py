@@ -45,7 +45,7 @@ def _tls(server: Certificate, mode: TlsMode = TlsMode.PERMISSIVE, trust: Path | 
         mode=mode,
         certificate_file=str(server.certificate),
         key_file=str(server.key),
-        trust_file=trust and str(trust),
+        trust_file=None if trust is None else str(trust),
     )
 
 

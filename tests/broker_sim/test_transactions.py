@@ -76,7 +76,7 @@ def test_a_half_message_that_is_rolled_back_is_forgotten(broker: Broker, clock: 
     assert end(broker, half, _ROLLBACK).code == 0
     clock.advance(1000)
 
-    assert stored_messages(broker, TOPIC) == asked(broker) == []
+    assert (stored_messages(broker, TOPIC), asked(broker)) == ([], [])
     assert end(broker, half, _COMMIT).code == ResponseCode.SYSTEM_ERROR
 
 

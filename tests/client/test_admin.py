@@ -18,7 +18,7 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.command import RemotingCommand, decode_frame
-from pyspark_rocketmq.wire.requests.bodies import loads
+from pyspark_rocketmq.wire.fastjson import loads
 from pyspark_rocketmq.wire.subscription import SQL92, SubscriptionData
 from tests.helpers.golden import recorded_command
 from tests.helpers.scripted_server import Peer, ScriptedServer

@@ -29,6 +29,7 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import Message, MessageExt, MessageModel, MessageQueue, QueueBounds, SendStatus
 from pyspark_rocketmq.wire.codes import PullSysFlag, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, decode_frame
+from pyspark_rocketmq.wire.fastjson import loads
 from pyspark_rocketmq.wire.messages import decode_batch
 from pyspark_rocketmq.wire.properties import decode_properties
 from pyspark_rocketmq.wire.requests import bodies
@@ -109,7 +110,7 @@ CALLS: dict[str, tuple[int, Call]] = {
     "send back": (86, lambda b, at: b.send_message_back(at, CONSUMED, "g", 0, 16)),
     "unregister": (168, lambda b, at: b.unregister(at, "10.0.0.1@1", consumer_group="g")),
 }
-ANSWERS = {
+ANSWERS: dict[int, bytes] = {
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: bodies.encode_consumer_list(("a", "b")),
     RequestCode.LOCK_BATCH_MQ: bodies.encode_lock_response({QUEUE}),
     RequestCode.GET_TOPIC_STATS_INFO: encode_topic_stats(
@@ -144,7 +145,7 @@ def test_a_request_is_what_java_sends(server: ScriptedServer, brokers: BrokerCli
     # ReqT and maxMsgBytes are sent by some versions of the Java client and read by no broker.
     assert set(ours.ext_fields) == set(java.ext_fields) - {"ReqT", "maxMsgBytes"}
     if java.body.startswith(b"{"):
-        assert bodies.loads(ours.body).keys() == bodies.loads(java.body).keys()
+        assert loads(ours.body).keys() == loads(java.body).keys()
 
 
 def test_a_send_tells_where_the_message_is(server: ScriptedServer, brokers: BrokerClient) -> None:

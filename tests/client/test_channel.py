@@ -4,6 +4,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from queue import SimpleQueue
 
 import pytest
@@ -74,7 +75,7 @@ def test_answers_in_any_order_reach_their_requests() -> None:
         for name in (b"a", b"b", b"c"):
             channel.submit(
                 RemotingCommand(code=30, body=name),
-                lambda answer, name=name: outcomes.put((name, answer.body)),
+                partial(lambda of, answer: outcomes.put((of, answer.body)), name),
             )
         pairs = [outcomes.get(timeout=PATIENCE_S) for _ in range(3)]
 
@@ -255,9 +256,13 @@ def test_a_failing_handler_is_answered_with_a_system_error(caplog: pytest.LogCap
 def test_a_slow_handler_delays_no_answer() -> None:
     """A1: the reader never waits for a handler."""
     may_finish = threading.Event()
+
+    def finish_late(_request: RemotingCommand) -> None:
+        may_finish.wait(PATIENCE_S)
+
     with (
         ScriptedServer() as server,
-        open_channel(server, handler=lambda _request: may_finish.wait(PATIENCE_S) and None) as channel,
+        open_channel(server, handler=finish_late) as channel,
     ):
         server.next_peer().send(RemotingCommand(code=307, opaque=5))
 

@@ -24,6 +24,7 @@ from pyspark_rocketmq.model import (
 )
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.fastjson import loads
 from pyspark_rocketmq.wire.requests import bodies
 from pyspark_rocketmq.wire.requests.admin import (
     encode_cluster_info,
@@ -78,7 +79,7 @@ def names_in(request: RemotingCommand) -> list[str]:
     keys = ("topic", "consumerGroup", "producerGroup", "group", "groupName", "originTopic", "a", "b")
     found = [request.ext_fields[key] for key in keys if key in request.ext_fields]
     if request.body.startswith(b"{"):
-        found += _names_in_json(bodies.loads(request.body))
+        found += _names_in_json(loads(request.body))
     return found
 
 

@@ -31,7 +31,7 @@ from pyspark_rocketmq.wire.properties import decode_properties
 from pyspark_rocketmq.wire.requests.send import SendResult
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.scripted_cluster import ScriptedCluster
-from tests.helpers.scripted_server import Peer
+from tests.helpers.scripted_server import Peer, Script
 from tests.helpers.wait import PATIENCE_S
 
 A0, A1 = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-a", 1)
@@ -59,7 +59,7 @@ def properties_of(request: RemotingCommand) -> dict[str, str]:
     return decode_properties(request.ext_fields["i"].encode())
 
 
-def refuse(code: int) -> object:
+def refuse(code: int) -> Script:
     return lambda peer, request: peer.answer(request, code, remark="as told")
 
 
@@ -95,11 +95,11 @@ def test_queues_are_given_in_route_order(producer: Producer) -> None:
     ids=["connection lost", "refused"],
 )
 def test_an_ordered_message_is_never_tried_on_another_queue(
-    cluster: ScriptedCluster, producer: Producer, fault: object, error: type[RocketMQError]
+    cluster: ScriptedCluster, producer: Producer, fault: Script, error: type[RocketMQError]
 ) -> None:
     """G5: the error surfaces after one attempt."""
     broker = cluster.brokers["broker-b"]
-    broker.fault = fault  # type: ignore[assignment]
+    broker.fault = fault
     with pytest.raises(error):
         producer.send(message(), sharding_key="order-1")
     with pytest.raises(error):
@@ -148,10 +148,10 @@ def test_so_does_one_that_is_told_of_later(cluster: ScriptedCluster, producer: P
     "fault", [hang_up, refuse(ResponseCode.SYSTEM_BUSY), refuse(ResponseCode.NO_PERMISSION)]
 )
 def test_a_message_without_key_is_tried_on_the_other_broker(
-    cluster: ScriptedCluster, producer: Producer, fault: object
+    cluster: ScriptedCluster, producer: Producer, fault: Script
 ) -> None:
     """G3: with the same UNIQ_KEY, so that a double is recognisable."""
-    cluster.brokers["broker-a"].fault = fault  # type: ignore[assignment]
+    cluster.brokers["broker-a"].fault = fault
     results = [producer.send(message()) for _ in range(8)]
     failed = cluster.brokers["broker-a"].server.requests
     tried = {properties_of(failed.get())["UNIQ_KEY"] for _ in range(failed.qsize())}
@@ -210,7 +210,7 @@ def test_large_bodies_are_compressed_as_told(cluster: ScriptedCluster, kind: Com
 def test_attempts_end_after_the_retries(cluster: ScriptedCluster, producer: Producer) -> None:
     """G3: retryTimesWhenSendFailed 2 means three attempts."""
     for broker in cluster.brokers.values():
-        broker.fault = refuse(ResponseCode.SYSTEM_ERROR)  # type: ignore[assignment]
+        broker.fault = refuse(ResponseCode.SYSTEM_ERROR)
 
     with pytest.raises(BrokerError, match="as told"):
         producer.send(message())
@@ -222,7 +222,7 @@ def test_a_message_no_broker_would_take_is_not_tried_again(
 ) -> None:
     """G3, broker answers: MESSAGE_ILLEGAL is everywhere illegal."""
     for broker in cluster.brokers.values():
-        broker.fault = refuse(ResponseCode.MESSAGE_ILLEGAL)  # type: ignore[assignment]
+        broker.fault = refuse(ResponseCode.MESSAGE_ILLEGAL)
 
     with pytest.raises(BrokerError):
         producer.send(message())
@@ -262,7 +262,7 @@ def test_a_broker_that_denies_a_topic_that_was_seen_may_have_it_again(
 ) -> None:
     """G7: retryable, with what was known; of a topic never seen it is not."""
     for broker in cluster.brokers.values():
-        broker.fault = refuse(ResponseCode.TOPIC_NOT_EXIST)  # type: ignore[assignment]
+        broker.fault = refuse(ResponseCode.TOPIC_NOT_EXIST)
 
     def attempt() -> None:
         match how:
@@ -457,7 +457,7 @@ def test_many_keyed_messages_keep_their_order_in_every_queue(
 
 def test_an_ordered_stream_stops_at_the_first_failure(cluster: ScriptedCluster, producer: Producer) -> None:
     """G5: nothing later overtakes what failed."""
-    cluster.brokers["broker-b"].fault = refuse(ResponseCode.SYSTEM_BUSY)  # type: ignore[assignment]
+    cluster.brokers["broker-b"].fault = refuse(ResponseCode.SYSTEM_BUSY)
 
     with pytest.raises(BrokerError):
         producer.send_ordered(("order-1", message(b"%d" % number)) for number in range(10_000))

@@ -21,7 +21,7 @@ from tests.helpers.golden import recorded_command
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 REQUEST = PullRequest(consumer_group="g", queue=QUEUE, queue_offset=17)
-TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 LONG = st.integers(-(2**63), 2**63 - 1)
 INT = st.integers(-(2**31), 2**31 - 1)
 

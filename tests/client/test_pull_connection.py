@@ -53,7 +53,7 @@ class Broker:
         """What was sent, decoded."""
         return FrameDecoder().feed(b"".join(self.sends))
 
-    def sendall(self, data: bytes) -> None:
+    def sendall(self, data: bytes, timeout_s: float = 0.0) -> None:
         self.sends.append(data)
 
     def recv_into(self, buffer: memoryview) -> int | None:
@@ -63,6 +63,9 @@ class Broker:
             return None
         buffer[: len(data)] = data
         return len(data)
+
+    def fileno(self) -> int:
+        return -1
 
     def shutdown(self) -> None:
         self.is_closed = True

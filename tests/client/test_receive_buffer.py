@@ -44,11 +44,13 @@ def test_a_view_that_is_kept_stays_as_it_was() -> None:
 def test_a_body_still_waited_for_moves_and_frees_its_buffer() -> None:
     """A1"""
     buffer = ReceiveBuffer()
-    waiting = receive(buffer, b"waiting")
+    waiting: bytes | memoryview = receive(buffer, b"waiting")
+    assert isinstance(waiting, memoryview)
     first = waiting.obj
     buffer.swap()
 
     waiting = buffer.retain(waiting)
+    assert isinstance(waiting, memoryview)
     received = receive(buffer, b"received")
 
     assert (bytes(waiting), bytes(received)) == (b"waiting", b"received")

@@ -28,7 +28,8 @@ class Flaky:
 
 def test_retryable_errors_are_retried_with_growing_pauses() -> None:
     """Broker answers: SYSTEM_BUSY passes."""
-    clock, pauses = FakeClock(), []
+    clock = FakeClock()
+    pauses: list[float] = []
     operation = Flaky(SystemBusy(2, "busy"), ChannelClosed("b:1", "gone"), SystemBusy(2, "busy"))
 
     assert call_with_retry(operation, POLICY, Deadline.after(clock, 60), pauses.append) == "done"

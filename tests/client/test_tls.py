@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -251,8 +252,11 @@ def test_a_plain_client_of_a_tls_server_is_told_where_to_look(
 @pytest.mark.parametrize("field", ["tls_ca_file", "tls_cert_file"])
 def test_a_missing_file_is_an_option_error(tmp_path: Path, field: str) -> None:
     """A5: found when the pool is made, not at the first request."""
+    nowhere: dict[str, Any] = {field: str(tmp_path / "nowhere.pem")}
+    settings = ConnectionSettings(use_tls=True, **nowhere)
+
     with pytest.raises(OptionError, match=r"nowhere\.pem"):
-        ConnectionSettings(use_tls=True, **{field: str(tmp_path / "nowhere.pem")}).open_pool(SystemClock())
+        settings.open_pool(SystemClock())
 
 
 @pytest.mark.parametrize("password", [None, "wrong-password"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
@@ -12,10 +12,12 @@ import pytest
 import broker_sim.transactions
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
+from broker_sim.state import BrokerState, to_client
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.client.producer.transactions import TransactionProducer
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.model import LocalTransactionState, Message, MessageExt, MessageQueue
+from pyspark_rocketmq.wire.codes import RequestCode
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.sim
@@ -36,7 +38,9 @@ def cluster() -> Iterator[SimCluster]:
         yield cluster
 
 
-def member(cluster: SimCluster, check: Any, *topics: str) -> TransactionProducer:
+def member(
+    cluster: SimCluster, check: Callable[[MessageExt], LocalTransactionState], *topics: str
+) -> TransactionProducer:
     return TransactionProducer(cluster.name_servers, "tx", check, topics=topics, send_timeout_s=PATIENCE_S)
 
 
@@ -48,9 +52,11 @@ def test_a_broker_that_does_not_say_its_name_is_answered(
     cluster: SimCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """G2: those before 5.2.0 do not; the answer goes where the question came from."""
-    named = broker_sim.transactions.to_client
+    named = to_client
 
-    def unnamed(state: Any, code: Any, fields: dict[str, str], *others: Any, **more: Any) -> Any:
+    def unnamed(
+        state: BrokerState, code: RequestCode, fields: dict[str, str], *others: Any, **more: Any
+    ) -> Any:
         fields = {name: text for name, text in fields.items() if name not in {"bname", "topic"}}
         request = named(state, code, fields, *others, **more)
         assert "bname" not in request.ext_fields
@@ -96,11 +102,15 @@ def test_a_transaction_whose_end_could_not_be_told_is_not_run(
     )
     executed: list[Message] = []
 
+    def execute(message: Message) -> LocalTransactionState:
+        executed.append(message)
+        return COMMIT
+
     with (
         member(cluster, lambda _: UNKNOWN, "orders") as producer,
         pytest.raises(RemoteProtocolError, match="'nowhere' is not an offset message id"),
     ):
-        producer.send(ORDER, lambda message: executed.append(message) or COMMIT)
+        producer.send(ORDER, execute)
 
     assert executed == []
 

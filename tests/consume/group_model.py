@@ -7,7 +7,7 @@ take no time; what time does is a move of its own. What must hold after every mo
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -201,7 +201,8 @@ class GroupModel:
                 self._report(member.machine, action, None if lost == "answers lost" else answer)
             if not actions:
                 return
-        raise Violation(f"{name} has something to do again and again without time going on: {actions}.")
+        due = member.machine.due(self.now_s)
+        raise Violation(f"{name} has something to do again and again without time going on: {due}.")
 
     def _check_locks_are_needed(self, name: str, action: GroupAction) -> None:
         if isinstance(action, Lock | Unlock) and not self.needs_locks:
@@ -312,7 +313,7 @@ class GroupModel:
             self._serve(name, action)
         member.is_alive = False
 
-    _DOES: ClassVar = {
+    _DOES: ClassVar[Mapping[str, Callable[[GroupModel, str, _Member, str], None]]] = {
         "work": _work,
         "begin plan": _begin_plan,
         "finish plan": _finish_plan,

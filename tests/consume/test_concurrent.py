@@ -195,8 +195,7 @@ def test_a_second_failure_to_send_back_ends_the_run_with_a_hole() -> None:
     machine.answered(take(machine, 5.0).number, LATER)
     machine.sent_back(0, 5.0, is_stored=False)
 
-    assert machine.next_delivery(60.0) is None
-    assert machine.finished is None
+    assert (machine.next_delivery(60.0), machine.finished) == (None, None)
     machine.answered(1, Answer(ReturnType.SUCCESS, 1, 0))
     assert (machine.finished, machine.done, machine.failures(0)) == (Finish.SUSPENDED, 0, 2)
 
@@ -307,8 +306,7 @@ def test_after_its_time_a_run_delivers_nothing_new() -> None:
     deliveries(machine)
     machine.answered(1, Answer(ReturnType.SUCCESS, 1, 0))
 
-    assert machine.next_delivery(61.0) is None
-    assert machine.finished is None
+    assert (machine.next_delivery(61.0), machine.finished) == (None, None)
     machine.answered(0, Answer(ReturnType.SUCCESS, 1, 0))
     assert (machine.finished, machine.done) == (Finish.SLICE_USED, 2)
 
@@ -320,8 +318,7 @@ def test_a_run_that_is_given_up_delivers_nothing_new() -> None:
     machine.give_up()
     machine.answered(1, Answer(ReturnType.SUCCESS, 1, 0))
 
-    assert machine.next_delivery(1.0) is None
-    assert machine.finished is None
+    assert (machine.next_delivery(1.0), machine.finished) == (None, None)
     machine.answered(0, Answer(ReturnType.SUCCESS, 1, 0))
     assert (machine.finished, machine.done) == (Finish.GIVEN_UP, 2)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -42,9 +43,9 @@ class Wanted:
     retry_timeout_s: float = 1.0
 
 
-def wanted(start: int, end: int, *, queue_id: int = 0, **changes: object) -> Wanted:
+def wanted(start: int, end: int, *, queue_id: int = 0, **changes: Any) -> Wanted:
     planned = QueueRange(queue=MessageQueue("orders", "broker-a", queue_id), start=start, end=end)
-    return Wanted(planned=planned, **changes)  # type: ignore[arg-type]
+    return Wanted(planned=planned, **changes)
 
 
 def window(
@@ -54,7 +55,7 @@ def window(
     segment: int = 4,
     depth: int = 2,
     max_ahead_bytes: int = 1 << 20,
-    **changes: object,
+    **changes: Any,
 ) -> RangeWindow:
     return RangeWindow(
         0,
@@ -69,8 +70,8 @@ def window(
 class Asker:
     """A range's window and the tasks that it gave out."""
 
-    def __init__(self, start: int, end: int, **changes: object) -> None:
-        self.window = window(start, end, **changes)  # type: ignore[arg-type]
+    def __init__(self, start: int, end: int, **changes: Any) -> None:
+        self.window = window(start, end, **changes)
         self._out: dict[int, PullTask] = {}
 
     def ask(self) -> list[tuple[int, int, int]]:
@@ -113,27 +114,27 @@ def offsets_of(chunks: list[PullChunk]) -> list[int]:
     ]
 
 
-def test_an_empty_range_is_done_and_asks_for_nothing():
+def test_an_empty_range_is_done_and_asks_for_nothing() -> None:
     empty = Asker(7, 7)
 
     assert empty.is_done
     assert empty.ask() == []
 
 
-def test_each_open_segment_has_one_pull_and_no_more_than_depth_are_open():
+def test_each_open_segment_has_one_pull_and_no_more_than_depth_are_open() -> None:
     pulls = Asker(0, 100, segment=32, depth=2)
 
     assert pulls.ask() == [(0, 0, 32), (1, 32, 32)]
     assert pulls.ask() == []
 
 
-def test_a_pull_never_asks_for_more_than_its_segment_has_left():
+def test_a_pull_never_asks_for_more_than_its_segment_has_left() -> None:
     pulls = Asker(10, 13, segment=32, depth=4)
 
     assert pulls.ask() == [(0, 10, 3)]
 
 
-def test_a_short_answer_is_asked_further_and_never_taken_for_the_end():
+def test_a_short_answer_is_asked_further_and_never_taken_for_the_end() -> None:
     """A4: a broker may answer 8 messages, or none, where 32 were asked for."""
     pulls = Asker(0, 32, segment=32, depth=1)
     pulls.ask()
@@ -148,7 +149,7 @@ def test_a_short_answer_is_asked_further_and_never_taken_for_the_end():
     assert pulls.is_done
 
 
-def test_a_later_segment_waits_for_the_earlier_ones():
+def test_a_later_segment_waits_for_the_earlier_ones() -> None:
     pulls = Asker(0, 8)
     pulls.ask()
     pulls.answer(1, 8, body(4, 5, 6, 7))
@@ -162,7 +163,7 @@ def test_a_later_segment_waits_for_the_earlier_ones():
     assert pulls.is_done
 
 
-def test_surplus_past_a_segments_end_is_cut_by_the_limit():
+def test_surplus_past_a_segments_end_is_cut_by_the_limit() -> None:
     pulls = Asker(0, 8)
     pulls.ask()
     pulls.answer(0, 6, body(3, 4, 5))
@@ -171,7 +172,7 @@ def test_surplus_past_a_segments_end_is_cut_by_the_limit():
     assert pulls.take() == [3, 4, 5, 7]
 
 
-def test_an_inner_batch_that_begins_before_the_offset_asked_for_is_cut_by_the_start():
+def test_an_inner_batch_that_begins_before_the_offset_asked_for_is_cut_by_the_start() -> None:
     pulls = Asker(0, 8)
     pulls.ask()
     pulls.answer(0, 6, body(0, 1, 2, 3, 4, 5))
@@ -180,7 +181,7 @@ def test_an_inner_batch_that_begins_before_the_offset_asked_for_is_cut_by_the_st
     assert pulls.take() == list(range(8))
 
 
-def test_a_failed_pull_is_given_out_again():
+def test_a_failed_pull_is_given_out_again() -> None:
     pulls = Asker(0, 8)
     pulls.ask()
     pulls.lose(0)
@@ -189,7 +190,9 @@ def test_a_failed_pull_is_given_out_again():
 
 
 @pytest.mark.parametrize(("next_begin_offset", "answer"), [(4, b""), (0, b""), (4, body(4))])
-def test_an_answer_without_progress_is_trouble_and_its_task_comes_again(next_begin_offset, answer):
+def test_an_answer_without_progress_is_trouble_and_its_task_comes_again(
+    next_begin_offset: int, answer: bytes
+) -> None:
     pulls = Asker(4, 8)
     pulls.ask()
 
@@ -201,7 +204,7 @@ def test_an_answer_without_progress_is_trouble_and_its_task_comes_again(next_beg
     assert pulls.ask() == [(0, 4, 4)]
 
 
-def test_with_too_many_bytes_waiting_only_the_first_open_segment_goes_on():
+def test_with_too_many_bytes_waiting_only_the_first_open_segment_goes_on() -> None:
     pulls = Asker(0, 100, segment=4, depth=3, max_ahead_bytes=16)
     pulls.ask()
     pulls.answer(1, 6, body(4, 5))
@@ -217,7 +220,7 @@ def test_with_too_many_bytes_waiting_only_the_first_open_segment_goes_on():
     assert pulls.ask() == [(3, 12, 4), (4, 16, 4)]
 
 
-def test_with_too_many_bytes_waiting_and_nothing_open_one_segment_is_opened():
+def test_with_too_many_bytes_waiting_and_nothing_open_one_segment_is_opened() -> None:
     pulls = Asker(0, 100, segment=4, depth=3, max_ahead_bytes=4)
     for segment_id, *_ in pulls.ask():
         pulls.answer(segment_id, segment_id * 4 + 4, body(segment_id))
@@ -226,7 +229,7 @@ def test_with_too_many_bytes_waiting_and_nothing_open_one_segment_is_opened():
 
 
 @pytest.mark.parametrize("report", [lambda pulls: pulls.answer(0, 4, b""), lambda pulls: pulls.lose(0)])
-def test_a_second_report_of_one_pull_is_refused(report):
+def test_a_second_report_of_one_pull_is_refused(report: Callable[[Asker], None]) -> None:
     pulls = Asker(0, 8)
     pulls.ask()
     pulls.answer(0, 4, b"")
@@ -236,12 +239,12 @@ def test_a_second_report_of_one_pull_is_refused(report):
 
 
 @pytest.mark.parametrize("sizes", [{"segment": 0}, {"depth": 0}])
-def test_sizes_below_one_are_refused(sizes):
+def test_sizes_below_one_are_refused(sizes: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         window(0, 8, **sizes)
 
 
-def test_a_range_that_was_stopped_is_over_with_what_it_has():
+def test_a_range_that_was_stopped_is_over_with_what_it_has() -> None:
     pulls = Asker(0, 100)
     pulls.ask()
     pulls.answer(0, 4, body(0, 1, 2, 3))

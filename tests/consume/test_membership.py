@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
 
 from pyspark_rocketmq.consume.allocation import Averagely
-from pyspark_rocketmq.consume.membership import AskMembers, Heartbeat, Lock, Membership, Unlock, Unregister
+from pyspark_rocketmq.consume.membership import (
+    Allocate,
+    AskMembers,
+    GroupAction,
+    Heartbeat,
+    Lock,
+    Membership,
+    Unlock,
+    Unregister,
+)
 from pyspark_rocketmq.consume.queue_ownership import TRANSITIONS, Effect, Event, Phase, after
 from pyspark_rocketmq.model import MessageQueue
 from tests.consume.group_model import average
@@ -21,17 +30,17 @@ ME, OTHER = "me", "other"
 class Driver:
     """A member whose calls all succeed, unless a test answers itself."""
 
-    def __init__(self, *, allocate: Callable[..., Any] | Shares = average, **kwargs: Any) -> None:
+    def __init__(self, *, allocate: Allocate = average, **kwargs: Any) -> None:
         self.machine = Membership(ME, allocate, **kwargs)
         self.now_s = 100.0
         self.members = [ME]
-        self.refused = set()
-        self.done = []
+        self.refused: set[MessageQueue] = set()
+        self.done: list[GroupAction] = []
         self.machine.route_changed(QUEUES, self.now_s)
 
-    def work(self):
+    def work(self) -> list[GroupAction]:
         """Do what is due until nothing is; what was done now."""
-        now = []
+        now: list[GroupAction] = []
         for _ in range(10):
             actions = self.machine.due(self.now_s)
             if not actions:
@@ -40,39 +49,41 @@ class Driver:
             now += actions
             for action in actions:
                 self.answer(action)
-        raise AssertionError(f"no end of actions: {actions}")
+        raise AssertionError(f"no end of actions: {now}")
 
-    def answer(self, action: AskMembers | Heartbeat | Lock | Unlock) -> None:
+    def answer(self, action: GroupAction) -> None:
         if isinstance(action, AskMembers):
             self.machine.members_listed(self.members, self.now_s)
         elif isinstance(action, Lock):
             self.machine.locks_answered(action.queues, action.queues - self.refused, self.now_s)
 
-    def after(self, seconds: float):
+    def after(self, seconds: float) -> list[GroupAction]:
         self.now_s += seconds
         return self.work()
 
     @property
-    def plannable(self):
+    def plannable(self) -> set[MessageQueue]:
         return set(self.machine.plannable(self.now_s))
 
 
 class Shares:
     """Averagely, but for topics where that fails."""
 
-    def __init__(self, fails_at: Any = ()) -> None:
+    def __init__(self, fails_at: Collection[str] = ()) -> None:
         self.fails_at = fails_at
 
-    def __call__(self, client_id: str, queues: list[MessageQueue], members: tuple[str, ...]):
+    def __call__(
+        self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
+    ) -> Collection[MessageQueue] | None:
         return None if queues[0].topic in self.fails_at else average(client_id, queues, members)
 
 
 @pytest.fixture
-def driver():
+def driver() -> Driver:
     return Driver()
 
 
-def kinds(actions: list[Any]):
+def kinds(actions: list[GroupAction]) -> list[type[GroupAction]]:
     return [type(action) for action in actions]
 
 
@@ -93,7 +104,7 @@ def test_a_start_is_heartbeat_then_members_then_one_lock_call_per_broker(driver:
 def test_heartbeat_rebalance_and_renewal_come_at_their_intervals(driver: Driver) -> None:
     """A3: 30 s; B1: 20 s; C2: 20 s, one call per broker for all queues."""
     driver.work()
-    seen = {Heartbeat: [], AskMembers: [], Lock: []}
+    seen: dict[type[GroupAction], list[int]] = {Heartbeat: [], AskMembers: [], Lock: []}
     for second in range(1, 61):
         for action in driver.after(1.0):
             seen[type(action)].append(second)
@@ -502,12 +513,12 @@ class TestTheTable:
         assert set(TRANSITIONS) <= set(itertools.product(Phase, Event))
 
 
-def after_is_a_way_out(phase: Phase, event: Event):
+def after_is_a_way_out(phase: Phase, event: Event) -> bool:
     """Whether the pair is in the table at all: what is not, changes nothing."""
     return (phase, event) in TRANSITIONS
 
 
-def in_a_batch(driver: Driver):
+def in_a_batch(driver: Driver) -> int:
     """The number of the plan under way, which holds all queues."""
     driver.work()
     driver.machine.planned(driver.machine.begin_plan(driver.now_s), driver.now_s)
@@ -558,7 +569,7 @@ def test_what_is_said_late_of_an_older_plan_frees_nothing_of_the_next_one(driver
     driver.machine.free(late, None, driver.now_s)
     driver.machine.free(late, QUEUES, driver.now_s)
 
-    assert driver.machine.plan_under_way() == (plan, set(QUEUES))
+    assert driver.machine.plan_under_way() == (plan, frozenset(QUEUES))
 
 
 def test_a_queue_whose_lock_was_lost_is_to_be_given_up_until_it_is_back(driver: Driver) -> None:

@@ -7,7 +7,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -23,11 +23,13 @@ _SHARE = float(os.environ.get("EXPLORE_SHARE", "1"))
 """More than 1 explores more: ``EXPLORE_SHARE=20 pytest tests/consume/test_membership_explored.py -s``."""
 
 
+Tell = Callable[[str], None]
+
 _CALM = {"work", "begin plan", "finish plan", "commit", "resume", "start"}
 
 
 @pytest.fixture
-def tell(capsys: pytest.CaptureFixture[str]):
+def tell(capsys: pytest.CaptureFixture[str]) -> Tell:
     """Print a line in any case: how much was explored is part of the result."""
 
     def write(line: str) -> None:
@@ -123,7 +125,7 @@ SCOPES = (
 @pytest.mark.parametrize("scope", SCOPES, ids=lambda scope: f"{scope.members} members {scope.queues} queues")
 @pytest.mark.parametrize("begin", BEGINNINGS, ids=lambda begin: begin.__name__)
 def test_no_order_of_events_lets_two_members_have_a_queue_or_leaves_one_with_nobody(
-    scope: Scope, begin: Callable[..., Any], tell: Callable[..., Any]
+    scope: Scope, begin: Callable[[GroupModel], None], tell: Tell
 ) -> None:
     """B1, B4, B5, B7, C1, C2, C5, H5."""
     _explore_all(GroupModel(scope.members, scope.queues, faults=0), scope, begin, tell)
@@ -134,15 +136,13 @@ def test_no_order_of_events_lets_two_members_have_a_queue_or_leaves_one_with_nob
 )
 @pytest.mark.parametrize("begin", BEGINNINGS, ids=lambda begin: begin.__name__)
 def test_without_locks_no_order_of_events_leaves_a_queue_with_nobody_or_with_one_who_cannot_commit(
-    scope: Scope, begin: Callable[..., Any], tell: Callable[..., Any]
+    scope: Scope, begin: Callable[[GroupModel], None], tell: Tell
 ) -> None:
     """B1, B4, B5, B7, C5: a concurrent group, whose members may plan a queue together, but not commit it."""
     _explore_all(GroupModel(scope.members, scope.queues, faults=0, needs_locks=False), scope, begin, tell)
 
 
-def _explore_all(
-    model: GroupModel, scope: Scope, begin: Callable[..., Any], tell: Callable[..., Any]
-) -> None:
+def _explore_all(model: GroupModel, scope: Scope, begin: Callable[[GroupModel], None], tell: Tell) -> None:
     begin(model)
     model.faults_left, model.stops_left, model.starts_left = scope.faults, scope.stops, scope.starts
 
@@ -155,7 +155,7 @@ def _explore_all(
 
 
 @pytest.mark.parametrize("needs_locks", [True, False], ids=["orderly", "concurrent"])
-def test_long_random_lives_of_a_group_end_settled(needs_locks: bool, tell: Callable[..., Any]) -> None:
+def test_long_random_lives_of_a_group_end_settled(needs_locks: bool, tell: Tell) -> None:
     """B1, B4, B5, B7, C1, C2, C5, H5: hundreds of moves, far deeper than exploring all of them can go."""
     seed = int(os.environ.get("GROUP_SEED", "20240229"))
     chance = random.Random(seed)

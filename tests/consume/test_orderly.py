@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -31,10 +31,10 @@ def consumption(
     count: int = 5,
     *,
     batch: int = 1,
-    put_back: Any = (),
-    stored_times: Callable[..., Any] = lambda _: 0,
+    put_back: Mapping[int, int] | Iterable[tuple[int, int]] = (),
+    stored_times: Callable[[int], int] = lambda _: 0,
     **settings: Any,
-):
+) -> OrderlyConsumption:
     return OrderlyConsumption(
         count=count,
         settings=OrderlySettings(consume_message_batch_max_size=batch, **settings),
@@ -98,8 +98,7 @@ def test_an_answer_without_a_delivery_is_refused(status: ConsumeOrderlyStatus | 
 def test_with_nothing_to_deliver_the_run_is_exhausted() -> None:
     machine = consumption(0)
 
-    assert machine.finished is None
-    assert machine.next_delivery(START_S) is None
+    assert (machine.finished, machine.next_delivery(START_S)) == (None, None)
     assert machine.finished is Finish.EXHAUSTED
     assert (machine.committed, machine.accumulated) == (0, 0)
 
@@ -117,11 +116,13 @@ def test_a_batch_size_out_of_range_is_refused(batch: int) -> None:
         OrderlySettings(consume_message_batch_max_size=batch)
 
 
-COMMITTED = (4, 0, {}, None)
-"""committed, accumulated, put back, pause: from two committed, one accumulated, one in hand."""
-ACCUMULATED = (2, 2, {}, None)
-PUT_BACK = (2, 1, {3: 1}, 1.0)
-ROLLED_BACK = (2, 0, {}, 1.0)
+After = tuple[int, int, dict[int, int], float | None]
+"""committed, accumulated, put back, pause."""
+COMMITTED: After = (4, 0, {}, None)
+"""From two committed, one accumulated, one in hand."""
+ACCUMULATED: After = (2, 2, {}, None)
+PUT_BACK: After = (2, 1, {3: 1}, 1.0)
+ROLLED_BACK: After = (2, 0, {}, 1.0)
 
 PRODUCT = [
     (SUCCESS, True, ReturnType.SUCCESS, Effect.COMMIT, COMMITTED),
@@ -149,7 +150,7 @@ def test_every_answer_with_and_without_accumulated_messages(
     auto_commit: bool,
     return_type: ReturnType,
     effect: Effect,
-    after: tuple[Any, ...],
+    after: After,
     has_accumulated: bool,
 ) -> None:
     """D3, D4, D5: the whole table."""
@@ -252,7 +253,7 @@ def test_a_rollback_brings_back_what_was_accumulated() -> None:
 
 def test_a_message_is_delivered_once_more_than_it_may_be_reconsumed() -> None:
     """D6: reconsumeTimes 0..max, then it is to be sent, without another pause."""
-    put_back = {}
+    put_back: Mapping[int, int] = {}
     for times in range(3):
         machine = consumption(put_back=put_back, max_reconsume_times=3)
         outcome = deliver(machine, SUSPEND)
@@ -398,7 +399,7 @@ def test_rollback_with_auto_commit_commits_and_tells_the_user() -> None:
         ),
     ],
 )
-def test_what_is_no_status_is_shown_to_the_user_and_counts_as_suspend(returned: Any, shown: str) -> None:
+def test_what_is_no_status_is_shown_to_the_user_and_counts_as_suspend(returned: object, shown: str) -> None:
     """D5."""
     machine = consumption()
     outcome = deliver(machine, returned)

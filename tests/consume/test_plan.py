@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -50,7 +51,7 @@ def spans(made: Plan) -> dict[int, tuple[int, int]]:
 
 
 def test_a_queue_is_read_from_its_stored_offset_to_the_brokers_end() -> None:
-    stored = {"epoch": 3, "reconsume_times": 2, "put_back": "[[20,22,2]]"}
+    stored: dict[str, Any] = {"epoch": 3, "reconsume_times": 2, "put_back": "[[20,22,2]]"}
     made = plan({0: (5, 90)}, {0: QueueProgress(20, **stored)})
 
     assert made.ranges == (QueueRange(queue=queue(0), start=20, end=90, **stored),)
@@ -301,7 +302,7 @@ def test_a_longer_backlog_never_gets_less(wanted: list[int], limit: int) -> None
     st.integers(1, 1_000_000),
 )
 def test_a_limit_in_bytes_holds_but_for_one_message_of_each_queue(
-    queues: list[MessageQueue], limit: int
+    queues: list[tuple[int, float]], limit: int
 ) -> None:
     """maxBytesPerTrigger: and it is used up, to less than a message of each queue."""
     sizes = {queue(number): max(1.0, size) for number, (_, size) in enumerate(queues)}
@@ -347,7 +348,7 @@ _QUEUES = st.integers(0, 12)
     skip_gaps=st.booleans(),
 )
 def test_invariants_of_any_plan(
-    broker: dict[int, tuple[int, ...]],
+    broker: dict[int, tuple[int, int]],
     stored: dict[int, QueueProgress],
     limits: ReadLimits,
     caps: dict[int, int] | None,

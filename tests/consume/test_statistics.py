@@ -3,12 +3,12 @@ from __future__ import annotations
 import json
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.consume.metrics import Figures, RecentFigures, lately, status_of
 from pyspark_rocketmq.wire.requests.client_info import ConsumeStatus
+from tests.helpers.approx import about
 
 START_S = 1_700_000_000.0
 
@@ -27,10 +27,10 @@ def test_rates_are_those_of_the_last_minute_and_failures_those_of_the_last_hour(
     # The last of these seconds begins a bucket, so that the window has 61 batches in 60 s.
     assert status == ConsumeStatus(
         pull_rt=3.0,
-        pull_tps=pytest.approx(30 * 61 / 60),
+        pull_tps=about(30 * 61 / 60),
         consume_rt=4.0,
-        consume_ok_tps=pytest.approx(15 * 61 / 60),
-        consume_failed_tps=pytest.approx(2 * 61 / 60),
+        consume_ok_tps=about(15 * 61 / 60),
+        consume_failed_tps=about(2 * 61 / 60),
         consume_failed_msgs=600,
     )
 
@@ -40,7 +40,7 @@ def test_a_rate_of_a_consumer_that_began_a_moment_ago_is_over_ten_seconds_at_lea
     text = RecentFigures[str](START_S).add("a", Figures(ok=1000, calls=10, call_ms=5.0), START_S + 0.1)
 
     assert status_of([text], START_S + 0.1).consume_ok_tps == 100.0
-    assert status_of([text], START_S + 20.1).consume_ok_tps == pytest.approx(1000 / 20.1)
+    assert status_of([text], START_S + 20.1).consume_ok_tps == about(1000 / 20.1)
 
 
 def test_what_is_a_minute_old_is_no_rate_and_after_an_hour_nothing_is_left() -> None:

@@ -7,7 +7,6 @@ import random
 from dataclasses import dataclass
 from math import inf
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from pyspark_rocketmq.consume.turns import (
     TaskTurns,
     Turn,
 )
+from tests.helpers.approx import about
 
 _EXAMPLES = int(os.environ.get("TURNS_EXAMPLES", "300"))
 
@@ -143,7 +143,7 @@ def test_a_second_worker_begins_only_when_what_is_in_hand_is_slow() -> None:
     turns = task_with("a", "b")
     turns.yielded("b", 1.0)
 
-    assert turns.next(1.25, calls_s=[0.03]) == (pytest.approx(1.25 + SLOW_S - 0.03),)
+    assert turns.next(1.25, calls_s=[0.03]) == (about(1.25 + SLOW_S - 0.03),)
     assert turns.next(1.35, calls_s=[SLOW_S]) == Turn("b", inf)
 
 
@@ -152,9 +152,9 @@ def test_a_queue_that_has_waited_gets_a_worker_where_calls_are_slow() -> None:
     turns = task_with("a", "b", "c")
     turns.yielded("c", 1.0)
 
-    assert turns.next(1.0, calls_s=[0.15, 0.02]) == (pytest.approx(1.08),)
+    assert turns.next(1.0, calls_s=[0.15, 0.02]) == (about(1.08),)
     turns.yielded("b", 1.02)
-    assert turns.next(1.02, calls_s=[0.01]) == (pytest.approx(1.0 + PATIENCE_S),)
+    assert turns.next(1.02, calls_s=[0.01]) == (about(1.0 + PATIENCE_S),)
     assert turns.next(1.0 + PATIENCE_S, calls_s=[0.05]) == Turn("c", TURN_S)
 
 

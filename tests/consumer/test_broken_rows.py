@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
@@ -41,7 +41,7 @@ def row_of(message: MessageExt, broken: dict[str, Any]) -> dict[str, Any]:
     return broken if message.queue_offset == BROKEN_AT else {"order_id": message.keys, "size": 1}
 
 
-def function(broken: dict[str, Any], status: Any) -> Any:
+def function(broken: dict[str, Any], status: object) -> Any:
     def listener(messages: Sequence[MessageExt], context: Any) -> Any:
         for message in messages:
             context.emit(**row_of(message, broken))
@@ -50,7 +50,7 @@ def function(broken: dict[str, Any], status: Any) -> Any:
     return listener
 
 
-def catching(broken: dict[str, Any], status: Any) -> Any:
+def catching(broken: dict[str, Any], status: object) -> Any:
     def listener(messages: Sequence[MessageExt], context: Any) -> Any:
         for message in messages:
             with suppress(Exception):
@@ -60,8 +60,8 @@ def catching(broken: dict[str, Any], status: Any) -> Any:
     return listener
 
 
-def generator(broken: dict[str, Any], status: Any) -> Any:
-    def listener(messages: Sequence[MessageExt], context: Any) -> Iterator[Any]:
+def generator(broken: dict[str, Any], status: object) -> Any:
+    def listener(messages: Sequence[MessageExt], context: Any) -> Generator[Any, None, Any]:
         for message in messages:
             yield row_of(message, broken)
         return status
@@ -69,7 +69,7 @@ def generator(broken: dict[str, Any], status: Any) -> Any:
     return listener
 
 
-def pandas(broken: dict[str, Any], status: Any) -> Any:
+def pandas(broken: dict[str, Any], status: object) -> Any:
     def listener(frame: pd.DataFrame, context: Any) -> Any:
         wanted = [broken if at == BROKEN_AT else {"order_id": "a", "size": 1} for at in frame["queueOffset"]]
         return status, pd.DataFrame(
@@ -79,7 +79,7 @@ def pandas(broken: dict[str, Any], status: Any) -> Any:
     return PandasListener(listener)
 
 
-def arrow(broken: dict[str, Any], status: Any) -> Any:
+def arrow(broken: dict[str, Any], status: object) -> Any:
     def listener(batch: pa.RecordBatch, context: Any) -> Any:
         offsets = batch.column("queueOffset").to_pylist()
         wanted = [broken if at == BROKEN_AT else {"order_id": "a", "size": 1} for at in offsets]
@@ -90,7 +90,7 @@ def arrow(broken: dict[str, Any], status: Any) -> Any:
     return ArrowListener(listener)
 
 
-def asynchronous(broken: dict[str, Any], status: Any) -> Any:
+def asynchronous(broken: dict[str, Any], status: object) -> Any:
     async def listener(messages: Sequence[MessageExt], context: Any) -> Any:
         await asyncio.sleep(0)
         return catching(broken, status)(messages, context)
@@ -98,7 +98,7 @@ def asynchronous(broken: dict[str, Any], status: Any) -> Any:
     return listener
 
 
-def async_generator(broken: dict[str, Any], status: Any) -> Any:
+def async_generator(broken: dict[str, Any], status: object) -> Any:
     async def listener(messages: Sequence[MessageExt], context: Any) -> AsyncIterator[Any]:
         for message in messages:
             await asyncio.sleep(0)
@@ -112,7 +112,7 @@ GIVEN_UP: list[MessageExt] = []
 """Dead letters, and messages sent back."""
 
 
-def consume_orderly(listener: Any) -> None:
+def consume_orderly(listener: object) -> None:
     with form_of(listener).lease() as call:
         OrderlyRun(
             PLANNED, MESSAGES, listener=call, output=OUTPUT, settings=OrderlySettings(max_reconsume_times=0),
@@ -120,7 +120,7 @@ def consume_orderly(listener: Any) -> None:
         ).consume()  # fmt: skip
 
 
-def consume_concurrently(listener: Any) -> None:
+def consume_concurrently(listener: object) -> None:
     with form_of(listener, orderly=False).lease() as call, closing(workers_for(call, 4)) as workers:
         ConcurrentRun(
             PLANNED, MESSAGES, listener=call, output=OUTPUT, settings=ConcurrentSettings(max_reconsume_times=0),
@@ -128,7 +128,7 @@ def consume_concurrently(listener: Any) -> None:
         ).consume()  # fmt: skip
 
 
-def check_ends_the_query(consume: Callable[[Any], None], listener: Any, why: str) -> None:
+def check_ends_the_query(consume: Callable[[object], None], listener: object, why: str) -> None:
     """With the place and what to do, and no message is given up."""
     GIVEN_UP.clear()
 
@@ -143,7 +143,7 @@ def check_ends_the_query(consume: Callable[[Any], None], listener: Any, why: str
 @pytest.mark.parametrize(("broken", "why"), BREAKS, ids=["unknown", "wrong type", "missing"])
 @pytest.mark.parametrize("form", FORMS)
 def test_an_orderly_listeners_broken_row_ends_the_query_and_gives_no_message_up(
-    form: Any, broken: dict[str, Any], why: str
+    form: Callable[..., object], broken: dict[str, Any], why: str
 ) -> None:
     """D5: even if the listener catches what emit() raises; with the place, and what to do."""
     check_ends_the_query(consume_orderly, form(broken, ConsumeOrderlyStatus.SUCCESS), why)
@@ -152,30 +152,33 @@ def test_an_orderly_listeners_broken_row_ends_the_query_and_gives_no_message_up(
 @pytest.mark.parametrize(("broken", "why"), BREAKS, ids=["unknown", "wrong type", "missing"])
 @pytest.mark.parametrize("form", [*FORMS, asynchronous, async_generator])
 def test_a_concurrent_listeners_broken_row_ends_the_query_and_gives_no_message_up(
-    form: Any, broken: dict[str, Any], why: str
+    form: Callable[..., object], broken: dict[str, Any], why: str
 ) -> None:
     """D5, E2"""
     check_ends_the_query(consume_concurrently, form(broken, ConsumeConcurrentlyStatus.CONSUME_SUCCESS), why)
 
 
-def nothing(messages: Any, context: Any) -> None:
+def nothing(messages: object, context: object) -> None:
     """What a listener returns that forgets its status."""
 
 
-async def nothing_async(messages: Any, context: Any) -> None:
+async def nothing_async(messages: object, context: object) -> None:
     """The same."""
 
 
 @pytest.mark.parametrize("listener", [nothing, PandasListener(nothing)], ids=["function", "pandas"])
 def test_an_orderly_listener_that_returns_nothing_is_told_what_to_return(
-    listener: Any, caplog: pytest.LogCaptureFixture
+    listener: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     """D5: once for the listener, and each queue's ack says it too."""
     with caplog.at_level(logging.ERROR), form_of(listener).lease() as call:
-        for _ in range(20):
-            run = OrderlyRun(
+        runs = [
+            OrderlyRun(
                 PLANNED, MESSAGES, listener=call, output=OUTPUT, settings=OrderlySettings(), now_s=lambda: 0.0
             )
+            for _ in range(20)
+        ]
+        for run in runs:
             run.consume()
 
     (record,) = caplog.records
@@ -183,8 +186,9 @@ def test_an_orderly_listener_that_returns_nothing_is_told_what_to_return(
         "The listener returned None, which is no ConsumeOrderlyStatus; return SUCCESS, SUSPEND_CURRENT_QUEUE"
     )
     assert record.getMessage().startswith(sentence)
-    assert (run.ack().finished, run.ack().failed) == ("SUSPENDED", 1)
-    assert run.ack().last_error.startswith(sentence)
+    ack = runs[-1].ack()
+    assert (ack.finished, ack.failed) == ("SUSPENDED", 1)
+    assert ack.last_error.startswith(sentence)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +197,7 @@ def test_an_orderly_listener_that_returns_nothing_is_told_what_to_return(
     ids=["function", "pandas", "async", "async pandas"],
 )
 def test_a_concurrent_listener_that_returns_nothing_is_told_what_to_return(
-    listener: Any, caplog: pytest.LogCaptureFixture
+    listener: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     """D5, E2"""
     with (

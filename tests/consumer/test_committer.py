@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,7 +64,7 @@ class PlayedSink:
         self._batch = batch
         self.begin = batch.begin
 
-    def standings(self, consumer_group: str, queues: Any) -> tuple[SinkStanding, ...]:
+    def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:
         return self._batch.standings
 
 
@@ -82,11 +82,11 @@ class Batch:
         self._evaluated = Evaluated((FILE,), acks, 9, left_out=2)
         monkeypatch.setattr(module, "BatchTask", lambda writer, engine, terms=None: self)
 
-    def run(self, batch: Any) -> Job:
+    def run(self, batch: object) -> Job:
         self.done.append("evaluate")
         return Job({"part": self._evaluated}, None)
 
-    def begin(self, consumer_group: str, queues: Any) -> Batch:
+    def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> Batch:
         assert list(queues) == [QUEUE]
         if self.begin_error is not None:
             raise self.begin_error
@@ -99,7 +99,7 @@ class Batch:
     def task_writer(self) -> None:
         return None
 
-    def commit(self, files: Any, acked: Any) -> int:
+    def commit(self, files: Sequence[WrittenFile], acked: Mapping[MessageQueue, int]) -> int:
         if self.sink_error is not None:
             raise self.sink_error
         assert (files, acked) == ((FILE,), {QUEUE: 7})

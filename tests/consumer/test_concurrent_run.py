@@ -37,6 +37,7 @@ from pyspark_rocketmq.model import (
     MessageQueue,
     QueueRange,
 )
+from tests.helpers.emitted import kept_rows
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE, message_at
 from tests.helpers.range_orders import GivenUpWhen
@@ -85,6 +86,9 @@ class InlineWorkers:
         self._clock.advance(timeout_s)
         return None
 
+    def wake(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -115,16 +119,16 @@ def run_of(
     orders: RangeOrders = NO_ORDERS,
     **settings: Any,
 ) -> ConcurrentRun:
-    clock = clock or FakeClock(1_000.0)
+    fake = FakeClock(1_000.0)
     return ConcurrentRun(
         planned or QueueRange(queue=QUEUE, start=10, end=20, epoch=3),
         [message_at(offset) for offset in offsets],
         listener=listener,
         output=OUTPUT,
         settings=ConcurrentSettings(**settings),
-        workers=workers or InlineWorkers(clock),  # type: ignore[arg-type]
+        workers=workers or InlineWorkers(clock if isinstance(clock, FakeClock) else fake),
         send_back=(broker or Broker()).send_back,
-        clock=clock,
+        clock=clock or fake,
         orders=orders,
     )
 
@@ -150,7 +154,7 @@ def test_every_message_is_delivered_once_and_the_whole_range_is_acknowledged() -
     """E1, E6: offsets without a message are passed too; rows leave in queue order."""
     seen: list[int] = []
     run = run_of(emitting(lambda message: SUCCESS, seen), offsets=[10, 11, 14, 17])
-    rows = run.consume()
+    rows = kept_rows(run.consume())
     ack = run.ack()
 
     assert seen == [10, 11, 14, 17]
@@ -164,7 +168,7 @@ def test_a_queue_that_is_taken_away_makes_no_further_delivery() -> None:
     seen: list[int] = []
     run = run_of(emitting(lambda _: SUCCESS, seen), orders=GivenUpWhen(lambda: len(seen) >= 3))
 
-    rows = run.consume()
+    rows = kept_rows(run.consume())
 
     assert offsets_of(rows) == seen == [10, 11, 12]
     assert (run.ack().finished, run.ack().next_offset) == ("GIVEN_UP", 13)
@@ -201,7 +205,7 @@ def test_a_failed_message_is_sent_back_and_passed(
         return answer
 
     run = run_of(emitting(status_of), broker=broker)
-    rows = run.consume()
+    rows = kept_rows(run.consume())
 
     assert broker.taken == [(12, 0, 0)]
     assert offsets_of(rows) == [10, 11, 13, 14, 15, 16, 17, 18, 19]
@@ -223,7 +227,7 @@ def test_messages_after_the_ack_index_go_back_with_the_contexts_level() -> None:
         return SUCCESS
 
     run = run_of(listener, broker=broker, consume_message_batch_max_size=4)
-    rows = run.consume()
+    rows = kept_rows(run.consume())
 
     assert broker.taken == [(12, -1, 0), (13, -1, 0)]
     assert offsets_of(rows) == [10, 11, 14, 15, 16, 17, 18, 19]
@@ -241,7 +245,7 @@ def test_a_message_that_could_not_be_sent_back_is_delivered_again_five_seconds_l
         return LATER if message.queue_offset == 12 and not message.reconsume_times else SUCCESS
 
     run = run_of(listener, broker=Broker({12: 1}), clock=clock)
-    rows = run.consume()
+    rows = kept_rows(run.consume())
 
     assert [delivery for delivery in deliveries if delivery[0] == 12] == [(12, 0, 0.0), (12, 1, 5.0)]
     assert len(deliveries) == 11
@@ -254,7 +258,7 @@ def test_a_message_that_cannot_be_sent_back_holds_the_offset_and_what_lies_above
     run = run_of(
         emitting(lambda message: LATER if message.queue_offset == 12 else SUCCESS), broker=Broker({12: 9})
     )
-    rows = run.consume()
+    rows = kept_rows(run.consume())
     ack = run.ack()
 
     assert offsets_of(rows) == [10, 11]
@@ -279,13 +283,13 @@ def test_rows_given_up_above_a_held_message_come_with_a_later_range() -> None:
     broker = Broker({12: 2})
     listener = emitting(lambda message: LATER if message.queue_offset == 12 else SUCCESS)
     first = run_of(listener, broker=broker)
-    rows = first.consume()
+    rows = kept_rows(first.consume())
     held = first.ack()
     planned = QueueRange(
         queue=QUEUE, start=held.next_offset, end=20, epoch=3, reconsume_times=held.reconsume_times
     )
     second = run_of(listener, planned=planned, offsets=range(12, 20), broker=broker)
-    rows += second.consume()
+    rows += kept_rows(second.consume())
 
     assert offsets_of(rows) == [10, 11, 13, 14, 15, 16, 17, 18, 19]
     assert second.ack().next_offset == 20
@@ -300,7 +304,7 @@ def test_a_failed_message_is_dropped_in_broadcasting(caplog: pytest.LogCaptureFi
         broker=broker,
         message_model=MessageModel.BROADCASTING,
     )
-    rows = run.consume()
+    rows = kept_rows(run.consume())
 
     assert broker.taken == []
     assert 12 not in offsets_of(rows)
@@ -318,7 +322,7 @@ def test_a_call_that_never_ends_does_not_hold_its_range(
     run = run_of(
         emitting(lambda message: SUCCESS), broker=broker, clock=clock, workers=workers, message_model=model
     )
-    rows = run.consume()
+    rows = kept_rows(run.consume())
 
     assert clock.monotonic_s() == 900.0
     assert broker.taken == ([(12, 3, 0)] if model is MessageModel.CLUSTERING else [])
@@ -333,7 +337,7 @@ def test_a_run_whose_threads_are_all_lost_ends_with_what_is_done() -> None:
     clock = FakeClock(1_000.0)
     workers = InlineWorkers(clock, hangs=lambda number: number in {0, 3})
     run = run_of(emitting(lambda message: SUCCESS), clock=clock, workers=workers, consume_thread_max=2)
-    rows = run.consume()
+    rows = kept_rows(run.consume())
 
     assert offsets_of(rows) == [11, 12]
     assert (run.ack().next_offset, run.ack().finished) == (14, "THREADS_LOST")
@@ -353,7 +357,7 @@ def test_an_expired_message_that_no_broker_takes_holds_the_offset() -> None:
     clock = FakeClock(1_000.0)
     workers = InlineWorkers(clock, hangs=lambda number: number == 0)
     run = run_of(emitting(lambda message: SUCCESS), clock=clock, workers=workers, broker=Broker({10: 9}))
-    rows = run.consume()
+    rows = kept_rows(run.consume())
 
     assert (rows, run.ack().next_offset, run.ack().finished) == ([], 10, "SUSPENDED")
     assert run.ack().suspended_until_s == clock.now_s() + 5.0
@@ -447,7 +451,7 @@ def test_as_many_calls_run_at_once_as_there_are_threads(kind: str) -> None:
     workers: ListenerWorkers = LoopWorkers() if is_async(listener) else ThreadWorkers(5)
     run = run_of(listener, workers=workers, clock=SystemClock(), consume_thread_max=5)
     try:
-        rows = run.consume()
+        rows = kept_rows(run.consume())
     finally:
         workers.close()
 
@@ -487,7 +491,7 @@ def test_failures_and_send_backs_of_many_calls_at_once_lose_nothing(
         consume_thread_max=8,
     )
     try:
-        rows = run.consume()
+        rows = kept_rows(run.consume())
     finally:
         workers.close()
 

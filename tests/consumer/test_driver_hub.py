@@ -107,7 +107,7 @@ def test_what_could_not_be_committed_is_left_to_the_batchs_end(query: Query) -> 
     orders.await_taken()
 
     end = query.hub.end(could_ask=True)
-    assert (end.taken, [part.id for part in end.left]) == ({"part"}, ["part"])
+    assert (end.taken, [part.id for part in end.left]) == (frozenset({"part"}), ["part"])
     assert not query.is_told("free")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Never
 
 import pyarrow as pa
@@ -10,20 +11,20 @@ import pytest
 import pyspark_rocketmq as rmq
 from pyspark_rocketmq import Message
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
-from pyspark_rocketmq.model import MessageExt
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
 
-SUCCESS = rmq.ConsumeOrderlyStatus.SUCCESS
-SUSPEND = rmq.ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+SUCCESS = ConsumeOrderlyStatus.SUCCESS
+SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 SCHEMA = "order_id string, attempt int"
 
 
-def orders(count: int):
+def orders(count: int) -> list[Message]:
     return [
         Message(topic="orders", body=b"paid", properties={"KEYS": f"o{number}"}) for number in range(count)
     ]
 
 
-def on_orders(messages: list[MessageExt], context: ConsumeOrderlyContext):
+def on_orders(messages: list[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
     for message in messages:
         context.emit(order_id=message.keys, attempt=context.attempt)
         if message.keys == "o1" and context.attempt < 3:
@@ -44,7 +45,7 @@ def test_a_listener_gets_messages_again_that_it_gave_back_and_rows_of_these_are_
 
 def test_a_message_that_always_fails_is_a_dead_letter_or_ends_the_run() -> None:
     def broken(messages: list[MessageExt], context: ConsumeOrderlyContext) -> Never:
-        raise KeyError(messages[0].keyz)
+        raise KeyError(messages[0].keyz)  # type: ignore[attr-defined]
 
     given_up = rmq.run_listener(broken, orders(2), output_schema=SCHEMA, max_reconsume_times=1)
     assert [message.keys for message in given_up.dead_letters] == ["o0", "o1"]
@@ -63,7 +64,7 @@ def test_a_row_that_breaks_the_schema_ends_the_run() -> None:
 
 
 def test_every_form_is_tried_and_nothing_for_no_messages() -> None:
-    def rows(messages: Any, context: ConsumeOrderlyContext):
+    def rows(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Iterator[dict[str, Any]]:
         for message in messages:
             yield {"order_id": message.keys}
 
@@ -78,7 +79,9 @@ def test_every_form_is_tried_and_nothing_for_no_messages() -> None:
 def test_rows_of_a_record_batch_are_shown_as_any_others() -> None:
     """H10"""
 
-    def on_batch(batch: pa.RecordBatch, context: ConsumeOrderlyContext):
+    def on_batch(
+        batch: pa.RecordBatch, context: ConsumeOrderlyContext
+    ) -> tuple[ConsumeOrderlyStatus, pa.RecordBatch]:
         columns = [batch.column("queueOffset"), batch.column("keys")]
         return SUCCESS, pa.RecordBatch.from_arrays(columns, names=["queueOffset", "order_id"])
 

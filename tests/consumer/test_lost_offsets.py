@@ -15,7 +15,7 @@ from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.sinks.standing import remembered_text
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of
 from tests.helpers.sink_rows import run_batch as run
-from tests.sinks.test_delta_sink import SCHEMA, rows
+from tests.sinks.sink_conformance import SCHEMA, rows
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ SCHEMA = (
 )
 
 
-def message_rows(queue: MessageQueue, *offsets: Any):
+def message_rows(queue: MessageQueue, *offsets: int) -> pa.RecordBatch:
     rows = [
         dict.fromkeys(CONSUMER_SCHEMA.names)
         | {
@@ -44,15 +44,17 @@ def message_rows(queue: MessageQueue, *offsets: Any):
     return pa.RecordBatch.from_pylist(rows, schema=CONSUMER_SCHEMA)
 
 
-def marker(queue: MessageQueue, start: int, end: int, rows: int, reset_to: int | None = None):
+def marker(
+    queue: MessageQueue, start: int, end: int, rows: int, reset_to: int | None = None
+) -> pa.RecordBatch:
     return marker_row(QueueRange(queue=queue, start=start, end=end, epoch=7), rows=rows, reset_to=reset_to)
 
 
-def together(*batches: Any):
+def together(*batches: pa.RecordBatch) -> pa.RecordBatch:
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
-def passed(*batches: Any):
+def passed(*batches: pa.RecordBatch) -> tuple[list[tuple[Any, ...]], list[QueueAck]]:
     rows = pa.Table.from_batches(list(TableEngine(SCHEMA).rows(batches))).to_pylist()
     data = [
         (row["queueId"], row["queueOffset"], row["body"], row["keys"]) for row in rows if row["ack"] is None

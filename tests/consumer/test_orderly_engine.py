@@ -43,6 +43,7 @@ RETRY_QUEUE = MessageQueue("%RETRY%g", "broker-a", 0)
 
 def marker(planned: QueueRange = PLANNED, rows: int = len(MESSAGES)) -> Row:
     """The range's marker row."""
+    row: Row
     (row,) = marker_row(planned, rows=rows).to_pylist()
     return row
 

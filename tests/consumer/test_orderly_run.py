@@ -22,6 +22,7 @@ from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.source.schema import RangeEnd
+from tests.helpers.emitted import kept_rows
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE, message_at
 from tests.helpers.range_orders import GivenUpWhen
@@ -90,7 +91,7 @@ def test_messages_are_delivered_one_after_the_other_and_acknowledged_to_the_end_
     seen: list[int] = []
     run = run_of(emitting(lambda _: SUCCESS, seen), offsets=[11, 12, 15])
 
-    rows = run.consume()
+    rows = kept_rows(run.consume())
 
     assert seen == [11, 12, 15]
     assert rows == [(11, "key-11"), (12, "key-12"), (15, "key-15")]
@@ -121,7 +122,7 @@ def test_the_listener_gets_batches_of_at_most_the_configured_size() -> None:
 
 def test_a_row_belongs_to_the_message_the_loop_is_at() -> None:
     """H6: topic + brokerName + queueId + queueOffset identify what produced a row."""
-    rows = run_of(emitting(lambda _: SUCCESS), consume_message_batch_max_size=4).consume()
+    rows = kept_rows(run_of(emitting(lambda _: SUCCESS), consume_message_batch_max_size=4).consume())
 
     assert [offset for offset, _ in rows] == list(range(10, 20))
 
@@ -131,7 +132,7 @@ def test_a_row_can_name_its_message() -> None:
         context.emit(messages[0], name="first")
         return SUCCESS
 
-    rows = run_of(listener, consume_message_batch_max_size=10).consume()
+    rows = kept_rows(run_of(listener, consume_message_batch_max_size=10).consume())
 
     assert rows == [(10, "first")]
 
@@ -155,7 +156,7 @@ def test_suspend_stops_the_queue_before_the_failed_message_and_drops_its_rows() 
     """D3"""
     run = run_of(emitting(lambda message: SUSPEND if message.queue_offset == 13 else SUCCESS))
 
-    rows = run.consume()
+    rows = kept_rows(run.consume())
 
     assert [offset for offset, _ in rows] == [10, 11, 12]
     ack = run.ack()
@@ -208,7 +209,7 @@ def test_rows_of_a_rolled_back_transaction_are_not_there_when_the_same_run_goes_
     assert run.consume() == []
     assert run.finished == "SUSPENDED"
 
-    rows = run.consume()
+    rows = kept_rows(run.consume())
 
     assert seen == [10, 11, 10, 11, 12]
     assert rows == [(at, f"key-{at} for the {call}. call") for call, at in enumerate((10, 11, 12), start=3)]
@@ -277,7 +278,7 @@ def test_an_exception_none_and_nonsense_count_as_suspend(
 
     run = run_of(listener)
     with caplog.at_level(logging.ERROR):
-        rows = run.consume()
+        rows = kept_rows(run.consume())
 
     assert rows == []
     assert (run.ack().next_offset, run.ack().reconsume_times, run.ack().finished) == (10, 1, "SUSPENDED")
@@ -308,7 +309,7 @@ def test_a_queue_yields_after_its_time_slice() -> None:
     clock = itertools.count(NOW_S, 7.0)
     run = run_of(emitting(lambda _: SUCCESS), now_s=lambda: next(clock))
 
-    rows = run.consume()
+    rows = kept_rows(run.consume())
 
     assert 0 < len(rows) < 10
     assert run.ack().finished == "SLICE_USED"
@@ -321,7 +322,7 @@ def test_a_queue_that_is_taken_away_makes_no_further_delivery() -> None:
     seen: list[int] = []
     run = run_of(emitting(lambda _: SUCCESS, seen), orders=GivenUpWhen(lambda: len(seen) == 3))
 
-    rows = run.consume()
+    rows = kept_rows(run.consume())
 
     assert [row[0] for row in rows] == seen == [10, 11, 12]
     ack = run.ack()
@@ -365,7 +366,7 @@ def test_without_auto_commit_rows_wait_for_the_commit() -> None:
         without_auto_commit(lambda m: ConsumeOrderlyStatus.COMMIT if m.queue_offset == 14 else SUCCESS)
     )
 
-    rows = run.consume()
+    rows = kept_rows(run.consume())
 
     assert [offset for offset, _ in rows] == [10, 11, 12, 13, 14]
     assert run.ack().next_offset == 15
@@ -386,7 +387,7 @@ def test_a_range_that_ends_without_a_commit_leaves_nothing_behind() -> None:
     assert first.consume() == []
     assert (first.ack().next_offset, first.ack().consumed) == (10, 0)
 
-    rows = run_of(commit_at_19, planned=next_range(first)).consume()
+    rows = kept_rows(run_of(commit_at_19, planned=next_range(first)).consume())
 
     assert seen == [*range(10, 15), *range(10, 20)]
     assert [offset for offset, _ in rows] == list(range(10, 20))
@@ -527,7 +528,7 @@ def test_a_queue_does_not_yield_before_it_has_committed_what_it_consumed() -> No
         now_s=lambda: next(clock),
     )
 
-    assert [offset for offset, _ in run.consume()] == list(range(10, 18))
+    assert [offset for offset, _ in kept_rows(run.consume())] == list(range(10, 18))
 
     assert (run.ack().finished, run.ack().next_offset) == ("SLICE_USED", 18)
 
@@ -561,7 +562,7 @@ def test_a_listener_that_has_had_as_much_as_fits_and_commits_nothing_is_told(
 def test_a_listener_that_waits_for_a_message_that_cannot_be_decoded_ends_its_query() -> None:
     """L7, D4: nothing is committed, so that the next range would be this one again, without end."""
     planned = QueueRange(queue=QUEUE, start=10, end=12, epoch=3)
-    waiting = {"offsets": [10, 11], "planned": planned, "ended": RangeEnd.UNDECODABLE}
+    waiting: dict[str, Any] = {"offsets": [10, 11], "planned": planned, "ended": RangeEnd.UNDECODABLE}
     run = run_of(without_auto_commit(lambda _: SUCCESS), **waiting)
     run.consume()
 
@@ -674,7 +675,7 @@ def test_a_message_without_reconsumptions_left_is_sent_and_passed_without_its_ro
         dead_letters=sent,
     )
 
-    rows = run.consume()
+    rows = kept_rows(run.consume())
 
     assert sent.letters == [(10, 2)]
     assert [offset for offset, _ in rows] == [11, 12]
@@ -689,7 +690,7 @@ def test_a_dead_letter_that_cannot_be_sent_keeps_its_queue_suspended(
     sent = Sent(refused=[10])
     run = run_of(failing_at(10), max_reconsume_times=0, dead_letters=sent)
     with caplog.at_level(logging.WARNING):
-        rows = run.consume()
+        rows = kept_rows(run.consume())
 
     assert rows == []
     ack = run.ack()
@@ -739,7 +740,7 @@ def test_without_auto_commit_the_rows_of_a_dead_letter_are_void_and_the_others_w
 
     run = run_of(listener, max_reconsume_times=0, dead_letters=Sent(), offsets=[10, 11, 12, 13, 14])
 
-    assert [offset for offset, _ in run.consume()] == [10, 12, 13]
+    assert [offset for offset, _ in kept_rows(run.consume())] == [10, 12, 13]
     assert run.ack().next_offset == 14
 
 

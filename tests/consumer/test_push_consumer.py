@@ -35,8 +35,12 @@ from tests.helpers.fake_clock import FakeClock
 
 def problems_of(**settings: Any) -> tuple[str, ...]:
     consumer = PushConsumer(
-        **{"consumer_group": "g", "name_servers": "a:1", "offset_store": DeltaOffsetStore("unused")}
-        | settings
+        **{
+            "consumer_group": "g",
+            "name_servers": "a:1",
+            "offset_store": DeltaOffsetStore("unused"),
+            **settings,
+        }
     )
     consumer.subscribe("orders")
     with pytest.raises(OptionError) as caught:
@@ -232,7 +236,7 @@ def test_what_a_query_cannot_be_started_with_is_told_with_all_other_problems(
     consumer = PushConsumer(consumer_group="g", name_servers="a:1", offset_store="unused")
     consumer.subscribe("orders")
     with pytest.raises(OptionError) as caught:
-        consumer.start(None, **{"checkpoint": "unused"} | given)
+        consumer.start(None, **{"checkpoint": "unused"} | given)  # type: ignore[arg-type]
 
     of_listener, problem = caught.value.problems
     assert "no listener is registered" in of_listener
@@ -253,7 +257,7 @@ def test_what_cannot_be_sent_to_the_executors_is_named_before_anything_runs() ->
     """And what to do instead; a hook like a listener."""
     connection = sqlite3.connect(":memory:")
 
-    def insert(messages: Any, context: Any) -> None:
+    def insert(messages: object, context: object) -> None:
         connection.execute("SELECT 1")
 
     class Hook:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -30,7 +30,7 @@ class Orders:
         self.freed: list[MessageQueue] = []
         self.copies: list[Mapping[str, Any]] = []
         self.is_there = True
-        self.cut: Any = None
+        self.cut: Callable[[], None] = lambda: None
         self.doubt: Exception | None = None
 
     def fate(self, queue: MessageQueue) -> Fate:
@@ -39,7 +39,7 @@ class Orders:
     def kept(self, queues: Sequence[MessageQueue]) -> bool:
         return any(self.fate(queue) is Fate.HANDED_OVER for queue in queues)
 
-    def when_cut(self, cut: Any) -> None:
+    def when_cut(self, cut: Callable[[], None]) -> None:
         self.cut = cut
 
     def taken_by(self, taker: Any) -> None:

@@ -12,7 +12,8 @@ import click
 import pytest
 
 import pyspark_rocketmq
-from jobs.cli import JobCommand, cli
+from jobs.cli import cli
+from jobs.cli_parts import JobCommand
 from pyspark_rocketmq import errors
 from pyspark_rocketmq.options.declare import specs_of
 from pyspark_rocketmq.source.schema import spark_schema
@@ -39,7 +40,7 @@ def test_python_in_the_pages_is_python_that_names_what_is_there(block: Block) ->
     tree = ast.parse(block.text)
     missing = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pyspark_rocketmq"):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("pyspark_rocketmq"):
             module = __import__(node.module, fromlist=["_"])
             missing += [alias.name for alias in node.names if not hasattr(module, alias.name)]
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "rmq":

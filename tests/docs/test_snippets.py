@@ -31,6 +31,7 @@ from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
 from jobs import running as stop_signals
 from jobs.cli import main
+from jobs.running import spark_session
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.model import Message
 from tests.docs.pages import ROOT, Block, blocks
@@ -187,7 +188,8 @@ def in_order(page: str) -> list[Block]:
 @pytest.mark.parametrize("page", PAGES)
 def test_python_and_sql_of_a_page_run(page: str, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, Any] = {"spark": shop.spark, "rmq": rmq, "__name__": "reader"}
-    names |= GIVEN.get(page, lambda _: {})(shop)
+    if page in GIVEN:
+        names |= GIVEN[page](shop)
     monkeypatch.setattr(sys, "argv", ["program", shop.cluster.name_servers])
     for block in in_order(page):
         if block.language == "sql":
@@ -245,7 +247,7 @@ def run(words: list[str], shop: Shop) -> str:
 @pytest.fixture
 def in_this_session(session: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs run on the test's session, whose JVM keeps its signals."""
-    monkeypatch.setattr(jobs.consume, "spark_session", jobs.publish.spark_session)
+    monkeypatch.setattr(jobs.consume, "spark_session", spark_session)
     monkeypatch.setattr(stop_signals, "_take_from_jvm", lambda spark: None)
 
 

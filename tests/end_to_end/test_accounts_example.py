@@ -35,7 +35,7 @@ class DyingAccounts(AccountsInDatabase):
     def consume_message(
         self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext
     ) -> ConsumeOrderlyStatus:
-        status = super().consume_message(messages, context)
+        status: ConsumeOrderlyStatus = super().consume_message(messages, context)
         if messages[-1].queue_offset >= 5 and not Path(self._marker).exists():
             Path(self._marker).touch()
             os._exit(9)

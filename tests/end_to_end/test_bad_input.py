@@ -46,9 +46,9 @@ def consumer_of(folder: Path, name_servers: str, **settings: Any) -> PushConsume
             "consumer_group": "group",
             "name_servers": name_servers,
             "offset_store": DeltaOffsetStore(str(folder / "offsets")),
+            "consume_from_where": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+            **settings,
         }
-        | {"consume_from_where": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET}
-        | settings
     )
     consumer.subscribe("no-such-topic")
     consumer.register_message_listener(succeed, output_schema="a string")

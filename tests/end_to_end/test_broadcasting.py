@@ -98,7 +98,7 @@ def test_two_queries_of_a_broadcasting_group_each_have_everything_once_and_in_or
             reason="both have everything",
         )
         queries["one"].stop()
-        expected = first | produce_orders(cluster.name_servers, broadcast.topic, 10, first=20)
+        expected = {**first, **produce_orders(cluster.name_servers, broadcast.topic, 10, first=20)}
         wait_until(lambda: broadcast.consumed("two") == 150, TIMEOUT_S, reason="the other has the rest")
         assert broadcast.consumed("one") == 100
     finally:

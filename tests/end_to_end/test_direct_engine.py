@@ -70,6 +70,7 @@ def composed(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path) -> 
 @pytest.fixture(params=[1, 7], ids="maxRecordsPerBatch={}".format)
 def batch_size(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[None]:
     before = spark.conf.get(_MAX_RECORDS)
+    assert before is not None
     spark.conf.set(_MAX_RECORDS, str(request.param))
     yield
     spark.conf.set(_MAX_RECORDS, before)

@@ -3,9 +3,9 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from deltalake import DeltaTable
@@ -15,12 +15,14 @@ from tests.helpers.driver_process import run_driver
 from tests.helpers.kill_driver import CONCURRENT, CONSUMERS, KILL_POINTS
 from tests.helpers.orders import Orders, check_sink, produce_orders
 
+Test = TypeVar("Test", bound=Callable[..., None])
+
 KILLS_PER_POINT = int(os.environ.get("KILLS_PER_POINT", "0"))
 """How often each consumer is killed at each point before it may finish; `make kill-test` takes 3, on either backend.
 
 0: at each point some consumer is killed, and each consumer at two.
 """
-BACKENDS = (lambda test: test) if KILLS_PER_POINT else REAL_ONLY
+BACKENDS: Callable[[Test], Test] = (lambda test: test) if KILLS_PER_POINT else REAL_ONLY
 
 
 def points_of_deaths() -> dict[str, Sequence[str]]:

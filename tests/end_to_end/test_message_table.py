@@ -6,6 +6,7 @@ import json
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import Column, Row, SparkSession
@@ -160,7 +161,7 @@ def exploded(body: Column) -> Column:
 def test_a_table_that_cannot_be_made_is_refused_before_anything_starts(
     spark: SparkSession,
     tmp_path: Path,
-    case: tuple[Callable[[Column], Column], dict[str, list[str]], str],
+    case: tuple[Callable[[Column], Column], dict[str, Any], str],
 ) -> None:
     """H1: above all what would take an ack row away."""
     decode, more, problem = case

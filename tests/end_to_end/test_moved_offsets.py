@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
-from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.end_to_end.test_orderly_consumer import INSTANCE_NAME
@@ -32,7 +32,7 @@ class DyingSink(DeltaSink):
 
     is_armed = True
 
-    def begin(self, consumer_group: str, queues: Any) -> Any:
+    def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> Any:
         if self.is_armed:
             self.is_armed = False
             raise ConnectionError("the driver died here")

@@ -6,6 +6,7 @@ import pickle
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -122,7 +123,11 @@ class Consumption:
         with closing(ChannelPool(clock)) as pool:
             brokers = BrokerClient(pool, clock, PATIENCE_S)
             for address in self.cluster.broker_addresses.values():
-                wait_until(lambda at=address: not is_listed(at), PATIENCE_S, reason=f"No member at {address}")
+                wait_until(
+                    partial(lambda at: not is_listed(at), address),
+                    PATIENCE_S,
+                    reason=f"No member at {address}",
+                )
 
     def next_offsets(self) -> dict[tuple[str, int], int]:
         rows = rows_but_retries(self.store.read(self.group))
@@ -372,8 +377,9 @@ def test_what_a_listener_collects_in_memory_is_written_before_it_is_committed(
     (block,) = [each for each in blocks("python") if "class InBulk" in each.text]
     names: dict[str, Any] = {"rmq": pyspark_rocketmq, "write": write, "__name__": "a_page"}
     exec(block.text, names)
+    in_bulk = names["InBulk"]
 
-    class InOtherProcesses(names["InBulk"]):  # type: ignore[misc]
+    class InOtherProcesses(in_bulk):  # type: ignore[misc,valid-type]
         def consume_message(self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Any:
             (pids / str(os.getpid())).touch()
             return super().consume_message(messages, context)
@@ -417,7 +423,8 @@ def test_a_checkpoint_whose_state_an_earlier_release_has_written_is_gone_on_with
             orderly_engine, "OrderlyEngine", lambda consumer: StateOfBefore(consumer, tmp_path / "has-run")
         )
         consumption.drain()
-    expected |= produce_orders(consumption.cluster.name_servers, consumption.topic, 20, first=20)
+    more = produce_orders(consumption.cluster.name_servers, consumption.topic, 20, first=20)
+    expected = {**expected, **more}
 
     consumption.drain()
 
@@ -485,7 +492,8 @@ def test_a_group_may_change_its_engine(consumption: Consumption) -> None:
     """H2: with another checkpoint, since Spark's own knows the operators; progress is in the offset store."""
     expected = dict(produce_orders(consumption.cluster.name_servers, consumption.topic, 20))
     consumption.drain(checkpoint=consumption.engine)
-    expected |= produce_orders(consumption.cluster.name_servers, consumption.topic, 20, first=20)
+    more = produce_orders(consumption.cluster.name_servers, consumption.topic, 20, first=20)
+    expected = {**expected, **more}
 
     consumption.engine = {"state": "direct", "direct": "state"}[consumption.engine]
     consumption.drain(checkpoint=consumption.engine)

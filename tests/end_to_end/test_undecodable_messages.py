@@ -12,6 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
+from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from pyspark_rocketmq.model import (
     ConsumeConcurrentlyStatus,
     ConsumeFromWhere,
@@ -32,7 +33,9 @@ SCHEMA = "offset long, body binary, why string"
 TIMEOUT_S = 240
 
 
-def emit_all(messages: Sequence[MessageExt], context: Any) -> None:
+def emit_all(
+    messages: Sequence[MessageExt], context: ConsumeOrderlyContext | ConsumeConcurrentlyContext
+) -> None:
     for message in messages:
         context.emit(
             message,
@@ -42,12 +45,14 @@ def emit_all(messages: Sequence[MessageExt], context: Any) -> None:
         )
 
 
-def orderly(messages: Sequence[MessageExt], context: Any) -> ConsumeOrderlyStatus:
+def orderly(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
     emit_all(messages, context)
     return ConsumeOrderlyStatus.SUCCESS
 
 
-def concurrent(messages: Sequence[MessageExt], context: Any) -> ConsumeConcurrentlyStatus:
+def concurrent(
+    messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext
+) -> ConsumeConcurrentlyStatus:
     emit_all(messages, context)
     return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 
@@ -57,7 +62,7 @@ def concurrent(messages: Sequence[MessageExt], context: Any) -> ConsumeConcurren
     ("listener", "engine"), [(orderly, "direct"), (orderly, "state"), (concurrent, "direct")]
 )
 def test_a_query_ends_behind_the_last_good_message_and_goes_on_with_the_option(
-    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path, listener: Any, engine: str
+    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path, listener: object, engine: str
 ) -> None:
     """L7: what is before it is in the sink, and committed; kept, it reaches listener and sink with its bytes and the reason."""
     topic, group = cluster.create_topic(queues=1), cluster.unique_name("group")

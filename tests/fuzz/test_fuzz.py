@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -203,7 +204,7 @@ def test_a_process_that_dies_is_a_finding_with_the_input_it_died_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "FOLDER", tmp_path)
-    monkeypatch.setattr(run.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     outcome = run_target("message-id", seconds=0.2, seed=SEED, is_blind=True)
     (saved,) = outcome.findings
     assert saved.parent == tmp_path

@@ -254,7 +254,7 @@ def test_without_a_name_server_the_known_route_holds(
 ) -> None:
     """A2, B4: whoever starts meanwhile waits for it."""
     topic = cluster.create_topic(queues=2)
-    faults = cluster.backend.faults  # type: ignore[attr-defined]
+    faults = cluster.faults
     faults.add("drop-before", on=RequestCode.GET_ROUTEINFO_BY_TOPIC, where="namesrv")
     with caplog.at_level(logging.WARNING):
         one = members.join(cluster.name_servers, topic, "one")

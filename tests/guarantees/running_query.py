@@ -7,6 +7,7 @@ import signal
 from types import TracebackType
 from typing import Any, Self
 
+from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.model import ConsumeFromWhere
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
@@ -31,7 +32,9 @@ class RunningQuery:
         **settings: Any,
     ) -> None:
         self._consumed = 0
-        self._jvm = consumption.spark.sparkContext._gateway.proc.pid
+        gateway = consumption.spark.sparkContext._gateway
+        assert gateway is not None
+        self._jvm = gateway.proc.pid
         others = set(self._runners())
         consumer = PushConsumer(
             consumer_group=consumption.group,
@@ -86,7 +89,7 @@ class RunningQuery:
         (pid,) = set(self._runners()) - self._others
         os.kill(pid, signal.SIGKILL)
 
-    def _count(self, report: Any) -> None:
+    def _count(self, report: BatchReport) -> None:
         self._consumed += sum(ack.consumed for ack in report.acks)
 
     def _runners(self) -> list[int]:

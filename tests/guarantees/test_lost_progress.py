@@ -143,7 +143,7 @@ def test_a_sink_that_was_deleted_while_the_query_was_stopped_is_not_made_anew_in
     consumption: Consumption, way: str
 ) -> None:
     """H7: nothing is consumed and no table is made before somebody has chosen."""
-    first, second = produce(consumption, first=0), {}
+    first = produce(consumption, first=0)
     consumption.drain()
     shutil.rmtree(consumption.sink)
     second = produce(consumption, first=20)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
@@ -50,7 +50,7 @@ class JavaError:
 
 
 def thrown(error: JavaError) -> Any:
-    def fail(batch: Any, batch_id: int) -> None:
+    def fail(batch: DataFrame, batch_id: int) -> None:
         raise Py4JJavaError("An error occurred while calling o1.collectToPython.\n", error)
 
     return stoppable(fail)

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import pytest
 
+from broker_sim.cluster import SimCluster
+from broker_sim.faults import FaultScript
 from tests.helpers.wait import wait_until
 from tests.real_broker import plain_remoting
 
@@ -78,6 +80,12 @@ class ClusterUnderTest:
         """Broker name to ``host:port``."""
         return self.backend.broker_addresses
 
+    @property
+    def faults(self) -> FaultScript:
+        """The script of the simulator's faults, for tests that run on it only."""
+        assert isinstance(self.backend, SimCluster)
+        return self.backend.faults
+
     def unique_name(self, prefix: str = "topic") -> str:
         """A topic or group name no other test of this run has."""
         return f"{prefix}-{next(_numbers)}"
@@ -143,7 +151,7 @@ class ClusterUnderTest:
         if self._is_forgetful:
             self.register_brokers()
         if self.kind == "sim":
-            self.backend.faults.clear()  # type: ignore[attr-defined]
+            self.faults.clear()
 
     def _routed_queues(self, topic: str) -> set[tuple[str, int, int]]:
         """Each broker's name with its number of queues and its permission, as the name server has them."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -42,7 +41,9 @@ def write_archive() -> None:
         _load_classes(session, Path(folder))
         # What it keeps house with for the state complains of the end.
         session.sparkContext.setLogLevel("OFF")
-        jvm = session.sparkContext._gateway.proc
+        gateway = session.sparkContext._gateway
+        assert gateway is not None
+        jvm = gateway.proc
         session.stop()
         # The JVM ends, and writes, when its input does.
         jvm.stdin.close()
@@ -88,4 +89,4 @@ def _archive(more_jars: tuple[Path, ...]) -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(write_archive())
+    write_archive()

@@ -24,11 +24,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consumer import push_consumer
 from pyspark_rocketmq.format import DefaultSource
@@ -129,7 +131,7 @@ class KillingSink(DeltaSink):
     killer: Killer
     batches = 0
 
-    def begin(self, consumer_group: str, queues: Any) -> Any:
+    def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> Any:
         """A batch that dies after its commit."""
         self.batches += 1
         return _KillingBatch(super().begin(consumer_group, queues), self.killer)
@@ -239,7 +241,7 @@ class Consumer:
     def has_everything(self) -> bool:
         """Whether each message that was sent is in the sink."""
         rows = DeltaTable(self._work / "sink").to_pyarrow_table(columns=["order_id", "step"]).to_pylist()
-        return len({(row["order_id"], row["step"]) for row in rows}) == self._config["messages"]
+        return bool(len({(row["order_id"], row["step"]) for row in rows}) == self._config["messages"])
 
 
 def _has_planner(query: StreamingQuery) -> bool:
@@ -262,11 +264,11 @@ def main(config: Mapping[str, Any]) -> None:
     }
 
     class KillingSource(DefaultSource):
-        def streamReader(self, schema: Any) -> RocketMQStreamReader:  # noqa: N802 - Spark's name
+        def streamReader(self, schema: StructType) -> RocketMQStreamReader:  # noqa: N802 - Spark's name
             options = self._read_options()
             return KillingReader(options, consumers[str(options.consumer_group)].killer)
 
-    push_consumer.register = lambda session: session.dataSource.register(KillingSource)
+    patch.object(push_consumer, "register", lambda spark: spark.dataSource.register(KillingSource)).start()
     queries = []
     for consumer in consumers.values():
         queries.append(consumer.start(spark))

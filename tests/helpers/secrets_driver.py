@@ -17,10 +17,10 @@ import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from jobs.cli import main as main_of_jobs
@@ -38,9 +38,10 @@ from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.open import open_offset_store
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.write import WriteOptions
+from pyspark_rocketmq.sinks.base import Sink
 from pyspark_rocketmq.sinks.database import DatabaseSink
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
-from pyspark_rocketmq.sinks.multi import MultiSink
+from pyspark_rocketmq.sinks.multi import MultiSink, Route
 from tests.helpers.quick_jvm import QUICK_JVM
 from tests.helpers.secured import RETRYING_GROUP
 from tests.helpers.spark_session import make_session
@@ -143,7 +144,7 @@ def _consumer(spark: SparkSession, options: Mapping[str, str], folder: Path) -> 
     connect = functools.partial(_connect, options["secretKey"], folder / "rows.sqlite")
     with contextlib.closing(connect()) as connection:
         connection.execute("CREATE TABLE bodies (body TEXT)")
-    sinks = [DeltaSink(str(folder / "sink")), DatabaseSink(connect, _insert)]
+    sinks: list[Sink | Route] = [DeltaSink(str(folder / "sink")), DatabaseSink(connect, _insert)]
     query = consumer.start(
         spark, sink=sinks, checkpoint=str(folder / "checkpoint"), trigger={"availableNow": True}
     )
@@ -201,7 +202,7 @@ def _write(spark: SparkSession, options: Mapping[str, str]) -> None:
         _say_error(lambda frame=frame, some=some: _write_to(frame, some))  # type: ignore[misc]
 
 
-def _write_to(rows: Any, options: Mapping[str, str]) -> None:
+def _write_to(rows: DataFrame, options: Mapping[str, str]) -> None:
     rows.write.format("rocketmq").options(**options).mode("append").save()
 
 
@@ -282,7 +283,7 @@ def _objects(options: Mapping[str, str]) -> None:
         raise AssertionError("A task could not sign its pulls: its partition has no secret.")
 
 
-def _show_plans(rows: Any) -> None:
+def _show_plans(rows: DataFrame) -> None:
     for mode in ("extended", "formatted"):
         rows.explain(mode=mode)
     _say(rows, rows._jdf.queryExecution().toString(), rows._jdf.queryExecution().logical().toString())
@@ -290,7 +291,7 @@ def _show_plans(rows: Any) -> None:
     _say(logical.treeString(), logical.prettyJson())
 
 
-def _finish(query: Any) -> None:
+def _finish(query: StreamingQuery) -> None:
     query.awaitTermination()
     query.explain(extended=True)
     _say(*(progress.json for progress in query.recentProgress), query.status, query.exception())

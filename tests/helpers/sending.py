@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -35,7 +36,7 @@ def await_dispatched(name_servers: str) -> None:
     addresses = _ADDRESS.findall(listed)
     assert addresses, f"no broker is listed: {listed}"
     for address in addresses:
-        wait_until(lambda at=address: _bytes_behind(at) == 0, reason=f"All in queues at {address}")
+        wait_until(partial(lambda at: _bytes_behind(at) == 0, address), reason=f"All in queues at {address}")
 
 
 def _bytes_behind(address: str) -> int:

@@ -62,7 +62,7 @@ def make_session(
     return (
         SparkSession.builder.master(f"local[2,{max_failures}]")
         .appName("pyspark-rocketmq tests")
-        .config(map=_defaults())
+        .config(map={**_defaults()})
         .config("spark.driver.extraClassPath", os.pathsep.join(map(str, jars)))
         .config("spark.shuffle.spill.numElementsForceSpillThreshold", str(SPILL_THRESHOLD))
         .config("spark.sql.warehouse.dir", str(work / "warehouse"))

@@ -13,7 +13,7 @@ PATIENCE_S = 60.0
 _POLL_S = 0.005
 
 
-def wait_until(predicate: Callable[[], T], timeout_s: float = PATIENCE_S, *, reason: str = "") -> T:
+def wait_until(predicate: Callable[[], T | None], timeout_s: float = PATIENCE_S, *, reason: str = "") -> T:
     """Return the first truthy value of ``predicate``, which is asked once more when the time is over.
 
     Raises:

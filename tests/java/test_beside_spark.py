@@ -15,7 +15,7 @@ from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from tests.both.support import ANSWER_S
-from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.cluster import Backend, ClusterUnderTest
 from tests.helpers.wait import wait_until
 from tests.java.clients import JavaClients
 from tests.java.conftest import REAL
@@ -128,7 +128,10 @@ def _sequences(events: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 @pytest.fixture(scope="module", params=["direct"])
 def outcomes(
-    request: pytest.FixtureRequest, java: JavaClients, backend: Any, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    java: JavaClients,
+    backend: tuple[str, Backend],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Any]:
     """What each scenario led to; several run at the same time."""
     kind, running = backend

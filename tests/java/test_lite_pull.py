@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -69,7 +69,7 @@ def topic(cluster: ClusterUnderTest) -> str:
 
 
 @pytest.fixture
-def put(client: BrokerClient, cluster: ClusterUnderTest):
+def put(client: BrokerClient, cluster: ClusterUnderTest) -> Callable[..., None]:
     """Store bodies in a queue, each with properties if a pair."""
     address = cluster.broker_addresses[_BROKER]
 

@@ -185,7 +185,7 @@ def test_a_message_is_found_by_its_key(reports: Reports) -> None:
 
 
 @pytest.mark.parametrize("command", ["queryMsgById", "queryMsgByUniqueKey"])
-def test_a_message_is_found_by_its_ids(command: Any, reports: Reports, cluster: ClusterUnderTest) -> None:
+def test_a_message_is_found_by_its_ids(command: str, reports: Reports, cluster: ClusterUnderTest) -> None:
     shown = settings(reports[command])
 
     assert shown["Topic"] == _TOPIC

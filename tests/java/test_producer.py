@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,8 +28,11 @@ def topic(cluster: ClusterUnderTest) -> str:
     return cluster.create_topic(queues=2)
 
 
+Read = Callable[[dict[str, Any]], MessageExt]
+
+
 @pytest.fixture
-def read(client: BrokerClient, cluster: ClusterUnderTest):
+def read(client: BrokerClient, cluster: ClusterUnderTest) -> Read:
     """Read the message a SendResult speaks of."""
 
     def read_one(result: dict[str, Any]) -> MessageExt:
@@ -46,10 +50,10 @@ def read(client: BrokerClient, cluster: ClusterUnderTest):
 
 @pytest.mark.parametrize("how", ["sync", "async"])
 def test_a_message_is_stored_as_java_sent_it(
-    how: Any, java: JavaClients, topic: str, read: Any, cluster: ClusterUnderTest
+    how: str, java: JavaClients, topic: str, read: Read, cluster: ClusterUnderTest
 ) -> None:
     """G2: body, tags, keys, flag, user properties; the SendResult names the place and both ids."""
-    sent = {
+    sent: dict[str, Any] = {
         "topic": topic,
         "body": "größer \u7ea2 \U0001f600",
         "tags": "TagA",
@@ -71,7 +75,7 @@ def test_a_message_is_stored_as_java_sent_it(
 
 
 def test_a_oneway_message_is_stored(
-    java: JavaClients, cluster: ClusterUnderTest, client: BrokerClient, read: Any
+    java: JavaClients, cluster: ClusterUnderTest, client: BrokerClient, read: Read
 ) -> None:
     """G2: nobody is told where."""
     topic = cluster.create_topic(queues=1, brokers=["broker-a"])
@@ -83,7 +87,7 @@ def test_a_oneway_message_is_stored(
     assert stored.body == b"oneway"
 
 
-def test_a_batch_is_stored_in_one_queue_with_one_id(java: JavaClients, topic: str, read: Any) -> None:
+def test_a_batch_is_stored_in_one_queue_with_one_id(java: JavaClients, topic: str, read: Read) -> None:
     """G2, H6: the members follow each other; each lists its offset message id, all show the batch's key."""
     bodies = [f"member {number}" for number in range(5)]
     (result,) = java.call(
@@ -101,7 +105,7 @@ def test_a_batch_is_stored_in_one_queue_with_one_id(java: JavaClients, topic: st
     assert offsets == [message.commit_log_offset for message in stored]
 
 
-def test_a_delayed_message_comes_when_its_level_is_over(java: JavaClients, topic: str, read: Any) -> None:
+def test_a_delayed_message_comes_when_its_level_is_over(java: JavaClients, topic: str, read: Read) -> None:
     """E3: it keeps its level, its topic and its queue among the properties (golden fact 3)."""
     (result,) = java.call(
         "producer.send", group=_GROUP, how="sync", messages=[{"topic": topic, "body": "d", "delayLevel": 2}]
@@ -132,7 +136,7 @@ def test_the_hash_selector_finds_the_queue_we_find(java: JavaClients, topic: str
     ]
 
 
-def test_a_big_body_is_stored_compressed_and_read_whole(java: JavaClients, topic: str, read: Any) -> None:
+def test_a_big_body_is_stored_compressed_and_read_whole(java: JavaClients, topic: str, read: Read) -> None:
     """G2: from 4 KiB on (golden fact 8)."""
     body = "0123456789" * 20_000
     (result,) = java.call(
@@ -144,7 +148,9 @@ def test_a_big_body_is_stored_compressed_and_read_whole(java: JavaClients, topic
     assert stored.sys_flag & MessageSysFlag.COMPRESSION_ZLIB
 
 
-def test_the_first_message_creates_its_topic(java: JavaClients, cluster: ClusterUnderTest, read: Any) -> None:
+def test_the_first_message_creates_its_topic(
+    java: JavaClients, cluster: ClusterUnderTest, read: Read
+) -> None:
     """G1: as many queues as the producer asks for, at most those of TBW102."""
     topic = cluster.unique_name("created")
     group = f"{_GROUP}-three-queues"
@@ -198,7 +204,9 @@ def test_what_java_reads_is_what_java_sent(java: JavaClients, cluster: ClusterUn
     java.submit("lite.stop", name=name)
 
 
-def test_a_reply_comes_to_the_producer_that_asked(java: JavaClients, topic, cluster, client: BrokerClient):
+def test_a_reply_comes_to_the_producer_that_asked(
+    java: JavaClients, topic: str, cluster: ClusterUnderTest, client: BrokerClient
+) -> None:
     """A1: 325 and 326, at whichever broker the reply arrives; the reply is stored, too."""
     question = {"topic": topic, "body": "how many?"}
     reply = java.submit("producer.request", group="asker", message=question)
@@ -233,7 +241,7 @@ def test_a_reply_comes_to_the_producer_that_asked(java: JavaClients, topic, clus
     assert stored.properties.keys().isdisjoint({"CLUSTER", "PUSH_REPLY_TIME"})
 
 
-def test_a_reply_for_a_producer_that_is_not_there_fails(java: JavaClients, cluster):
+def test_a_reply_for_a_producer_that_is_not_there_fails(java: JavaClients, cluster: ClusterUnderTest) -> None:
     """A1: 325, as the broker says it."""
     to = {"CLUSTER": "DefaultCluster", "REPLY_TO_CLIENT": "nobody@x", "CORRELATION_ID": "1", "TTL": "3000"}
     with pytest.raises(

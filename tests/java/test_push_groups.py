@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,13 +29,14 @@ _TERMS = SendTerms(producer_group="tests")
 def put(client: BrokerClient, cluster: ClusterUnderTest, queue: MessageQueue, *bodies: str) -> None:
     """Store messages; they can be pulled when this returns."""
     address = cluster.broker_addresses[queue.broker_name]
+    end = 0
     for body in bodies:
         message = Message(topic=queue.topic, body=body.encode(), properties={"KEYS": body})
         end = client.send(address, message, queue, _TERMS).queue_offset + 1
     await_readable(client, address, queue, end)
 
 
-def offsets_by_queue(delivered: list[dict]) -> dict[int, list[int]]:
+def offsets_by_queue(delivered: list[dict[str, Any]]) -> dict[int, list[int]]:
     """Queue offsets in the order in which they were delivered."""
     offsets: dict[int, list[int]] = defaultdict(list)
     for message in delivered:
@@ -49,7 +51,7 @@ def topic(cluster: ClusterUnderTest) -> str:
 
 
 @pytest.fixture(scope="module")
-def reset_story(java: JavaClients, backend: tuple[str, Backend]) -> Iterator[Future[list[dict]]]:
+def reset_story(java: JavaClients, backend: tuple[str, Backend]) -> Iterator[Future[list[dict[str, Any]]]]:
     """A consumer whose offsets mqadmin resets while it runs.
 
     It begins with the module's first test: Java waits ten seconds between hearing of a reset and obeying it.
@@ -60,7 +62,7 @@ def reset_story(java: JavaClients, backend: tuple[str, Backend]) -> Iterator[Fut
         yield thread.submit(_live_through_a_reset, java, cluster)
 
 
-def _live_through_a_reset(java: JavaClients, cluster: ClusterUnderTest) -> list[dict]:
+def _live_through_a_reset(java: JavaClients, cluster: ClusterUnderTest) -> list[dict[str, Any]]:
     queue = MessageQueue(cluster.create_topic(queues=1, brokers=[_BROKER]), _BROKER, 0)
     group = cluster.unique_name("reset")
     with ChannelPool(SystemClock()) as pool:
@@ -80,7 +82,7 @@ def _live_through_a_reset(java: JavaClients, cluster: ClusterUnderTest) -> list[
 @pytest.mark.parametrize("is_orderly", [True, False], ids=["orderly", "concurrent"])
 @pytest.mark.usefixtures("reset_story")
 def test_members_share_the_queues_and_hand_them_over(
-    is_orderly: Any, java: JavaClients, cluster: ClusterUnderTest, client: BrokerClient, topic: str
+    is_orderly: bool, java: JavaClients, cluster: ClusterUnderTest, client: BrokerClient, topic: str
 ) -> None:
     """B1, B3, C1, C4: one joins, one leaves; every message is seen, in the order of its queue."""
     group = cluster.unique_name("group")
@@ -134,7 +136,7 @@ def test_members_of_a_broadcasting_group_each_see_everything(
         PushConsumer(java, f"{group}-{number}", group, topic, isBroadcasting=True) for number in (1, 2)
     ]
     for member in members:
-        wait_until(lambda member=member: set(member.queues(topic)) == _QUEUES, 3 * ANSWER_S)
+        wait_until(partial(lambda one: set(one.queues(topic)) == _QUEUES, member), 3 * ANSWER_S)
     put(client, cluster, queue, "m0", "m1")
 
     for member in members:
@@ -147,7 +149,9 @@ def test_members_of_a_broadcasting_group_each_see_everything(
         )
 
 
-def test_a_running_member_goes_back_when_its_offsets_are_reset(reset_story: Future[list[dict]]) -> None:
+def test_a_running_member_goes_back_when_its_offsets_are_reset(
+    reset_story: Future[list[dict[str, Any]]],
+) -> None:
     """F4: told by code 21 at its next pull; it sees everything again and goes on."""
     delivered = reset_story.result(8 * ANSWER_S)
 

@@ -63,7 +63,7 @@ def _left_by(observed: dict[str, dict[str, Any] | BaseException], scenario: Scen
 
 @pytest.mark.parametrize("scenario", ORDERLY, ids=lambda scenario: scenario["scenario"])
 def test_an_orderly_listener_sees_and_leaves_what_was_recorded(
-    scenario: Any, observed: dict[str, dict[str, Any] | BaseException]
+    scenario: Scenario, observed: dict[str, dict[str, Any] | BaseException]
 ) -> None:
     """D1-D6, B6: per queue each offset, reconsumeTimes and answer in their order; offsets; dead letters."""
     left = _left_by(observed, scenario)
@@ -74,7 +74,7 @@ def test_an_orderly_listener_sees_and_leaves_what_was_recorded(
 
 @pytest.mark.parametrize("scenario", CONCURRENT, ids=lambda scenario: scenario["scenario"])
 def test_a_concurrent_listener_sees_and_leaves_what_was_recorded(
-    scenario: Any, observed: dict[str, dict[str, Any] | BaseException]
+    scenario: Scenario, observed: dict[str, dict[str, Any] | BaseException]
 ) -> None:
     """E1-E6: each offset, reconsumeTimes, delay level and answer; the retry and dead-letter topics."""
     left = _left_by(observed, scenario)

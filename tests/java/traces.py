@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -162,7 +163,7 @@ class TraceRun(StoredTrace):
         ):
             recorded = [self._renamed(each) for each in without_ids(self.scenario[name])]
             wait_until(
-                lambda of_broker=of_broker, recorded=recorded: self._persisted(of_broker, client) == recorded,
+                partial(lambda read, wanted: self._persisted(read, client) == wanted, of_broker, recorded),
                 ANSWER_S,
                 reason=f"{name} of {self.group} as recorded, {recorded},",
             )

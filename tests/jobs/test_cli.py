@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Never
 
+import click
 import pytest
 from click.shell_completion import ShellComplete
 
@@ -18,7 +19,7 @@ from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from tests.packaging.checkout import ROOT
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: Any):
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     code = main(arguments)
     captured = capsys.readouterr()
     assert "Traceback" not in captured.err
@@ -90,7 +91,9 @@ def test_ctrl_c_ends_with_code_130(
     def interrupted(*_: Any) -> Never:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.commands["offsets"].commands["show"], "callback", lambda **_: interrupted())
+    offsets = cli.commands["offsets"]
+    assert isinstance(offsets, click.Group)
+    monkeypatch.setattr(offsets.commands["show"], "callback", lambda **_: interrupted())
 
     code, _, err = run(capsys, "offsets", "show")
 

@@ -26,13 +26,13 @@ from tests.packaging.checkout import ROOT
 NOON = datetime(2024, 5, 6, 12, 0, 0, tzinfo=UTC)
 
 
-def connects(address: str):
+def connects(address: str) -> bool:
     host, _, port = address.rpartition(":")
     with socket.socket() as probe:
         return probe.connect_ex((host, int(port))) == 0
 
 
-def orders_table(rows: list[tuple[str, ...]]):
+def orders_table(rows: list[tuple[str, ...]]) -> pa.Table:
     positions = [("demo", "broker-a", 0, offset) for offset in range(len(rows))]
     names = ("topic", "brokerName", "queueId", "queueOffset", "order_id", "step")
     columns = zip(*(position + row for position, row in zip(positions, rows, strict=True)), strict=True)
@@ -78,7 +78,7 @@ def test_the_embedded_cluster_is_gone_after_an_error(monkeypatch: pytest.MonkeyP
             seen.append((name_server, connects(name_server)))
             raise RuntimeError("in the middle")
 
-    seen = []
+    seen: list[tuple[str, bool]] = []
     with pytest.raises(RuntimeError, match="in the middle"):
         fail_in_the_middle()
 
@@ -114,11 +114,12 @@ def test_a_table_is_checked_in_the_order_of_delivery(tmp_path: Path) -> None:
 
 def test_the_head_of_the_table_leaves_out_what_is_not_for_reading() -> None:
     table = orders_table([("order-00000000", step) for step in STEPS])
-    console = Console(file=io.StringIO(), width=100)
+    output = io.StringIO()
+    console = Console(file=output, width=100)
 
     print_head(table.append_column("delivered_ns", pa.array([1, 2, 3, 4, 5])), "orders", console, count=2)
 
-    shown = console.file.getvalue()
+    shown = output.getvalue()
     assert "queueOffset   order_id" in shown
     assert "paid" in shown
     assert not any(word in shown for word in ("delivered_ns", "topic", "packed"))

@@ -12,33 +12,30 @@ from pyspark_rocketmq.offsets.store import OffsetRow
 Q0, Q1 = (MessageQueue("orders", "broker-a", number) for number in (0, 1))
 
 
-def moment(at_s: float, offsets: dict[MessageQueue, int], **more: Any):
-    rows = {
-        queue: OffsetRow(
-            **{
-                "consumer_group": "g", "queue": queue, "next_offset": offset, "epoch": 1, "owner": "", "reconsume_times": 0,
-                "suspended_until_s": None, "query_id": "", "batch_id": 0, "updated_at_s": at_s,
-            }
-            | more
-        )
-        for queue, offset in offsets.items()
+def moment(at_s: float, offsets: dict[MessageQueue, int], **more: Any) -> Moment:
+    facts: dict[str, Any] = {
+        "consumer_group": "g", "epoch": 1, "owner": "", "reconsume_times": 0, "suspended_until_s": None, "query_id": "",
+        "batch_id": 0, "updated_at_s": at_s,
     }  # fmt: skip
+    rows = {
+        queue: OffsetRow(queue=queue, next_offset=offset, **facts | more) for queue, offset in offsets.items()
+    }
     return Moment(StoredChange(int(at_s), at_s, "g", "commit"), rows)
 
 
 def history(
-    *moments: Any,
-    ends: tuple[Any, ...],
+    *moments: Moment | None,
+    ends: tuple[dict[MessageQueue, int], ...],
     dead_letters: tuple[int, ...] | None = None,
     resets_s: tuple[float, ...] = (),
-):
+) -> LagHistory:
     return LagHistory(
         group="g", times_s=tuple(10.0 * number for number in range(len(moments))), moments=moments, ends=ends,
         dead_letters=dead_letters or (0,) * len(moments), resets_s=resets_s,
     )  # fmt: skip
 
 
-def column(records: list[Any], name: str, queue_id: int = 0):
+def column(records: list[dict[str, Any]], name: str, queue_id: int = 0) -> list[Any]:
     return [record[name] for record in records if record["queue"].endswith(f":{queue_id}")]
 
 

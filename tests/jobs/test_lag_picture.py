@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ MESSAGES = 6
 
 
 @pytest.fixture
-def history():
+def history() -> LagHistory:
     """Two queues, one suspended for a while, a reset and dead letters."""
     moments = [moment(10.0 * number, {Q0: 40 * number, Q1: 100}) for number in range(8)]
     moments[3] = moment(30, {Q0: 120, Q1: 100}, suspended_until_s=99.0, reconsume_times=3)
@@ -92,7 +93,7 @@ def test_the_picture_is_a_png_of_its_panels(history: LagHistory, tmp_path: Path)
 
 
 @pytest.fixture
-def consumed(tmp_path: Path):
+def consumed(tmp_path: Path) -> Iterator[OffsetsLagSettings]:
     """A group at offset 4 of two queues with six messages each, one of them suspended."""
     store = DeltaOffsetStore(tmp_path / "offsets")
     with SimCluster(brokers=1) as cluster:

@@ -19,7 +19,7 @@ def row(
     group: str = "etl",
     owner: str = "me",
     suspended_until_s: float | None = None,
-):
+) -> OffsetRow:
     return OffsetRow(
         consumer_group=group, queue=queue, next_offset=next_offset, epoch=3, owner=owner, reconsume_times=0,
         suspended_until_s=suspended_until_s, query_id="q", batch_id=3, updated_at_s=NOW_S,
@@ -28,10 +28,10 @@ def row(
 
 def view(
     one: OffsetRow | None = None,
-    bounds: Any = None,
+    bounds: QueueBounds | None = None,
     next_stored_at_s: float | None = None,
     holder: Holder | None = None,
-):
+) -> LagView:
     one = one or row()
     return LagView(
         name=OffsetKey.parse(one.consumer_group), row=one, bounds=bounds or QueueBounds(0, 9),
@@ -39,7 +39,7 @@ def view(
     )  # fmt: skip
 
 
-def locked(at_s: float, **facts: Any):
+def locked(at_s: float, **facts: Any) -> ProcessQueueInfo:
     return ProcessQueueInfo(locked=True, last_lock_timestamp=int(at_s * 1000), **facts)
 
 

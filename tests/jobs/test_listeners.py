@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +14,7 @@ from pyspark_rocketmq.errors import OptionError
 
 
 @pytest.fixture(autouse=True)
-def clean_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def clean_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
@@ -23,7 +23,7 @@ def clean_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         del sys.modules[name]
 
 
-def problem_of(name: str, *py_files: Any):
+def problem_of(name: str, *py_files: str) -> str:
     with pytest.raises(OptionError) as caught:
         check_listener(name, py_files, orderly=True)
     (problem,) = caught.value.problems

@@ -8,7 +8,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +47,8 @@ LATER_S = 4e9
 GET_CONSUMER_RUNNING_INFO = 307
 
 
-def manner(**given: Any):
-    return Manner(**{"choice": QueueChoice(), "form": OutputForm.JSON} | given)
+def manner(**given: Any) -> Manner:
+    return Manner(**{"choice": QueueChoice(), "form": OutputForm.JSON, **given})
 
 
 class Shop:
@@ -61,16 +61,16 @@ class Shop:
         )
         self.shown = ""
 
-    def stands_at(self, **offsets: Any) -> None:
+    def stands_at(self, *, at: Mapping[MessageQueue, int]) -> None:
         """Let the group have claimed queues, committed, and stopped long ago."""
-        rows = self.store.claim(GROUP, "", dict.fromkeys(offsets["at"], 0))
+        rows = self.store.claim(GROUP, "", dict.fromkeys(at, 0))
         commits = [
             QueueCommit(queue=queue, epoch=rows[queue].epoch, next_offset=offset)
-            for queue, offset in offsets["at"].items()
+            for queue, offset in at.items()
         ]
         self.store.commit(GROUP, commits, query_id="q", batch_id=0)
 
-    def do(self, job: Callable[..., Any], *arguments: Any, **given: Any):
+    def do(self, job: Callable[..., object], *arguments: object, **given: Any) -> list[tuple[int, int]]:
         output = io.StringIO()
         try:
             job(self.settings, *arguments, manner(**given), Console(file=output, width=200))
@@ -78,12 +78,12 @@ class Shop:
             self.shown = output.getvalue()
         return [(move["queueId"], move["newOffset"]) for move in json.loads(self.shown)]
 
-    def now(self, group: str = GROUP):
+    def now(self, group: str = GROUP) -> dict[MessageQueue, int]:
         return {queue: row.next_offset for queue, row in self.store.read(group).items()}
 
 
 @pytest.fixture
-def shop(tmp_path: Path):
+def shop(tmp_path: Path) -> Shop:
     """Without a cluster."""
     shop = Shop(DeltaOffsetStore(tmp_path / "offsets"))
     shop.stands_at(at={A0: 20, A1: 30})
@@ -148,6 +148,7 @@ def test_a_change_as_csv_is_read_by_any_tool(shop: Shop) -> None:
 
 def test_a_group_goes_back_to_where_it_was(shop: Shop) -> None:
     """F5: by version, by time, and over a mistaken reset."""
+    assert isinstance(shop.store, DeltaOffsetStore)
     before = shop.store.changes(GROUP)[-1]
     shop.do(reset, ToOffset(0))
 
@@ -163,6 +164,7 @@ def test_a_group_goes_back_to_where_it_was(shop: Shop) -> None:
 
 def test_a_version_that_is_not_there_yet_is_refused(shop: Shop) -> None:
     """F5: it is a mistaken one; the newest was taken for it."""
+    assert isinstance(shop.store, DeltaOffsetStore)
     newest = shop.store.changes(GROUP)[-1].version
 
     with pytest.raises(JobFailed, match=rf"no version 99 yet, its newest is {newest}\. `offsets history`"):
@@ -192,11 +194,12 @@ def test_a_topic_or_a_queue_that_the_group_has_not_is_told(
     """F5: of several, what is right is not moved either."""
     before = shop.now()
 
-    for change in (
+    changes: tuple[Callable[[], object], ...] = (
         lambda: shop.do(reset, ToOffset(7), choice=choice),
         lambda: shop.do(clone, GROUP, choice=choice),
         lambda: shop.do(accept_gap, choice=choice),
-    ):
+    )
+    for change in changes:
         with pytest.raises(JobFailed, match=re.escape(f"There is {said} Nothing was changed.")):
             change()
     assert shop.now() == before
@@ -206,12 +209,13 @@ def test_a_group_that_is_not_there_is_not_made_by_mistake(shop: Shop) -> None:
     """F5: only where that is said; a group of a clone may be new."""
     shop.settings = OffsetsChangeSettings(offset_store=shop.store.spec, consumer_group="elt")
 
-    for change in (
+    changes: tuple[Callable[[], object], ...] = (
         lambda: shop.do(reset, ToOffset(7)),
         lambda: shop.do(reset, AtVersion(1), is_new_group=True),
         lambda: shop.do(skip, None),
         lambda: shop.do(accept_gap),
-    ):
+    )
+    for change in changes:
         with pytest.raises(JobFailed, match=r"holds nothing of consumer group 'elt'.*Did you mean 'etl'\?"):
             change()
     assert shop.store.groups() == (GROUP,)
@@ -239,11 +243,12 @@ def test_a_group_is_cloned_with_another_s_offsets(shop: Shop) -> None:
 
 
 def test_what_only_brokers_know_needs_them(shop: Shop) -> None:
-    for command in (
+    commands: tuple[Callable[[], object], ...] = (
         lambda: shop.do(reset, ToBound("earliest")),
         lambda: shop.do(skip, None),
         lambda: shop.do(reset, ToTime(1.0)),
-    ):
+    )
+    for command in commands:
         with pytest.raises(JobFailed, match="give option 'nameServers'"):
             command()
 
@@ -296,7 +301,7 @@ POSITIONS = pa.schema(
 
 
 @pytest.fixture
-def sink(tmp_path: Path):
+def sink(tmp_path: Path) -> DeltaSink:
     """A sink that has the group's rows up to where it stands."""
     sink = DeltaSink(tmp_path / "sink")
     sink.prepare(POSITIONS)
@@ -309,7 +314,7 @@ def sink(tmp_path: Path):
     return sink
 
 
-def watermarks(sink: DeltaSink):
+def watermarks(sink: DeltaSink) -> dict[MessageQueue, int]:
     return SinkWatermarks(sink.path).of(GROUP, {A0: 0, A1: 0})
 
 
@@ -423,7 +428,7 @@ class Lossy:
 
 
 @pytest.fixture
-def lossy(tmp_path: Path, sink: DeltaSink):
+def lossy(tmp_path: Path, sink: DeltaSink) -> Lossy:
     """The sink is at 20, 30 and nowhere."""
     return Lossy(Shop(DeltaOffsetStore(tmp_path / "offsets")), sink, passed={A0: 20, A1: 44, RETRIES: 3})
 
@@ -494,7 +499,7 @@ def test_a_group_starts_over_with_a_new_sink(cluster: ClusterUnderTest, topic: s
 
 
 @pytest.fixture
-def topic(cluster: ClusterUnderTest):
+def topic(cluster: ClusterUnderTest) -> str:
     """Two queues on broker-a with six messages each."""
     topic = cluster.create_topic(queues=2, brokers=["broker-a"])
     with patient_producer(cluster.name_servers) as producer:
@@ -504,7 +509,7 @@ def topic(cluster: ClusterUnderTest):
 
 
 @pytest.fixture
-def live(cluster: ClusterUnderTest, topic: str, tmp_path: Path):
+def live(cluster: ClusterUnderTest, topic: str, tmp_path: Path) -> Iterator[Shop]:
     """A group with a member that holds both queues at offset 4."""
     shop = Shop(DeltaOffsetStore(tmp_path / "offsets"), name_servers=(cluster.name_servers,))
     options = ReadOptions.parse(
@@ -523,10 +528,10 @@ def live(cluster: ClusterUnderTest, topic: str, tmp_path: Path):
     member.stop(PATIENCE_S)
 
 
-def both_queues_of(member: RunningMember):
+def both_queues_of(member: RunningMember) -> Collection[MessageQueue]:
     """What a member holds, once that is both queues; none may be given up in between."""
 
-    def held():
+    def held() -> Collection[MessageQueue] | None:
         queues = but_retries(member.begin_plan())
         return queues if len(queues) == 2 else None
 
@@ -565,7 +570,7 @@ def test_a_member_that_does_not_tell_what_it_consumes_is_not_harmed_either(
     cluster: ClusterUnderTest, live: Shop, sink: DeltaSink, rewinds_sink: bool
 ) -> None:
     """C5, H1: a sink set back under a query that writes would have rows twice."""
-    faults = cluster.backend.faults
+    faults = cluster.faults
     faults.add("answer-code", on=GET_CONSUMER_RUNNING_INFO, response_code=1)
     try:
         with pytest.raises(

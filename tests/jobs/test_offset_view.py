@@ -16,7 +16,6 @@ from jobs.offset_view import view_offsets
 from jobs.offsets_show import print_offsets, show_offsets
 from jobs.settings import JobFailed
 from jobs.tables import OutputForm
-from pyspark_rocketmq.client.producer.attempts import FaultTable
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetRow, QueueCommit
@@ -27,14 +26,14 @@ A0, A1, B0 = (MessageQueue("orders", broker, queue) for broker, queue in (("a", 
 
 def row(
     queue: MessageQueue, next_offset: int = 5, group: str = "etl", suspended_until_s: float | None = None
-):
+) -> OffsetRow:
     return OffsetRow(
         consumer_group=group, queue=queue, next_offset=next_offset, epoch=1, owner="me", reconsume_times=0,
         suspended_until_s=suspended_until_s, query_id="q", batch_id=3, updated_at_s=1_700_000_000.5,
     )  # fmt: skip
 
 
-def shown(path: Path, form: OutputForm = OutputForm.TABLE, **settings: Any):
+def shown(path: Path, form: OutputForm = OutputForm.TABLE, **settings: Any) -> str:
     output = io.StringIO()
     console = Console(file=output, width=200)
     show_offsets(OffsetsShowSettings(offset_store=str(path), **settings), console, form)
@@ -42,7 +41,7 @@ def shown(path: Path, form: OutputForm = OutputForm.TABLE, **settings: Any):
 
 
 @pytest.fixture
-def table(tmp_path: Path):
+def table(tmp_path: Path) -> Path:
     store = DeltaOffsetStore(tmp_path / "offsets", clock=FakeClock())
     for group in ("etl", "audit"):
         rows = store.claim(group, "me", {B0: 0, A1: 0, A0: 0})
@@ -89,7 +88,7 @@ def test_times_are_iso_8601_in_utc() -> None:
     assert view.columns()["suspendedUntil"] == "2023-11-14T22:13:21.250+00:00"
 
 
-def test_json_holds_one_object_per_queue_of_the_group(table: FaultTable) -> None:
+def test_json_holds_one_object_per_queue_of_the_group(table: Path) -> None:
     entries = json.loads(shown(table, form=OutputForm.JSON, consumer_group="etl"))
 
     assert [(entry["brokerName"], entry["queueId"], entry["nextOffset"]) for entry in entries] == [
@@ -101,7 +100,7 @@ def test_json_holds_one_object_per_queue_of_the_group(table: FaultTable) -> None
     assert entries[0]["lag"] is None
 
 
-def test_every_group_is_shown_when_none_is_named(table: FaultTable) -> None:
+def test_every_group_is_shown_when_none_is_named(table: Path) -> None:
     text = shown(table)
 
     assert text.index("consumer group audit") < text.index("consumer group etl")
@@ -114,7 +113,7 @@ def test_a_broadcasting_group_is_shown_with_all_its_instances(tmp_path: Path) ->
     for group in ("etl@one", "etl@two", "shop%etl", "other"):
         store.claim(group, "me", {A0: 0})
 
-    def groups(**settings: Any):
+    def groups(**settings: Any) -> list[str]:
         entries = json.loads(shown(tmp_path / "offsets", form=OutputForm.JSON, **settings))
         return [entry["consumerGroup"] for entry in entries]
 
@@ -122,7 +121,7 @@ def test_a_broadcasting_group_is_shown_with_all_its_instances(tmp_path: Path) ->
     assert groups(consumer_group="shop%etl") == groups(namespace="shop") == ["shop%etl"]
 
 
-def test_an_unknown_group_is_refused_with_the_known_ones(table: FaultTable) -> None:
+def test_an_unknown_group_is_refused_with_the_known_ones(table: Path) -> None:
     with pytest.raises(JobFailed, match="its groups are: audit, etl"):
         shown(table, consumer_group="elt")
 

@@ -25,7 +25,7 @@ A0, A1 = (MessageQueue("orders", "broker-a", number) for number in (0, 1))
 
 
 @pytest.fixture
-def store(tmp_path: Path):
+def store(tmp_path: Path) -> DeltaOffsetStore:
     """Versions: 2 claimed, 3 another group, 4 a batch, 5 reset."""
     store = DeltaOffsetStore(tmp_path / "offsets")
     store.claim("etl", "me", {A0: 0, A1: 0})
@@ -35,7 +35,7 @@ def store(tmp_path: Path):
     return store
 
 
-def run(job: Callable[..., Any], store: DeltaOffsetStore, *arguments: Any):
+def run(job: Callable[..., object], store: DeltaOffsetStore, *arguments: object) -> Any:
     output = io.StringIO()
     settings = OffsetsHistorySettings(offset_store=store.spec, consumer_group="etl")
     job(settings, *arguments, OutputForm.JSON, Console(file=output, width=200))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ from rich.console import Console
 
 from broker_sim.cluster import SimCluster
 from jobs.job_options import OffsetsLagSettings, OffsetsShowSettings
+from jobs.offset_view import LagView
 from jobs.offsets_lag import look_at_lag, show_lag
 from jobs.offsets_show import show_offsets
 from jobs.settings import JobFailed
 from jobs.tables import OutputForm
-from pyspark_rocketmq.client.producer.attempts import FaultTable
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.group.join import client_id, join_group, offset_key
 from pyspark_rocketmq.model import Message, MessageQueue, retry_topic
@@ -33,9 +33,11 @@ from tests.jobs.test_offset_change import both_queues_of
 MESSAGES = 6
 PATIENCE_MS = int(PATIENCE_S * 1000)
 
+Join = Callable[..., str]
+
 
 @pytest.fixture
-def topic(cluster: ClusterUnderTest):
+def topic(cluster: ClusterUnderTest) -> str:
     """Two queues on broker-a with six messages each."""
     topic = cluster.create_topic(queues=2, brokers=["broker-a"])
     with patient_producer(cluster.name_servers) as producer:
@@ -45,16 +47,16 @@ def topic(cluster: ClusterUnderTest):
 
 
 @pytest.fixture
-def table(tmp_path: Path):
+def table(tmp_path: Path) -> DeltaOffsetStore:
     return DeltaOffsetStore(tmp_path / "offsets")
 
 
 @pytest.fixture
-def join(cluster: ClusterUnderTest, topic: str, table: FaultTable):
+def join(cluster: ClusterUnderTest, topic: str, table: DeltaOffsetStore) -> Iterator[Join]:
     """Let a member join, claim its queues and commit ``next_offset`` of each."""
     members = []
 
-    def join_as(group: str, instance: str, next_offset: int, **more: Any):
+    def join_as(group: str, instance: str, next_offset: int, **more: str) -> str:
         options = ReadOptions.parse(
             {
                 "nameServers": cluster.name_servers, "topic": topic, "consumerGroup": group,
@@ -78,16 +80,18 @@ def join(cluster: ClusterUnderTest, topic: str, table: FaultTable):
         member.stop(PATIENCE_S)
 
 
-def settings(cluster: ClusterUnderTest | SimCluster, table: DeltaOffsetStore, **more: Any):
+def settings(
+    cluster: ClusterUnderTest | SimCluster, table: DeltaOffsetStore, **more: Any
+) -> OffsetsLagSettings:
     return OffsetsLagSettings(
         offset_store=table.spec, name_servers=(cluster.name_servers,), request_timeout_ms=PATIENCE_MS, **more
     )
 
 
-def with_all_members(look: Callable[..., Any]):
+def with_all_members(look: Callable[[], list[LagView]]) -> list[LagView]:
     """What comes of a look that every member has answered; a broker does not wait long for one."""
 
-    def looked():
+    def looked() -> list[LagView] | None:
         views = look()
         return views if all(view.holder for view in views) else None
 
@@ -95,14 +99,14 @@ def with_all_members(look: Callable[..., Any]):
 
 
 def test_a_member_s_lag_lock_and_epoch_are_shown(
-    cluster: ClusterUnderTest, topic: str, table: FaultTable, join: Callable[..., Any]
+    cluster: ClusterUnderTest, topic: str, table: DeltaOffsetStore, join: Join
 ) -> None:
     """B5, C2: the lock's age is the member's own account of it."""
     began_s = time.time()
     group = cluster.unique_name("group")
     member_id = join(group, "one", 4)
 
-    def shown():
+    def shown() -> Any:
         output = io.StringIO()
         given = settings(cluster, table, consumer_group=group)
         show_lag(given, Console(file=output, width=300), OutputForm.JSON)
@@ -126,7 +130,7 @@ def test_a_member_s_lag_lock_and_epoch_are_shown(
 
 
 def test_the_retry_topic_is_shown_like_any_other(
-    cluster: ClusterUnderTest, topic: str, table: FaultTable, join: Callable[..., Any]
+    cluster: ClusterUnderTest, topic: str, table: DeltaOffsetStore, join: Join
 ) -> None:
     """E3, B5: its queue is held and locked by the member; nothing was given back yet."""
     group = cluster.unique_name("group")
@@ -134,18 +138,19 @@ def test_the_retry_topic_is_shown_like_any_other(
     retry = MessageQueue(retry_topic(group), "broker-a", 0)
     table.claim(group, member_id, {retry: 0})
 
-    def is_held():
+    def is_held() -> list[LagView]:
         return [view for view in look_at_lag(asked) if view.row.queue == retry and view.holder is not None]
 
     asked = settings(cluster, table, consumer_group=group)
     (view,) = wait_until(is_held, reason="the retry queue being held")
+    assert view.holder is not None
     assert (view.lag, view.holder.client_id) == (0, member_id)
     assert view.holder.locked_at_s is not None
     assert {view.row.queue.topic for view in look_at_lag(asked)} == {topic, retry.topic}
 
 
 def test_instances_of_a_broadcasting_group_are_shown_one_by_one(
-    cluster: ClusterUnderTest, topic: str, table: FaultTable, join: Callable[..., Any]
+    cluster: ClusterUnderTest, topic: str, table: DeltaOffsetStore, join: Join
 ) -> None:
     """B3: all under the group's name, each with its own position, none with a lock."""
     group = cluster.unique_name("group")
@@ -156,16 +161,17 @@ def test_instances_of_a_broadcasting_group_are_shown_one_by_one(
     views = with_all_members(lambda: look_at_lag(settings(cluster, table, consumer_group=group)))
 
     shown = [
-        (view.row.consumer_group, view.lag, view.holder.client_id, view.holder.locked_at_s) for view in views
+        (view.row.consumer_group, view.lag, view.holder and (view.holder.client_id, view.holder.locked_at_s))
+        for view in views
     ]
     assert shown == [
-        *[(f"{group}@one", MESSAGES - 1, ids[0], None)] * 2,
-        *[(f"{group}@two", 0, ids[1], None)] * 2,
+        *[(f"{group}@one", MESSAGES - 1, (ids[0], None))] * 2,
+        *[(f"{group}@two", 0, (ids[1], None))] * 2,
     ]
 
 
 def test_a_group_without_members_still_has_a_lag(
-    cluster: ClusterUnderTest, topic: str, table: FaultTable
+    cluster: ClusterUnderTest, topic: str, table: DeltaOffsetStore
 ) -> None:
     """B7: nobody holds its queues; the table tells who claimed them last."""
     group = cluster.unique_name("group")
@@ -180,7 +186,7 @@ def test_a_group_without_members_still_has_a_lag(
     assert "claimedBy" in output.getvalue()
 
 
-def test_an_unknown_group_is_refused(cluster: ClusterUnderTest, topic: str, table: FaultTable) -> None:
+def test_an_unknown_group_is_refused(cluster: ClusterUnderTest, topic: str, table: DeltaOffsetStore) -> None:
     table.claim("known", "me", {MessageQueue(topic, "broker-a", 0): 0})
     with pytest.raises(JobFailed, match="holds nothing of consumer group 'elt'"):
         look_at_lag(settings(cluster, table, consumer_group="elt"))
@@ -190,14 +196,14 @@ def test_an_unknown_group_is_refused(cluster: ClusterUnderTest, topic: str, tabl
 def test_a_member_that_does_not_answer_leaves_its_columns_empty(
     cluster: ClusterUnderTest,
     topic: str,
-    table: FaultTable,
-    join: Callable[..., Any],
+    table: DeltaOffsetStore,
+    join: Join,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """B5: the rest is told all the same."""
     group = cluster.unique_name("group")
     member_id = join(group, "one", 2)
-    faults = cluster.backend.faults
+    faults = cluster.faults
     faults.add("answer-code", on=307, response_code=1)
 
     try:
@@ -211,7 +217,7 @@ def test_a_member_that_does_not_answer_leaves_its_columns_empty(
 
 
 def test_a_broker_that_is_away_leaves_its_queues_without_a_lag(
-    table: FaultTable, caplog: pytest.LogCaptureFixture
+    table: DeltaOffsetStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A2: a topic of which no broker answers does not keep the others from being shown."""
     queues = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,10 +12,9 @@ from jobs.running import RowCounter, Shown, behind_text, failure_sentence
 from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.monitoring.batch_metrics import figures_of
 from pyspark_rocketmq.source.ranges import plan_to_offset
 from tests.helpers.fake_clock import FakeClock
-from tests.monitoring.events import NOW_S, Q0, planned, progress, report
+from tests.monitoring.events import NOW_S, Q0, planned, progress, report, told
 
 FROM_THE_PLANNER = """\
 [STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] \
@@ -29,7 +27,7 @@ pyspark_rocketmq.errors.DataLoss: topic=orders broker=broker-a queue=0: offset 5
 """
 
 
-def ack(failed: int):
+def ack(failed: int) -> QueueAck:
     queue = MessageQueue("orders", "broker-a", 0)
     return QueueAck(
         topic=queue.topic, broker_name=queue.broker_name, queue_id=queue.queue_id, epoch=1, start=0, next_offset=1,
@@ -105,7 +103,7 @@ def test_where_there_is_no_terminal_a_line_now_and_then_says_how_much_is_done() 
 @pytest.mark.parametrize(
     ("seconds", "lines"), [(4.0, []), (6.0, ["messages stored: 0 of 900", "messages stored: 900 of 900"])]
 )
-def test_who_was_told_that_nothing_is_done_is_told_that_all_is(seconds: Any, lines: Any) -> None:
+def test_who_was_told_that_nothing_is_done_is_told_that_all_is(seconds: float, lines: list[str]) -> None:
     output, clock = io.StringIO(), FakeClock()
     with Shown(Console(file=output, width=120), "messages stored", clock.monotonic_s) as shown:
         clock.advance(seconds)
@@ -116,12 +114,12 @@ def test_who_was_told_that_nothing_is_done_is_told_that_all_is(seconds: Any, lin
 
 
 def test_lag_of_an_older_batch_is_not_shown_beside_newer_rows() -> None:
-    figures = figures_of(
+    figures = told(
         progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest={Q0: 40}, batch_id=3), None, NOW_S
     )
     counter = RowCounter()
 
-    def committed(batch_id: Any):
+    def committed(batch_id: int) -> str:
         counter(replace(report(acks=[], rows=[]), batch_id=batch_id))
         return behind_text(figures, counter)
 
@@ -129,7 +127,7 @@ def test_lag_of_an_older_batch_is_not_shown_beside_newer_rows() -> None:
 
 
 def test_beside_the_rows_is_how_far_the_query_is_behind() -> None:
-    figures = figures_of(progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest={Q0: 40}), None, NOW_S)
+    figures = told(progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest={Q0: 40}), None, NOW_S)
 
     assert behind_text(figures, RowCounter()) == "30 messages behind"
     figures = figures.with_stored_times({Q0: NOW_S - 2})
@@ -137,6 +135,6 @@ def test_beside_the_rows_is_how_far_the_query_is_behind() -> None:
 
 
 def test_what_no_broker_told_is_not_shown() -> None:
-    figures = figures_of(progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest=None), None, NOW_S)
+    figures = told(progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest=None), None, NOW_S)
 
     assert behind_text(figures, RowCounter()) == ""

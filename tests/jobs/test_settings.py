@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,9 +29,9 @@ CONSUME = (
 
 def problems_of(
     settings: type[ConsumeSettings] | type[DemoSettings] | type[OffsetsLagSettings] | type[ReplaySettings],
-    *pairs: Any,
+    *pairs: str,
     conf: Path | None = None,
-):
+) -> tuple[str, ...]:
     with pytest.raises(OptionError) as caught:
         load_settings(settings, "a job", conf, pairs)
     return caught.value.problems

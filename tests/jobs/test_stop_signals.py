@@ -64,12 +64,17 @@ def test_a_signal_while_the_query_starts_stops_it_in_good_order(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """B7: a start takes seconds."""
+
+    def start(*_: object, **__: object) -> MagicMock:
+        os.kill(os.getpid(), signal.SIGINT)
+        return MagicMock()
+
     consumer = MagicMock()
-    consumer.start.side_effect = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT) or MagicMock()
+    consumer.start.side_effect = start
     consumer.stop.return_value = True
     monkeypatch.setattr(jobs.consume, "spark_session", lambda _: nullcontext(MagicMock()))
     monkeypatch.setattr(jobs.consume, "_consumer", lambda _: consumer)
-    monkeypatch.setattr(jobs.consume.rmq, "QueryMonitor", MagicMock())
+    monkeypatch.setattr("pyspark_rocketmq.QueryMonitor", MagicMock())
     monkeypatch.setattr(stop_signals, "_take_from_jvm", lambda _: None)
     given = {
         "nameServers": "h:1", "topic": "t", "consumerGroup": "g", "bodySchema": "a string", "sink": "/lake/s",

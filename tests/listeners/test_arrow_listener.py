@@ -27,7 +27,12 @@ from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck, listener
 from pyspark_rocketmq.consumer.engine.state import OrderlyEngine
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
-from pyspark_rocketmq.listeners.context import ConsumeHooks, ConsumeMessageContext, ConsumeOrderlyContext
+from pyspark_rocketmq.listeners.context import (
+    ConsumeConcurrentlyContext,
+    ConsumeHooks,
+    ConsumeMessageContext,
+    ConsumeOrderlyContext,
+)
 from pyspark_rocketmq.listeners.forms import form_of
 from pyspark_rocketmq.listeners.messages import ArrowMessages
 from pyspark_rocketmq.listeners.row_buffer import to_rows
@@ -60,7 +65,7 @@ def rows_of_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     )
 
 
-def a_row_each(batch: pa.RecordBatch, context: Any) -> Any:
+def a_row_each(batch: pa.RecordBatch, context: ConsumeOrderlyContext) -> Any:
     return SUCCESS, rows_of_batch(batch)
 
 
@@ -182,7 +187,9 @@ def test_what_is_no_status_gives_the_batch_back(listener: Orderly, error: str) -
     ("last", "reached", "given_out"),
     [(ConsumeOrderlyStatus.COMMIT, 20, 10), (SUCCESS, 10, 0), (ConsumeOrderlyStatus.ROLLBACK, 10, 0)],
 )
-def test_batches_are_accumulated_until_a_commit(last: Any, reached: int, given_out: int) -> None:
+def test_batches_are_accumulated_until_a_commit(
+    last: ConsumeOrderlyStatus, reached: int, given_out: int
+) -> None:
     """D4: with their rows."""
 
     def listener(batch: pa.RecordBatch, context: ConsumeOrderlyContext) -> Any:
@@ -285,7 +292,7 @@ def concurrently(
 def test_rows_of_messages_that_failed_are_dropped() -> None:
     """E2: ackIndex counts the messages of the batch; rows are given out in the order of the queue."""
 
-    def listener(batch: pa.RecordBatch, context: Any) -> Any:
+    def listener(batch: pa.RecordBatch, context: ConsumeConcurrentlyContext) -> Any:
         context.ack_index = 1
         rows = rows_of_batch(batch)
         return ConsumeConcurrentlyStatus.CONSUME_SUCCESS, rows.take(pa.array(range(rows.num_rows))[::-1])
@@ -299,7 +306,7 @@ def test_rows_of_messages_that_failed_are_dropped() -> None:
 def test_an_async_def_is_awaited() -> None:
     """E1, E2"""
 
-    async def listener(batch: pa.RecordBatch, context: Any) -> Any:
+    async def listener(batch: pa.RecordBatch, context: ConsumeConcurrentlyContext) -> Any:
         return ConsumeConcurrentlyStatus.CONSUME_SUCCESS, rows_of_batch(batch)
 
     rows, ack = concurrently(listener)
@@ -311,7 +318,7 @@ def test_an_async_def_is_awaited() -> None:
 def test_a_concurrent_batch_has_the_attempts_of_messages_that_could_not_go_back() -> None:
     """E4"""
 
-    def listener(batch: pa.RecordBatch, context: Any) -> Any:
+    def listener(batch: pa.RecordBatch, context: ConsumeConcurrentlyContext) -> Any:
         columns = [batch.column(name) for name in ("queueOffset", "reconsumeTimes")]
         rows = pa.RecordBatch.from_arrays(columns, names=["queueOffset", "size"])
         return ConsumeConcurrentlyStatus.CONSUME_SUCCESS, rows

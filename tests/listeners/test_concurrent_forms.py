@@ -141,7 +141,7 @@ def test_a_listener_is_opened_once_for_all_ranges(listener: type) -> None:
 @pytest.mark.parametrize(
     "listener", [coroutine, async_generator, PandasListener(frame_later), OpenedOnTheLoop]
 )
-def test_what_gives_something_to_await_is_known(listener: Any) -> None:
+def test_what_gives_something_to_await_is_known(listener: object) -> None:
     """E1: threads would hand the coroutine on as an answer."""
     with form_of(listener, orderly=False).lease() as call:
         assert is_async(call)
@@ -180,9 +180,10 @@ def test_a_loop_that_a_call_blocks_is_left_behind(monkeypatch: pytest.MonkeyPatc
     blocked, may_end = listener_loop.listener_loop(), threading.Event()
     blocks = threading.Event()
 
-    async def blocking() -> None:
+    async def blocking() -> bool:
         blocks.set()
         may_end.wait(PATIENCE_S)
+        return False
 
     workers = LoopWorkers()
     workers.call(0, blocking)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from pyspark_rocketmq.listeners import errors as listener_errors
 from pyspark_rocketmq.listeners.errors import MOST_CHARACTERS, one_line, tell_failure, tell_problem
 
 
@@ -57,7 +56,7 @@ def test_what_was_told_is_counted_from_then_on(
 ) -> None:
     """D5"""
     now_s = 0.0
-    monkeypatch.setattr(listener_errors.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
     with caplog.at_level(logging.ERROR):
         for _ in range(12):
             tell_problem("The listener returned None.", "queueOffset=7")

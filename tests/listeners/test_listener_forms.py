@@ -8,7 +8,7 @@ import pickle
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial, partialmethod, wraps
@@ -29,7 +29,7 @@ from pyspark_rocketmq.listeners import errors as listener_errors
 from pyspark_rocketmq.listeners import event_loop as listener_loop
 from pyspark_rocketmq.listeners import forms as opened_listeners
 from pyspark_rocketmq.listeners.arrow_listener import PandasListener
-from pyspark_rocketmq.listeners.context import ConsumeHooks, ConsumeOrderlyContext
+from pyspark_rocketmq.listeners.context import ConsumeHooks, ConsumeMessageContext, ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.errors import tell_problem
 from pyspark_rocketmq.listeners.event_loop import run_on_loop
 from pyspark_rocketmq.listeners.forms import ListenerContext, form_of, lease_of_opened
@@ -88,7 +88,9 @@ def test_a_generator_yields_rows_and_its_end_is_success() -> None:
 def test_a_generator_may_return_any_status() -> None:
     """D3"""
 
-    def gives_back(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Iterator[Any]:
+    def gives_back(
+        messages: Sequence[MessageExt], context: ConsumeOrderlyContext
+    ) -> Generator[Any, None, ConsumeOrderlyStatus]:
         yield messages[0], {"name": "void"}
         return SUSPEND
 
@@ -355,7 +357,7 @@ def module() -> Iterator[ModuleType]:
 
 
 @pytest.mark.parametrize("listener", [of_messages, yielding, PandasListener(on_frame), Recording])
-def test_any_form_can_be_named(module: ModuleType, listener: Any) -> None:
+def test_any_form_can_be_named(module: ModuleType, listener: object) -> None:
     """It is imported by each process, so it need not be picklable."""
     module.listener = listener  # type: ignore[attr-defined]
     module.lock = threading.Lock()  # type: ignore[attr-defined]
@@ -396,14 +398,14 @@ async def asynchronous(messages: Sequence[MessageExt], context: ConsumeOrderlyCo
 
 
 class ByPart:
-    def _consume(self, topic: str, messages: Sequence[MessageExt], context: Any) -> Any:
+    def _consume(self, topic: str, messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Any:
         """For one topic of several."""
 
     consume_message = partialmethod(_consume, "orders")
 
 
 @pytest.mark.parametrize("listener", [ByPart, ByPart()])
-def test_a_method_may_be_made_of_another(listener: Any) -> None:
+def test_a_method_may_be_made_of_another(listener: object) -> None:
     called(listener)
 
 
@@ -490,7 +492,7 @@ def with_a_variable() -> Callable[..., None]:
         (Holder(), "its attribute 'connection' is a sqlite3.Connection"),
         (Holder().consume_message, "its object → attribute 'connection' is a sqlite3.Connection"),
         (
-            partial(of_messages, connection=Holder()),
+            partial(of_messages, connection=Holder()),  # type: ignore[call-arg]
             "its argument 'connection' → attribute 'connection' is a sqlite3",
         ),
         (threading.Lock(), "it is a _thread.lock"),
@@ -567,10 +569,10 @@ class Heavy:
     def hook_name(self) -> str:
         return "heavy"
 
-    def consume_message_before(self, context: Any) -> None:
+    def consume_message_before(self, context: ConsumeMessageContext) -> None:
         self.seen = len(context.msg_list)
 
-    def consume_message_after(self, context: Any) -> None:
+    def consume_message_after(self, context: ConsumeMessageContext) -> None:
         assert (self.seen, self.size) == (2, 2)
         EVENTS.append(context.status)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.monitoring.batch_metrics import BatchFigures, figures_of
 from pyspark_rocketmq.offsets.store import OffsetRow
 
 Q0, Q1 = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-a", 1)
@@ -20,7 +22,11 @@ def planned(queue: MessageQueue, start: int, end: int, epoch: int = 0) -> QueueR
 
 
 def progress(
-    *, end: Any, latest: dict[MessageQueue, int] | None, start: Any = None, batch_id: int = 3
+    *,
+    end: dict[str, Any] | int | None,
+    latest: dict[MessageQueue, int] | None,
+    start: dict[str, Any] | None = None,
+    batch_id: int = 3,
 ) -> dict[str, Any]:
     """As ``StreamingQueryProgress.json`` of Spark 4.2 was recorded."""
     newest: dict[str, dict[str, dict[str, int]]] = {}
@@ -51,11 +57,18 @@ def progress(
 
 def ack(queue: MessageQueue, **reached: Any) -> QueueAck:
     """How far a queue came; all of the range unless said otherwise."""
-    facts = {
+    facts: dict[str, Any] = {
         "epoch": 1, "start": 0, "reconsume_times": 0, "suspended_until_s": None, "consumed": 10, "failed": 0,
         "finished": "EXHAUSTED", "listener_s": 0.1,
     }  # fmt: skip
-    return QueueAck(**dict(zip(("topic", "broker_name", "queue_id"), queue, strict=True)), **facts | reached)
+    return QueueAck(**queue._asdict(), **facts | reached)
+
+
+def told(progress: Mapping[str, Any], report: BatchReport | None, now_s: float) -> BatchFigures:
+    """The figures of a query that reads from RocketMQ."""
+    figures = figures_of(progress, report, now_s)
+    assert figures is not None
+    return figures
 
 
 def offset_row(

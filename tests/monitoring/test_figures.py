@@ -8,18 +8,18 @@ import pytest
 
 from pyspark_rocketmq.consume.metrics import QueueLag
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.monitoring.batch_metrics import BatchFigures, figures_of
+from pyspark_rocketmq.monitoring.batch_metrics import BatchFigures, QueueFigures, figures_of
 from pyspark_rocketmq.source.ranges import plan_to_offset
-from tests.monitoring.events import NOW_S, Q0, Q1, ack, offset_row, planned, progress, report
+from tests.monitoring.events import NOW_S, Q0, Q1, ack, offset_row, planned, progress, report, told
 
 
-def by_queue(figures: BatchFigures):
+def by_queue(figures: BatchFigures) -> dict[MessageQueue, QueueFigures]:
     return {one.queue: one for one in figures.queues}
 
 
 def test_a_consumers_queue_is_behind_by_what_it_did_not_acknowledge() -> None:
     """B5, D2: not by what was planned and not by what was read."""
-    figures = figures_of(
+    figures = told(
         progress(end=plan_to_offset(1, [planned(Q0, 0, 10, epoch=1)]), latest={Q0: 40}),
         report(
             acks=[ack(Q0, next_offset=4, read=9, consumed=4, failed=2, dead_letters=1)],
@@ -36,7 +36,7 @@ def test_a_consumers_queue_is_behind_by_what_it_did_not_acknowledge() -> None:
 
 def test_a_queue_without_a_part_in_the_batch_keeps_its_suspension_and_its_lag() -> None:
     """B5, D3: a suspended queue is not planned, and is what an operator wants to see."""
-    figures = figures_of(
+    figures = told(
         progress(end=plan_to_offset(1, [planned(Q0, 0, 10, epoch=1)]), latest={Q0: 10, Q1: 50}),
         report(
             acks=[ack(Q0, next_offset=10)],
@@ -52,7 +52,7 @@ def test_a_queue_without_a_part_in_the_batch_keeps_its_suspension_and_its_lag() 
 
 
 def test_a_query_without_a_consumer_has_come_to_the_end_of_its_plan() -> None:
-    figures = figures_of(
+    figures = told(
         progress(end=plan_to_offset(2, [planned(Q0, 5, 10), planned(Q1, 3, 3)]), latest={Q0: 10, Q1: 4}),
         None,
         NOW_S,
@@ -69,14 +69,14 @@ def test_a_query_without_a_consumer_has_come_to_the_end_of_its_plan() -> None:
 def test_a_trigger_that_planned_nothing_new_has_no_figures_of_the_batch_before() -> None:
     same = plan_to_offset(2, [planned(Q0, 5, 10)])
 
-    figures = figures_of(progress(start=same, end=same, latest={Q0: 12}), None, NOW_S)
+    figures = told(progress(start=same, end=same, latest={Q0: 12}), None, NOW_S)
 
     assert (figures.planned, figures.acknowledged, figures.lag) == (0, 0, 2)
 
 
 def test_a_batch_that_was_dropped_says_nothing_of_where_its_consumer_is() -> None:
     """H5: it was dropped because a queue is somebody else's now."""
-    figures = figures_of(
+    figures = told(
         progress(end=plan_to_offset(1, [planned(Q0, 0, 10, epoch=1)]), latest={Q0: 40}), None, NOW_S
     )
 
@@ -84,20 +84,20 @@ def test_a_batch_that_was_dropped_says_nothing_of_where_its_consumer_is() -> Non
 
 
 def test_brokers_that_could_not_be_asked_leave_the_lag_unknown() -> None:
-    figures = figures_of(progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest=None), None, NOW_S)
+    figures = told(progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest=None), None, NOW_S)
 
     assert (figures.planned, figures.lag) == (10, None)
     assert " lag" not in figures.line()
 
 
 @pytest.mark.parametrize("end", [None, {"orders": {"0": 5}}, 17, {"v": 1, "logOffset": 3}])
-def test_a_query_of_another_source_has_no_figures(end: Any) -> None:
+def test_a_query_of_another_source_has_no_figures(end: dict[str, Any] | int | None) -> None:
     assert figures_of(progress(end=end, latest=None), None, NOW_S) is None
 
 
 def test_lag_in_seconds_is_that_of_the_message_that_waits_longest() -> None:
     """B5"""
-    figures = figures_of(
+    figures = told(
         progress(end=plan_to_offset(1, [planned(Q0, 0, 3), planned(Q1, 0, 3)]), latest={Q0: 9, Q1: 9}),
         None,
         NOW_S,
@@ -107,7 +107,7 @@ def test_lag_in_seconds_is_that_of_the_message_that_waits_longest() -> None:
 
 
 def test_one_line_tells_a_batch() -> None:
-    figures = figures_of(
+    figures = told(
         progress(end=plan_to_offset(1, [planned(Q0, 0, 10, epoch=1)]), latest={Q0: 40}),
         report(acks=[ack(Q0, next_offset=4, read=9, consumed=4, failed=2)], rows=[offset_row(Q0, 4)]),
         NOW_S,
@@ -123,7 +123,7 @@ def test_retry_topics_are_queues_like_any_other() -> None:
     """E3"""
     retry = MessageQueue("%RETRY%g", "broker-a", 0)
 
-    figures = figures_of(
+    figures = told(
         progress(end=plan_to_offset(1, [planned(retry, 0, 2, epoch=1)]), latest={retry: 2}),
         report(acks=[ack(retry, next_offset=2)], rows=[offset_row(retry, 2)]),
         NOW_S,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import urllib.request
 import uuid
+from collections.abc import Iterator
 from contextlib import closing
-from typing import Any, Never
+from typing import Never
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -34,7 +35,7 @@ def event(
     end: int = 10,
     latest: int = 40,
     epoch: int = 1,
-):
+) -> QueryProgressEvent:
     plan = plan_to_offset(batch_id + 1, [planned(queue, start, end, epoch=epoch)])
     found = progress(end=plan, latest={queue: latest}, batch_id=batch_id)
     return QueryProgressEvent(StreamingQueryProgress.fromJson(found))
@@ -46,19 +47,21 @@ def finish(monitor: QueryMonitor) -> None:
 
 
 @pytest.fixture
-def monitor(clock: FakeClock):
+def monitor(clock: FakeClock) -> Iterator[QueryMonitor]:
     with closing(QueryMonitor(clock=clock)) as made:
         yield made
 
 
 @pytest.fixture
-def told(monitor: QueryMonitor):
-    found = []
+def told(monitor: QueryMonitor) -> list[BatchFigures]:
+    found: list[BatchFigures] = []
     monitor.register_listener(found.append)
     return found
 
 
-def test_a_batch_is_told_with_what_its_consumer_reported(monitor: QueryMonitor, told: list[Any]) -> None:
+def test_a_batch_is_told_with_what_its_consumer_reported(
+    monitor: QueryMonitor, told: list[BatchFigures]
+) -> None:
     """B5: Spark tells of it after the consumer did."""
     monitor.batch_committed(
         report(acks=[ack(Q0, next_offset=4, consumed=4, failed=1)], rows=[offset_row(Q0, 4)])
@@ -70,7 +73,7 @@ def test_a_batch_is_told_with_what_its_consumer_reported(monitor: QueryMonitor, 
     assert (figures.batch_id, figures.acknowledged, figures.lag) == (3, 4, 36)
 
 
-def test_a_report_belongs_to_its_own_batch_only(monitor: QueryMonitor, told: list[Any]) -> None:
+def test_a_report_belongs_to_its_own_batch_only(monitor: QueryMonitor, told: list[BatchFigures]) -> None:
     monitor.batch_committed(report(acks=[ack(Q0, next_offset=4)], rows=[offset_row(Q0, 4)], batch_id=2))
     monitor.onQueryProgress(event(batch_id=3))
     monitor.close()
@@ -78,7 +81,7 @@ def test_a_report_belongs_to_its_own_batch_only(monitor: QueryMonitor, told: lis
     assert [figures.acknowledged for figures in told] == [0]
 
 
-def test_sums_grow_and_end_with_their_query(monitor: QueryMonitor, told: list[Any]) -> None:
+def test_sums_grow_and_end_with_their_query(monitor: QueryMonitor, told: list[BatchFigures]) -> None:
     for batch_id in (3, 4):
         rows, acks = [offset_row(Q0, 10)], [ack(Q0, next_offset=10, consumed=5, failed=1, dead_letters=1)]
         monitor.batch_committed(report(acks=acks, rows=rows, batch_id=batch_id))
@@ -96,7 +99,7 @@ def test_sums_grow_and_end_with_their_query(monitor: QueryMonitor, told: list[An
 
 
 def test_a_listener_that_fails_disturbs_nobody(
-    monitor: QueryMonitor, told: list[Any], caplog: pytest.LogCaptureFixture
+    monitor: QueryMonitor, told: list[BatchFigures], caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(figures: BatchFigures) -> Never:
         raise ValueError("no")
@@ -110,7 +113,7 @@ def test_a_listener_that_fails_disturbs_nobody(
 
 
 def test_what_spark_tells_while_the_monitor_closes_is_left_out(
-    monitor: QueryMonitor, told: list[Any]
+    monitor: QueryMonitor, told: list[BatchFigures]
 ) -> None:
     monitor.close()
 
@@ -156,7 +159,7 @@ def test_how_long_the_next_message_has_waited_is_asked_of_its_broker(
     queue = MessageQueue(topic, "broker-a", 0)
     with patient_producer(cluster.name_servers) as producer:
         producer.send_batch([Message(topic=topic, body=b"x")] * 3, queue)
-    told = []
+    told: list[BatchFigures] = []
     with closing(QueryMonitor({"nameServers": cluster.name_servers, "topic": topic})) as monitor:
         monitor.register_listener(told.append)
         for end in (1, 3):
@@ -165,8 +168,12 @@ def test_how_long_the_next_message_has_waited_is_asked_of_its_broker(
 
     behind, caught_up = told
     assert behind.lag == 2
-    assert 0 <= behind.lag_s < 600
-    assert behind.queues[0].lag.next_stored_at_s > 1_600_000_000
+    lag_s, lag = behind.lag_s, behind.queues[0].lag
+    assert lag_s is not None
+    assert 0 <= lag_s < 600
+    assert lag is not None
+    assert lag.next_stored_at_s is not None
+    assert lag.next_stored_at_s > 1_600_000_000
     assert (caught_up.lag, caught_up.lag_s) == (0, 0.0)
 
 
@@ -177,7 +184,7 @@ def test_a_broker_that_is_away_costs_the_seconds_and_nothing_else(
     """A2"""
     topic = cluster.create_topic(queues=2, brokers=["broker-b"])
     cluster.stop_broker("broker-b")
-    told = []
+    told: list[BatchFigures] = []
     with closing(QueryMonitor({"nameServers": cluster.name_servers, "topic": topic})) as monitor:
         monitor.register_listener(told.append)
         monitor.onQueryProgress(event(queue=MessageQueue(topic, "broker-b", 0), end=1, latest=3, epoch=0))
@@ -199,13 +206,13 @@ def test_prometheus_scrapes_what_is_known_now(monitor: QueryMonitor, clock: Fake
         with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
             text = answer.read().decode()
 
-    samples = {
+    samples: dict[str, tuple[dict[str, str], float]] = {
         sample.name.removeprefix("pyspark_rocketmq_"): (sample.labels, sample.value)
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
     of_queue = {"query": "etl", "topic": "orders", "broker": "broker-a", "queue": "0"}
-    assert samples["lag_messages"] == (of_queue, 36)
+    assert samples["lag_messages"] == (of_queue, 36.0)
     assert {name: value for name, (_, value) in samples.items()} == {
         "lag_messages": 36, "suspended": 1, "reconsume_times": 3, "planned_messages": 10, "read_messages": 9,
         "acknowledged_messages_total": 4, "retried_deliveries_total": 2, "dead_letters_total": 1, "batches_total": 1,

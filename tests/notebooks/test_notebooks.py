@@ -27,7 +27,9 @@ def run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, A
     """Every cell in one namespace, as a kernel does; what the namespace holds then."""
     monkeypatch.delenv("NAME_SERVERS", raising=False)
     monkeypatch.setenv("FOLDER", str(folder))
-    monkeypatch.setitem(Producer.__init__.__kwdefaults__, "send_timeout_s", PATIENCE_S)
+    defaults = Producer.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "send_timeout_s", PATIENCE_S)
     namespace: dict[str, Any] = {"__name__": "notebook"}
     try:
         for number, source in enumerate(cells(name)):

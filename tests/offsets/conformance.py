@@ -29,7 +29,7 @@ Q2 = MessageQueue("orders", "broker-b", 0)
 START_S = 1_700_000_000.25
 
 
-def committed(queue: MessageQueue, next_offset: int, epoch: int = 1, **more: Any):
+def committed(queue: MessageQueue, next_offset: int, epoch: int = 1, **more: Any) -> QueueCommit:
     return QueueCommit(queue=queue, epoch=epoch, next_offset=next_offset, **more)
 
 
@@ -37,7 +37,7 @@ class PositionConformance:
     """Needs a fixture ``store``, empty; its clock, if it has one, is ``clock``."""
 
     @pytest.fixture
-    def clock(self):
+    def clock(self) -> FakeClock:
         return FakeClock(START_S)
 
     def test_an_unknown_group_has_no_rows(self, store: OffsetStore) -> None:
@@ -80,13 +80,15 @@ class PositionConformance:
         before = store.read(GROUP)
         bad_attempts = committed(Q0, 1, reconsume_times=-1)
 
+        changes: dict[str, Callable[[], object]] = {
+            "claim": lambda: store.claim(GROUP, "client-1", {Q1: -1}),
+            "commit": lambda: store.commit(GROUP, [committed(Q0, -1)], query_id="q", batch_id=1),
+            "reset": lambda: store.reset(GROUP, {Q0: -1}),
+            "attempts": lambda: store.commit(GROUP, [bad_attempts], query_id="q", batch_id=1),
+        }
+
         with pytest.raises(OffsetError, match=r"order-etl.*topic=orders broker=broker-a queue=\d.*-1"):
-            {
-                "claim": lambda: store.claim(GROUP, "client-1", {Q1: -1}),
-                "commit": lambda: store.commit(GROUP, [committed(Q0, -1)], query_id="q", batch_id=1),
-                "reset": lambda: store.reset(GROUP, {Q0: -1}),
-                "attempts": lambda: store.commit(GROUP, [bad_attempts], query_id="q", batch_id=1),
-            }[change]()
+            changes[change]()
 
         assert store.read(GROUP) == before
 
@@ -480,7 +482,7 @@ class OffsetStoreConformance(PositionConformance):
         store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
         is_over = Event()
 
-        def look():
+        def look() -> list[int]:
             reader, seen = again(), [0]
             while not is_over.is_set():
                 rows = reader.read(GROUP)

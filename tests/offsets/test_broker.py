@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Never
+from collections.abc import Collection, Mapping
+from typing import Never
 
 import pytest
 
@@ -18,30 +19,30 @@ class Brokers:
     consumer_group = GROUP
 
     def __init__(self) -> None:
-        self.offsets = {}
-        self.written = []
+        self.offsets: dict[MessageQueue, int] = {}
+        self.written: list[dict[MessageQueue, int]] = []
 
-    def read(self, queues: Any = None):
+    def read(self, queues: Collection[MessageQueue] | None = None) -> dict[MessageQueue, int]:
         return {queue: at for queue, at in self.offsets.items() if queues is None or queue in queues}
 
-    def write(self, next_offsets: dict[MessageQueue, int]) -> None:
+    def write(self, next_offsets: Mapping[MessageQueue, int]) -> None:
         self.written.append(dict(next_offsets))
         self.offsets |= next_offsets
 
 
 @pytest.fixture
-def brokers():
+def brokers() -> Brokers:
     return Brokers()
 
 
 @pytest.fixture
-def store(brokers: Brokers):
+def store(brokers: Brokers) -> BrokerOffsetStore:
     return BrokerOffsetStore(brokers)
 
 
 class TestBrokerOffsetStore(PositionConformance):
     @pytest.fixture
-    def store(self, brokers: Brokers):
+    def store(self, brokers: Brokers) -> BrokerOffsetStore:
         return BrokerOffsetStore(brokers)
 
 

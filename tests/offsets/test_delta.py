@@ -3,14 +3,15 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, Field
+from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from deltalake.schema import PrimitiveType
 
@@ -26,6 +27,7 @@ from pyspark_rocketmq.offsets import delta as delta_module
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.delta_rows import NEWEST_VERSION, SCHEMA, VERSION_PROPERTY
 from pyspark_rocketmq.offsets.open import open_offset_store
+from pyspark_rocketmq.offsets.store import OffsetStore
 from tests.helpers.fake_clock import FakeClock
 from tests.offsets.conformance import (
     GROUP,
@@ -41,11 +43,11 @@ from tests.offsets.store_workers import claim_and_commit
 
 class TestDeltaOffsetStore(OffsetStoreConformance):
     @pytest.fixture
-    def store(self, tmp_path: Path, clock: FakeClock):
+    def store(self, tmp_path: Path, clock: FakeClock) -> DeltaOffsetStore:
         return DeltaOffsetStore(tmp_path / "off sets é", clock=clock)
 
     @pytest.fixture
-    def again(self, store: DeltaOffsetStore):
+    def again(self, store: DeltaOffsetStore) -> Callable[[], OffsetStore]:
         return lambda: open_offset_store(store.spec)
 
 
@@ -53,7 +55,7 @@ class TestDeltaOffsetStoreAtAUri(PositionConformance):
     """As at an object store's: everything goes through delta-rs' own storage."""
 
     @pytest.fixture
-    def store(self, tmp_path: Path, clock: FakeClock):
+    def store(self, tmp_path: Path, clock: FakeClock) -> DeltaOffsetStore:
         return DeltaOffsetStore((tmp_path / "off sets é").as_uri(), clock=clock)
 
 
@@ -142,7 +144,7 @@ def test_rows_that_sql_inserted_with_the_key_and_offset_only_can_be_read(path: P
     store = DeltaOffsetStore(path)
     store.read(GROUP)
     bare = {"consumer_group": GROUP, **Q0._asdict(), "next_offset": 11, "epoch": 1}
-    delta_module.write_deltalake(path, pa.Table.from_pylist([bare], schema=SCHEMA), mode="append")
+    write_deltalake(path, pa.Table.from_pylist([bare], schema=SCHEMA), mode="append")
 
     row = store.claim(GROUP, "client-1", {Q0: 0})[Q0]
 
@@ -216,11 +218,12 @@ class FailingWrites:
     def __init__(self, *, failures: int, stores_first: bool = False) -> None:
         self._failures = failures
         self._stores_first = stores_first
-        self._write = delta_module.write_deltalake
+        self._write = write_deltalake
 
-    def __call__(self, *args: Any, **kwargs: Any):
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
         if self._failures == 0:
-            return self._write(*args, **kwargs)
+            self._write(*args, **kwargs)
+            return
         self._failures -= 1
         if self._stores_first:
             self._write(*args, **kwargs)
@@ -228,7 +231,7 @@ class FailingWrites:
 
 
 def test_a_conflict_is_tried_again_after_growing_pauses(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses = []
+    pauses: list[float] = []
     store = DeltaOffsetStore(path, sleep=pauses.append)
     store.claim(GROUP, "client-1", {Q0: 0})
     monkeypatch.setattr(delta_module, "write_deltalake", FailingWrites(failures=4))
@@ -257,7 +260,7 @@ def test_an_error_of_a_commit_that_was_stored_does_not_store_it_twice(
 def test_a_conflict_that_does_not_end_is_reported_with_group_and_path(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses = []
+    pauses: list[float] = []
     store = DeltaOffsetStore(path, sleep=pauses.append)
     store.claim(GROUP, "client-1", {Q0: 0})
     monkeypatch.setattr(delta_module, "write_deltalake", FailingWrites(failures=10**6))
@@ -403,7 +406,7 @@ def make_first_table(path: Path) -> None:
     """As the first release left it, with one row."""
     DeltaTable.create(path, schema=FIRST_SCHEMA, partition_by=["consumer_group"])
     row = {"consumer_group": GROUP, **Q0._asdict(), "next_offset": 11, "epoch": 1}
-    delta_module.write_deltalake(path, pa.Table.from_pylist([row], schema=FIRST_SCHEMA), mode="append")
+    write_deltalake(path, pa.Table.from_pylist([row], schema=FIRST_SCHEMA), mode="append")
 
 
 def test_a_table_of_an_earlier_release_is_read_as_it_is(path: Path) -> None:
@@ -448,7 +451,7 @@ def test_a_table_with_a_column_that_is_no_longer_used_is_read_and_written(path: 
     DeltaTable.create(path, schema=THIRD_SCHEMA, partition_by=["consumer_group"])
     DeltaTable(path).alter.set_table_properties({VERSION_PROPERTY: "3"}, raise_if_not_exists=False)
     row = {"consumer_group": GROUP, **Q0._asdict(), "next_offset": 11, "epoch": 1, "uncommitted": "no JSON"}
-    delta_module.write_deltalake(path, pa.Table.from_pylist([row], schema=THIRD_SCHEMA), mode="append")
+    write_deltalake(path, pa.Table.from_pylist([row], schema=THIRD_SCHEMA), mode="append")
     store = DeltaOffsetStore(path)
 
     assert store.read(GROUP)[Q0].next_offset == 11
@@ -527,7 +530,7 @@ def test_two_stores_that_make_the_table_at_once_share_it(path: Path) -> None:
         assert [step.result() for step in steps] == [1, 1, 1, 1]
 
 
-def _executor(kind: str):
+def _executor(kind: str) -> Executor:
     if kind == "threads":
         return ThreadPoolExecutor(2)
     return ProcessPoolExecutor(2, mp_context=get_context("spawn"))

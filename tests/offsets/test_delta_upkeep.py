@@ -11,6 +11,7 @@ from typing import Any, Never
 
 import pytest
 from deltalake import DeltaTable
+from pyarrow import fs
 
 from pyspark_rocketmq.delta import log as log_module
 from pyspark_rocketmq.delta.log import LogFiles
@@ -75,7 +76,7 @@ def test_a_commit_does_not_wait_for_the_upkeep(path: Path, monkeypatch: pytest.M
     """F1: what takes long is done beside it, once at a time."""
     begun, may_end = threading.Semaphore(0), threading.Event()
 
-    def slow(self, *, forget_files: bool) -> None:
+    def slow(self: Upkeep, *, forget_files: bool) -> None:
         begun.release()
         assert may_end.wait(PATIENCE_S)
 
@@ -212,16 +213,15 @@ def arm(patch: pytest.MonkeyPatch, step: str) -> None:
         patch.setattr(DeltaTable, "vacuum", die)
     else:
         left = [0 if step == "first file" else 7]
-        original = log_module.fs.PyFileSystem
 
-        class Dying(original):
+        class Dying(fs.PyFileSystem):  # type: ignore[misc]
             def delete_file(self, name: str) -> None:
                 if left[0] == 0:
                     raise Killed
                 left[0] -= 1
                 super().delete_file(name)
 
-        patch.setattr(log_module.fs, "PyFileSystem", Dying)
+        patch.setattr(fs, "PyFileSystem", Dying)
 
 
 def test_files_that_nobody_names_any_more_go_and_the_past_stays(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import re
@@ -14,10 +15,9 @@ from typing import Any, Never
 import pytest
 
 from pyspark_rocketmq.errors import OffsetCommitConflict, OffsetError, OffsetStoreUnavailable, SchemaError
-from pyspark_rocketmq.offsets import file as file_module
 from pyspark_rocketmq.offsets.file import FileOffsetStore
 from pyspark_rocketmq.offsets.open import open_offset_store
-from pyspark_rocketmq.offsets.store import TAKEN_OVER
+from pyspark_rocketmq.offsets.store import TAKEN_OVER, OffsetStore
 from tests.helpers.fake_clock import FakeClock
 from tests.offsets.conformance import GROUP, Q0, Q1, START_S, OffsetStoreConformance, committed
 from tests.offsets.store_workers import claim_and_commit
@@ -34,11 +34,11 @@ JAVAS = b"""{
 
 class TestFileOffsetStore(OffsetStoreConformance):
     @pytest.fixture
-    def store(self, tmp_path: Path, clock: FakeClock):
+    def store(self, tmp_path: Path, clock: FakeClock) -> FileOffsetStore:
         return FileOffsetStore(tmp_path / "off sets é", clock=clock)
 
     @pytest.fixture
-    def again(self, store: FileOffsetStore):
+    def again(self, store: FileOffsetStore) -> Callable[[], OffsetStore]:
         return lambda: open_offset_store(store.spec)
 
 
@@ -115,7 +115,11 @@ def test_files_that_say_nothing_are_an_error_and_not_a_new_group(
     main.with_name("offsets.json.bak").unlink(missing_ok=True)
     main.write_bytes(content)
 
-    for call in (lambda: store.read(GROUP), lambda: store.claim(GROUP, "you", {Q0: 0})):
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: store.read(GROUP),
+        lambda: store.claim(GROUP, "you", {Q0: 0}),
+    )
+    for call in calls:
         with pytest.raises(
             OffsetError, match=r"cannot be understood.*offsets.json.bak beside it does not help"
         ):
@@ -168,8 +172,8 @@ def test_killed_between_any_two_file_operations_it_has_the_change_or_what_was_be
     store = filled(folder, 7, 9)
     countdown = [left]
 
-    def counted(original: Callable[..., Any]):
-        def step(*args: Any, **kwargs: Any):
+    def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
             if countdown[0] == 0:
                 raise Killed
             countdown[0] -= 1
@@ -180,7 +184,7 @@ def test_killed_between_any_two_file_operations_it_has_the_change_or_what_was_be
     with monkeypatch.context() as patch:
         for owner, name in (
             (Path, "mkdir"), (Path, "open"), (Path, "replace"), (os, "fsync"), (os, "open"), (os, "close"),
-            (file_module.fcntl, "flock"),
+            (fcntl, "flock"),
         ):  # fmt: skip
             patch.setattr(owner, name, counted(getattr(owner, name)))
         try:
@@ -200,12 +204,17 @@ def test_the_steps_of_a_commit_are_those_that_are_killed(
 ) -> None:
     """The test above must stop each of them and let the last one pass."""
     store = filled(folder, 7)
-    steps = []
-    for owner, name in ((Path, "replace"), (os, "fsync"), (file_module.fcntl, "flock")):
-        original = getattr(owner, name)
-        monkeypatch.setattr(
-            owner, name, lambda *a, _o=original, _n=name, **k: (steps.append(_n), _o(*a, **k))[1]
-        )
+    steps: list[str] = []
+
+    def noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            steps.append(name)
+            return original(*args, **kwargs)
+
+        return step
+
+    for owner, name in ((Path, "replace"), (os, "fsync"), (fcntl, "flock")):
+        monkeypatch.setattr(owner, name, noted(name, getattr(owner, name)))
 
     store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=2)
 

@@ -10,11 +10,11 @@ from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.offsets.history import StoredChange, change_at, change_of_version, worth_keeping
 
 
-def change(version: int, at_s: float, group: str = "g", action: str = "commit of batch"):
+def change(version: int, at_s: float, group: str = "g", action: str = "commit of batch") -> StoredChange:
     return StoredChange(version, at_s, group, action)
 
 
-def versions(changes: list[StoredChange]):
+def versions(changes: list[StoredChange]) -> list[int]:
     return [each.version for each in changes]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Collection
 from typing import Any
 
 from hypothesis import given
@@ -21,7 +21,7 @@ targets = st.dictionaries(st.sampled_from(QUEUES), offsets, max_size=3)
 
 
 @st.composite
-def commits(draw: Callable[..., Any]):
+def commits(draw: st.DrawFn) -> list[QueueCommit]:
     return [
         QueueCommit(
             queue=queue,
@@ -39,10 +39,10 @@ class OffsetRules(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rows = {}
+        self.rows: dict[MessageQueue, OffsetRow] = {}
         self.now_s = 0.0
 
-    def _step(self, change: Change, touched: dict[MessageQueue, int]) -> None:
+    def _step(self, change: Change[Any], touched: Collection[MessageQueue]) -> None:
         for queue, row in self.rows.items():
             if queue not in touched:
                 assert change.rows[queue] is row
@@ -74,7 +74,7 @@ class OffsetRules(RuleBasedStateMachine):
     @rule(batch=commits(), query_id=st.sampled_from(["q", "r"]), batch_id=st.integers(0, 3))
     def commit(self, batch: list[QueueCommit], query_id: str, batch_id: int) -> None:
         before = self.rows
-        by_batch = {"query_id": query_id, "batch_id": batch_id}
+        by_batch: dict[str, Any] = {"query_id": query_id, "batch_id": batch_id}
         try:
             change = apply_commit(before, GROUP, batch, **by_batch, now_s=self.now_s)
         except OffsetRegressed:
@@ -92,7 +92,9 @@ class OffsetRules(RuleBasedStateMachine):
         self._step(change, {commit.queue for commit in change.result.accepted})
 
 
-def _goes_back(rows: dict[MessageQueue, OffsetRow], commit: QueueCommit, query_id: str, batch_id: int):
+def _goes_back(
+    rows: dict[MessageQueue, OffsetRow], commit: QueueCommit, query_id: str, batch_id: int
+) -> bool:
     row = rows.get(commit.queue)
     return (
         row is not None

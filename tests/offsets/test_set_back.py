@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore, what_went_back
 from pyspark_rocketmq.offsets.store import QueueCommit
 from tests.helpers.fake_clock import FakeClock
@@ -52,17 +53,17 @@ changes = st.lists(
 
 
 @given(changes)
-def test_no_change_that_the_rules_allow_is_taken_for_that(made: list[tuple[str, object, int]]) -> None:
+def test_no_change_that_the_rules_allow_is_taken_for_that(made: list[tuple[str, MessageQueue, int]]) -> None:
     """F5: an operator may move a queue anywhere."""
     store = store_at(3)
     for kind, queue, offset in made:
         before = store.read(GROUP)
         if kind == "claim":
-            store.claim(GROUP, "other", {queue: offset})  # type: ignore[dict-item]
+            store.claim(GROUP, "other", {queue: offset})
         elif kind == "reset":
-            store.reset(GROUP, {queue: offset})  # type: ignore[dict-item]
+            store.reset(GROUP, {queue: offset})
         elif queue in before:
-            row = before[queue]  # type: ignore[index]
+            row = before[queue]
             forward = QueueCommit(queue=row.queue, epoch=row.epoch, next_offset=row.next_offset + offset)
             store.commit(GROUP, [forward], query_id="q", batch_id=offset)
         assert what_went_back(before, store.read(GROUP)) == ()

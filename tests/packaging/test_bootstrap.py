@@ -15,11 +15,11 @@ NOWHERE = "http://127.0.0.1:9/simple"
 
 
 @pytest.fixture
-def checkout(tmp_path: Path):
+def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-def one_line(text: str):
+def one_line(text: str) -> str:
     (line,) = text.splitlines()
     return line
 
@@ -311,7 +311,7 @@ def test_entry_scripts_are_executable(path: str) -> None:
     assert (ROOT / path).stat().st_mode & 0o100
 
 
-def pins(name: str):
+def pins(name: str) -> set[str]:
     lines = Path(ROOT / "requirements" / name).read_text().splitlines()
     return {line.split()[0] for line in lines if line[:1].isalnum()}
 

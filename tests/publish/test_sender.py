@@ -308,7 +308,12 @@ def test_whatever_brokers_do_each_queue_gets_its_batch_once_and_in_order(
 
     def answer(queue: MessageQueue) -> SendResult | RocketMQError | None:
         what = told.popleft() if told else "ok"
-        return {"ok": stored_at(queue), "busy": BUSY, "later": None}[what]
+        answers: dict[str, SendResult | RocketMQError | None] = {
+            "ok": stored_at(queue),
+            "busy": BUSY,
+            "later": None,
+        }
+        return answers[what]
 
     brokers.script = answer
     sender = sender_of(brokers, retry_timeout_s=1e9)

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from tests.real_broker import broker_conf, plain_remoting
@@ -45,7 +46,7 @@ def replica(
             stack.callback(server.kill)
             server.start()
             with suppress(PortTaken):
-                server.await_start(lambda server=server: is_up(server.address))
+                server.await_start(partial(lambda one: is_up(one.address), server))
                 break
         else:
             raise HarnessError(f"No free ports were found in {_BIND_ATTEMPTS} attempts to start a replica.")

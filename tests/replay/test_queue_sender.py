@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Never
+from collections.abc import Iterable, Sequence
+from typing import Never
 
 import pytest
 from hypothesis import given
@@ -21,14 +22,14 @@ BODIES = [message.body for _, message in ROWS]
 class Target:
     """A queue that does with each request as its script says, and can be looked at."""
 
-    def __init__(self, script: list[str], clock: FakeClock, stored: Any = ()) -> None:
+    def __init__(self, script: list[str], clock: FakeClock, stored: Iterable[bytes] = ()) -> None:
         self.stored = list(stored)
         self.script = list(script)
         self.clock = clock
         self.late: list[tuple[float, list[bytes]]] = []
         self.looks = 0
 
-    def send(self, messages: list[Message]) -> None:
+    def send(self, messages: Sequence[Message]) -> None:
         bodies = [message.body for message in messages]
         what = self.script.pop(0) if self.script else "stored"
         if what in ("stored", "answer lost"):
@@ -45,7 +46,7 @@ class Target:
         if error is not None:
             raise error
 
-    def stored_until(self):
+    def stored_until(self) -> int:
         self.looks += 1
         for at, bodies in self.late:
             assert self.clock.monotonic_s() >= at, "it was looked at before a late request could arrive"
@@ -54,7 +55,7 @@ class Target:
         return max((int(body) + 1 for body in self.stored), default=100)
 
 
-def sender_of(target: Target, clock: FakeClock, *, is_repeated: bool = False):
+def sender_of(target: Target, clock: FakeClock, *, is_repeated: bool = False) -> QueueSender:
     return QueueSender(
         target.send, target.stored_until, clock, clock.advance,
         is_repeated=is_repeated, settle_s=SETTLE_S, retry_timeout_s=1e6,
@@ -107,7 +108,7 @@ def test_what_is_hopeless_surfaces() -> None:
     """H3: a message that brokers do not take, or a look that cannot tell."""
     clock = FakeClock()
 
-    def refuse(messages: list[Message]) -> Never:
+    def refuse(messages: Sequence[Message]) -> Never:
         raise RocketMQError("too large")
 
     sender = QueueSender(

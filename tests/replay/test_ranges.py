@@ -17,11 +17,11 @@ A0, A1, B0 = (MessageQueue("orders", broker, queue) for broker, queue in (("a", 
 stretches = st.tuples(st.integers(0, 40), st.integers(0, 20)).map(lambda one: (one[0], one[0] + one[1]))
 
 
-def planned(queue: MessageQueue, start: int, end: int):
+def planned(queue: MessageQueue, start: int, end: int) -> QueueRange:
     return QueueRange(queue=queue, start=start, end=end)
 
 
-def offsets(ranges: list[QueueRange]):
+def offsets(ranges: list[QueueRange]) -> list[tuple[MessageQueue, int]]:
     return [(one.queue, at) for one in ranges for at in range(one.start, one.end)]
 
 

@@ -23,7 +23,7 @@ def paid(topic: str) -> str:
     return "paid"
 
 
-def stretch(queue: MessageQueue, start: int, end: int, run: str = "r1"):
+def stretch(queue: MessageQueue, start: int, end: int, run: str = "r1") -> Sending:
     source = QueueRange(queue=queue, start=start, end=end)
     return Sending(run=run, source=source, target=MessageQueue("copy", "b", 2), target_offset=7)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.replay.ranges import resent_message
 
 ORIGIN = MessageQueue("orders", "broker-a", 3)
 
 
-def resent(**properties: Any):
+def resent(**properties: str) -> Message:
     original = Message(topic="orders", body=b"x", properties=properties, flag=7)
     return resent_message("copy", original, ORIGIN, 42, "r1")
 

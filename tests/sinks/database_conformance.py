@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from pyspark_rocketmq.sinks.database import DatabaseSink
 from pyspark_rocketmq.sinks.multi import MultiSink
 from tests.helpers.failing_connection import Connecting, ConnectionLost, FailingConnection, Faults
 from tests.helpers.sink_rows import GROUP, Q0, Q1
-from tests.sinks.sink_conformance import SCHEMA, SinkConformance, rows, run, written_by
+from tests.sinks.sink_conformance import SCHEMA, SinkConformance, Stored, rows, run, written_by
 
 OLD_TABLE = (
     "CREATE TABLE rocketmq_watermarks (consumer_group VARCHAR(255) NOT NULL, topic VARCHAR(255) NOT NULL, "
@@ -101,7 +102,9 @@ def each_fault(database: Database, *, is_down_then: bool) -> Iterator[tuple[Faul
         database.clear()
         prepared(database)
         faults = Faults()
-        sink = sink_on(database, connect=lambda faults=faults: FailingConnection(database.connect(), faults))
+        sink = sink_on(
+            database, connect=partial(lambda these: FailingConnection(database.connect(), these), faults)
+        )
         sink.prepare(SCHEMA)
         faults.seen.clear()
         faults.at, faults.is_done, faults.is_down_then = number, is_done, is_down_then
@@ -118,7 +121,7 @@ class DatabaseConformance(SinkConformance):
         return prepared(database)
 
     @pytest.fixture
-    def stored(self, database: Database) -> Callable[[], Any]:
+    def stored(self, database: Database) -> Stored:
         return lambda: stored_in(database)
 
     @pytest.mark.parametrize("start", [0, 2], ids=["first commit of the queues", "later"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +15,7 @@ from pyspark_rocketmq.errors import OffsetError, SchemaError, SinkMoved, SinkSet
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.sinks.base import Life, Sink, SinkBatch, Written
+from pyspark_rocketmq.sinks.base import Life, Sink, SinkBatch
 from pyspark_rocketmq.sinks.standing import check_has_all, remembered_text
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1, TaskRows, batch_of, write_rows
@@ -28,7 +28,11 @@ def rows(queue: MessageQueue, start: int, end: int, step: str = "created") -> pa
     return batch_of(SCHEMA, ((queue, queue_offset, step) for queue_offset in range(start, end)))
 
 
-def written_by(batch: SinkBatch, *batches: pa.RecordBatch) -> Sequence[Written]:
+Stored = Callable[[], list[tuple[Any, ...]]]
+"""Gives (queue id, queue offset, step), sorted."""
+
+
+def written_by(batch: SinkBatch, *batches: pa.RecordBatch) -> Sequence[Any]:
     """What a task has written, as the driver gets it."""
     return task_rows(batch, *batches).written
 
@@ -53,7 +57,8 @@ def run(
     batch = sink.begin(group, generations)
     done = task_rows(batch, *batches)
     batch.commit(done.written, acked)
-    return sum(rows.num_rows for rows in batches) - done.left_out
+    given: int = sum(rows.num_rows for rows in batches)
+    return given - done.left_out
 
 
 class SinkConformance:
@@ -64,17 +69,17 @@ class SinkConformance:
         raise NotImplementedError
 
     @pytest.fixture
-    def stored(self) -> Any:
+    def stored(self) -> Stored:
         """Gives a list of (queue id, queue offset, step), sorted."""
         raise NotImplementedError
 
-    def test_rows_arrive(self, sink: Sink, stored: Any) -> None:
+    def test_rows_arrive(self, sink: Sink, stored: Stored) -> None:
         """H1"""
         assert run(sink, {Q0: 2, Q1: 1}, rows(Q0, 0, 2), rows(Q1, 0, 1)) == 3
 
         assert stored() == [(0, 0, "created"), (0, 1, "created"), (1, 0, "created")]
 
-    def test_a_replay_that_gets_farther_adds_only_what_is_beyond(self, sink: Sink, stored: Any) -> None:
+    def test_a_replay_that_gets_farther_adds_only_what_is_beyond(self, sink: Sink, stored: Stored) -> None:
         """H1: the listener may answer differently the second time."""
         run(sink, {Q0: 2}, rows(Q0, 0, 2, "first"))
 
@@ -82,7 +87,7 @@ class SinkConformance:
 
         assert [step for *_, step in stored()] == ["first", "first", "second", "second"]
 
-    def test_a_replay_that_gets_less_far_changes_nothing(self, sink: Sink, stored: Any) -> None:
+    def test_a_replay_that_gets_less_far_changes_nothing(self, sink: Sink, stored: Stored) -> None:
         """H1"""
         run(sink, {Q0: 4}, rows(Q0, 0, 4))
 
@@ -91,7 +96,7 @@ class SinkConformance:
 
         assert [step for *_, step in stored()] == ["created"] * 4 + ["next"]
 
-    def test_progress_without_rows_is_kept(self, sink: Sink, stored: Any) -> None:
+    def test_progress_without_rows_is_kept(self, sink: Sink, stored: Stored) -> None:
         """H1, A4: a filter may leave nothing, and a replay may emit where nothing was emitted before."""
         run(sink, {Q0: 3})
 
@@ -99,7 +104,7 @@ class SinkConformance:
 
         assert stored() == [(0, 3, "created")]
 
-    def test_what_was_written_and_not_committed_is_not_there(self, sink: Sink, stored: Any) -> None:
+    def test_what_was_written_and_not_committed_is_not_there(self, sink: Sink, stored: Stored) -> None:
         """H1: the driver was killed in between."""
         written_by(sink.begin(GROUP, {Q0: 0}), rows(Q0, 0, 3))
 
@@ -107,7 +112,7 @@ class SinkConformance:
         run(sink, {Q0: 3}, rows(Q0, 0, 3))
         assert len(stored()) == 3
 
-    def test_of_two_tries_of_a_task_one_counts(self, sink: Sink, stored: Any) -> None:
+    def test_of_two_tries_of_a_task_one_counts(self, sink: Sink, stored: Stored) -> None:
         """H1"""
         batch = sink.begin(GROUP, {Q0: 0})
         written_by(batch, rows(Q0, 0, 3))
@@ -125,14 +130,14 @@ class SinkConformance:
         assert sink.watermarks(GROUP) == {Life(Q0, 0): 2}
         assert sink.watermarks("audit") == {}
 
-    def test_groups_do_not_disturb_each_other(self, sink: Sink, stored: Any) -> None:
+    def test_groups_do_not_disturb_each_other(self, sink: Sink, stored: Stored) -> None:
         """H5"""
         run(sink, {Q0: 2}, rows(Q0, 0, 2, "one"))
         run(sink, {Q0: 2}, rows(Q0, 0, 2, "other"), group="audit")
 
         assert [step for *_, step in stored()] == ["one", "other", "one", "other"]
 
-    def test_who_comes_second_is_refused_and_leaves_nothing(self, sink: Sink, stored: Any) -> None:
+    def test_who_comes_second_is_refused_and_leaves_nothing(self, sink: Sink, stored: Stored) -> None:
         """H5, C5: a query that was believed dead."""
         slow = sink.begin(GROUP, {Q0: 0, Q1: 0})
         written = written_by(slow, rows(Q0, 0, 9, "slow"), rows(Q1, 0, 1, "slow"))
@@ -144,7 +149,7 @@ class SinkConformance:
         assert stored() == [(0, 0, "created"), (0, 1, "created")]
         assert run(sink, {Q1: 1}, rows(Q1, 0, 1)) == 1, "nor has it moved the other queue"
 
-    def test_who_comes_second_later_is_refused_too(self, sink: Sink, stored: Any) -> None:
+    def test_who_comes_second_later_is_refused_too(self, sink: Sink, stored: Stored) -> None:
         """H5: where there was a watermark already."""
         run(sink, {Q0: 1}, rows(Q0, 0, 1))
         slow = sink.begin(GROUP, {Q0: 0})
@@ -157,7 +162,7 @@ class SinkConformance:
         assert len(stored()) == 2
 
     def test_members_of_a_group_with_queues_of_their_own_do_not_disturb_each_other(
-        self, sink: Sink, stored: Any
+        self, sink: Sink, stored: Stored
     ) -> None:
         """H5: begun together; neither moves the other's watermark back."""
         run(sink, {Q0: 1, Q1: 1}, rows(Q0, 0, 1), rows(Q1, 0, 1))
@@ -200,7 +205,9 @@ class SinkConformance:
         check_has_all(GROUP, store.read(GROUP), standings, store="delta:/lake/_offsets")
 
     @pytest.mark.parametrize("acked", [{}, {Q0: 0}])
-    def test_rows_without_progress_are_refused(self, sink: Sink, stored: Any, acked: Any) -> None:
+    def test_rows_without_progress_are_refused(
+        self, sink: Sink, stored: Stored, acked: dict[MessageQueue, int]
+    ) -> None:
         """H1: they would be written again."""
         batch = sink.begin(GROUP, {Q0: 0})
         written = written_by(batch, rows(Q0, 0, 3))
@@ -219,7 +226,7 @@ class SinkConformance:
         with pytest.raises(OffsetError, match="not named when the batch began"):
             sink.begin(GROUP, {Q0: 0}).commit([], {Q1: 4})
 
-    def test_rows_of_offsets_that_begin_again_are_written(self, sink: Sink, stored: Any) -> None:
+    def test_rows_of_offsets_that_begin_again_are_written(self, sink: Sink, stored: Stored) -> None:
         """F4, H1: a topic made anew has other messages under the same offsets."""
         run(sink, {Q0: 4, Q1: 2}, rows(Q0, 0, 4, "old"), rows(Q1, 0, 2))
 

@@ -84,7 +84,7 @@ class _Untransactional(sqlite3.Connection):
     """As Python 3.12's ``autocommit=True``: commit and rollback do nothing, each statement stays."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, isolation_level=None, **options)
+        super().__init__(*arguments, **{"isolation_level": None, **options})
 
     def commit(self) -> None:
         pass

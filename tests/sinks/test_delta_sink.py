@@ -19,6 +19,7 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import Field, PrimitiveType
 
+from pyspark_rocketmq.delta.table import TableForm
 from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks import delta_table as sink_table
@@ -27,7 +28,7 @@ from pyspark_rocketmq.sinks.delta_log import TableLog, open_log
 from pyspark_rocketmq.sinks.delta_rules import app_id, own_metadata
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of, run_batch
-from tests.sinks.sink_conformance import SCHEMA, SinkConformance, rows, steps_of
+from tests.sinks.sink_conformance import SCHEMA, SinkConformance, Stored, rows, steps_of
 
 
 def offsets_in(path: Path, queue: MessageQueue = Q0) -> list[int]:
@@ -59,7 +60,7 @@ class TestDeltaSink(SinkConformance):
         return made
 
     @pytest.fixture
-    def stored(self, path: Path) -> Callable[[], Any]:
+    def stored(self, path: Path) -> Stored:
         return lambda: steps_of(DeltaTable(path).to_pyarrow_table())
 
 
@@ -171,14 +172,15 @@ def test_changes_of_others_between_begin_and_commit_do_no_harm(
     batch = sink.begin(GROUP, {Q0: 0})
     files = files_of(batch.task_writer(), iter([rows(Q0, 5, 7)]))
     table = DeltaTable(path)
-    {
+    changes: dict[str, Callable[[], object]] = {
         "append": lambda: write_deltalake(path, pa.table(rows(Q1, 0, 1)), mode="append"),
         "delete": lambda: table.delete("queueOffset = 0"),
         "optimize": table.optimize.compact,
         "properties": lambda: table.alter.set_table_properties(
             {"delta.logRetentionDuration": "interval 9 days"}
         ),
-    }[change]()
+    }
+    changes[change]()
 
     batch.commit(files, {Q0: 7})
 
@@ -694,7 +696,7 @@ def test_columns_that_another_query_has_just_added_are_taken_as_they_are(
     other = DeltaTable(path)
     real = TableLog.form
 
-    def form_then_alter(log: TableLog):
+    def form_then_alter(log: TableLog) -> TableForm:
         found = real(log)
         monkeypatch.setattr(TableLog, "form", real)
         other.alter.add_columns([Field("amount", PrimitiveType("double"))])

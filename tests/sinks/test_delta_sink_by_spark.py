@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from pyspark_rocketmq.sinks import delta_log
 from pyspark_rocketmq.sinks.base import Life
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, batch_of, run_batch
-from tests.sinks.sink_conformance import SCHEMA, SinkConformance, rows, run
+from tests.sinks.sink_conformance import SCHEMA, SinkConformance, Stored, rows, run
 
 pytestmark = pytest.mark.spark
 
@@ -95,7 +94,7 @@ class TestBySpark(SinkConformance):
         return prepared(path)
 
     @pytest.fixture
-    def stored(self, spark: SparkSession, path: Path) -> Callable[[], Any]:
+    def stored(self, spark: SparkSession, path: Path) -> Stored:
         return lambda: stored_in(spark, path)
 
 

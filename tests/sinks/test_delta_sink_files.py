@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def rows(*steps: Any, start: int = 0, schema: pa.Schema = SCHEMA, column: str = 
     return pa.RecordBatch.from_pylist(made, schema=schema)
 
 
-def writer(folder: Path, **more: Any) -> TaskWriter:
+def writer(folder: Path | str, **more: Any) -> TaskWriter:
     settings = {"schema": SCHEMA, "partition_by": (), "watermarks": {Q0: 0}, **more}
     return TaskWriter(table_uri=str(folder), **settings)
 
@@ -135,7 +136,7 @@ def test_a_file_is_finished_at_its_size_limit(tmp_path: Path) -> None:
 def test_a_failing_batch_leaves_no_file_behind(
     tmp_path: Path, failure: type[KeyboardInterrupt] | type[ValueError]
 ) -> None:
-    def batches():
+    def batches() -> Iterator[pa.RecordBatch]:
         yield rows(*"abcd")
         raise failure
 
@@ -236,7 +237,7 @@ def test_a_partitioned_table_reads_back_whatever_the_values(tmp_path: Path) -> N
     ],
 )
 def test_partition_values_are_written_as_delta_wants_them(
-    tmp_path: Path, type_: pa.DataType, value: datetime.date | int, text: str
+    tmp_path: Path, type_: pa.DataType, value: date | int, text: str
 ) -> None:
     path = tmp_path / "orders"
     schema = pa.schema([*POSITION, ("part", type_)])

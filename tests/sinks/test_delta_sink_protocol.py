@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from pyspark_rocketmq.sinks.delta_rules import (
 
 def form(
     *,
-    features: Any = ("appendOnly", "invariants"),
+    features: Sequence[str] = ("appendOnly", "invariants"),
     configuration: dict[str, str] | None = None,
     **column_metadata: Any,
 ) -> TableForm:

@@ -17,15 +17,16 @@ from pyspark_rocketmq.sinks.delta_files import FileStatistics
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def stats_of(type_: pa.DataType, *batches: list) -> dict:
+def stats_of(type_: pa.DataType, *batches: list[Any]) -> dict[str, Any]:
     schema = pa.schema([("x", type_)])
     collected = FileStatistics(schema)
     for values in batches:
         collected.add(pa.RecordBatch.from_arrays([pa.array(values, type_)], schema=schema))
-    return json.loads(collected.to_json())
+    stats: dict[str, Any] = json.loads(collected.to_json())
+    return stats
 
 
-def bounds_of(type_: pa.DataType, *batches: list) -> tuple:
+def bounds_of(type_: pa.DataType, *batches: list[Any]) -> tuple[Any, Any]:
     stats = stats_of(type_, *batches)
     return stats["minValues"].get("x"), stats["maxValues"].get("x")
 
@@ -94,7 +95,7 @@ def test_dates_are_iso_dates() -> None:
 
 
 @pytest.mark.parametrize("type_", [pa.bool_(), pa.binary(), pa.decimal128(5, 1)])
-def test_other_scalars_have_a_null_count_only(type_: Any) -> None:
+def test_other_scalars_have_a_null_count_only(type_: pa.DataType) -> None:
     stats = stats_of(type_, [None, None])
 
     assert stats["nullCount"] == {"x": 2}
@@ -102,7 +103,7 @@ def test_other_scalars_have_a_null_count_only(type_: Any) -> None:
 
 
 @pytest.mark.parametrize("type_", [pa.map_(pa.string(), pa.string()), pa.list_(pa.int32())])
-def test_nested_columns_have_no_statistics(type_: Any) -> None:
+def test_nested_columns_have_no_statistics(type_: pa.DataType) -> None:
     assert stats_of(type_, [None])["nullCount"] == {}
 
 

@@ -56,7 +56,11 @@ def test_a_file_that_the_driver_does_not_see_as_the_task_wrote_it_is_not_committ
 
 def test_a_file_that_a_mount_shows_late_is_waited_for(path: Path, tmp_path: Path) -> None:
     [file] = written_in(tmp_path / "elsewhere", path)
-    sink = DeltaSink(path, sleep=lambda _: shutil.copy(tmp_path / "elsewhere" / file.path, path / file.path))
+
+    def show_it(_: float) -> None:
+        shutil.copy(tmp_path / "elsewhere" / file.path, path / file.path)
+
+    sink = DeltaSink(path, sleep=show_it)
     sink.prepare(SCHEMA)
 
     sink.begin(GROUP, {Q0: 0}).commit([file], {Q0: 3})

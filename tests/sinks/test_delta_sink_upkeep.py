@@ -62,7 +62,7 @@ def test_expired_files_of_the_log_are_removed_now_and_then(
         "delta.logRetentionDuration": "interval 0 seconds",
         "delta.enableExpiredLogCleanup": str(is_wanted).lower(),
     }
-    sink = sink_of(path, **properties)
+    sink = sink_of(path, (), **properties)
 
     run(sink, 2 * EVERY - 2)
     assert names_in(path, "*.json") == list(range(2 * EVERY))

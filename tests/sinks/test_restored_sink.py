@@ -16,7 +16,8 @@ from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, Q0, Q1
 from tests.helpers.sink_rows import run_batch as run
-from tests.sinks.test_delta_sink import SCHEMA, offsets_in, rows
+from tests.sinks.sink_conformance import SCHEMA, rows
+from tests.sinks.test_delta_sink import offsets_in
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -90,7 +89,7 @@ def given_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @pytest.fixture
-def topics(sim_cluster: Any) -> Iterator[Topics]:
+def topics(sim_cluster: SimCluster) -> Iterator[Topics]:
     """Topics on the simulator of the run."""
     yield Topics(sim_cluster)
     close_idle_connections()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +20,7 @@ Ranges = list[tuple[MessageQueue, int, int]]
 class Stream:
     """A plain stream over logs of messages, each known by the millisecond it was stored in."""
 
-    def __init__(self, stored: Mapping[MessageQueue, list[int]], **options: str) -> None:
+    def __init__(self, stored: Mapping[MessageQueue, list[int]], **options: Any) -> None:
         self.log = FakeLog()
         self.log.stored = {queue: list(times) for queue, times in stored.items()}
         bounds = {queue: self.log.bounds(queue) for queue in stored}

@@ -143,7 +143,7 @@ def test_how_far_queues_are_behind_follows_from_the_progress(topics: Topics) -> 
     stream = topics.stream(topic, maxOffsetsPerTrigger="5")
 
     def behind() -> tuple[int, int, float]:
-        plan, latest = (offset[topic]["broker-a"] for offset in (stream.planned(), stream.latest()))
+        plan, latest = stream.planned()[topic]["broker-a"], stream.latest()[topic]["broker-a"]
         lags = [end - plan.get(queue_id, {"to": end})["to"] for queue_id, end in latest.items()]
         return min(lags), max(lags), sum(lags) / len(lags)
 

@@ -51,7 +51,7 @@ def test_a_busy_server_is_asked_again_for_as_long_as_the_option_says() -> None:
     """retryTimeoutMs: with none it is asked once, and else three times at first contact."""
     asked: list[str] = []
 
-    def busy(peer: Peer, request: RemotingCommand) -> None:  # type: ignore[no-untyped-def]
+    def busy(peer: Peer, request: RemotingCommand) -> None:
         asked.append(describe_request(request))
         peer.answer(request, ResponseCode.SYSTEM_BUSY, remark="busy")
 

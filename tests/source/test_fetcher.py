@@ -28,6 +28,7 @@ from pyspark_rocketmq.source.fetcher import Fetcher
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
+from tests.helpers.approx import about
 from tests.helpers.partitions import partition_of
 from tests.helpers.pauses import Pauses
 from tests.helpers.refusing import refusing_address
@@ -250,7 +251,7 @@ def test_a_busy_queue_pauses_alone(server: ScriptedServer, pauses: FetcherPauses
     ]
 
     assert [paused for index, is_last, paused in fetched if is_last and index != 1] == [0, 0]
-    assert fetched[-1] == (1, True, pytest.approx(1.0))
+    assert fetched[-1] == (1, True, about(1.0))
 
 
 def test_flow_control_is_tried_again_after_20_ms(server: ScriptedServer, pauses: FetcherPauses) -> None:
@@ -503,7 +504,7 @@ def test_a_replica_that_refuses_or_breaks_is_left_for_the_master(
     assert pauses.taken == []
 
 
-def in_place_of(server: ScriptedServer, count: int = 1, **changes: object) -> list[QueuePartition]:
+def in_place_of(server: ScriptedServer, count: int = 1, **changes: Any) -> list[QueuePartition]:
     """Ranges whose master was down when they were given out."""
     return partitions(server, count, is_slave=True, replaces_master=True, **changes)
 

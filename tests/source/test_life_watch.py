@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -33,7 +33,7 @@ class OneBroker(ScriptedServer):
         self.resets: dict[int, int] = {}
         """Targets by queue id, told once."""
         self.refuses = False
-        self.before_answer = lambda: None
+        self.before_answer: Callable[[], object] = lambda: None
 
     def _answer(self, peer: Peer, request: RemotingCommand) -> None:
         self.before_answer()

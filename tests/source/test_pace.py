@@ -87,7 +87,7 @@ def test_durations_are_written_as_spark_writes_them(text: str, milliseconds: int
 class Pull(NamedTuple):
     """One that a batch read sent."""
 
-    count: int
+    wanted: int
     """Messages asked for."""
     in_flight: int
     """Others under way."""
@@ -115,7 +115,7 @@ def test_a_pull_asks_for_a_batch(topics: Topics) -> None:
     """pullBatchSize"""
     topic = topics.make(20)
 
-    assert [pull.count for pull in pulls(topics, topic, pullBatchSize="5")] == [5, 5, 5, 5]
+    assert [pull.wanted for pull in pulls(topics, topic, pullBatchSize="5")] == [5, 5, 5, 5]
 
 
 def test_as_many_pulls_are_under_way_as_are_allowed(topics: Topics) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -138,8 +138,8 @@ class Planning:
             else CheckpointProgress(view, default)
         )
         self._life_watch = None if group else life_watch
-        self._planner_of = lambda lives: MicroBatchPlanner(
-            ReadOptions.parse(given), view, progress, self.clock, self._pause, lives=lives
+        self._planner_of: Callable[[CheckpointLives | None], MicroBatchPlanner] = lambda lives: (
+            MicroBatchPlanner(ReadOptions.parse(given), view, progress, self.clock, self._pause, lives=lives)
         )
         self._fails = ReadOptions.parse(given).fail_on_data_loss
         self.restart()
@@ -306,7 +306,7 @@ def test_how_long_a_listener_has_a_message_is_known_from_what_was_counted() -> N
     planning = Planning({A0: (0, 10), A1: (0, 10)}, group=True)
     planning.next()
     figures = Figures(ok=3, failed=1, calls=2, call_ms=8.0)
-    text = RecentFigures(planning.clock.now_s()).add("", figures, planning.clock.now_s())
+    text = RecentFigures[str](planning.clock.now_s()).add("", figures, planning.clock.now_s())
     planning.commit(A0, 4, statistics=text)
     planning.next()
 

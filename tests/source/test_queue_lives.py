@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -78,7 +79,7 @@ class Lives:
         stored: Mapping[MessageQueue, list[int]],
         *,
         start: StartingOffsets | None = None,
-        **options: str,
+        **options: Any,
     ) -> None:
         self.log = FakeLog()
         self.log.stored = {queue: list(times) for queue, times in stored.items()}

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
 import pytest
@@ -109,6 +109,7 @@ def test_a_reader_that_stops_half_way_leaves_no_connection_behind(server: Script
     chunks = RangeFetcher(partition(server, 0, 80)).chunks()
     next(chunks)
 
+    assert isinstance(chunks, Generator)
     chunks.close()
 
     assert server.next_peer().has_ended.wait(PATIENCE_S)

@@ -95,7 +95,7 @@ def test_any_number_of_tasks_is_planned_where_a_platform_does_not_tell_how_many_
 
 def test_no_session_is_told_as_such() -> None:
     with pytest.raises(RocketMQError, match="A Replay needs a Spark session, not None"):
-        check_classic(None, "A Replay", "why")
+        check_classic(None, "A Replay", "why")  # type: ignore[arg-type]
 
 
 def test_a_session_without_delta_lake_is_told_what_it_lacks() -> None:

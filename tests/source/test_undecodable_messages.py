@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -31,18 +30,21 @@ def with_body(data: bytes, body: bytes = GARBAGE, sys_flag: int = 1, properties:
     return encode_stored_message(changed)
 
 
-def bad_bodies(*offsets: int):
+Damage = Callable[[int, bytes], bytes]
+
+
+def bad_bodies(*offsets: int) -> Damage:
     return lambda offset, data: with_body(data) if offset in offsets else data
 
 
-def broken_layouts(*offsets: int):
+def broken_layouts(*offsets: int) -> Damage:
     """A total size that cannot be."""
     return lambda offset, data: b"\x7f" + data[1:] if offset in offsets else data
 
 
 @pytest.mark.parametrize("damage", [bad_bodies, broken_layouts])
 def test_a_group_s_range_ends_before_a_message_that_cannot_be_decoded(
-    partition: QueuePartition, log: Log, damage: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    partition: QueuePartition, log: Log, damage: Callable[..., Damage], caplog: pytest.LogCaptureFixture
 ) -> None:
     """L7: good messages are never held back; the marker row says where to go on."""
     log.damage = damage(37, 38, 52)
@@ -56,7 +58,7 @@ def test_a_group_s_range_ends_before_a_message_that_cannot_be_decoded(
 
 @pytest.mark.parametrize("damage", [bad_bodies, broken_layouts])
 def test_a_range_that_begins_with_it_is_an_error(
-    partition: QueuePartition, log: Log, damage: Callable[..., Any]
+    partition: QueuePartition, log: Log, damage: Callable[..., Damage]
 ) -> None:
     """L7: queue, offset, reason and the option."""
     log.damage = damage(10)
@@ -70,7 +72,7 @@ def test_a_range_that_begins_with_it_is_an_error(
 
 @pytest.mark.parametrize("damage", [bad_bodies, broken_layouts])
 def test_a_plain_reader_gives_what_is_before_it_and_fails(
-    partition: QueuePartition, log: Log, damage: Callable[..., Any]
+    partition: QueuePartition, log: Log, damage: Callable[..., Damage]
 ) -> None:
     """L7: it is planned to be read to its end."""
     log.damage = damage(37)

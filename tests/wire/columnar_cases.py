@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,6 +25,8 @@ from pyspark_rocketmq.wire.messages import (
     encode_batch,
 )
 from tests.helpers.stored_messages import decode_columns, encode_stored_message
+
+Row = tuple[Any, ...]
 
 FIRST_TIMESTAMP_MS, END_TIMESTAMP_MS = (
     int(datetime(*day, tzinfo=UTC).timestamp()) * 1000 for day in ((1, 1, 2), (9999, 12, 31))
@@ -53,7 +55,7 @@ PROPERTIES = st.one_of(
 )
 
 
-def compressed_or_not(message_parts: tuple[CompressionType | bytes | None, ...]):
+def compressed_or_not(message_parts: tuple[bytes, CompressionType | None]) -> tuple[bytes, int]:
     body, compression_type = message_parts
     return (body, 0) if compression_type is None else compress(body, compression_type)
 
@@ -67,7 +69,7 @@ MEMBER_PROPERTIES = st.lists(st.tuples(NAMES, VALUES), max_size=4)
 
 
 @st.composite
-def inner_batches(draw: Callable[..., Any]):
+def inner_batches(draw: st.DrawFn) -> tuple[bytes, int]:
     """A body of members, perhaps compressed as a whole, with the flags that say so."""
     members = [
         Message(
@@ -83,7 +85,11 @@ def inner_batches(draw: Callable[..., Any]):
 
 
 @st.composite
-def stored_messages(draw: Callable[..., Any], properties: Any = PROPERTIES, bodies: Any = BODIES):
+def stored_messages(
+    draw: st.DrawFn,
+    properties: st.SearchStrategy[bytes] = PROPERTIES,
+    bodies: st.SearchStrategy[tuple[bytes, int]] = BODIES,
+) -> StoredMessage:
     body, flags = draw(bodies)
     return StoredMessage(
         topic=draw(st.sampled_from(["T", "OrderTopic", "%RETRY%" + "g" * 150, "主题"])),
@@ -103,8 +109,8 @@ def stored_messages(draw: Callable[..., Any], properties: Any = PROPERTIES, bodi
     )
 
 
-def stored_message(**changes: Any):
-    values = {
+def stored_message(**changes: Any) -> StoredMessage:
+    values: dict[str, Any] = {
         "topic": "T",
         "queue_id": 3,
         "queue_offset": 7,
@@ -119,14 +125,14 @@ def stored_message(**changes: Any):
     return StoredMessage(**{**values, **changes})
 
 
-def encoded(*messages: Any):
+def encoded(*messages: StoredMessage) -> bytes:
     return b"".join(map(encode_stored_message, messages))
 
 
-def rows(batch: pa.RecordBatch):
+def rows(batch: pa.RecordBatch) -> list[Row]:
     """The rows of a batch as tuples like MessageExt, timestamps in milliseconds or None."""
     batch.validate(full=True)
-    columns = []
+    columns: list[list[Any]] = []
     for field, column in zip(batch.schema, batch.columns, strict=True):
         if pa.types.is_timestamp(field.type):
             values = column.cast(pa.int64()).to_pylist()
@@ -141,7 +147,7 @@ def rows(batch: pa.RecordBatch):
     return list(zip(*columns, strict=True))
 
 
-def expected_rows(messages: list[MessageExt]):
+def expected_rows(messages: Iterable[MessageExt]) -> list[Row]:
     return [
         tuple(
             message._replace(
@@ -153,15 +159,15 @@ def expected_rows(messages: list[MessageExt]):
     ]
 
 
-def shown_timestamp(milliseconds: int):
+def shown_timestamp(milliseconds: int) -> Any:
     return milliseconds if FIRST_TIMESTAMP_MS <= milliseconds < END_TIMESTAMP_MS else None
 
 
-def is_decoded_vectorised(data: bytes):
+def is_decoded_vectorised(data: bytes) -> bool:
     return vectorised(data) is not None
 
 
-def vectorised(data: bytes):
+def vectorised(data: bytes) -> pa.RecordBatch | None:
     """The batch of the vectorised decoder, or None if it has to leave anything to the scalar codec."""
     try:
         return columnar._Decoder("b", columnar._projected(None, (), None)).columns_of(
@@ -172,7 +178,11 @@ def vectorised(data: bytes):
 
 
 def assert_same_reaction(
-    data: bytes, *, tags: Any = None, columns: Any = None, properties: tuple[Any] = ()
+    data: bytes,
+    *,
+    tags: frozenset[str] | None = None,
+    columns: Sequence[str] | None = None,
+    properties: Sequence[str] = (),
 ) -> None:
     """The plain decoder's rows in the columns asked for, or its error in its words.
 
@@ -185,7 +195,7 @@ def assert_same_reaction(
     assert reaction(columnar_rows, data, options) in allowed
 
 
-def reaction(decode: Callable[..., Any], data: bytes, options: dict[str, tuple[Any] | None]):
+def reaction(decode: Callable[..., list[Row]], data: bytes, options: Mapping[str, Any]) -> list[Row] | str:
     """The rows, or the text of the error."""
     try:
         return decode(data, **options)
@@ -193,7 +203,7 @@ def reaction(decode: Callable[..., Any], data: bytes, options: dict[str, tuple[A
         return str(exc)
 
 
-def columnar_rows(data: bytes, **options: Any):
+def columnar_rows(data: bytes, **options: Any) -> list[Row]:
     batch = decode_columns(data, "b", **options)
     names = MESSAGE_SCHEMA.names if options["columns"] is None else options["columns"]
     extra = [pa.field(name, pa.string()) for name in options.get("properties", ())]
@@ -201,7 +211,13 @@ def columnar_rows(data: bytes, **options: Any):
     return rows(batch) if len(batch.schema) else [()] * len(batch)
 
 
-def plain_rows(data: bytes, *, tags: Any, columns: Any, properties: tuple[Any] = ()):
+def plain_rows(
+    data: bytes,
+    *,
+    tags: frozenset[str] | None,
+    columns: Sequence[str] | None,
+    properties: Sequence[str] = (),
+) -> list[Row]:
     messages = decode_messages(data, "b")
     kept = [message for message in messages if tags is None or message.tags in tags]
     names = MESSAGE_SCHEMA.names if columns is None else columns
@@ -212,7 +228,7 @@ def plain_rows(data: bytes, *, tags: Any, columns: Any, properties: tuple[Any] =
     ]
 
 
-def without_compressed_bits(data: bytes):
+def without_compressed_bits(data: bytes) -> bytes:
     """The same messages with bodies that are not compressed, whatever they say; inner batches as they are."""
     changed, at = bytearray(data), 0
     try:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 from typing import Any
 
+from pyspark_rocketmq.model import MessageExt
 from tests.helpers.golden import golden
 
 MESSAGES = golden("messages.json")
@@ -19,16 +20,16 @@ WHOLE_PULLS = [name for name in PULLS if not name.startswith("raw")]
 """The raw pull holds a body that says zlib and is not; Java drops it and the message after it."""
 
 
-def pull_body(name: str):
+def pull_body(name: str) -> bytes:
     return base64.b64decode(PULLS[name]["body_b64"])
 
 
-def java_host(host: Any):
+def java_host(host: str) -> str:
     """Spell ``host:port`` as the golden files do: IPv6 without brackets."""
     return host.replace("[", "").replace("]", "")
 
 
-def assert_shown_as(message: Any, expected: Any) -> None:
+def assert_shown_as(message: MessageExt, expected: dict[str, Any]) -> None:
     """Compare a MessageExt with Java's view; a member of an inner batch lacks some of the fields."""
     shown = {
         "topic": message.topic,
@@ -57,6 +58,6 @@ def assert_shown_as(message: Any, expected: Any) -> None:
         assert message.body == base64.b64decode(expected.get("body_b64") or "")
 
 
-def expected_messages(name: Any):
+def expected_messages(name: str) -> list[dict[str, Any]]:
     """What a Java listener gets of a pull, inner batches expanded."""
     return [shown for expected in PULLS[name]["expected"] for shown in expected.get("expanded", [expected])]

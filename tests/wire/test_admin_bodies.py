@@ -21,7 +21,7 @@ from broker_sim.admin_bodies import (
     encode_topic_config,
 )
 from pyspark_rocketmq.errors import RemoteProtocolError
-from pyspark_rocketmq.model import BrokerData, MessageQueue
+from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue
 from pyspark_rocketmq.wire.requests.admin import (
     decode_cluster_info,
     decode_consumer_connection,
@@ -91,7 +91,9 @@ def test_the_cluster_is_read_from_its_odd_keys() -> None:
     brokers = decode_cluster_info(recorded_command(66, is_response=True).body)
 
     assert brokers == (
-        BrokerData(broker_name="broker-a", cluster="DefaultCluster", addresses={0: "127.0.0.1:20911"}),
+        BrokerData(
+            broker_name="broker-a", cluster="DefaultCluster", addresses={0: BrokerAddress("127.0.0.1:20911")}
+        ),
     )
 
 

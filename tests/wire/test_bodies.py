@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+from _pytest.mark import ParameterSet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.client.producer.attempts import FaultTable
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue, QueueBounds
 from pyspark_rocketmq.wire.fastjson import as_object, dumps_standard
@@ -69,6 +69,8 @@ lock_requests = st.builds(
     queues=st.frozensets(queues, max_size=4),
     only_this_broker=st.booleans(),
 )
+T = TypeVar("T")
+
 stats = st.dictionaries(
     queues,
     st.builds(QueueBounds, min_offset=int64, max_offset=int64, last_update_timestamp=int64),
@@ -90,7 +92,7 @@ json_values = st.recursive(
 )
 
 
-def recorded(request_code: int, *, is_response: bool) -> list:
+def recorded(request_code: int, *, is_response: bool) -> list[ParameterSet]:
     return [
         pytest.param(command.body, id=str(command))
         for command in recorded_commands(request_code)
@@ -103,10 +105,10 @@ def recorded(request_code: int, *, is_response: bool) -> list:
 
 def same_json(left: bytes, right: bytes) -> bool:
     """Equal but for the order of what Java keeps in sets."""
-    return json.loads(left, object_hook=unordered) == json.loads(right, object_hook=unordered)
+    return bool(json.loads(left, object_hook=unordered) == json.loads(right, object_hook=unordered))
 
 
-def unordered(members: dict) -> dict:
+def unordered(members: dict[str, Any]) -> dict[str, Any]:
     return {
         name: sorted(value, key=json.dumps) if isinstance(value, list) else value
         for name, value in members.items()
@@ -382,7 +384,7 @@ class TestConsumerList:
         assert bodies.decode_consumer_list(body) == ()
 
 
-def outcome(decode: Callable[..., Any], body: bytes):
+def outcome(decode: Callable[[bytes], T], body: bytes) -> T | None:
     try:
         return decode(body)
     except RemoteProtocolError:
@@ -428,14 +430,14 @@ class TestTablesByQueue:
         assert bodies.decode_offset_table(body) == {MessageQueue("T", "b", 1): 7}
 
     @given(stats)
-    def test_any_table_is_read_back(self, table: FaultTable) -> None:
+    def test_any_table_is_read_back(self, table: dict[MessageQueue, QueueBounds]) -> None:
         assert decode_topic_stats(encode_topic_stats(table)) == table
         offsets = {queue: bounds.max_offset for queue, bounds in table.items()}
         assert bodies.decode_offset_table(bodies.encode_offset_table(offsets)) == offsets
 
     @given(stats, st.data())
     def test_a_changed_byte_reads_as_the_same_json_in_another_form_does(
-        self, table: FaultTable, data: st.DataObject
+        self, table: dict[MessageQueue, QueueBounds], data: st.DataObject
     ) -> None:
         """Java's own form is read by a way of its own: a blank in front sends it the other way."""
         body = bytearray(encode_topic_stats(table))

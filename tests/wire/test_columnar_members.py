@@ -28,7 +28,7 @@ from tests.wire.columnar_cases import (
 )
 
 
-def inner_batch(*bodies: Any, compression: CompressionType | None = None, **changes: Any):
+def inner_batch(*bodies: bytes, compression: CompressionType | None = None, **changes: Any) -> StoredMessage:
     body = encode_batch([Message(topic="T", body=body) for body in bodies])
     body, flags = (body, 0) if compression is None else compress(body, compression)
     return stored_message(body=body, sys_flag=flags | INNER_BATCH_FLAGS, **changes)
@@ -60,6 +60,7 @@ def test_members_count_queue_offsets_from_that_of_their_batch(compression: Compr
 
     batch = vectorised(data)
 
+    assert batch is not None
     assert batch.column("queueOffset").to_pylist() == [1, 2, 3, 4, 5]
     assert batch.column("body").to_pylist() == [b"hello", b"a", b"b", b"c", b"hello"]
     assert batch.column("reconsumeTimes").to_pylist() == [0] * 5

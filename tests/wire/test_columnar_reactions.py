@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.wire.columnar import property_columns as columnar_properties
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
-from tests.both.test_broadcasting import Given
 from tests.helpers.stored_messages import decode_columns
 from tests.wire.columnar_cases import (
     PROPERTIES,
@@ -47,7 +45,7 @@ COLUMNS = [[name] for name in MESSAGE_SCHEMA.names] + [["flag", "msgId"], ["tags
 
 
 @st.composite
-def damaged(draw: Callable[..., Any], bodies: Any = BODIES):
+def damaged(draw: st.DrawFn, bodies: st.SearchStrategy[bytes] = BODIES) -> bytes:
     """A body with up to three bytes or slices changed, cut out, doubled or put in."""
     data = draw(bodies)
     for _ in range(draw(st.integers(1, 3))):
@@ -60,21 +58,25 @@ def damaged(draw: Callable[..., Any], bodies: Any = BODIES):
 
 @settings(max_examples=300, deadline=None)
 @given(BODIES, OPTIONS)
-def test_any_messages_with_any_options_give_what_the_plain_decoder_gives(data: bytes, options: Given) -> None:
+def test_any_messages_with_any_options_give_what_the_plain_decoder_gives(
+    data: bytes, options: dict[str, Any]
+) -> None:
     """A4: the broker filters tags by their hash code, the client by the tag itself."""
     assert_same_reaction(data, **options)
 
 
 @settings(max_examples=400, deadline=None)
 @given(damaged(), OPTIONS)
-def test_damaged_bytes_give_the_rows_or_the_error_of_the_plain_decoder(data: bytes, options: Given) -> None:
+def test_damaged_bytes_give_the_rows_or_the_error_of_the_plain_decoder(
+    data: bytes, options: dict[str, Any]
+) -> None:
     assert_same_reaction(data, **options)
 
 
 @settings(max_examples=200, deadline=None)
 @given(damaged(st.sampled_from([pull_body(name) for name in PULLS])), OPTIONS)
 def test_damaged_golden_bodies_give_the_rows_or_the_error_of_the_plain_decoder(
-    data: bytes, options: Given
+    data: bytes, options: dict[str, Any]
 ) -> None:
     assert_same_reaction(data, **options)
 
@@ -170,7 +172,7 @@ def test_hundreds_of_messages_of_many_lengths_are_found_and_odd_ones_among_them_
         assert_same_reaction(data[:at] + bytes([chance.randrange(256)]) + data[at + chance.randrange(2) :])
 
 
-def many_messages(chance: random.Random, *, odd_share: float, decoys: bool):
+def many_messages(chance: random.Random, *, odd_share: float, decoys: bool) -> bytes:
     """Some bodies end with the head of a message, to which the topic and the properties behind it belong too."""
     messages = []
     for at in range(700):

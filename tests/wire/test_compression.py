@@ -216,7 +216,7 @@ def test_frames_that_do_not_tell_their_size_are_read() -> None:
 
 
 @pytest.mark.parametrize("compression_type", TYPES)
-def test_a_body_may_expand_beyond_a_frame_but_not_without_bound(compression_type: Any) -> None:
+def test_a_body_may_expand_beyond_a_frame_but_not_without_bound(compression_type: CompressionType) -> None:
     """A4, H9: Java's producers may be told to send more than 16 MiB."""
     largest, flags = compress(bytes(MAX_BODY_BYTES), compression_type)
     assert len(decompress(largest, flags)) == MAX_BODY_BYTES
@@ -235,7 +235,7 @@ def test_a_bomb_that_does_not_tell_its_size_is_refused_as_well() -> None:
 
 
 @pytest.mark.parametrize("compression_type", TYPES)
-def test_an_inner_batch_expands_to_a_frame_at_most(compression_type: Any) -> None:
+def test_an_inner_batch_expands_to_a_frame_at_most(compression_type: CompressionType) -> None:
     """H9: its members become rows of ten times as many bytes."""
     largest, flags = compress(bytes(MAX_BATCH_BYTES), compression_type)
     assert len(decompress(largest, flags | INNER_BATCH_FLAGS)) == MAX_BATCH_BYTES
@@ -246,7 +246,7 @@ def test_an_inner_batch_expands_to_a_frame_at_most(compression_type: Any) -> Non
 
 
 @pytest.mark.parametrize("flags", [0x101, 0x201])
-def test_frames_together_expand_no_further_than_one(flags: Any) -> None:
+def test_frames_together_expand_no_further_than_one(flags: int) -> None:
     """H9."""
     part = compress(bytes(MAX_BODY_BYTES // 4), CompressionType(flags >> 8))[0]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tracemalloc
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -29,7 +28,7 @@ def feed_all(decoder: FrameDecoder, chunks: list[bytes]) -> list[RemotingCommand
 
 
 @pytest.mark.parametrize("frame", JAVA_FRAMES, ids=lambda frame: frame[:8].hex())
-def test_no_prefix_of_a_frame_yields_a_command_and_each_is_seen_as_pending(frame: Any) -> None:
+def test_no_prefix_of_a_frame_yields_a_command_and_each_is_seen_as_pending(frame: bytes) -> None:
     """A1: fed byte by byte."""
     decoder = FrameDecoder()
 
@@ -51,7 +50,7 @@ def test_all_java_frames_in_one_chunk_come_out_in_order() -> None:
 
 
 @given(st.lists(commands(), max_size=5), st.data())
-def test_the_chunks_do_not_matter(sent: Any, data: Any) -> None:
+def test_the_chunks_do_not_matter(sent: list[RemotingCommand], data: st.DataObject) -> None:
     """A1: both header forms, however the stream is cut."""
     stream = b"".join(map(encode_frame, sent))
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=12))
@@ -64,7 +63,9 @@ def test_the_chunks_do_not_matter(sent: Any, data: Any) -> None:
 
 
 @given(st.lists(commands(), min_size=1, max_size=3), st.data())
-def test_a_stream_that_ends_inside_a_frame_leaves_exactly_that_part_pending(sent: Any, data: Any) -> None:
+def test_a_stream_that_ends_inside_a_frame_leaves_exactly_that_part_pending(
+    sent: list[RemotingCommand], data: st.DataObject
+) -> None:
     frames = [encode_frame(command) for command in sent]
     last = data.draw(st.integers(1, len(frames[-1]) - 1))
     stream = b"".join(frames[:-1]) + frames[-1][:last]
@@ -80,7 +81,7 @@ def test_a_stream_that_ends_inside_a_frame_leaves_exactly_that_part_pending(sent
 @settings(max_examples=300)
 @given(st.lists(st.binary(max_size=60), max_size=6), st.booleans())
 def test_random_bytes_raise_nothing_but_remote_protocol_errors(
-    chunks: Any, with_plausible_length: Any
+    chunks: list[bytes], with_plausible_length: bool
 ) -> None:
     decoder = FrameDecoder(max_frame_length=100)
     if with_plausible_length:
@@ -95,7 +96,9 @@ def test_random_bytes_raise_nothing_but_remote_protocol_errors(
 
 @pytest.mark.parametrize("frame_tail", [b"", b"\0\0\0\0", bytes(200)], ids=["word", "prefix", "more"])
 @pytest.mark.parametrize("one_by_one", [True, False])
-def test_a_frame_that_is_too_long_is_refused_before_memory_is_taken(frame_tail: Any, one_by_one: Any) -> None:
+def test_a_frame_that_is_too_long_is_refused_before_memory_is_taken(
+    frame_tail: bytes, one_by_one: bool
+) -> None:
     length = (1 << 31) - 1
     stream = length.to_bytes(4, "big") + frame_tail
     chunks = [bytes([byte]) for byte in stream] if one_by_one else [stream]
@@ -135,7 +138,7 @@ def test_the_limit_counts_the_length_word() -> None:
     ],
     ids=lambda stream: stream[:8].hex(),
 )
-def test_what_is_no_frame_raises_whether_it_comes_whole_or_in_pieces(stream: Any, one_by_one: Any) -> None:
+def test_what_is_no_frame_raises_whether_it_comes_whole_or_in_pieces(stream: bytes, one_by_one: bool) -> None:
     decoder = FrameDecoder()
     chunks = [bytes([byte]) for byte in stream] if one_by_one else [stream]
 
@@ -161,7 +164,7 @@ def test_the_fed_buffer_may_be_reused_at_once() -> None:
 
 
 @pytest.mark.parametrize("chunk_size", [1024, 65_536, 100_000_000])
-def test_a_body_is_held_once_and_handed_out_as_bytes(chunk_size: Any) -> None:
+def test_a_body_is_held_once_and_handed_out_as_bytes(chunk_size: int) -> None:
     """At most one copy of a body: memory never holds it twice beside the chunk it came in."""
     size = 8 * 1024 * 1024
     stream = memoryview(encode_frame(RemotingCommand(code=0, body=bytes(size))))

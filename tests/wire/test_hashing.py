@@ -20,24 +20,24 @@ SAME_TEXT_SAME_HASH = [key for key in OTHER_KEYS if key["type"] == "Character"]
 
 
 @pytest.mark.parametrize(("text", "expected", "_indexes"), STRINGS, ids=lambda value: ascii(value)[:30])
-def test_the_hash_of_a_text_is_java_s(text: Any, expected: Any, _indexes: Any) -> None:
+def test_the_hash_of_a_text_is_java_s(text: str, expected: int, _indexes: list[int]) -> None:
     """G1: surrogate halves and the smallest integer included."""
     assert java_string_hash(text) == expected
 
 
 @pytest.mark.parametrize(("text", "_hash", "indexes"), STRINGS, ids=lambda value: ascii(value)[:30])
-def test_a_key_goes_to_the_queue_java_chooses(text: Any, _hash: Any, indexes: Any) -> None:
+def test_a_key_goes_to_the_queue_java_chooses(text: str, _hash: int, indexes: list[int]) -> None:
     """G1: for 1 to 16 queues."""
     assert [select_by_hash(text, count) for count in range(1, len(indexes) + 1)] == indexes
 
 
 @pytest.mark.parametrize("key", SAME_TEXT_SAME_HASH, ids=lambda key: ascii(key["value"]))
-def test_a_java_character_hashes_like_the_text_of_it(key: Any) -> None:
+def test_a_java_character_hashes_like_the_text_of_it(key: dict[str, Any]) -> None:
     assert java_string_hash(key["value"]) == key["hashCode"]
 
 
 @pytest.mark.parametrize("key", NUMBERS, ids=lambda key: f"{key['type']} {key['value']}")
-def test_a_number_goes_to_the_queue_that_java_chooses_for_its_type(key: Any) -> None:
+def test_a_number_goes_to_the_queue_that_java_chooses_for_its_type(key: dict[str, Any]) -> None:
     """G1: a Long is folded, which moves negative ones; the smaller types are what they are."""
     number = int(key["value"]) if key["type"] == "Long" else JavaInteger(key["value"])
 
@@ -46,14 +46,14 @@ def test_a_number_goes_to_the_queue_that_java_chooses_for_its_type(key: Any) -> 
 
 
 @pytest.mark.parametrize("key", [1 << 63, -(1 << 63) - 1, True])
-def test_a_key_that_is_no_number_of_javas_is_refused(key: Any) -> None:
+def test_a_key_that_is_no_number_of_javas_is_refused(key: int) -> None:
     """G1: it would go to some queue, and not to the one of Java's producers."""
     with pytest.raises(LocalProtocolError, match="make it a text"):
         select_by_hash(key, 4)
 
 
 @given(st.text(), st.text(), st.integers(1, 100_000))
-def test_the_hash_is_a_signed_int_and_the_choice_is_a_queue(first: Any, second: Any, count: Any) -> None:
+def test_the_hash_is_a_signed_int_and_the_choice_is_a_queue(first: str, second: str, count: int) -> None:
     """G1: same key, same queue."""
     value = java_string_hash(first)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,7 +84,7 @@ NO_HEADER = 188
 """A pull without any ext field, recorded to see the broker's reaction."""
 
 
-def recorded_requests():
+def recorded_requests() -> list[ParameterSet]:
     return [
         pytest.param(REQUESTS[command.request_code], decode_frame(command.frame).ext_fields, id=str(command))
         for command in recorded_commands()
@@ -90,14 +92,14 @@ def recorded_requests():
     ]
 
 
-def recorded_responses():
+def recorded_responses() -> Iterator[ParameterSet]:
     for command in recorded_commands():
         header_class, good_codes = RESPONSES.get(command.request_code, (None, ()))
         if command.is_response and command.code in good_codes:
             yield pytest.param(header_class, decode_frame(command.frame).ext_fields, id=str(command))
 
 
-def values_of(header_class: Any):
+def values_of(header_class: type[Any]) -> st.SearchStrategy[Any]:
     """A strategy for headers of one class, from the wire types of its fields."""
     by_annotation = {
         "str": st.text(min_size=1),
@@ -115,7 +117,7 @@ def values_of(header_class: Any):
 
 
 @pytest.mark.parametrize(("header_class", "ext_fields"), [*recorded_requests(), *recorded_responses()])
-def test_a_recorded_header_comes_back_unchanged(header_class: Any, ext_fields: Any) -> None:
+def test_a_recorded_header_comes_back_unchanged(header_class: type[Any], ext_fields: dict[str, str]) -> None:
     """A1: reading and writing loses no field of Java's clients and servers and adds none."""
     header = from_ext_fields(header_class, ext_fields)
 
@@ -133,7 +135,7 @@ def test_the_recorded_traffic_covers_every_header_class() -> None:
 
 @given(st.data())
 @pytest.mark.parametrize("header_class", HEADER_CLASSES, ids=lambda c: c.__name__)
-def test_any_header_is_read_back_as_it_was_written(header_class: Any, data: Any) -> None:
+def test_any_header_is_read_back_as_it_was_written(header_class: type[Any], data: st.DataObject) -> None:
     header = data.draw(values_of(header_class))
 
     ext_fields = to_ext_fields(header)
@@ -144,7 +146,7 @@ def test_any_header_is_read_back_as_it_was_written(header_class: Any, data: Any)
 
 
 @pytest.mark.parametrize("header_class", HEADER_CLASSES, ids=lambda c: c.__name__)
-def test_a_missing_required_field_is_named(header_class: Any) -> None:
+def test_a_missing_required_field_is_named(header_class: type[Any]) -> None:
     required = [spec for spec in fields(header_class) if spec.default is MISSING]
     everything = {spec.metadata["java_name"]: "1" for spec in required}
 
@@ -156,7 +158,7 @@ def test_a_missing_required_field_is_named(header_class: Any) -> None:
 
 
 @pytest.mark.parametrize("header_class", HEADER_CLASSES, ids=lambda c: c.__name__)
-def test_no_two_fields_share_a_name_on_the_wire(header_class: Any) -> None:
+def test_no_two_fields_share_a_name_on_the_wire(header_class: type[Any]) -> None:
     names = [spec.metadata["java_name"] for spec in fields(header_class)]
 
     assert len(names) == len(set(names))
@@ -185,7 +187,7 @@ def test_no_two_fields_share_a_name_on_the_wire(header_class: Any) -> None:
     ],
     ids=ascii,
 )
-def test_a_text_that_java_does_not_parse_as_a_number_raises(text: Any) -> None:
+def test_a_text_that_java_does_not_parse_as_a_number_raises(text: str) -> None:
     with pytest.raises(RemoteProtocolError, match="OffsetResponseHeader: ext field 'offset' is wrong"):
         from_ext_fields(headers.OffsetResponseHeader, {"offset": text})
 
@@ -202,12 +204,12 @@ def test_a_text_that_java_does_not_parse_as_a_number_raises(text: Any) -> None:
         (str(-(2**63)), -(2**63)),
     ],
 )
-def test_a_long_is_parsed_as_in_java(text: Any, value: Any) -> None:
+def test_a_long_is_parsed_as_in_java(text: str, value: int) -> None:
     assert from_ext_fields(headers.OffsetResponseHeader, {"offset": text}).offset == value
 
 
 @pytest.mark.parametrize("value", [2**63, -(2**63) - 1])
-def test_a_long_beyond_64_bits_raises_on_either_side(value: Any) -> None:
+def test_a_long_beyond_64_bits_raises_on_either_side(value: int) -> None:
     with pytest.raises(RemoteProtocolError, match="64 bits"):
         from_ext_fields(headers.OffsetResponseHeader, {"offset": str(value)})
     with pytest.raises(LocalProtocolError, match="64 bits"):
@@ -215,7 +217,7 @@ def test_a_long_beyond_64_bits_raises_on_either_side(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [2**31, -(2**31) - 1])
-def test_an_int_beyond_32_bits_raises_on_either_side(value: Any) -> None:
+def test_an_int_beyond_32_bits_raises_on_either_side(value: int) -> None:
     with pytest.raises(RemoteProtocolError, match=r"'queueId' is wrong.*32 bits"):
         from_ext_fields(headers.GetMinOffsetRequestHeader, {"topic": "T", "queueId": str(value)})
     with pytest.raises(LocalProtocolError, match=r"queue_id cannot be sent.*32 bits"):
@@ -236,7 +238,7 @@ def test_an_int_beyond_32_bits_raises_on_either_side(value: Any) -> None:
     ],
     ids=str,
 )
-def test_a_value_of_the_wrong_type_is_our_bug(wrong: Any) -> None:
+def test_a_value_of_the_wrong_type_is_our_bug(wrong: dict[str, Any]) -> None:
     with pytest.raises(LocalProtocolError, match=r"GetMinOffsetRequestHeader\.\w+ cannot be sent"):
         to_ext_fields(headers.GetMinOffsetRequestHeader(**wrong))
 
@@ -244,7 +246,7 @@ def test_a_value_of_the_wrong_type_is_our_bug(wrong: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "value"), [("true", True), ("TRUE", True), ("false", False), ("yes", False), ("", False)]
 )
-def test_a_boolean_is_parsed_as_in_java(text: Any, value: Any) -> None:
+def test_a_boolean_is_parsed_as_in_java(text: str, value: bool) -> None:
     ext_fields = {"topic": "T", "queueId": "0", "committed": text}
 
     assert from_ext_fields(headers.GetMaxOffsetRequestHeader, ext_fields).committed is value

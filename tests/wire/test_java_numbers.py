@@ -24,13 +24,13 @@ _BODY = b"compressed " * 20
 
 
 @pytest.mark.parametrize("case", NUMBERS["MixAll_getRetryTopic_getDLQTopic"], ids=lambda case: case["group"])
-def test_retry_and_dead_letter_topics_are_named_as_in_java(case: Any) -> None:
+def test_retry_and_dead_letter_topics_are_named_as_in_java(case: dict[str, Any]) -> None:
     """D6: whatever the group's name."""
     assert (retry_topic(case["group"]), dlq_topic(case["group"])) == (case["retry"], case["dlq"])
 
 
 @pytest.mark.parametrize("case", NUMBERS["crc32"], ids=lambda case: case["utf8"][:9])
-def test_the_checksum_of_a_body_is_java_s(case: Any) -> None:
+def test_the_checksum_of_a_body_is_java_s(case: dict[str, Any]) -> None:
     """G2: the sign bit is cleared; the property's text has the ten digits reversed."""
     body = case["utf8"].encode()
 
@@ -40,7 +40,7 @@ def test_the_checksum_of_a_body_is_java_s(case: Any) -> None:
 
 
 @pytest.mark.parametrize("case", NUMBERS["MessageSysFlag"], ids=lambda case: hex(case["flag"]))
-def test_the_bits_of_sysflag_are_java_s(case: Any) -> None:
+def test_the_bits_of_sysflag_are_java_s(case: dict[str, Any]) -> None:
     """G2: the transaction's two bits, the compressed bit, and the number of the compression type."""
     flag = case["flag"]
 
@@ -58,12 +58,12 @@ def test_the_bits_of_sysflag_are_java_s(case: Any) -> None:
 
 
 @pytest.mark.parametrize(("hex_text", "java"), NUMBERS["UtilAll_bytes2string"])
-def test_bytes_are_written_as_upper_case_hex(hex_text: Any, java: Any) -> None:
+def test_bytes_are_written_as_upper_case_hex(hex_text: str, java: str) -> None:
     assert bytes.fromhex(hex_text).hex().upper() == java
 
 
 @pytest.mark.parametrize(("text", "java"), NUMBERS["UtilAll_string2bytes"])
-def test_ids_are_read_in_either_case_but_never_with_half_a_byte(text: Any, java: Any) -> None:
+def test_ids_are_read_in_either_case_but_never_with_half_a_byte(text: str, java: str) -> None:
     """G2: Java drops the odd digit; an id cut like that is refused here."""
     if len(text) % 2:
         assert java == text[:-1].lower()
@@ -86,7 +86,7 @@ def test_our_version_is_one_that_java_knows_by_name() -> None:
 
 
 @pytest.mark.parametrize("case", NUMBERS["MixAll_brokerVIPChannel"], ids=lambda case: case["addr"])
-def test_a_broker_is_called_at_the_address_of_its_route(case: Any) -> None:
+def test_a_broker_is_called_at_the_address_of_its_route(case: dict[str, Any]) -> None:
     """A1: the second port, two below the first, is used by old clients only; Java's default is off."""
     assert case["vip_false"] == case["addr"]
     for client in ("PushConsumer", "Producer"):
@@ -99,7 +99,7 @@ def test_a_broker_is_called_at_the_address_of_its_route(case: Any) -> None:
 @pytest.mark.parametrize(
     "case", NUMBERS["ClientConfig_buildMQClientId"], ids=lambda case: case["buildMQClientId"]
 )
-def test_a_client_id_is_any_text_with_the_host_before_the_first_at_sign(case: Any) -> None:
+def test_a_client_id_is_any_text_with_the_host_before_the_first_at_sign(case: dict[str, Any]) -> None:
     """B1: members are told apart by the whole text; nothing else of it is read."""
     host, at, rest = case["buildMQClientId"].partition("@")
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.wire.fastjson import ObjectMap, dumps_java, dumps_standard, loads
-from tests.group.conftest import Members
-from tests.helpers.golden import recorded_commands
+from tests.helpers.golden import RecordedCommand, recorded_commands
 
 JSON_BODIES = [
     command for command in recorded_commands() if command.is_body_whole and command.body[:1] in (b"{", b"[")
@@ -51,12 +50,12 @@ values = st.recursive(
 
 
 @given(values)
-def test_what_is_written_as_java_does_is_read_back(value: Any) -> None:
+def test_what_is_written_as_java_does_is_read_back(value: ObjectMap | None) -> None:
     assert loads(dumps_java(value)) == value
 
 
 @given(st.dictionaries(st.integers(-(1 << 63), (1 << 63) - 1), values, max_size=4))
-def test_bare_integer_keys_read_like_quoted_ones(members: Members) -> None:
+def test_bare_integer_keys_read_like_quoted_ones(members: dict[int, Any]) -> None:
     as_text = {str(key): value for key, value in members.items()}
 
     assert loads(dumps_java(members)) == as_text
@@ -70,7 +69,7 @@ def test_standard_json_is_read_as_json_loads_does(value: Any) -> None:
 
 
 @given(values, st.data())
-def test_space_between_the_tokens_does_not_matter(value: Any, data: Any) -> None:
+def test_space_between_the_tokens_does_not_matter(value: Any, data: st.DataObject) -> None:
     """The tokens are found by the JSON scanner itself, so that this test shares no rule with the reader."""
     written = dumps_java(value).decode()
     spaced, at = "", 0
@@ -88,7 +87,7 @@ def test_space_between_the_tokens_does_not_matter(value: Any, data: Any) -> None
 
 
 @pytest.mark.parametrize("command", JSON_BODIES, ids=str)
-def test_every_recorded_json_body_is_read_and_no_part_of_it_is(command: Any) -> None:
+def test_every_recorded_json_body_is_read_and_no_part_of_it_is(command: RecordedCommand) -> None:
     """A2: whatever Java sends; every truncation raises."""
     value = loads(command.body)
 
@@ -131,7 +130,7 @@ def test_the_recorded_bodies_hold_both_kinds_of_odd_keys() -> None:
         ("7", 7),
     ],
 )
-def test_odd_keys_are_read(text: Any, expected: Any) -> None:
+def test_odd_keys_are_read(text: str, expected: Any) -> None:
     value = loads(text.encode())
 
     assert value == expected
@@ -180,13 +179,13 @@ def test_odd_keys_are_read(text: Any, expected: Any) -> None:
     ],
     ids=lambda body: repr(body[:30]),
 )
-def test_what_is_no_json_even_in_the_wider_sense_raises(body: Any) -> None:
+def test_what_is_no_json_even_in_the_wider_sense_raises(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match=f"A body of {len(body)} bytes is no JSON"):
         loads(body)
 
 
 @given(st.binary(max_size=60) | st.text('{}[]:,"\\01-a \n', max_size=40).map(str.encode))
-def test_random_bytes_raise_nothing_but_remote_protocol_errors(body: Any) -> None:
+def test_random_bytes_raise_nothing_but_remote_protocol_errors(body: bytes) -> None:
     try:
         loads(body)
     except RemoteProtocolError as exc:
@@ -206,7 +205,7 @@ def test_random_bytes_raise_nothing_but_remote_protocol_errors(body: Any) -> Non
     ],
     ids=lambda body: repr(body[:20]),
 )
-def test_a_hostile_body_costs_little_time(body: Any) -> None:
+def test_a_hostile_body_costs_little_time(body: bytes) -> None:
     """Without its bounds the last one would take hours, which pytest does not wait for."""
     with pytest.raises(RemoteProtocolError):
         loads(body)

@@ -95,7 +95,7 @@ REACTIONS = {
 }
 
 
-def stored_message(**changes: Any):
+def stored_message(**changes: Any) -> StoredMessage:
     values = {
         "topic": "T",
         "queue_id": 3,
@@ -113,7 +113,7 @@ def stored_message(**changes: Any):
 
 
 @pytest.mark.parametrize("name", WHOLE_PULLS)
-def test_a_pulled_body_decodes_to_what_java_shows(name: Any) -> None:
+def test_a_pulled_body_decodes_to_what_java_shows(name: str) -> None:
     messages = decode_messages(pull_body(name), "broker-a")
 
     assert len(messages) == len(expected_messages(name))
@@ -123,7 +123,7 @@ def test_a_pulled_body_decodes_to_what_java_shows(name: Any) -> None:
 
 
 @pytest.mark.parametrize("name", WHOLE_PULLS)
-def test_the_next_offset_counts_each_message_that_is_shown(name: Any) -> None:
+def test_the_next_offset_counts_each_message_that_is_shown(name: str) -> None:
     """A1: members of an inner batch, too (golden fact 7)."""
     at, next_begin = PULLS[name]["pull_from"], int(PULLS[name]["response"]["ext"]["nextBeginOffset"])
 
@@ -133,7 +133,7 @@ def test_the_next_offset_counts_each_message_that_is_shown(name: Any) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PULLS.keys() - WHOLE_PULLS))
-def test_the_undecompressable_message_java_drops_silently_raises_and_names_its_place(name: Any) -> None:
+def test_the_undecompressable_message_java_drops_silently_raises_and_names_its_place(name: str) -> None:
     """Golden fact 1: of ten messages Java shows eight, and goes on after the tenth."""
     with pytest.raises(RemoteProtocolError, match=r"topic=GoldenRaw broker=b queue=0 queueOffset=8 .* zlib"):
         decode_messages(pull_body(name), "b")
@@ -146,14 +146,14 @@ def test_the_undecompressable_message_java_drops_silently_raises_and_names_its_p
 
 
 @pytest.mark.parametrize("name", WHOLE_PULLS)
-def test_a_pulled_body_is_encoded_again_to_the_same_bytes(name: Any) -> None:
+def test_a_pulled_body_is_encoded_again_to_the_same_bytes(name: str) -> None:
     body = pull_body(name)
 
     assert b"".join(map(encode_stored_message, decode_stored_messages(body))) == body
 
 
 @pytest.mark.parametrize("name", ENCODED)
-def test_messages_encoded_by_java_decode_and_encode_to_the_same_bytes(name: Any) -> None:
+def test_messages_encoded_by_java_decode_and_encode_to_the_same_bytes(name: str) -> None:
     data = base64.b64decode(ENCODED[name]["bytes_b64"])
 
     (stored,) = decode_stored_messages(data)
@@ -172,7 +172,7 @@ def test_every_corrupt_case_has_a_reaction() -> None:
 
 
 @pytest.mark.parametrize("case", CORRUPT)
-def test_corrupt_messages_are_shown_whole_or_raise(case: Any) -> None:
+def test_corrupt_messages_are_shown_whole_or_raise(case: str) -> None:
     data = bytes.fromhex(CORRUPT[case]["bytes_hex"])
 
     if REACTIONS[case] is RAISES:
@@ -198,7 +198,7 @@ def test_every_truncation_raises() -> None:
 
 @settings(deadline=None)
 @given(st.data())
-def test_a_changed_byte_raises_or_decodes_but_never_fails_otherwise(data: Any) -> None:
+def test_a_changed_byte_raises_or_decodes_but_never_fails_otherwise(data: st.DataObject) -> None:
     message = bytearray(encode_stored_message(stored_message()) * 2)
     message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
 
@@ -227,7 +227,7 @@ def test_a_changed_byte_raises_or_decodes_but_never_fails_otherwise(data: Any) -
         body_crc=st.integers(0, (1 << 31) - 1),
     )
 )
-def test_any_stored_message_survives_encoding_and_decoding(message: Any) -> None:
+def test_any_stored_message_survives_encoding_and_decoding(message: StoredMessage) -> None:
     data = encode_stored_message(message)
 
     (decoded,) = decode_stored_messages(data)
@@ -238,7 +238,7 @@ def test_any_stored_message_survives_encoding_and_decoding(message: Any) -> None
 
 
 @pytest.mark.parametrize(("length", "version"), [(127, MessageVersion.V1), (128, MessageVersion.V2)])
-def test_a_topic_over_127_bytes_is_stored_in_layout_v2(length: Any, version: Any) -> None:
+def test_a_topic_over_127_bytes_is_stored_in_layout_v2(length: int, version: MessageVersion) -> None:
     message = stored_message(topic="t" * length)
 
     data = encode_stored_message(message)
@@ -258,7 +258,7 @@ def test_a_topic_over_127_bytes_is_stored_in_layout_v2(length: Any, version: Any
         {"store_host": "127.0.0.1:70000"},
     ],
 )
-def test_a_message_that_does_not_fit_the_layout_is_not_encoded(changes: Any) -> None:
+def test_a_message_that_does_not_fit_the_layout_is_not_encoded(changes: dict[str, Any]) -> None:
     with pytest.raises(LocalProtocolError):
         encode_stored_message(stored_message(**changes))
 
@@ -271,7 +271,7 @@ def test_the_offset_message_id_stands_in_for_a_missing_unique_key() -> None:
 
 
 @pytest.mark.parametrize("sys_flag", [0x1000, -0x80000000, 0x7FFFFF0E])
-def test_bits_of_the_sys_flag_without_a_name_are_kept(sys_flag: Any) -> None:
+def test_bits_of_the_sys_flag_without_a_name_are_kept(sys_flag: int) -> None:
     (message,) = decode_messages(encode_stored_message(stored_message(sys_flag=sys_flag)), "b")
 
     assert message.sys_flag == sys_flag
@@ -301,7 +301,7 @@ BATCHES = golden("remoting.json")["batch_body"]
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_a_batch_is_encoded_and_decoded_as_java_does(batch: Any) -> None:
+def test_a_batch_is_encoded_and_decoded_as_java_does(batch: dict[str, Any]) -> None:
     """G2: batch sends."""
     messages = [
         Message(

@@ -24,17 +24,19 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), min_
 
 
 @pytest.mark.parametrize("case", PARSED, ids=lambda case: ascii(case["string"]))
-def test_a_properties_string_is_parsed_as_java_does(case: Any) -> None:
+def test_a_properties_string_is_parsed_as_java_does(case: dict[str, Any]) -> None:
     assert decode_properties((case["string"] or "").encode()) == case["map"]
 
 
 @pytest.mark.parametrize("case", WRITTEN, ids=lambda case: ascii(case["encoded"]))
-def test_what_java_writes_is_read_as_java_reads_it(case: Any) -> None:
+def test_what_java_writes_is_read_as_java_reads_it(case: dict[str, Any]) -> None:
     assert decode_properties(case["encoded"].encode()) == case["decoded_again"]
 
 
 @pytest.mark.parametrize("case", WRITTEN, ids=lambda case: ascii(case["encoded"]))
-def test_properties_are_written_as_java_does_unless_a_consumer_would_misread_them(case: Any) -> None:
+def test_properties_are_written_as_java_does_unless_a_consumer_would_misread_them(
+    case: dict[str, Any],
+) -> None:
     properties = {name: value for name, value in case["map"].items() if value is not None}
 
     if "" in properties or any(separator in text for text in properties.values() for separator in "\x01\x02"):
@@ -46,20 +48,20 @@ def test_properties_are_written_as_java_does_unless_a_consumer_would_misread_the
 
 @settings(deadline=None)
 @given(st.dictionaries(TEXT, TEXT))
-def test_properties_survive_encoding_and_decoding(properties: Any) -> None:
+def test_properties_survive_encoding_and_decoding(properties: dict[str, Any]) -> None:
     assert decode_properties(encode_properties(properties)) == properties
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=60))
-def test_no_stored_properties_fail_to_parse(data: Any) -> None:
+def test_no_stored_properties_fail_to_parse(data: bytes) -> None:
     properties = decode_properties(data)
 
     assert all(name and value for name, value in properties.items())
 
 
 @pytest.mark.parametrize("name", ["", "a\x01b", "a\x02b"])
-def test_a_name_that_would_be_misread_is_not_written(name: Any) -> None:
+def test_a_name_that_would_be_misread_is_not_written(name: str) -> None:
     with pytest.raises(LocalProtocolError):
         encode_properties({name: "value"})
 
@@ -90,7 +92,7 @@ def test_properties_over_the_short_length_are_not_written() -> None:
     ],
 )
 def test_malformed_utf8_becomes_as_many_replacement_characters_as_in_java(
-    data: Any, replacements: Any
+    data: bytes, replacements: int
 ) -> None:
     assert decode_text(b"<" + data + b">") == "<" + "\ufffd" * replacements + ">"
 

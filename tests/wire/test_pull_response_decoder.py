@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -186,7 +188,12 @@ def test_what_is_no_frame_is_refused(garbage: bytes) -> None:
 def test_a_peer_whose_headers_always_differ_costs_few_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     learn = PullHeaderPattern.of
-    monkeypatch.setattr(PullHeaderPattern, "of", lambda *given: made.append(1) or learn(*given))
+
+    def counted(*given: Any) -> PullHeaderPattern | None:
+        made.append(1)
+        return learn(*given)
+
+    monkeypatch.setattr(PullHeaderPattern, "of", counted)
 
     fed(PullResponseDecoder(), b"".join(encode_frame(found(n, n, remark=f"r{n}")) for n in range(50)))
 

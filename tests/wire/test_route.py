@@ -13,7 +13,7 @@ from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, QueueData, TopicRoute
 from pyspark_rocketmq.wire.requests.topics import MAX_QUEUES, decode_route, encode_route
-from tests.helpers.golden import recorded_command, recorded_commands
+from tests.helpers.golden import RecordedCommand, recorded_command, recorded_commands
 
 RECORDED = [command for command in recorded_commands(105) if command.is_response and command.body]
 OLD_FORM = recorded_command(230, is_response=True).body
@@ -51,7 +51,7 @@ def route_json(**fields: object) -> bytes:
 
 
 @pytest.mark.parametrize("command", RECORDED, ids=str)
-def test_a_recorded_route_is_read_and_written_byte_for_byte(command: Any) -> None:
+def test_a_recorded_route_is_read_and_written_byte_for_byte(command: RecordedCommand) -> None:
     """A2."""
     route = decode_route(command.body)
 
@@ -73,14 +73,14 @@ def test_both_spellings_of_the_broker_ids_mean_the_same() -> None:
 
 
 @pytest.mark.parametrize("body", [OLD_FORM, NEW_FORM], ids=["old", "new"])
-def test_every_truncation_raises(body: Any) -> None:
+def test_every_truncation_raises(body: bytes) -> None:
     for end in range(len(body)):
         with pytest.raises(RemoteProtocolError):
             decode_route(body[:end])
 
 
 @given(routes, st.booleans())
-def test_any_route_is_read_back(route: Any, standard_json: Any) -> None:
+def test_any_route_is_read_back(route: TopicRoute, standard_json: bool) -> None:
     assert decode_route(encode_route(route, standard_json=standard_json)) == route
 
 
@@ -94,7 +94,7 @@ def test_any_route_is_read_back(route: Any, standard_json: Any) -> None:
     ],
     ids=str,
 )
-def test_the_old_spelling_of_the_topic_flag_is_read(spelling: Any, expected: Any) -> None:
+def test_the_old_spelling_of_the_topic_flag_is_read(spelling: dict[str, Any], expected: int) -> None:
     """A2: old servers write topicSynFlag."""
     queue = {"brokerName": "b", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6, **spelling}
 
@@ -153,7 +153,7 @@ QUEUE = {"brokerName": "b", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
     ],
     ids=str,
 )
-def test_a_route_of_the_wrong_shape_raises(fields: Any) -> None:
+def test_a_route_of_the_wrong_shape_raises(fields: dict[str, Any]) -> None:
     with pytest.raises(RemoteProtocolError, match="TopicRouteData"):
         decode_route(route_json(**fields))
 
@@ -161,7 +161,7 @@ def test_a_route_of_the_wrong_shape_raises(fields: Any) -> None:
 @pytest.mark.parametrize("count", [MAX_QUEUES + 1, 1 << 31, (1 << 63) - 1])
 @pytest.mark.parametrize("field", ["readQueueNums", "writeQueueNums"])
 def test_a_route_of_more_queues_than_a_topic_has_is_refused_before_they_are_made(
-    field: Any, count: Any
+    field: str, count: int
 ) -> None:
     """H9: 240 bytes would take gigabytes; the error names topic, broker and number."""
     body = route_json(queueDatas=[{**QUEUE, "brokerName": "broker-b"}, {**QUEUE, field: count}])
@@ -182,7 +182,7 @@ def test_queues_are_counted_over_all_brokers() -> None:
 
 
 @pytest.mark.parametrize("order", ["a:999999999", f"a:1;b:{MAX_QUEUES}", "a:999;" * 999])
-def test_an_order_configuration_of_too_many_queues_is_refused(order: Any) -> None:
+def test_an_order_configuration_of_too_many_queues_is_refused(order: str) -> None:
     """H9."""
     with pytest.raises(RemoteProtocolError, match=r"queues \(orderTopicConf\)"):
         decode_route(route_json(orderTopicConf=order), "orders")
@@ -196,7 +196,9 @@ def test_an_order_configuration_of_too_many_queues_is_refused(order: Any) -> Non
     ),
     max_leaves=12,
 ))  # fmt: skip
-def test_any_json_raises_nothing_but_remote_protocol_errors(value: Any) -> None:
+def test_any_json_raises_nothing_but_remote_protocol_errors(
+    value: dict[str, Any] | list[int | str | None] | None,
+) -> None:
     try:
         decode_route(json.dumps(value).encode())
     except RemoteProtocolError as exc:

@@ -28,7 +28,7 @@ def subscribe(expression: str | None) -> SubscriptionData:
 
 
 @pytest.mark.parametrize("case", READABLE, ids=lambda case: ascii(case["expr"]))
-def test_a_tag_expression_is_read_as_java_reads_it(case: Any) -> None:
+def test_a_tag_expression_is_read_as_java_reads_it(case: dict[str, Any]) -> None:
     """A4: which tags, which hash codes, which text goes to the broker."""
     subscription = subscribe(case["expr"])
 
@@ -39,13 +39,13 @@ def test_a_tag_expression_is_read_as_java_reads_it(case: Any) -> None:
 
 
 @pytest.mark.parametrize("expression", [*(c["expr"] for c in EXPRESSIONS if "error" in c), "||||", "||||||"])
-def test_separators_alone_are_an_option_error_that_names_topic_and_remedy(expression: Any) -> None:
+def test_separators_alone_are_an_option_error_that_names_topic_and_remedy(expression: str) -> None:
     with pytest.raises(OptionError, match=r"topic TopicT: tag expression '\|+' names no tag; use '\*'"):
         subscribe(expression)
 
 
 @pytest.mark.parametrize("case", TYPED, ids=lambda case: f"{case['type']}-{case['expr']}")
-def test_an_expression_type_is_treated_as_in_java(case: Any) -> None:
+def test_an_expression_type_is_treated_as_in_java(case: dict[str, Any]) -> None:
     """A4: SQL92 is the broker's to parse."""
     if "error" in case:
         with pytest.raises(OptionError, match="SQL92 needs an expression"):
@@ -62,7 +62,7 @@ def test_an_expression_type_is_treated_as_in_java(case: Any) -> None:
 
 
 @pytest.mark.parametrize(("tag", "_filter_type", "code"), TAG_CODES, ids=ascii)
-def test_the_stored_tag_code_is_java_s(tag: Any, _filter_type: Any, code: Any) -> None:
+def test_the_stored_tag_code_is_java_s(tag: str | None, _filter_type: str, code: int) -> None:
     assert java_string_hash(tag or "") == code
 
 
@@ -78,14 +78,22 @@ def test_tags_are_kept_exactly_although_the_broker_cannot() -> None:
 def test_everything_names_no_tag(expression: str | None) -> None:
     subscription = subscribe(expression)
 
-    assert (subscription.sub_string, subscription.tags_set, subscription.code_set) == ("*", set(), set())
+    assert (subscription.sub_string, subscription.tags_set, subscription.code_set) == (
+        "*",
+        frozenset(),
+        frozenset(),
+    )
 
 
 def test_a_blank_expression_passes_nothing_at_the_broker_and_everything_at_the_client() -> None:
     """Java's own inconsistency: the tag set is empty, the expression is not '*'."""
     subscription = subscribe(" ")
 
-    assert (subscription.sub_string, subscription.tags_set, subscription.code_set) == (" ", set(), set())
+    assert (subscription.sub_string, subscription.tags_set, subscription.code_set) == (
+        " ",
+        frozenset(),
+        frozenset(),
+    )
 
 
 @given(st.lists(st.text(), min_size=1))

@@ -20,9 +20,10 @@ from pyspark_rocketmq.wire.columnar.decode import (
     why_undecodable,
 )
 from pyspark_rocketmq.wire.compression import CompressionType, ExpansionBudget, compress
-from pyspark_rocketmq.wire.messages import INNER_BATCH_FLAGS, decode_messages, iter_messages
+from pyspark_rocketmq.wire.messages import INNER_BATCH_FLAGS, StoredMessage, decode_messages, iter_messages
 from tests.helpers.stored_messages import encode_stored_message
 from tests.wire.columnar_cases import (
+    Row,
     assert_same_reaction,
     encoded,
     expected_rows,
@@ -48,18 +49,18 @@ broken_messages = st.sampled_from(sorted(BROKEN_BODIES.keys() - {"a bomb"})).fla
 )
 
 
-def in_turn(*bodies: bytes, **wanted: Any) -> list[list[tuple] | Undecodable]:
+def in_turn(*bodies: bytes, **wanted: Any) -> list[list[Row] | Undecodable]:
     """What is decoded, batches as rows."""
     parts = decode_in_turn(bodies, "b", **wanted)
     return [part if isinstance(part, Undecodable) else rows(part) for part in parts]
 
 
-def shown(data: bytes) -> list[tuple]:
+def shown(data: bytes) -> list[Row]:
     return expected_rows(decode_messages(data, "b"))
 
 
 @pytest.mark.parametrize(("body", "sys_flag"), BROKEN_BODIES.values(), ids=BROKEN_BODIES)
-def test_a_message_whose_body_cannot_be_decoded_is_shown_as_it_is_stored(body: Any, sys_flag: Any) -> None:
+def test_a_message_whose_body_cannot_be_decoded_is_shown_as_it_is_stored(body: bytes, sys_flag: int) -> None:
     """L7: with its bytes, its own properties and the reason; the bits that say how it was compressed stay."""
     good = stored_message(queue_offset=6)
     bad = stored_message(queue_offset=7, body=body, sys_flag=sys_flag, properties_data=b"KEYS\x01k\x02")
@@ -79,7 +80,7 @@ def test_a_message_whose_body_cannot_be_decoded_is_shown_as_it_is_stored(body: A
 def test_the_columns_of_one_that_is_kept_are_those_asked_for() -> None:
     """L7."""
     bad = stored_message(body=b"nonsense", sys_flag=0x201)
-    wanted = {"columns": ["queueOffset", "body"], "properties": ["UNDECODABLE", "a"]}
+    wanted: dict[str, Any] = {"columns": ["queueOffset", "body"], "properties": ["UNDECODABLE", "a"]}
 
     (undecodable,) = decode_in_turn([encoded(bad)], "b", **wanted)
     row = row_of(undecodable.shown(QUEUE, 7), **wanted)
@@ -101,7 +102,7 @@ def test_one_that_is_not_subscribed_to_is_left_out() -> None:
 
 @pytest.mark.parametrize("at", [0, 3, 4, 84])
 @pytest.mark.parametrize("value", [b"\xff", b"\x7f"])
-def test_nothing_is_read_behind_a_broken_layout(at: Any, value: Any) -> None:
+def test_nothing_is_read_behind_a_broken_layout(at: int, value: bytes) -> None:
     """L7: nobody knows where it ends: total size, magic number and length of the body are damaged in turn."""
     good, bad = encoded(stored_message(queue_offset=6)), bytearray(encoded(stored_message(queue_offset=7)))
     bad[at : at + 1] = value
@@ -110,6 +111,7 @@ def test_nothing_is_read_behind_a_broken_layout(at: Any, value: Any) -> None:
     before, undecodable = in_turn(data, good)
 
     assert before == shown(good)
+    assert isinstance(undecodable, Undecodable)
     assert undecodable.stored is None
     assert undecodable.data == data[len(good) :]
     message = undecodable.shown(QUEUE, 9)
@@ -132,7 +134,7 @@ def test_the_offset_of_a_broken_layout_is_the_next_one_or_what_it_says_where_som
 @pytest.mark.parametrize(
     ("announced", "count"), [("3", 3), ("abc", 1), ("0", 1), ("-4", 1), ("٣", 1), ("9" * 30, 1)]
 )
-def test_an_inner_batch_has_as_many_offsets_as_it_announces(announced: Any, count: Any) -> None:
+def test_an_inner_batch_has_as_many_offsets_as_it_announces(announced: str, count: int) -> None:
     """L7."""
     bad = stored_message(
         queue_offset=7,
@@ -143,6 +145,7 @@ def test_an_inner_batch_has_as_many_offsets_as_it_announces(announced: Any, coun
 
     undecodable = why_undecodable(encoded(bad))
 
+    assert undecodable is not None
     assert undecodable.queue_offsets(0, 100, is_filtered=False) == range(7, 7 + count)
 
 
@@ -162,14 +165,16 @@ def test_messages_begin_where_sizes_say() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(stored_messages() | broken_messages, st.booleans()), max_size=40), st.booleans())
 @example([(stored_message(body=b"nonsense", sys_flag=1), False)] * 33, True)
-def test_both_decoders_find_the_same_messages_undecodable(messages: Any, in_pieces: Any) -> None:
+def test_both_decoders_find_the_same_messages_undecodable(
+    messages: list[tuple[StoredMessage, bool]], in_pieces: bool
+) -> None:
     """L7, A4: what is decoded in turn is what each message alone is, scalar and as columns."""
     parts = [encode_stored_message(message) for message, _ in messages]
     for part in parts:
         assert_same_reaction(part)
     bodies = parts if in_pieces else [b"".join(parts)]
 
-    expected: list[tuple | int] = []
+    expected: list[Row | int] = []
     for number, part in enumerate(parts):
         undecodable = why_undecodable(part)
         if undecodable is None:
@@ -179,12 +184,13 @@ def test_both_decoders_find_the_same_messages_undecodable(messages: Any, in_piec
             expected.append(undecodable.stored.queue_offset)
             row_of(undecodable.shown(QUEUE, number)).validate(full=True)
 
-    found: list[tuple | int] = []
-    for part in decode_in_turn(bodies, "b"):
-        if isinstance(part, Undecodable):
-            found.append(part.stored.queue_offset)
+    found: list[Row | int] = []
+    for decoded in decode_in_turn(bodies, "b"):
+        if isinstance(decoded, Undecodable):
+            assert decoded.stored is not None
+            found.append(decoded.stored.queue_offset)
         else:
-            assert part.schema == MESSAGE_SCHEMA
-            assert isinstance(part, pa.RecordBatch)
-            found += rows(part)
+            assert decoded.schema == MESSAGE_SCHEMA
+            assert isinstance(decoded, pa.RecordBatch)
+            found += rows(decoded)
     assert found == expected

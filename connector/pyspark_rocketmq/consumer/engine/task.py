@@ -394,7 +394,7 @@ class PickledOnce:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._pickled: bytes = cloudpickle.dumps(engine)  # type: ignore[no-untyped-call]
+        self._pickled: bytes = cloudpickle.dumps(engine)
 
     def __reduce__(self) -> tuple[object, ...]:
         return pickle.loads, (self._pickled,)
@@ -431,7 +431,7 @@ def _innermost(path: list[str], value: object, error: Exception) -> tuple[list[s
 
 def _error_of(value: object) -> Exception | None:
     try:
-        cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
+        cloudpickle.dumps(value)
     except Exception as error:  # noqa: BLE001 - any object may refuse in any way
         return error
     return None
