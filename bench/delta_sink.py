@@ -16,15 +16,20 @@ from deltalake import write_deltalake
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from bench.measure import Result, Spread, Stopwatch, Target, Timed, load_average
 from bench.session import CORES, bench_session
 from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.consumer.commit import BatchCommitter
-from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, QueueAck
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.consumer.engine.output import QUEUE_COLUMNS, Consumed, QueueAck
+from pyspark_rocketmq.listeners.row_buffer import Emitted
+from pyspark_rocketmq.listeners.row_validation import RowColumns
+from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.source.schema import ReadPiece
 
 _GROUP = "bench"
 _QUEUES = 8
@@ -192,7 +197,7 @@ class _Ours:
             sink=_TimedSink(self._sink, self._watch),
             query_id=lambda: "bench",
             listeners=[],
-            engine=_Rows(batch, self._epochs),
+            engine=_Engine(batch, self._epochs),
         )
         committer(_tasks(self._spark), batch.number)
 
@@ -229,31 +234,48 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Makes a task's rows of a batch, whatever the task is given; with epochs the acks of its queues, too, as an engine does."""
+    """Makes a task's rows of a batch, whatever the task is given."""
 
     batch: _Batch
-    epochs: Mapping[MessageQueue, int] | None = None
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        deque(batches, maxlen=0)
+        for queue in _queues_of_task():
+            yield from _made_of(queue, self.batch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """Gives the same rows as an engine does, with the acks of their queues."""
+
+    batch: _Batch
+    epochs: Mapping[MessageQueue, int]
 
     def __call__(
         self,
-        batches: Iterable[pa.RecordBatch],
+        pieces: Iterable[ReadPiece],
         orders: RangeOrders = NO_ORDERS,  # noqa: ARG002 - an engine's
-    ) -> Iterator[pa.RecordBatch]:
-        deque(batches, maxlen=0)
-        task = TaskContext.get()
-        assert task is not None
-        for queue in _all_queues()[task.partitionId() :: CORES]:
-            yield from self._rows_of(queue)
+    ) -> Iterator[Consumed]:
+        deque(pieces, maxlen=0)
+        names = _ROWS.names[len(QUEUE_COLUMNS) :]
+        columns = RowColumns(StructType([from_arrow_schema(_ROWS)[name] for name in names]))
+        for queue in _queues_of_task():
+            rows: list[Emitted] = [made.select(names) for made in _made_of(queue, self.batch)]
+            yield Consumed(
+                rows, _ack(queue, self.epochs[queue], *self.batch.range_of(queue.queue_id)), columns
+            )
 
-    def _rows_of(self, queue: MessageQueue) -> Iterator[pa.RecordBatch]:
-        start, end = self.batch.range_of(queue.queue_id)
-        for first in range(start, end, _ARROW_ROWS):
-            made = _made(queue, np.arange(first, min(first + _ARROW_ROWS, end)))
-            if self.epochs is not None:
-                made = made.append_column(ACK_COLUMN, pa.nulls(len(made), pa.string()))
-            yield made
-        if self.epochs is not None:
-            yield _ack_row(queue, self.epochs[queue], start, end)
+
+def _queues_of_task() -> list[MessageQueue]:
+    task = TaskContext.get()
+    assert task is not None
+    return _all_queues()[task.partitionId() :: CORES]
+
+
+def _made_of(queue: MessageQueue, batch: _Batch) -> Iterator[pa.RecordBatch]:
+    start, end = batch.range_of(queue.queue_id)
+    for first in range(start, end, _ARROW_ROWS):
+        yield _made(queue, np.arange(first, min(first + _ARROW_ROWS, end)))
 
 
 def _tasks(spark: SparkSession) -> DataFrame:
@@ -278,13 +300,9 @@ def _made(queue: MessageQueue, offsets: np.ndarray) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=_ROWS)
 
 
-def _ack_row(queue: MessageQueue, epoch: int, start: int, end: int) -> pa.RecordBatch:
-    ack = QueueAck(
-        topic=queue.topic,
-        broker_name=queue.broker_name,
-        queue_id=queue.queue_id,
-        epoch=epoch,
-        start=start,
+def _ack(queue: MessageQueue, epoch: int, start: int, end: int) -> QueueAck:
+    return QueueAck.of(
+        QueueRange(queue=queue, start=start, end=end, epoch=epoch),
         next_offset=end,
         reconsume_times=0,
         suspended_until_s=None,
@@ -293,8 +311,6 @@ def _ack_row(queue: MessageQueue, epoch: int, start: int, end: int) -> pa.Record
         finished="EXHAUSTED",
         listener_s=0.0,
     )
-    schema = _ROWS.append(pa.field(ACK_COLUMN, pa.string()))
-    return pa.RecordBatch.from_pylist([{"topic": queue.topic, ACK_COLUMN: ack.to_json()}], schema=schema)
 
 
 def _all_queues() -> list[MessageQueue]:

@@ -30,7 +30,7 @@ from pyspark_rocketmq.listeners.forms import form_of
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, QueueRange, dlq_topic, retry_topic
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.ranges import partitions_of
-from pyspark_rocketmq.source.reader import read_queue
+from pyspark_rocketmq.source.reader import read_ranges
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.support import ANSWER_S, await_readable
@@ -173,7 +173,7 @@ class OurRun(StoredTrace):
             return
         planned = QueueRange(queue=queue, start=start, end=end, epoch=1)
         (partition,) = partitions_of([planned], self._options, {_BROKER: self.address}, {})  # type: ignore[dict-item]
-        for consumed in self._engine(read_queue(partition)):
+        for consumed in self._engine(read_ranges([partition])):
             self.rows += [key for rows in consumed.batches() for key in rows.column("key").to_pylist()]
             self.next_offsets[queue] = consumed.ack.next_offset
 

@@ -18,13 +18,13 @@ from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.reader import read_queue
-from pyspark_rocketmq.source.schema import planned_range, reset_target
 from pyspark_rocketmq.wire.codes import RequestCode
 from tests.both.conftest import Put
 from tests.both.support import ANSWER_S
 from tests.broker_sim.exchange import request
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.fake_clock import FakeClock
+from tests.helpers.source_rows import end_of
 from tests.helpers.wait import wait_until
 
 COUNT = 40
@@ -99,13 +99,12 @@ def test_a_groups_range_ends_at_a_reset_and_says_where_to_go_on(
 
     # Several pulls are in flight, and any of them may be the one that is told.
     seen = offsets_in(before)
-    text = told.column("plannedRange")[0].as_py()
     assert seen == list(range(8, 8 + len(seen)))
-    assert planned_range(queue, text, rows=len(seen)) == replace(of_group.planned, end=8 + len(seen))
+    assert end_of(told).planned == replace(of_group.planned, end=8 + len(seen))
     assert len(seen) < COUNT - 8
-    assert reset_target(text) == 0
+    assert end_of(told).reset_to == 0
     assert offsets_in(after) == list(range(8, COUNT))
-    assert reset_target(told_nothing.column("plannedRange")[0].as_py()) is None
+    assert end_of(told_nothing).reset_to is None
 
 
 @pytest.mark.usefixtures("reset")

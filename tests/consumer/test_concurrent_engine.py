@@ -19,7 +19,7 @@ from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext
 from pyspark_rocketmq.listeners.forms import form_of
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageExt, MessageQueue, QueueRange
 from tests.helpers.scripted_cluster import ScriptedCluster
-from tests.helpers.source_rows import batches_of, rows_of
+from tests.helpers.source_rows import pieces_of, rows_of
 
 ORDERS = MessageQueue("orders", "broker-a", 3)
 RETRY = MessageQueue("%RETRY%billing", "broker-a", 0)
@@ -64,7 +64,7 @@ def consume(
             back_timeout_s=60.0,
         ),
     )
-    return list(pickle.loads(pickle.dumps(engine))(iter(batches_of(rows, 4))))
+    return list(pickle.loads(pickle.dumps(engine))(iter(pieces_of(rows, 4))))
 
 
 @pytest.mark.parametrize("listener", [fail_every_third, fail_every_third_later], ids=["threads", "loop"])

@@ -28,7 +28,7 @@ from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import MessageExt, MessageModel, QueueRange
 from pyspark_rocketmq.sinks.delta_files import TaskWriter
 from tests.helpers.messages import QUEUE
-from tests.helpers.source_rows import batches_of, rows_of
+from tests.helpers.source_rows import pieces_of, rows_of
 
 OUTPUT = StructType().add("n", "long").add("text", "string")
 TABLE = pa.schema(
@@ -79,7 +79,7 @@ def consume(engine: Engine, planned: QueueRange, folder: Path) -> dict[str, Any]
     """A task's one part, with its files in ``folder``."""
     writer = TaskWriter(table_uri=str(folder), schema=TABLE, partition_by=(), watermarks={QUEUE: 0})
     parts = TaskParts(writer, None)
-    for consumed in engine(iter(batches_of(rows_of(planned), 9))):
+    for consumed in engine(iter(pieces_of(rows_of(planned), 9))):
         parts.add(consumed)
     [part] = parts.finish()
     return part

@@ -11,10 +11,11 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.metrics import Figures
 from pyspark_rocketmq.consumer.engine.output import QueueAck
+from pyspark_rocketmq.consumer.engine.range import crossed_ranges
 from pyspark_rocketmq.consumer.message_table import TableEngine
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
-from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, marker_row
+from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, RangeEnd, marker_row
 
 Q0, Q1 = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-a", 1)
 SCHEMA = (
@@ -47,7 +48,9 @@ def message_rows(queue: MessageQueue, *offsets: int) -> pa.RecordBatch:
 def marker(
     queue: MessageQueue, start: int, end: int, rows: int, reset_to: int | None = None
 ) -> pa.RecordBatch:
-    return marker_row(QueueRange(queue=queue, start=start, end=end, epoch=7), rows=rows, reset_to=reset_to)
+    return marker_row(
+        RangeEnd(planned=QueueRange(queue=queue, start=start, end=end, epoch=7), rows=rows, reset_to=reset_to)
+    )
 
 
 def together(*batches: pa.RecordBatch) -> pa.RecordBatch:
@@ -55,7 +58,7 @@ def together(*batches: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def passed(*batches: pa.RecordBatch) -> tuple[list[tuple[Any, ...]], list[QueueAck]]:
-    rows = pa.Table.from_batches(list(TableEngine(SCHEMA).rows(batches))).to_pylist()
+    rows = pa.Table.from_batches(list(TableEngine(SCHEMA).rows(crossed_ranges(batches)))).to_pylist()
     data = [
         (row["queueId"], row["queueOffset"], row["body"], row["keys"]) for row in rows if row["ack"] is None
     ]
@@ -98,7 +101,9 @@ def test_a_queue_whose_broker_was_away_may_go_on_at_once() -> None:
 def test_a_range_says_what_reading_it_took() -> None:
     """D11: every row counts as consumed."""
     planned = QueueRange(queue=Q0, start=5, end=9, epoch=7)
-    _, [ack] = passed(message_rows(Q0, 5, 6), marker_row(planned, rows=2, pulls=3, pull_ms=4.5))
+    _, [ack] = passed(
+        message_rows(Q0, 5, 6), marker_row(RangeEnd(planned=planned, rows=2, pulls=3, pull_ms=4.5))
+    )
 
     assert ack.figures == Figures(ok=2, pulled=2, pulls=3, pull_ms=4.5)
 

@@ -26,9 +26,9 @@ from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
-from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, RangeEnd, marker_row
+from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, EndReason, RangeEnd, marker_row
 from tests.helpers.messages import QUEUE, message_at
-from tests.helpers.source_rows import Row, batches_of, row_of, rows_of
+from tests.helpers.source_rows import Row, pieces_of, row_of, rows_of
 
 PLANNED = QueueRange(queue=QUEUE, start=100, end=140, epoch=3, reconsume_times=2)
 MESSAGES = [
@@ -44,7 +44,7 @@ RETRY_QUEUE = MessageQueue("%RETRY%g", "broker-a", 0)
 def marker(planned: QueueRange = PLANNED, rows: int = len(MESSAGES)) -> Row:
     """The range's marker row."""
     row: Row
-    (row,) = marker_row(planned, rows=rows).to_pylist()
+    (row,) = marker_row(RangeEnd(planned=planned, rows=rows)).to_pylist()
     return row
 
 
@@ -66,7 +66,7 @@ def gather_in_state_engine(rows: Sequence[Row], size: int) -> ArrivedRange:
 
 
 def gather_in_direct_engine(rows: Sequence[Row], size: int) -> ArrivedRange:
-    (arrived,) = arrived_ranges(iter(batches_of(rows, size)))
+    (arrived,) = arrived_ranges(iter(pieces_of(rows, size)))
     return arrived._replace(messages=list(arrived.messages))
 
 
@@ -100,9 +100,9 @@ def test_a_range_in_any_order_and_any_chunks_is_put_back_into_order(
     rows = [*map(row_of, MESSAGES), marker()]
     random.Random(seed).shuffle(rows)
 
-    planned, messages, *_ = gather(rows, size)
+    end, messages, _ = gather(rows, size)
 
-    assert planned == PLANNED
+    assert end.planned == PLANNED
     assert messages == MESSAGES
 
 
@@ -126,9 +126,9 @@ def test_a_range_that_was_shuffled_is_refused_where_nothing_may_shuffle(
 @pytest.mark.parametrize("size", [1, 7, 10, 36, 37, 100])
 def test_a_range_in_order_stays_as_it_is(gather: Gather, size: int) -> None:
     """D1: Spark cuts it into batches of maxRecordsPerBatch, anywhere."""
-    planned, messages, *_ = gather([*map(row_of, MESSAGES), marker()], size)
+    end, messages, _ = gather([*map(row_of, MESSAGES), marker()], size)
 
-    assert (planned, messages) == (PLANNED, MESSAGES)
+    assert (end.planned, messages) == (PLANNED, MESSAGES)
 
 
 @in_state_engine
@@ -151,7 +151,7 @@ def test_the_listener_gets_messages_of_the_retry_topic_under_the_topic_they_were
 
     found, messages, *_ = gather([*rows, marker(planned, rows=10)], 4)
 
-    assert found == planned
+    assert found.planned == planned
     assert messages == [one.restored(sent_to[one.queue_offset]) for one in read]
     assert [one.topic for one in messages[:2]] == ["payments", "orders"]
 
@@ -159,7 +159,7 @@ def test_the_listener_gets_messages_of_the_retry_topic_under_the_topic_they_were
 @in_both_engines
 def test_a_range_of_which_a_filter_left_nothing_has_only_its_marker(gather: Gather) -> None:
     """A4"""
-    assert gather([marker(rows=0)], 1)[:3] == (PLANNED, [], None)
+    assert gather([marker(rows=0)], 1) == (RangeEnd(planned=PLANNED, rows=0), [], 0)
 
 
 @in_both_engines
@@ -219,7 +219,7 @@ def test_ranges_that_share_a_task_arrive_one_after_the_other(size: int) -> None:
         QueueRange(queue=OTHER_QUEUE._replace(queue_id=4), start=2, end=4, epoch=2),
     ]
 
-    arrived = list(arrived_ranges(iter(batches_of(rows_of(*planned), size))))
+    arrived = list(arrived_ranges(iter(pieces_of(rows_of(*planned), size))))
 
     assert [each.planned for each in arrived] == planned
     assert [[message.queue_offset for message in each.messages] for each in arrived] == [
@@ -233,7 +233,7 @@ def test_ranges_that_share_a_task_arrive_one_after_the_other(size: int) -> None:
 def test_messages_are_told_where_their_queue_began_and_ended(gather: Gather) -> None:
     """D1: properties MIN_OFFSET and MAX_OFFSET, as Java's consumer adds them."""
     rows = [row_of(message) for message in MESSAGES]
-    rows += marker_row(PLANNED, rows=len(rows), bounds=(7, 999)).to_pylist()
+    rows += marker_row(RangeEnd(planned=PLANNED, rows=len(rows), bounds=(7, 999))).to_pylist()
 
     arrived = gather(rows, 16)
 
@@ -250,7 +250,7 @@ def test_rows_of_two_queues_that_were_mixed_are_refused() -> None:
     with pytest.raises(
         RocketMQError, match=r"queue=3: .* but rows of topic=orders .* queue=9 came before it"
     ):
-        list(arrived_ranges(iter(batches_of([one[0], *other, *one[1:]], 100))))
+        list(arrived_ranges(iter(pieces_of([one[0], *other, *one[1:]], 100))))
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 5), (700, 600), (2000,), (512, 1), ()])
@@ -308,7 +308,10 @@ class Store:
 def read_rows(planned: QueueRange, reset_to: int | None) -> list[Row]:
     """A range as it was read: to the end it reached, and with what the broker told meanwhile."""
     *messages, _ = rows_of(planned)
-    return [*messages, *marker_row(planned, rows=planned.count, reset_to=reset_to).to_pylist()]
+    return [
+        *messages,
+        *marker_row(RangeEnd(planned=planned, rows=planned.count, reset_to=reset_to)).to_pylist(),
+    ]
 
 
 class Bomb:
@@ -347,7 +350,7 @@ class DirectEngineAndStore:
         rows = read_rows(self._store.planned(start, end, epoch), reset_to)
         # As Spark does with whatever is given to mapInArrow.
         engine = pickle.loads(pickle.dumps(self._engine))
-        (consumed,) = engine(iter(batches_of(rows, 7)))
+        (consumed,) = engine(iter(pieces_of(rows, 7)))
         ack = self._store.commit(consumed.ack.to_json())
         return [name for rows in consumed.batches() for name in rows.column("name").to_pylist()], ack
 
@@ -431,12 +434,16 @@ def test_a_queue_of_which_nothing_was_read_is_due_at_once_and_does_not_look_stal
 @pytest.mark.parametrize("until_s", [None, 0.0, time.time() + 600])
 def test_a_queue_that_may_not_be_read_is_asked_for_again_after_a_while(until_s: float | None) -> None:
     """D3: not at once, again and again, but after Java's 3 s, or when its own suspension is over."""
-    (arrived,) = arrived_ranges(iter(batches_of(rows_of(PLANNED), 100)))
+    (arrived,) = arrived_ranges(iter(pieces_of(rows_of(PLANNED), 100)))
     ack = consumer_of(lambda messages, context: ConsumeOrderlyStatus.SUCCESS).consume(arrived).ack
     ack = replace(ack, suspended_until_s=until_s)
     earliest_s = max(until_s or 0, time.time() + 3)
 
-    refused = arrived._replace(ended=RangeEnd.REFUSED).acknowledged(ack).suspended_until_s
+    refused = (
+        arrived._replace(end=replace(arrived.end, reason=EndReason.REFUSED))
+        .acknowledged(ack)
+        .suspended_until_s
+    )
 
     assert arrived.acknowledged(ack).suspended_until_s == until_s
     assert refused is not None

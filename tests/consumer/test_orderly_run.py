@@ -21,7 +21,7 @@ from pyspark_rocketmq.errors import ListenerError, RequestTimeout, SchemaError, 
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
-from pyspark_rocketmq.source.schema import RangeEnd
+from pyspark_rocketmq.source.schema import EndReason
 from tests.helpers.emitted import kept_rows
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE, message_at
@@ -38,7 +38,7 @@ def run_of(
     *,
     offsets: Sequence[int] = range(10, 20),
     planned: QueueRange | None = None,
-    ended: RangeEnd = RangeEnd.WHOLE,
+    ended: EndReason = EndReason.WHOLE,
     now_s: Callable[[], float] = lambda: NOW_S,
     dead_letters: DeadLetters = no_dead_letters,
     orders: RangeOrders = NO_ORDERS,
@@ -540,7 +540,7 @@ def test_a_queue_whose_range_ended_early_is_not_taken_for_one_that_waits_for_mes
     """D4: the planner gives a queue nothing before there is more than its listener has had."""
     planned = QueueRange(queue=QUEUE, start=10, end=10 + len(offsets), epoch=3)
     run = run_of(
-        without_auto_commit(lambda _: SUCCESS), offsets=offsets, planned=planned, ended=RangeEnd.EARLY
+        without_auto_commit(lambda _: SUCCESS), offsets=offsets, planned=planned, ended=EndReason.EARLY
     )
 
     assert run.consume() == []
@@ -551,7 +551,7 @@ def test_a_listener_that_has_had_as_much_as_fits_and_commits_nothing_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """D4, D13: it will never get more; tried again after the longest pause, for its COMMIT may hang on something else."""
-    run = run_of(without_auto_commit(lambda _: SUCCESS), ended=RangeEnd.FULL)
+    run = run_of(without_auto_commit(lambda _: SUCCESS), ended=EndReason.FULL)
     with caplog.at_level(logging.ERROR):
         run.consume()
 
@@ -562,7 +562,7 @@ def test_a_listener_that_has_had_as_much_as_fits_and_commits_nothing_is_told(
 def test_a_listener_that_waits_for_a_message_that_cannot_be_decoded_ends_its_query() -> None:
     """L7, D4: nothing is committed, so that the next range would be this one again, without end."""
     planned = QueueRange(queue=QUEUE, start=10, end=12, epoch=3)
-    waiting: dict[str, Any] = {"offsets": [10, 11], "planned": planned, "ended": RangeEnd.UNDECODABLE}
+    waiting: dict[str, Any] = {"offsets": [10, 11], "planned": planned, "ended": EndReason.UNDECODABLE}
     run = run_of(without_auto_commit(lambda _: SUCCESS), **waiting)
     run.consume()
 

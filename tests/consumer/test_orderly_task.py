@@ -15,7 +15,6 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume import turns
-from pyspark_rocketmq.consume.metrics import Figures
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consume.turns import NO_ORDERS, NoOrders, RangeOrders
 from pyspark_rocketmq.consumer.engine import direct as orderly_task
@@ -28,6 +27,7 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
+from pyspark_rocketmq.source.schema import RangeEnd
 from tests.helpers.emitted import kept_rows
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import message_at
@@ -42,7 +42,8 @@ Listener = Callable[[MessageExt, ConsumeOrderlyContext], Any]
 
 def range_of(queue: MessageQueue, count: int = 1) -> ArrivedRange:
     planned = QueueRange(queue=queue, start=0, end=count, epoch=1)
-    return ArrivedRange(planned, [message_at(at, queue=queue) for at in range(count)], None, Figures())
+    messages = [message_at(at, queue=queue) for at in range(count)]
+    return ArrivedRange(RangeEnd(planned=planned, rows=count), messages)
 
 
 class Task:

@@ -21,7 +21,8 @@ from pyspark_rocketmq.source.progress import GroupProgress
 from pyspark_rocketmq.source.queue_lives import PullingLifeWatch
 from pyspark_rocketmq.source.ranges import Offset, partitions_of
 from pyspark_rocketmq.source.reader import read_queue
-from pyspark_rocketmq.source.schema import MESSAGE_COLUMNS, planned_range
+from pyspark_rocketmq.source.schema import MESSAGE_COLUMNS
+from tests.helpers.source_rows import end_of
 from tests.helpers.wait import wait_until
 
 SOON_S = 120.0
@@ -79,9 +80,10 @@ class GroupQuery:
         addresses = self.planner.addresses([planned])
         slaves = self.planner.stand_ins([planned])
         (partition,) = partitions_of([planned], self.options, addresses, self.planner.replicas(), slaves)
-        *rows, marker = [row for batch in read_queue(partition) for row in batch.to_pylist()]
+        *batches, marker = read_queue(partition)
+        rows = [row for batch in batches for row in batch.to_pylist()]
         messages = messages_of([[row[name] for row in rows] for name in MESSAGE_COLUMNS])
-        return messages, planned_range(planned.queue, marker["plannedRange"], rows=len(rows))
+        return messages, end_of(marker).planned
 
 
 def _text_of(message: MessageExt) -> str:

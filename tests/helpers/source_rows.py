@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
 
-from pyspark_rocketmq.model import MessageExt, QueueRange
-from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, marker_row
+from pyspark_rocketmq.consumer.engine.range import crossed_ranges
+from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
+from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, RangeEnd, ReadPiece, marker_row
 from tests.helpers.messages import message_at
 
 Row = dict[str, Any]
@@ -30,7 +31,7 @@ def rows_of(*planned: QueueRange, **changes: object) -> list[Row]:
     for each in planned:
         messages = [message_at(offset, queue=each.queue) for offset in range(each.start, each.end)]
         rows += [row_of(message) | changes for message in messages]
-        rows += marker_row(each, rows=each.count).to_pylist()
+        rows += marker_row(RangeEnd(planned=each, rows=each.count)).to_pylist()
     return rows
 
 
@@ -40,3 +41,16 @@ def batches_of(rows: Sequence[Row], size: int) -> list[pa.RecordBatch]:
         pa.RecordBatch.from_pylist(list(rows[at : at + size]), schema=CONSUMER_SCHEMA)
         for at in range(0, len(rows), size)
     ]
+
+
+def pieces_of(rows: Sequence[Row], size: int) -> Iterator[ReadPiece]:
+    """As an engine gets them."""
+    return crossed_ranges(batches_of(rows, size))
+
+
+def end_of(marker: pa.RecordBatch) -> RangeEnd:
+    """What a marker row says."""
+    (row,) = marker.to_pylist()
+    assert row["kind"] == "end"
+    queue = MessageQueue(row["topic"], row["brokerName"], row["queueId"])
+    return RangeEnd.from_json(queue, row["plannedRange"])

@@ -25,7 +25,7 @@ from pyspark_rocketmq.listeners.event_loop import is_async, run_on_loop
 from pyspark_rocketmq.listeners.forms import ListenerContext, form_of
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageExt, MessageModel, QueueRange
 from tests.helpers.messages import QUEUE
-from tests.helpers.source_rows import batches_of, rows_of
+from tests.helpers.source_rows import pieces_of, rows_of
 from tests.helpers.wait import PATIENCE_S
 
 SUCCESS = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
@@ -43,7 +43,7 @@ def consumed(listener: object, model: MessageModel = MessageModel.CLUSTERING) ->
         SendBackSettings(name_servers=("nowhere:1",), consumer_group="billing"),
     )
     sent = cloudpickle.loads(cloudpickle.dumps(engine))
-    [brought] = sent(iter(batches_of(rows_of(PLANNED), 4)))
+    [brought] = sent(iter(pieces_of(rows_of(PLANNED), 4)))
     data = [row for rows in brought.batches() for row in rows.to_pylist()]
     return [(row["queueOffset"], row["name"]) for row in data], brought.ack
 

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
-from pyspark_rocketmq.consumer.engine.range import pieces
 from pyspark_rocketmq.errors import (
     BrokerError,
     ConsumptionForbidden,
@@ -21,13 +20,7 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
 from pyspark_rocketmq.source.ranges import MOST_COUNTED, QueuePartition, Ticket, tasks_of, ticket_rows
 from pyspark_rocketmq.source.reader import gaps_before, read_queue, read_queues, read_ranges, read_tickets
-from pyspark_rocketmq.source.schema import (
-    RangeEnd,
-    planned_range,
-    pull_figures,
-    range_end,
-    told_with_messages,
-)
+from pyspark_rocketmq.source.schema import EndReason, RangeEnd, spark_rows
 from pyspark_rocketmq.wire import compression
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
@@ -37,6 +30,7 @@ from pyspark_rocketmq.wire.messages import StoredMessage, body_crc
 from tests.helpers.partitions import partition_of
 from tests.helpers.scripted_server import Peer, ScriptedServer
 from tests.helpers.stored_messages import encode_stored_message
+from tests.helpers.source_rows import end_of
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 
@@ -131,12 +125,9 @@ def offsets_of(batches: list[pa.RecordBatch]) -> list[int]:
 def read(partition: QueuePartition) -> tuple[list[int], QueueRange]:
     """Offsets of the messages, and the range the marker row speaks of."""
     *messages, marker = read_queue(partition)
-    assert marker.column("kind").to_pylist() == ["end"]
-    text = marker.column("plannedRange")[0].as_py()
-    seen = offsets_of(messages)
-    marked = planned_range(QUEUE, text, rows=len(seen))
-    assert offsets_of([marker]) == [marked.end]
-    return seen, marked
+    seen, end = offsets_of(messages), end_of(marker)
+    assert (offsets_of([marker]), end.rows) == ([end.planned.end], len(seen))
+    return seen, end.planned
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[tuple[int, int]]:
@@ -153,8 +144,8 @@ def test_a_range_tells_where_its_queue_begins_and_ends(partition: QueuePartition
     """D1: as the newest answer has it, for the properties MIN_OFFSET and MAX_OFFSET."""
     *_, marker = read_queue(partition)
 
-    text = marker.column("plannedRange")[0].as_py()
-    assert told_with_messages(text) == {"MIN_OFFSET": str(log.min_offset), "MAX_OFFSET": str(log.max_offset)}
+    told = end_of(marker).told_with_messages
+    assert told == {"MIN_OFFSET": str(log.min_offset), "MAX_OFFSET": str(log.max_offset)}
 
 
 def test_without_a_group_there_are_messages_only(partition: QueuePartition) -> None:
@@ -309,11 +300,10 @@ def test_a_topic_that_may_not_be_read_for_a_while_ends_a_group_s_range_where_it_
     log.refusal, log.remark = ResponseCode.NO_PERMISSION, "the topic[orders] pulling message is forbidden"
 
     *messages, marker = read_queue(partition)
-    seen, text = offsets_of(messages), marker.column("plannedRange")[0].as_py()
-    marked = planned_range(QUEUE, text, rows=len(seen))
+    seen, end = offsets_of(messages), end_of(marker)
 
-    assert seen == list(range(10, marked.end))
-    assert range_end(text) is RangeEnd.REFUSED
+    assert seen == list(range(10, end.planned.end))
+    assert end.reason is EndReason.REFUSED
     assert "pulling message is forbidden" in caplog.text
     with pytest.raises(ConsumptionForbidden, match="updateTopicPerm"):
         list(read_queue(replace(partition, with_marker=False)))
@@ -356,7 +346,7 @@ def test_the_marker_row_tells_what_the_pulls_took(partition: QueuePartition) -> 
     *_, marker = read_queue(partition)
     all_ms = (time.monotonic() - began_s) * 1000
 
-    figures = pull_figures(marker.column("plannedRange")[0].as_py())
+    figures = end_of(marker).figures
     assert figures.pulled == 50
     assert 1 <= figures.pulls <= 50
     # Several are under way at once; told to a tenth.
@@ -502,11 +492,13 @@ def test_rows_of_ranges_that_are_read_at_once_come_one_range_after_the_other(
         for queue_id, end in enumerate((100, 20, 60))
     ]
 
-    rows = pa.Table.from_batches(read_ranges(ranges)).combine_chunks().to_batches()[0]
+    found: list[list[int]] = [[]]
+    for piece in read_ranges(ranges):
+        found[-1] += offsets_of([spark_rows(piece)])
+        if isinstance(piece, RangeEnd):
+            found.append([])
 
-    assert sorted(offsets_of([piece]) for piece in pieces(rows)) == [
-        [*range(10, end), end] for end in (20, 60, 100)
-    ]
+    assert sorted(found) == [[], *([*range(10, end), end] for end in (20, 60, 100))]
 
 
 @pytest.mark.parametrize(("max_bytes", "last"), [(30, 24), (16 << 20, 59)])
@@ -523,7 +515,7 @@ def test_ranges_that_are_read_at_once_have_their_share_of_memory(
         for queue_id in range(2)
     ]
 
-    offsets = offsets_of(list(read_ranges(ranges)))
+    offsets = offsets_of(list(map(spark_rows, read_ranges(ranges))))
 
     assert offsets == [*range(10, last + 1), last + 1] * 2
 
@@ -540,9 +532,9 @@ def test_a_range_handed_over_unread_is_read_once_however_spark_cuts_its_rows(
     read = list(read_tickets(rows.to_batches(max_chunksize=size)))
 
     assert rows.num_rows == 51
-    assert offsets_of(read) == [*range(10, 60), 60, 60, 61]
-    marked = planned_range(QUEUE, read[-1].column("plannedRange")[0].as_py(), rows=1)
-    assert marked == next_range
+    assert offsets_of(list(map(spark_rows, read))) == [*range(10, 60), 60, 60, 61]
+    assert isinstance(read[-1], RangeEnd)
+    assert (read[-1].planned, read[-1].rows) == (next_range, 1)
 
 
 def test_a_ticket_has_rows_for_no_more_offsets_than_fit_into_memory(partition: QueuePartition) -> None:

@@ -22,14 +22,13 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructTy
 from pyspark_rocketmq.consume.metrics import Figures
 from pyspark_rocketmq.consume.orderly import Finish
 from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, QueueAck, listener_schema
-from pyspark_rocketmq.consumer.engine.range import ArrivedRange, pieces, wrong_markers
+from pyspark_rocketmq.consumer.engine.range import acknowledged
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.listeners.messages import last_message
 from pyspark_rocketmq.listeners.row_validation import RowColumns
-from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
 from pyspark_rocketmq.source.reader import read_tickets
-from pyspark_rocketmq.source.schema import planned_range, pull_figures, range_end, reset_target, spark_schema
+from pyspark_rocketmq.source.schema import RangeEnd, ReadPiece, spark_schema
 
 Decode = Callable[[Column], Column]
 """From a body, binary, to a struct; null, or nulls in all its fields, where it cannot be decoded."""
@@ -161,40 +160,25 @@ class TableEngine:
         """The rows of a task's ranges, as of :meth:`rows`."""
         return self.rows(read_tickets(batches))
 
-    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Each batch's rows; behind each range's last one its ack row.
+    def rows(self, pieces: Iterable[ReadPiece]) -> Iterator[pa.RecordBatch]:
+        """Messages as rows; behind each range's last one its ack row."""
+        last = ""
+        for piece in pieces:
+            if isinstance(piece, RangeEnd):
+                yield self._ack_row(piece, last)
+                last = ""
+            else:
+                last = last_message(piece, piece.num_rows - 1)
+                yield self._data_rows(piece)
 
-        Raises:
-            RocketMQError: If messages of a range were lost or doubled on the way.
-        """
-        read, last = 0, ""
-        queue = None
-        for batch in batches:
-            for piece in pieces(batch):
-                is_whole = piece.column("kind")[-1].is_valid
-                count = piece.num_rows - is_whole
-                read += count
-                queue = MessageQueue(*(piece.column(name)[-1].as_py() for name in POSITION_COLUMNS[:3]))
-                if count:
-                    last = last_message(piece, count - 1)
-                    yield self._data_rows(piece.slice(0, count))
-                if is_whole:
-                    yield self._ack_row(queue, piece.column("plannedRange")[-1].as_py(), read, last)
-                    read, last, queue = 0, "", None
-        if queue is not None:
-            raise wrong_markers(queue, "a task's rows ended without one")
+    def _data_rows(self, messages: pa.RecordBatch) -> pa.RecordBatch:
+        nulls = pa.nulls(messages.num_rows, pa.string())
+        # Messages that are of no retry topic have no originTopic.
+        kept = [messages.column(name) if name in messages.schema.names else nulls for name in self._names]
+        return pa.RecordBatch.from_arrays([*kept, nulls], schema=self._columns.schema)
 
-    def _data_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        kept = [rows.column(name) for name in self._names]
-        return pa.RecordBatch.from_arrays(
-            [*kept, pa.nulls(rows.num_rows, pa.string())], schema=self._columns.schema
-        )
-
-    def _ack_row(self, queue: MessageQueue, marker_text: str, read: int, last: str) -> pa.RecordBatch:
-        planned = planned_range(queue, marker_text, rows=read)
-        arrived = ArrivedRange(
-            planned, (), reset_target(marker_text), pull_figures(marker_text), range_end(marker_text)
-        )
+    def _ack_row(self, end: RangeEnd, last: str) -> pa.RecordBatch:
+        planned = end.planned
         # As the engines say it of a range whose broker was away: the queue may go on at once.
         brought_nothing = planned.count == 0
         ack = QueueAck.of(
@@ -202,14 +186,15 @@ class TableEngine:
             next_offset=planned.end,
             reconsume_times=0,
             suspended_until_s=time.time() if brought_nothing else None,
-            read=read,
-            consumed=read,
+            read=end.rows,
+            consumed=end.rows,
             failed=0,
             finished=str(Finish.EXHAUSTED),
             listener_s=0.0,
             last_message=last,
             # What is a row is consumed, once the row is committed.
-            figures=Figures(ok=read),
+            figures=Figures(ok=end.rows),
         )
-        columns = dict.fromkeys(self._names) | dict(zip(POSITION_COLUMNS, (*queue, planned.end), strict=True))
-        return self._columns.to_batch(columns | {ACK_COLUMN: arrived.acknowledged(ack).to_json()}, 1)
+        position = dict(zip(POSITION_COLUMNS, (*planned.queue, planned.end), strict=True))
+        columns = dict.fromkeys(self._names) | position
+        return self._columns.to_batch(columns | {ACK_COLUMN: acknowledged(end, ack).to_json()}, 1)

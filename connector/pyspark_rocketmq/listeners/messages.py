@@ -219,6 +219,8 @@ def _with_times(messages: Sequence[MessageExt], put_back: Sequence[int]) -> list
 
 def _as_shown(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The columns of messages, those of a retry queue under the topic that they were sent to first."""
+    if batch.num_columns == len(MESSAGE_SCHEMA):
+        return batch
     columns = [batch.column(name) for name in MESSAGE_SCHEMA.names]
     columns[0] = pc.coalesce(batch.column(ORIGIN_TOPIC), columns[0])
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
@@ -239,11 +241,15 @@ def _messages(rows: pa.RecordBatch, queue: MessageQueue, told: Mapping[str, str]
     of_queue = dict(zip(MESSAGE_COLUMNS, queue, strict=False))
     columns: dict[str, list[Any]] = {
         name: [of_queue[name]] * rows.num_rows if name in of_queue else _values(rows.column(name), name)
-        for name in MESSAGE_COLUMNS
+        for name in MESSAGE_COLUMNS[:-1]
     }
     if told:
         for properties in columns["properties"]:
             properties.update(told)
+    has_origins = ORIGIN_TOPIC in rows.schema.names
+    columns[ORIGIN_TOPIC] = (
+        _values(rows.column(ORIGIN_TOPIC), ORIGIN_TOPIC) if has_origins else [None] * rows.num_rows
+    )
     return messages_of(columns.values())
 
 

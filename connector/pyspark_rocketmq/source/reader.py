@@ -32,7 +32,7 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import MessageQueue, PulledBody
 from pyspark_rocketmq.source.fetcher import Fetcher
 from pyspark_rocketmq.source.ranges import QueuePartition, Ticket
-from pyspark_rocketmq.source.schema import RangeEnd, marker_row, with_consumer_columns
+from pyspark_rocketmq.source.schema import EndReason, RangeEnd, ReadPiece, spark_rows, with_origin_topics
 from pyspark_rocketmq.wire.columnar.decode import Undecodable, decode_in_turn, decode_together, row_of
 from pyspark_rocketmq.wire.subscription import build_subscription
 
@@ -120,8 +120,6 @@ def _hand_over(value: T | _End, ready: queue.Queue[T | _End], has_left: threadin
 logger = logging.getLogger(__name__)
 
 _QUEUE_OFFSET: Final = "queueOffset"
-_KIND: Final = "kind"
-"""Set in a range's marker row alone."""
 _SHARE_BYTES: Final = 8 << 20
 """What each of the ranges that are read at once may have, if a single one may."""
 
@@ -129,7 +127,8 @@ _SHARE_BYTES: Final = 8 << 20
 def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
     """The range's messages in ascending queue offset, each once; then its marker row in consumer mode.
 
-    In consumer mode a broker that is away, may not be read from, has lost the range's tail or knows of an
+    These are the rows as Spark gets them; :func:`read_ranges` gives them to whoever is in the same process. In
+    consumer mode a broker that is away, may not be read from, has lost the range's tail or knows of an
     operator's reset ends the range where it was reached, with the marker row there: the micro-batch goes on
     with the other queues, and the rest is planned again, after a reset from where the marker row says. So
     does a range that has become as large as it may, and one that has come to a message that cannot be
@@ -145,17 +144,18 @@ def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
         yield batch
 
 
-def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[pa.RecordBatch]:
-    """Short ranges of a group, pulled and decoded together; rows of one before those of the next.
+def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[ReadPiece]:
+    """Ranges of a group, pulled and decoded together; messages and end of one before those of the next.
 
-    Each may have its share of the bytes that one range may have, or 8 MiB, and ends early with them, as
-    ``read_queue`` says.
+    Where they are several, each may have its share of the bytes that one range may have, or 8 MiB, and ends
+    early with them, as :func:`read_queue` says.
 
     Raises:
         RocketMQError: As ``read_queue``, for the first range that fails.
     """
     if len(partitions) == 1:
-        yield from read_queue(partitions[0])
+        for _, piece in _read(partitions):
+            yield piece
         return
     shares = [
         each
@@ -166,26 +166,32 @@ def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[pa.RecordBatch
         for each in partitions
     ]
     unfinished: dict[MessageQueue, list[pa.RecordBatch]] = {}
-    for partition, batch in read_queues(shares):
-        rows = unfinished.setdefault(partition.planned.queue, [])
-        rows.append(batch)
-        if batch.column(_KIND)[-1].is_valid:
-            yield from unfinished.pop(partition.planned.queue)
+    for partition, piece in _read(shares):
+        if isinstance(piece, RangeEnd):
+            yield from unfinished.pop(partition.planned.queue, ())
+            yield piece
+        else:
+            unfinished.setdefault(partition.planned.queue, []).append(piece)
 
 
 def read_queues(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition, pa.RecordBatch]]:
-    """Several ranges at once, over one connection per broker; each range's batches as of :func:`read_queue`.
+    """Several ranges at once, over one connection per broker; each range's rows as of :func:`read_queue`.
 
     Raises:
         RocketMQError: As ``read_queue``, for the first range that fails; what was read of the others is given
             out.
     """
+    for partition, piece in _read(partitions):
+        yield partition, spark_rows(piece) if partition.with_marker else piece
+
+
+def _read(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition, ReadPiece]]:
     readers = [_RangeReader(partition) for partition in partitions]
     while unread := [reader for reader in readers if not reader.is_done]:
         yield from _read_on(unread)
 
 
-def _read_on(readers: Sequence[_RangeReader]) -> Iterator[tuple[QueuePartition, pa.RecordBatch]]:
+def _read_on(readers: Sequence[_RangeReader]) -> Iterator[tuple[QueuePartition, ReadPiece]]:
     """Read each range to its end or to where it has to be pulled from anew."""
     partitions = [reader.left() for reader in readers]
     fetcher = Fetcher(partitions)
@@ -198,8 +204,8 @@ def _read_on(readers: Sequence[_RangeReader]) -> Iterator[tuple[QueuePartition, 
         for together in map(partial(_decode, partitions), fetched):
             for each in together:
                 reader = readers[each.range_index]
-                for batch in reader.batches(each):
-                    yield reader.partition, batch
+                for piece in reader.pieces(each):
+                    yield reader.partition, piece
     finally:
         # At once and not when somebody collects it: a connection with unread answers must not be kept.
         fetched.close()
@@ -300,8 +306,8 @@ class _RangeReader:
         self._window = window
         self._is_pulled_anew = False
 
-    def batches(self, fetched: _Decoded) -> Iterator[pa.RecordBatch]:
-        """The rows of what is next, and at the end the marker row."""
+    def pieces(self, fetched: _Decoded) -> Iterator[ReadPiece]:
+        """The messages of what is next, and at last the end of a group's range."""
         if isinstance(fetched.messages, RocketMQError):
             raise fetched.messages
         for decoded in fetched.messages:
@@ -320,7 +326,7 @@ class _RangeReader:
     def _has_stopped(self) -> bool:
         return self._is_full or self._is_pulled_anew or self._undecodable is not None
 
-    def _last(self, failure: RocketMQError | None) -> Iterator[pa.RecordBatch]:
+    def _last(self, failure: RocketMQError | None) -> Iterator[RangeEnd]:
         self._pulls += self._window.answers
         self._pull_ms += self._window.answered_after_s * 1000
         is_read = self._expected >= self.partition.planned.end
@@ -329,14 +335,14 @@ class _RangeReader:
         self.is_done = True
         end = self._end(failure)
         if self.partition.with_marker:
-            yield marker_row(
-                replace(self.partition.planned, end=end),
+            yield RangeEnd(
+                planned=replace(self.partition.planned, end=end),
                 rows=self._rows,
                 reset_to=failure.target if isinstance(failure, QueueReset) else None,
                 pulls=self._pulls,
                 pull_ms=self._pull_ms,
                 bounds=self._window.bounds,
-                ended=self._ended(failure),
+                reason=self._reason(failure),
             )
 
     def _kept(self, undecodable: Undecodable) -> pa.RecordBatch:
@@ -397,7 +403,7 @@ class _RangeReader:
             columns = self.partition.columns
             is_whole = columns is None or _QUEUE_OFFSET in columns
             return messages if is_whole else messages.remove_column(0)
-        return with_consumer_columns(messages, self.partition.namespace)
+        return with_origin_topics(messages, self.partition.namespace)
 
     def _end(self, failure: RocketMQError | None) -> int:
         """Where the range has ended (exclusive)."""
@@ -431,14 +437,14 @@ class _RangeReader:
         )
         return self._expected
 
-    def _ended(self, failure: RocketMQError | None) -> RangeEnd:
+    def _reason(self, failure: RocketMQError | None) -> EndReason:
         if self._is_full:
-            return RangeEnd.FULL
+            return EndReason.FULL
         if self._undecodable is not None:
-            return RangeEnd.UNDECODABLE
+            return EndReason.UNDECODABLE
         if isinstance(failure, ConsumptionForbidden):
-            return RangeEnd.REFUSED
-        return RangeEnd.WHOLE if failure is None else RangeEnd.EARLY
+            return EndReason.REFUSED
+        return EndReason.WHOLE if failure is None else EndReason.EARLY
 
     def _follow(self, messages: pa.RecordBatch) -> None:
         offsets = _offsets(messages)
@@ -525,8 +531,8 @@ def _offsets(messages: pa.RecordBatch) -> npt.NDArray[np.int64]:
     return offsets
 
 
-def read_tickets(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of the ranges whose tickets are in ``batches``, one range after the other."""
+def read_tickets(batches: Iterable[pa.RecordBatch]) -> Iterator[ReadPiece]:
+    """The ranges whose tickets are among ``batches``, one after the other, each as of ``read_ranges``."""
     for ticket in tickets_in(batches):
         yield from read_ranges(ticket.partitions)
 

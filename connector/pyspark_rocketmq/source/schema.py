@@ -5,22 +5,21 @@ offsets and watermarks go by them.  A message that the group has given back is r
 topic; the topic it was sent to first is then in ``originTopic``, which is null in every other row, and a
 listener gets the message under that topic.
 
-Consumer mode (option ``consumerGroup``) ends every planned range with one *marker row*, because a tag filter
-may leave no message at all and the range must still be acknowledged.  In a marker row ``kind`` is ``"end"``,
-``queueOffset`` is the range's exclusive end and ``plannedRange`` holds the range and the number of its
-message rows as JSON, ``putBack`` if messages were given back, ``resetTo`` if an operator has moved the group
-meanwhile, ``ended`` if it is not as long as it was planned, ``bounds`` if the broker told where the queue
-begins and ends, and ``pulls`` and ``pullMs``, how many answers brought them and how long these took; in a
-message row both columns are null.  Numbers are never null: pandas would turn the whole column into floats.
+Consumer mode (option ``consumerGroup``) ends every planned range with its :class:`RangeEnd`, because a tag filter
+may leave no message at all and the range must still be acknowledged. Where the rows cross Spark it is one *marker
+row*: ``kind`` is ``"end"``, ``queueOffset`` the range's exclusive end and ``plannedRange`` the rest as JSON; in a
+message row both columns are null. Numbers are never null: pandas would turn the whole column into floats.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
+from typing import Self, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,7 +27,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.metrics import Figures
-from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange, is_retry_topic
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA, projected_schema
 from pyspark_rocketmq.wire.namespace import without_namespace
@@ -37,7 +35,7 @@ from pyspark_rocketmq.wire.properties import MAX_OFFSET, MIN_OFFSET, RETRY_TOPIC
 END_MARKER = "end"
 
 
-class RangeEnd(StrEnum):
+class EndReason(StrEnum):
     """Why a range that has arrived ends where it does."""
 
     WHOLE = "whole"
@@ -68,62 +66,117 @@ def spark_schema(
     )
 
 
-def with_consumer_columns(messages: pa.RecordBatch, namespace: str) -> pa.RecordBatch:
-    """The same messages of one queue with the columns of consumer mode.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeEnd:
+    """What is known of a range once it has been read; comes behind its messages."""
 
-    Args:
-        messages: Not empty.
-        namespace: That of the consumer; ``originTopic`` is without it, as every topic is.
-    """
-    nulls = pa.nulls(messages.num_rows, pa.string())
-    origins = nulls
-    if is_retry_topic(messages.column("topic")[0].as_py()):
-        origins = _origin_topics(messages.column("properties"), namespace)
-    return pa.RecordBatch.from_arrays([*messages.columns, origins, nulls, nulls], schema=CONSUMER_SCHEMA)
+    planned: QueueRange
+    """With the end that was reached."""
+    rows: int
+    """Messages that were read."""
+    reason: EndReason = EndReason.WHOLE
+    reset_to: int | None = None
+    """Where an operator wants the queue consumed from next."""
+    bounds: tuple[int, int] | None = None
+    """The queue's smallest offset and its end, as its newest pull told."""
+    pulls: int = 0
+    """Answers that brought the messages."""
+    pull_ms: float = 0.0
+    """How long these took."""
 
+    @property
+    def figures(self) -> Figures:
+        """What reading took."""
+        return Figures(pulled=self.rows, pulls=self.pulls, pull_ms=self.pull_ms)
 
-def _origin_topics(properties: pa.MapArray, namespace: str) -> pa.StringArray:
-    """Null where a message does not tell: it then keeps the retry topic, as in Java."""
-    named = pc.map_lookup(properties, RETRY_TOPIC, "last").to_pylist()
-    bare = [None if topic is None else without_namespace(namespace, topic) for topic in named]
-    return pa.array(bare, pa.string())
+    @property
+    def told_with_messages(self) -> dict[str, str]:
+        """The properties that a consumer adds to the range's messages: where their queue begins and ends.
 
+        Source: ``PullAPIWrapper.processPullResult``.
+        """
+        bounds = self.bounds
+        return {} if bounds is None else {MIN_OFFSET: str(bounds[0]), MAX_OFFSET: str(bounds[1])}
 
-def marker_row(
-    planned: QueueRange,
-    *,
-    rows: int,
-    reset_to: int | None = None,
-    pulls: int = 0,
-    pull_ms: float = 0.0,
-    bounds: tuple[int, int] | None = None,
-    ended: RangeEnd = RangeEnd.WHOLE,
-) -> pa.RecordBatch:
-    """The one row that ends a planned range, of which ``rows`` message rows were read by ``pulls``.
-
-    With ``reset_to`` the queue is to be planned from there next; ``bounds`` are its smallest offset and its
-    end.
-    """
-    values = {
-        "topic": planned.queue.topic,
-        "brokerName": planned.queue.broker_name,
-        "queueId": planned.queue.queue_id,
-        "queueOffset": planned.end,
-        "plannedRange": json.dumps(
+    def to_json(self) -> str:
+        """``plannedRange`` of the range's marker row."""
+        planned = self.planned
+        return json.dumps(
             {
                 "from": planned.start,
                 "to": planned.end,
                 "epoch": planned.epoch,
                 "times": planned.reconsume_times,
-                "rows": rows,
-                "pulls": pulls,
-                "pullMs": round(pull_ms, 1),
+                "rows": self.rows,
+                "pulls": self.pulls,
+                "pullMs": round(self.pull_ms, 1),
                 **({"putBack": planned.put_back} if planned.put_back else {}),
-                **({} if reset_to is None else {"resetTo": reset_to}),
-                **({} if bounds is None else {"bounds": bounds}),
-                **({} if ended is RangeEnd.WHOLE else {"ended": str(ended)}),
+                **({} if self.reset_to is None else {"resetTo": self.reset_to}),
+                **({} if self.bounds is None else {"bounds": self.bounds}),
+                **({} if self.reason is EndReason.WHOLE else {"ended": str(self.reason)}),
             }
-        ),
+        )
+
+    @classmethod
+    def from_json(cls, queue: MessageQueue, text: str) -> Self:
+        """The reverse, of the marker row of ``queue``."""
+        facts = json.loads(text)
+        bounds = facts.get("bounds")
+        return cls(
+            planned=QueueRange(
+                queue=queue,
+                start=facts["from"],
+                end=facts["to"],
+                epoch=facts["epoch"],
+                reconsume_times=facts["times"],
+                put_back=facts.get("putBack", ""),
+            ),
+            rows=facts["rows"],
+            reason=EndReason(facts.get("ended", EndReason.WHOLE)),
+            reset_to=facts.get("resetTo"),
+            bounds=None if bounds is None else (bounds[0], bounds[1]),
+            pulls=facts["pulls"],
+            pull_ms=facts["pullMs"],
+        )
+
+
+ReadPiece: TypeAlias = "pa.RecordBatch | RangeEnd"
+"""Messages of a range, or its end behind all of them."""
+
+
+def with_origin_topics(messages: pa.RecordBatch, namespace: str) -> pa.RecordBatch:
+    """The same messages of one queue, those of a retry topic with column ``originTopic``.
+
+    Args:
+        messages: Not empty.
+        namespace: That of the consumer; ``originTopic`` is without it, as every topic is.
+    """
+    if not is_retry_topic(messages.column("topic")[0].as_py()):
+        return messages
+    # Null where a message does not tell: it then keeps the retry topic, as in Java.
+    named = pc.map_lookup(messages.column("properties"), RETRY_TOPIC, "last").to_pylist()
+    bare = [None if topic is None else without_namespace(namespace, topic) for topic in named]
+    return messages.append_column(_CONSUMER_FIELDS[0], pa.array(bare, pa.string()))
+
+
+def spark_rows(piece: ReadPiece) -> pa.RecordBatch:
+    """The rows of consumer mode, as they cross Spark: messages, or the marker row of a range's end."""
+    if isinstance(piece, RangeEnd):
+        return marker_row(piece)
+    nulls = pa.nulls(piece.num_rows, pa.string())
+    missing = len(CONSUMER_SCHEMA) - piece.num_columns
+    return pa.RecordBatch.from_arrays([*piece.columns, *[nulls] * missing], schema=CONSUMER_SCHEMA)
+
+
+def marker_row(end: RangeEnd) -> pa.RecordBatch:
+    """The one row that ends a planned range."""
+    queue = end.planned.queue
+    values = {
+        "topic": queue.topic,
+        "brokerName": queue.broker_name,
+        "queueId": queue.queue_id,
+        "queueOffset": end.planned.end,
+        "plannedRange": end.to_json(),
     }
     columns = _same_in_markers().columns
     for name, value in values.items():
@@ -142,56 +195,6 @@ def _same_in_markers() -> pa.RecordBatch:
     texts = dict.fromkeys(("topic", "brokerName"), "")
     values = dict.fromkeys(CONSUMER_SCHEMA.names) | {**numbers, **times, **texts, "kind": END_MARKER}
     return pa.RecordBatch.from_pylist([values], schema=CONSUMER_SCHEMA)
-
-
-def planned_range(queue: MessageQueue, text: str, *, rows: int) -> QueueRange:
-    """The range a marker row speaks of.
-
-    Raises:
-        RocketMQError: If ``rows``, the message rows that came with the marker row, are not as many as were
-            read.
-    """
-    facts = json.loads(text)
-    if rows != facts["rows"]:
-        raise RocketMQError(
-            f"{queue}: {facts['rows']} messages were read of the range {facts['from']} to {facts['to']}, but "
-            f"{rows} rows arrived. Do not filter, copy or sample the rows of format('rocketmq') before "
-            "consume_orderly(): the whole range is acknowledged."
-        )
-    return QueueRange(
-        queue=queue,
-        start=facts["from"],
-        end=facts["to"],
-        epoch=facts["epoch"],
-        reconsume_times=facts["times"],
-        put_back=facts.get("putBack", ""),
-    )
-
-
-def pull_figures(text: str) -> Figures:
-    """What reading the range of a marker row took."""
-    facts = json.loads(text)
-    return Figures(pulled=facts["rows"], pulls=facts["pulls"], pull_ms=facts["pullMs"])
-
-
-def told_with_messages(text: str) -> dict[str, str]:
-    """The properties a consumer adds to a range's messages: the queue's bounds at its newest pull.
-
-    Source: ``PullAPIWrapper.processPullResult``.
-    """
-    bounds = json.loads(text).get("bounds")
-    return {} if bounds is None else {MIN_OFFSET: str(bounds[0]), MAX_OFFSET: str(bounds[1])}
-
-
-def range_end(text: str) -> RangeEnd:
-    """Why the range of a marker row ends where it does."""
-    return RangeEnd(json.loads(text).get("ended", RangeEnd.WHOLE))
-
-
-def reset_target(text: str) -> int | None:
-    """Where an operator wants the queue of a marker row planned from next; None without a reset."""
-    target: int | None = json.loads(text).get("resetTo")
-    return target
 
 
 MESSAGE_COLUMNS = (

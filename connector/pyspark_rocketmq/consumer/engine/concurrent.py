@@ -33,7 +33,6 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Final
 
-import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings, _Sender
@@ -81,6 +80,7 @@ from pyspark_rocketmq.listeners.row_buffer import (
 )
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import MessageExt, MessageModel, QueueRange
+from pyspark_rocketmq.source.schema import ReadPiece
 
 logger = logging.getLogger(__name__)
 
@@ -458,11 +458,9 @@ class ConcurrentEngine:
         self._sender = _Sender(send_back, settings.max_reconsume_times)
         self._hooks = hooks
 
-    def __call__(
-        self, batches: Iterable[pa.RecordBatch], orders: RangeOrders = NO_ORDERS
-    ) -> Iterator[Consumed]:
+    def __call__(self, pieces: Iterable[ReadPiece], orders: RangeOrders = NO_ORDERS) -> Iterator[Consumed]:
         """See :class:`~pyspark_rocketmq.consumer.engine.task.Engine`; one range after the other."""
-        for arrived in arrived_ranges(batches):
+        for arrived in arrived_ranges(pieces):
             yield self._consume(arrived, orders)
 
     def _consume(self, arrived: ArrivedRange, orders: RangeOrders) -> Consumed:

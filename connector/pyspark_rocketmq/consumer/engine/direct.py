@@ -28,8 +28,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-import pyarrow as pa
-
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.orderly import Finish
 from pyspark_rocketmq.consume.turns import NO_ORDERS, Memory, RangeOrders, TaskTurns, Turn
@@ -42,6 +40,7 @@ from pyspark_rocketmq.consumer.engine.range import (
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.listeners.row_buffer import Emitted
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.source.schema import ReadPiece
 
 SHORT_OF_MEMORY_BYTES: Final = 64 << 20
 OUT_OF_MEMORY_BYTES: Final = 256 << 20
@@ -344,11 +343,9 @@ class DirectEngine:
     def __init__(self, consumer: RangeConsumer) -> None:
         self._consumer = consumer
 
-    def __call__(
-        self, batches: Iterable[pa.RecordBatch], orders: RangeOrders = NO_ORDERS
-    ) -> Iterator[Consumed]:
+    def __call__(self, pieces: Iterable[ReadPiece], orders: RangeOrders = NO_ORDERS) -> Iterator[Consumed]:
         """See :class:`~pyspark_rocketmq.consumer.engine.task.Engine`."""
         task = OrderlyTask(
-            arrived_ranges(batches), self._consumer, orders, SystemClock(), give_away=orders.take
+            arrived_ranges(pieces), self._consumer, orders, SystemClock(), give_away=orders.take
         )
         yield from task.consumed()

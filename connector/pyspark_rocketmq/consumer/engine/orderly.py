@@ -47,7 +47,7 @@ from pyspark_rocketmq.listeners.messages import taker_of
 from pyspark_rocketmq.listeners.row_buffer import Emitted, RowBuffer, SpillFile
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import MessageExt, QueueRange
-from pyspark_rocketmq.source.schema import RangeEnd
+from pyspark_rocketmq.source.schema import EndReason
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class OrderlyRun:
         listener: MessageListenerOrderly,
         output: OutputColumns,
         settings: OrderlySettings,
-        ended: RangeEnd = RangeEnd.WHOLE,
+        ended: EndReason = EndReason.WHOLE,
         now_s: Callable[[], float],
         wall_s: Callable[[], float] | None = None,
         dead_letters: DeadLetters = no_dead_letters,
@@ -241,16 +241,16 @@ class OrderlyRun:
         # Without a suspension, a queue that stands still is to the planner one whose listener has had the
         # whole range and waits for more before it commits. Any other may go on at once as it is.
         has_had_all = machine.accumulated > 0 and machine.finished is Finish.EXHAUSTED
-        if has_had_all and self._ended is RangeEnd.WHOLE:
+        if has_had_all and self._ended is EndReason.WHOLE:
             return None
-        if has_had_all and self._ended is RangeEnd.UNDECODABLE:
+        if has_had_all and self._ended is EndReason.UNDECODABLE:
             raise UndecodableMessage(
                 str(self._planned.queue),
                 self._planned.end,
                 "Its task's log says why. The listener has had all messages before it and waits for more "
                 "before it commits.",
             )
-        if has_had_all and self._ended is RangeEnd.FULL:
+        if has_had_all and self._ended is EndReason.FULL:
             self._last_error = tell_problem(
                 f"The listener has had {machine.accumulated} messages without a COMMIT, and "
                 "pullThresholdSizeForQueue allows "
@@ -395,7 +395,7 @@ class RangeConsumer:
             listener=listener,
             output=self._output,
             settings=self._settings,
-            ended=arrived.ended,
+            ended=arrived.end.reason,
             now_s=clock.monotonic_s,
             wall_s=clock.now_s,
             dead_letters=self._dead_letters,

@@ -1,16 +1,13 @@
-"""A range as it reaches an engine: its messages, its end, what must be true of it.
-
-A planned range as it has arrived at an engine, and what must be true of it before anything is delivered.
-
-Rule 1: a range has exactly one marker row, at its end; it says how many messages were read.
-Rule 2: the whole range is acknowledged, so a row that was lost or doubled on the way ends the task.
+"""A range as it reaches an engine: its messages, and what its reader says of its end.
 
 The messages of a planned range by index, which machines go by, and by queue offset, which everybody else
 does.
 
-Spark cuts a range into batches of any size, and puts several ranges into one task where partitions are
-coalesced; in both cases it keeps the rows' order.  The engine relies on that and checks it: a range whose
-rows were shuffled, lost or doubled is refused before anything of it is delivered.
+An engine in the reader's process gets what is read as it is. Rows that have crossed Spark are checked first,
+because the whole range is acknowledged: it has exactly one marker row, at its end, which says how many
+messages were read, and a range whose rows were shuffled, lost or doubled is refused before anything of it is
+delivered. Spark cuts a range into batches of any size, and puts several ranges into one task where partitions
+are coalesced; in both cases it keeps the rows' order.
 """
 
 from __future__ import annotations
@@ -27,21 +24,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_rocketmq.consume.metrics import Figures
 from pyspark_rocketmq.consume.positions import LastMessage
 from pyspark_rocketmq.consume.retry_counts import from_offset, from_text, spans_of, times_by_index, to_text
 from pyspark_rocketmq.consumer.engine.output import QUEUE_COLUMNS, QueueAck
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
-from pyspark_rocketmq.source.schema import (
-    RangeEnd,
-    planned_range,
-    pull_figures,
-    range_end,
-    reset_target,
-    told_with_messages,
-)
+from pyspark_rocketmq.source.schema import EndReason, RangeEnd, ReadPiece
 
 
 class RangeOffsets:
@@ -105,31 +94,53 @@ again after it."""
 class ArrivedRange(NamedTuple):
     """One queue's range, whole."""
 
-    planned: QueueRange
+    end: RangeEnd
     messages: Sequence[MessageExt]
     """In queue order."""
-    reset_to: int | None
-    """Where an operator wants the queue consumed from next."""
-    figures: Figures
-    """What reading it took."""
-    ended: RangeEnd = RangeEnd.WHOLE
     nbytes: int = 0
     """Memory that its messages' columns take."""
 
+    @property
+    def planned(self) -> QueueRange:
+        """The range, with the end that was reached."""
+        return self.end.planned
+
     def acknowledged(self, ack: QueueAck) -> QueueAck:
         """``ack`` with what only the reader knows."""
-        suspended_until_s = ack.suspended_until_s
-        if self.ended is RangeEnd.REFUSED:
-            suspended_until_s = max(suspended_until_s or 0.0, time.time() + _REFUSED_PAUSE_S)
-        return replace(
-            ack,
-            suspended_until_s=suspended_until_s,
-            reset_to=self.reset_to,
-            figures=ack.figures.plus(self.figures),
-        )
+        return acknowledged(self.end, ack)
 
 
-def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def acknowledged(end: RangeEnd, ack: QueueAck) -> QueueAck:
+    """``ack`` with what only the reader of its range knows."""
+    suspended_until_s = ack.suspended_until_s
+    if end.reason is EndReason.REFUSED:
+        suspended_until_s = max(suspended_until_s or 0.0, time.time() + _REFUSED_PAUSE_S)
+    return replace(
+        ack,
+        suspended_until_s=suspended_until_s,
+        reset_to=end.reset_to,
+        figures=ack.figures.plus(end.figures),
+    )
+
+
+def arrived_ranges(pieces: Iterable[ReadPiece]) -> Iterator[ArrivedRange]:
+    """The ranges that a reader in this process reads, each as soon as its end has come."""
+    read: list[pa.RecordBatch] = []
+    for piece in pieces:
+        if not isinstance(piece, RangeEnd):
+            read.append(piece)
+            continue
+        offsets = [rows.column("queueOffset").to_numpy() for rows in read]
+        yield _arrived(piece, read, np.concatenate(offsets) if offsets else np.zeros(0, np.int64))
+        read = []
+
+
+def _arrived(end: RangeEnd, rows: list[pa.RecordBatch], offsets: npt.NDArray[np.int64]) -> ArrivedRange:
+    messages = ArrivedMessages(rows, end.planned.queue, offsets, end.told_with_messages)
+    return ArrivedRange(end, messages, sum(each.nbytes for each in rows))
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """``batch`` cut behind each marker row, which only the last row of a piece can be."""
     marked = np.flatnonzero(batch.column("kind").is_valid().to_numpy(zero_copy_only=False))
     for start, stop in pairwise((0, *(marked + 1).tolist(), batch.num_rows)):
@@ -137,23 +148,25 @@ def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
             yield batch.slice(start, stop - start)
 
 
-def whole_range(
-    queue: MessageQueue, messages: Sequence[MessageExt], offsets: npt.NDArray[np.int64], marker_text: str
-) -> ArrivedRange:
-    """The range of ``queue`` whose messages are ``messages``.
+def check_crossed(end: RangeEnd, offsets: npt.NDArray[np.int64]) -> None:
+    """Check that a range is whole whose rows have crossed Spark.
 
     Args:
-        queue: Whose rows these are.
-        messages: In the order in which they are to be delivered.
-        offsets: Their queue offsets, and behind them the marker row's.
-        marker_text: ``plannedRange`` of the marker row.
+        end: What its marker row says.
+        offsets: Its messages' queue offsets in the order in which they are to be delivered, and behind them
+            the marker row's.
 
     Raises:
         RocketMQError: If messages were lost, doubled or changed places.
     """
-    planned = planned_range(queue, marker_text, rows=len(messages))
+    planned, count = end.planned, len(offsets) - 1
     late = np.flatnonzero(offsets[1:] <= offsets[:-1])
-    if len(late):
+    if count != end.rows:
+        problem = (
+            f"{end.rows} messages were read of the range {planned.start} to {planned.end}, but {count} rows "
+            "arrived, and the whole range is acknowledged"
+        )
+    elif len(late):
         before, after = offsets[late[0] : late[0] + 2].tolist()
         problem = (
             f"offset {after} arrived twice, so another row of the range {planned.start} to {planned.end} is "
@@ -162,12 +175,11 @@ def whole_range(
             else f"offset {after} arrived behind offset {before} in the range {planned.start} to "
             f"{planned.end}"
         )
-        raise RocketMQError(
-            f"{queue}: {problem}. Do not filter, copy or shuffle the rows of format('rocketmq') before "
-            "consume_orderly()."
-        )
-    return ArrivedRange(
-        planned, messages, reset_target(marker_text), pull_figures(marker_text), range_end(marker_text)
+    else:
+        return
+    raise RocketMQError(
+        f"{planned.queue}: {problem}. Do not filter, copy, sample or shuffle the rows of format('rocketmq') "
+        "before consume_orderly()."
     )
 
 
@@ -181,20 +193,20 @@ def wrong_markers(queue: MessageQueue, problem: str) -> RocketMQError:
     )
 
 
-def arrived_ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[ArrivedRange]:
-    """The ranges in a task's batches; each one as soon as its marker row has come.
+def crossed_ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[ReadPiece]:
+    """The ranges in rows that have crossed Spark; each one as soon as its marker row has come.
 
     Raises:
         RocketMQError: If rows of a range were lost, doubled, moved, or mixed with another queue's.
     """
     gathering: _Gathering | None = None
     for batch in batches:
-        for rows in pieces(batch):
-            if gathering is None:
-                gathering = _Gathering(_queue_of(rows))
-            arrived = gathering.add(rows)
-            if arrived is not None:
-                yield arrived
+        for rows in _cut(batch):
+            gathering = gathering or _Gathering(_queue_of(rows))
+            end = gathering.add(rows)
+            if end is not None:
+                yield from gathering.rows
+                yield end
                 gathering = None
     if gathering is not None:
         raise wrong_markers(gathering.queue, "a task's rows ended without one")
@@ -205,26 +217,24 @@ class _Gathering:
 
     def __init__(self, queue: MessageQueue) -> None:
         self.queue = queue
-        self._rows: list[pa.RecordBatch] = []
+        self.rows: list[pa.RecordBatch] = []
         self._offsets: list[npt.NDArray[np.int64]] = []
 
-    def add(self, rows: pa.RecordBatch) -> ArrivedRange | None:
-        """Take the next rows, of which only the last may be a marker; the range, if it is one."""
+    def add(self, rows: pa.RecordBatch) -> RangeEnd | None:
+        """Take the next rows, of which only the last may be a marker; the range's end, if it is one."""
         for name, value in zip(QUEUE_COLUMNS, self.queue, strict=True):
             if not pc.all(pc.equal(rows.column(name), value)).as_py():
                 other = _queue_of(rows.filter(pc.not_equal(rows.column(name), value)))
                 raise wrong_markers(self.queue, f"rows of {other} came before it")
         self._offsets.append(rows.column("queueOffset").to_numpy())
-        marker = rows.column("plannedRange")[-1].as_py()
         is_whole = rows.column("kind")[-1].is_valid
         if rows.num_rows > is_whole:
-            self._rows.append(rows.slice(0, rows.num_rows - is_whole))
+            self.rows.append(rows.slice(0, rows.num_rows - is_whole))
         if not is_whole:
             return None
-        offsets = np.concatenate(self._offsets)
-        messages = ArrivedMessages(self._rows, self.queue, offsets[:-1], told_with_messages(marker))
-        arrived = whole_range(self.queue, messages, offsets, marker)
-        return arrived._replace(nbytes=sum(rows.nbytes for rows in self._rows))
+        end = RangeEnd.from_json(self.queue, rows.column("plannedRange")[-1].as_py())
+        check_crossed(end, np.concatenate(self._offsets))
+        return end
 
 
 def _queue_of(rows: pa.RecordBatch) -> MessageQueue:

@@ -34,13 +34,18 @@ from pyspark_rocketmq.consumer.engine.output import (
     listener_schema,
     spark_batches,
 )
-from pyspark_rocketmq.consumer.engine.range import ArrivedRange, whole_range, wrong_markers
+from pyspark_rocketmq.consumer.engine.range import (
+    ArrivedRange,
+    check_crossed,
+    crossed_ranges,
+    wrong_markers,
+)
 from pyspark_rocketmq.listeners.context import ConsumeHooks
 from pyspark_rocketmq.listeners.messages import messages_of
 from pyspark_rocketmq.listeners.row_buffer import tuples_of
 from pyspark_rocketmq.listeners.row_validation import OutputColumns, Row
 from pyspark_rocketmq.model import MessageQueue, OrderlyEngineKind
-from pyspark_rocketmq.source.schema import MESSAGE_COLUMNS, told_with_messages
+from pyspark_rocketmq.source.schema import MESSAGE_COLUMNS, RangeEnd
 
 # Of earlier releases, which kept things there: with another one Spark would refuse their checkpoints.
 _STATE_SCHEMA = "next_offset bigint, epoch bigint, accumulated_offset bigint, uncommitted_rows binary"
@@ -101,7 +106,7 @@ class _InSpark:
         self._engine = engine
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for consumed in self._engine(batches):
+        for consumed in self._engine(crossed_ranges(batches)):
             yield from spark_batches(consumed)
 
 
@@ -163,11 +168,13 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> ArrivedRange
     if is_marker.sum() != 1 or not is_marker[-1]:
         raise wrong_markers(queue, f"{is_marker.sum()} came")
     text = next(chain.from_iterable(chunk["plannedRange"].dropna().tolist() for chunk in gathered))
+    end = RangeEnd.from_json(queue, text)
+    check_crossed(end, offsets)
     columns = {
         name: list(chain.from_iterable(chunk[name].tolist() for chunk in gathered))
         for name in MESSAGE_COLUMNS
     }
-    if told := told_with_messages(text):
+    if told := end.told_with_messages:
         for properties in columns["properties"]:
             # The marker row has none.
             if properties is not None:
@@ -175,4 +182,4 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> ArrivedRange
     messages = messages_of(columns.values())
     if order is not None:
         messages = [messages[at] for at in order.tolist()]
-    return whole_range(queue, messages[:-1], offsets, text)
+    return ArrivedRange(end, messages[:-1])

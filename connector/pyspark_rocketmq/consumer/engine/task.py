@@ -46,6 +46,7 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import RowWriter, Writing, Written
 from pyspark_rocketmq.source.ranges import Ticket
 from pyspark_rocketmq.source.reader import read_ranges, tickets_in
+from pyspark_rocketmq.source.schema import ReadPiece
 from pyspark_rocketmq.source.worker import settle_modules
 
 
@@ -227,11 +228,9 @@ _RESULT_COLUMNS = "parts string, could_ask boolean"
 
 
 class Engine(Protocol):
-    """Takes the rows of the ranges that a task reads."""
+    """Takes the ranges that a task reads."""
 
-    def __call__(
-        self, batches: Iterable[pa.RecordBatch], orders: RangeOrders = NO_ORDERS
-    ) -> Iterator[Consumed]:
+    def __call__(self, pieces: Iterable[ReadPiece], orders: RangeOrders = NO_ORDERS) -> Iterator[Consumed]:
         """Consume a task's ranges, each until ``orders`` say otherwise: what each has brought, once it has ended."""
         ...
 
@@ -325,8 +324,8 @@ class BatchTask:
             orders = self._ask(tickets)
             could_ask = orders is not None if tickets and self._terms is not None else None
             is_held_back = could_ask is False and self._terms is not None and self._terms.must_ask
-            ranges = self._engine(_rows_of(() if is_held_back else tickets, orders), orders or NO_ORDERS)
-            finished = self._written(ranges, orders)
+            pieces = _read(() if is_held_back else tickets, orders)
+            finished = self._written(self._engine(pieces, orders or NO_ORDERS), orders)
         settle_modules()
         result = {"parts": json.dumps(finished), "could_ask": could_ask}
         yield pa.RecordBatch.from_pylist([result], schema=_RESULT_SCHEMA)
@@ -358,8 +357,8 @@ class BatchTask:
             raise
 
 
-def _rows_of(tickets: Iterable[Ticket], orders: TaskOrders | None) -> Iterator[pa.RecordBatch]:
-    """The rows of the tickets' ranges, one after the other, without those that are given up by then."""
+def _read(tickets: Iterable[Ticket], orders: TaskOrders | None) -> Iterator[ReadPiece]:
+    """The tickets' ranges, one after the other, without those that are given up by then."""
     for ticket in tickets:
         begun = [each for each in ticket.partitions if orders is None or orders.begins(each.planned.queue)]
         yield from read_ranges(begun)
@@ -399,12 +398,10 @@ class PickledOnce:
     def __reduce__(self) -> tuple[object, ...]:
         return pickle.loads, (self._pickled,)
 
-    def __call__(
-        self, batches: Iterable[pa.RecordBatch], orders: RangeOrders = NO_ORDERS
-    ) -> Iterator[Consumed]:
+    def __call__(self, pieces: Iterable[ReadPiece], orders: RangeOrders = NO_ORDERS) -> Iterator[Consumed]:
         """See ``Engine``; where it was not sent anywhere."""
         engine: Engine = pickle.loads(self._pickled)  # noqa: S301 - its own
-        return engine(batches, orders)
+        return engine(pieces, orders)
 
 
 def why_not_picklable(value: object) -> str | None:
