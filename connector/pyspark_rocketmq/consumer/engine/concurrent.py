@@ -331,6 +331,8 @@ class ConcurrentRun:
             self._begin_send_back(settled.send_back, answer.delay_level)
 
     def _keep_rows(self, emitted: list[Emitted], done: Sequence[int], delivered: Sequence[int]) -> None:
+        if not emitted and not self._above:
+            return
         if len(delivered) == len(done) == 1 and not self._above and done[0] < self._machine.done:
             # As mostly.
             self._rows.add(emitted)

@@ -171,7 +171,8 @@ class OrderlyRun:
             emitted = context.take_emitted()
             if outcome.effect is _COMMIT and not pending.rows:
                 # As nearly every delivery.
-                add(emitted)
+                if emitted:
+                    add(emitted)
             else:
                 self._settle(start, messages, outcome, emitted)
             if self._answered_s >= ends_s:
