@@ -45,10 +45,9 @@ from pyspark_rocketmq.consume.concurrent import (
     Delivery,
     Finish,
 )
-from pyspark_rocketmq.consume.metrics import Figures
 from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck
-from pyspark_rocketmq.consumer.engine.range import ArrivedRange, RangeOffsets, arrived_ranges
+from pyspark_rocketmq.consumer.engine.range import ArrivedRange, RangeRun, arrived_ranges
 from pyspark_rocketmq.errors import ListenerError, RocketMQError
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
 from pyspark_rocketmq.listeners.calls import (
@@ -72,8 +71,6 @@ from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from pyspark_rocketmq.listeners.row_buffer import (
     IN_MEMORY_BYTES,
     Emitted,
-    RowBuffer,
-    SpillFile,
     in_queue_order,
     size_of,
     spill,
@@ -91,7 +88,7 @@ SendBackCall = Callable[[MessageExt, int], None]
 """Sends a message back with a delay level; raises RocketMQError when no broker has stored it."""
 
 
-class ConcurrentRun:
+class ConcurrentRun(RangeRun):
     """The consumption of one planned range."""
 
     def __init__(
@@ -109,10 +106,8 @@ class ConcurrentRun:
         orders: RangeOrders = NO_ORDERS,
     ) -> None:
         """Prepare the run; in broadcasting ``send_back`` is never called."""
-        self._planned = planned
-        self._messages = messages
+        super().__init__(planned, messages, output, clock.monotonic_s())
         self._listener = listener
-        self._output = output
         self._is_broadcast = settings.message_model is MessageModel.BROADCASTING
         self._workers = workers
         self._send = send_back
@@ -128,22 +123,11 @@ class ConcurrentRun:
         """From then on nobody touches the machine."""
         self._defect: BaseException | None = None
         """What went wrong elsewhere, for ``consume`` to raise."""
-        self._started_s = self._answered_s = clock.monotonic_s()
         self._out: dict[int, tuple[Delivery, ListenerCall]] = {}
-        self._file = SpillFile()
-        self._rows = RowBuffer(output.rows, self._file)
-        """Of messages below the offset that the run has reached, in queue order."""
         self._above: list[tuple[int, int, list[Emitted]]] = []
-        """A heap of the rows above it, each call's: its first index, the memory they take, and the rows."""
+        """A heap of the rows above the offset that the run has reached, each call's: its first index, the
+        memory they take, and the rows."""
         self._above_bytes = 0
-        self._failed = 0
-        self._last_error = ""
-        self._sent_back = 0
-        self._messages_ok = 0
-        self._messages_failed = 0
-        self._calls = 0
-        self._calls_s = 0.0
-        self._offsets = RangeOffsets(planned, messages)
         self._machine = ConcurrentConsumption(
             count=len(messages),
             settings=settings,
@@ -179,31 +163,20 @@ class ConcurrentRun:
     def ack(self) -> QueueAck:
         """What is to be committed; call after :meth:`consume`."""
         machine = self._machine
-        return QueueAck.of(
-            self._planned,
-            **self._offsets.reached(machine.done, machine.all_failures),
+        return self._ack_of(
+            machine.done,
+            machine.all_failures,
+            finished=machine.finished,
             suspended_until_s=self._suspended_until_s(),
-            read=len(self._messages),
-            consumed=machine.done,
-            failed=self._failed,
             sent_back=self._sent_back,
-            finished=str(machine.finished),
-            last_error=self._last_error,
-            listener_s=self._answered_s - self._started_s,
-            figures=Figures(self._messages_ok, self._messages_failed, self._calls, self._calls_s * 1000),
         )
-
-    def _next_offset(self) -> int:
-        """The smallest offset not done, or the end of the range."""
-        return self._offsets.offset_at(self._machine.done)
 
     def _suspended_until_s(self) -> float | None:
         if self._machine.finished is Finish.SUSPENDED:
             return self._clock.now_s() + SEND_BACK_PAUSE_S
         # A queue that stands still without a suspension would be given longer ranges, or none until more
         # comes.
-        stands_still = self._next_offset() == self._planned.start
-        return self._clock.now_s() if stands_still else None
+        return self._clock.now_s() if self._stands_still(self._machine.done) else None
 
     # --- deliveries -----------------------------------------------------------------------------------------
 
@@ -405,12 +378,6 @@ class ConcurrentRun:
         else:
             raise failure
         self._machine.sent_back(index, self._clock.monotonic_s(), is_stored=failure is None)
-
-    def _describe(self, messages: Sequence[MessageExt]) -> str:
-        return (
-            f"{self._planned.queue} queueOffset={messages[0].queue_offset} messages={len(messages)} "
-            f"reconsumeTimes={messages[0].reconsume_times}"
-        )
 
 
 def put_off(planned: QueueRange, read: int, clock: Clock, last_error: str) -> QueueAck:

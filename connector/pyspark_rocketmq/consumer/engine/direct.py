@@ -15,11 +15,7 @@ call that never returns must not keep its worker process from ending.
 A task that has only suspended queues left goes on with them while other tasks of its batch are at work, which
 its driver tells it.
 
-The direct engine: each task takes the planned ranges it reads through the user's listener, without a shuffle.
-
-Runs in ``mapInArrow`` right on the consumer-mode source, where a task reads one queue's range or several.
-Nothing moves between tasks and nothing is kept in Spark.  How a task goes about its ranges is said in
-:mod:`~pyspark_rocketmq.consumer.engine.direct`.
+Runs where a task reads its ranges: nothing moves between tasks, and nothing is kept in Spark.
 """
 
 from __future__ import annotations

@@ -3,9 +3,6 @@
 One range of one queue: drives the orderly machine, calls the listener, keeps the rows it emits.
 
 No Spark here: messages in, rows and an ack out, the clock passed in.
-
-What the engines share: a range that has arrived goes through the listener; columns of rows and an ack come
-out.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ from math import inf
 
 from pyspark_rocketmq.client.producer.send_back import DeadLetterSender, SendBackSettings
 from pyspark_rocketmq.clock import Clock, SystemClock
-from pyspark_rocketmq.consume.metrics import Figures
 from pyspark_rocketmq.consume.orderly import (
     LONGEST_SUSPEND_MILLIS,
     SUCCESSES,
@@ -32,7 +28,7 @@ from pyspark_rocketmq.consume.orderly import (
 )
 from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck
-from pyspark_rocketmq.consumer.engine.range import ArrivedRange, RangeOffsets
+from pyspark_rocketmq.consumer.engine.range import ArrivedRange, RangeRun
 from pyspark_rocketmq.errors import OptionError, RocketMQError, UndecodableMessage
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
 from pyspark_rocketmq.listeners.context import (
@@ -44,7 +40,7 @@ from pyspark_rocketmq.listeners.context import (
 from pyspark_rocketmq.listeners.errors import tell_failure, tell_problem
 from pyspark_rocketmq.listeners.forms import Call, form_of
 from pyspark_rocketmq.listeners.messages import taker_of
-from pyspark_rocketmq.listeners.row_buffer import Emitted, RowBuffer, SpillFile
+from pyspark_rocketmq.listeners.row_buffer import Emitted, RowBuffer
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import MessageExt, QueueRange
 from pyspark_rocketmq.source.schema import EndReason
@@ -72,7 +68,7 @@ _COUNTED_OK = (Effect.COMMIT, Effect.ACCUMULATE)
 _COUNTED_FAILED = (Effect.PUT_BACK, Effect.SEND_BACK)
 
 
-class OrderlyRun:
+class OrderlyRun(RangeRun):
     """The consumption of one planned range.
 
     What it has not committed at its end is as if it had never been delivered, whatever the listener has
@@ -99,32 +95,20 @@ class OrderlyRun:
         ``now_s`` measures what lasts, and ought to be a clock that nobody sets; ``wall_s`` is for others: by
         it the ack says until when the queue is suspended. The same clock if None.
         """
-        self._planned = planned
-        self._messages = messages
+        super().__init__(planned, messages, output, now_s())
         self.listener = listener
         """May be another one when the run goes on."""
         self.ends_turn = False
         """Set by another thread: the delivery in hand is the last one of this turn."""
-        self._output = output
         self._now_s = now_s
         self._wall_s = wall_s or now_s
         self._dead_letters = dead_letters
         self._hooks = hooks
         self._orders = orders
-        self._started_s = self._answered_s = self._call_began_s = now_s()
+        self._call_began_s = self._started_s
         self._ended = ended
-        self._offsets = RangeOffsets(planned, messages)
-        self._file = SpillFile()
-        self._acknowledged = RowBuffer(output.rows, self._file)
         self._pending = RowBuffer(output.rows, self._file)
         """Rows of messages consumed and not committed."""
-        self._failed = 0
-        self._last_error = ""
-        self._sent_back = 0
-        self._messages_ok = 0
-        self._messages_failed = 0
-        self._calls = 0
-        self._calls_s = 0.0
         self._machine = OrderlyConsumption(
             count=len(messages),
             settings=settings,
@@ -152,7 +136,7 @@ class OrderlyRun:
         """
         # Looked up once: most of what the loop costs where a delivery is one message.
         machine, now_s, output, file = self._machine, self._now_s, self._output, self._file
-        add, pending = self._acknowledged.add, self._pending
+        add, pending = self._rows.add, self._pending
         is_given_up, queue = self._orders.is_given_up, self._planned.queue
         take = taker_of(self._messages, in_arrow=isinstance(self.listener, ArrowListener))
         began_s = self._call_began_s = now_s()
@@ -177,7 +161,7 @@ class OrderlyRun:
                 self._settle(start, messages, outcome, emitted)
             if self._answered_s >= ends_s:
                 break
-        return self._acknowledged.rows
+        return self._rows.rows
 
     def _settle(
         self, start: int, messages: Sequence[MessageExt], outcome: Outcome, emitted: list[Emitted]
@@ -190,8 +174,8 @@ class OrderlyRun:
             if outcome.dead_letters:
                 outcome = self._send_back(start, messages, outcome)
         if outcome.effect is _COMMIT:
-            self._acknowledged.add(self._pending.take())
-            self._acknowledged.add(emitted)
+            self._rows.add(self._pending.take())
+            self._rows.add(emitted)
         elif outcome.effect is Effect.ACCUMULATE:
             self._pending.add(emitted)
         elif outcome.effect is Effect.ROLL_BACK:
@@ -220,24 +204,17 @@ class OrderlyRun:
         suspended_until_s = self._suspended_until_s()
         if suspended_until_s is not None:
             suspended_until_s += self._wall_s() - self._now_s()
-        return QueueAck.of(
-            self._planned,
-            **self._offsets.reached(machine.committed, machine.put_back),
+        return self._ack_of(
+            machine.committed,
+            machine.put_back,
+            finished=machine.finished,
             suspended_until_s=suspended_until_s,
-            read=len(self._messages),
-            consumed=machine.committed,
-            failed=self._failed,
             dead_letters=self._sent_back,
-            finished=str(machine.finished),
-            last_error=self._last_error,
-            listener_s=self._answered_s - self._started_s,
-            figures=Figures(self._messages_ok, self._messages_failed, self._calls, self._calls_s * 1000),
         )
 
     def _suspended_until_s(self) -> float | None:
         machine = self._machine
-        stands_still = self._offsets.offset_at(machine.committed) == self._planned.start
-        if machine.suspended_until_s is not None or not stands_still:
+        if machine.suspended_until_s is not None or not self._stands_still(machine.committed):
             return machine.suspended_until_s
         # Without a suspension, a queue that stands still is to the planner one whose listener has had the
         # whole range and waits for more before it commits. Any other may go on at once as it is.
@@ -322,12 +299,6 @@ class OrderlyRun:
             return False
         logger.warning("dead letter sent %s", self._describe([message]))
         return True
-
-    def _describe(self, messages: Sequence[MessageExt]) -> str:
-        return (
-            f"{self._planned.queue} queueOffset={messages[0].queue_offset} messages={len(messages)} "
-            f"reconsumeTimes={messages[0].reconsume_times}"
-        )
 
 
 class RangeConsumer:

@@ -24,11 +24,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_rocketmq.consume.metrics import Figures
 from pyspark_rocketmq.consume.positions import LastMessage
 from pyspark_rocketmq.consume.retry_counts import from_offset, from_text, spans_of, times_by_index, to_text
 from pyspark_rocketmq.consumer.engine.output import QUEUE_COLUMNS, QueueAck
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.listeners.messages import ArrivedMessages
+from pyspark_rocketmq.listeners.row_buffer import RowBuffer, SpillFile
+from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.source.schema import EndReason, RangeEnd, ReadPiece
 
@@ -84,6 +87,62 @@ def _queue_offsets(messages: Sequence[MessageExt]) -> Sequence[int] | npt.NDArra
     if isinstance(messages, ArrivedMessages):
         return messages.queue_offsets
     return [message.queue_offset for message in messages]
+
+
+class RangeRun:
+    """What both kinds of runs keep of the range that they consume: its rows, what was counted, its ack."""
+
+    def __init__(
+        self, planned: QueueRange, messages: Sequence[MessageExt], output: OutputColumns, began_s: float
+    ) -> None:
+        self._planned = planned
+        self._messages = messages
+        self._output = output
+        self._offsets = RangeOffsets(planned, messages)
+        self._file = SpillFile()
+        self._rows = RowBuffer(output.rows, self._file)
+        """Those that may reach the sink."""
+        self._started_s = self._answered_s = began_s
+        self._failed = 0
+        self._last_error = ""
+        self._sent_back = 0
+        self._messages_ok = 0
+        self._messages_failed = 0
+        self._calls = 0
+        self._calls_s = 0.0
+
+    def _ack_of(
+        self,
+        done: int,
+        put_back: Mapping[int, int],
+        *,
+        finished: object,
+        suspended_until_s: float | None,
+        **sent: int,
+    ) -> QueueAck:
+        """The ack of a run that has passed the first ``done`` messages; ``put_back`` as of :class:`RangeOffsets`."""
+        return QueueAck.of(
+            self._planned,
+            **self._offsets.reached(done, put_back),
+            **sent,
+            suspended_until_s=suspended_until_s,
+            read=len(self._messages),
+            consumed=done,
+            failed=self._failed,
+            finished=str(finished),
+            last_error=self._last_error,
+            listener_s=self._answered_s - self._started_s,
+            figures=Figures(self._messages_ok, self._messages_failed, self._calls, self._calls_s * 1000),
+        )
+
+    def _stands_still(self, done: int) -> bool:
+        return self._offsets.offset_at(done) == self._planned.start
+
+    def _describe(self, messages: Sequence[MessageExt]) -> str:
+        return (
+            f"{self._planned.queue} queueOffset={messages[0].queue_offset} messages={len(messages)} "
+            f"reconsumeTimes={messages[0].reconsume_times}"
+        )
 
 
 _REFUSED_PAUSE_S: Final = 3.0
