@@ -29,8 +29,8 @@ from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.messages import StoredMessage, body_crc
 from tests.helpers.partitions import partition_of
 from tests.helpers.scripted_server import Peer, ScriptedServer
-from tests.helpers.stored_messages import encode_stored_message
 from tests.helpers.source_rows import end_of
+from tests.helpers.stored_messages import encode_stored_message
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 
