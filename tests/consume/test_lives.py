@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.consume.positions import Beginning, LastMessage, Standing, new_life, newer
@@ -147,7 +147,9 @@ class Group:
                 Beginning.AT_NEXT_OFFSET: lambda: self.next_offset,
                 Beginning.AT_END: lambda: bounds.max_offset,
             }[beginning]()
-            self.generation, self.last = self.generation + 1, None
+            self.next_offset = min(max(self.next_offset, bounds.min_offset), bounds.max_offset)
+            self.generation += 1
+            self.last = self.log.seen_at(self.next_offset - 1)
         self.next_offset = min(max(self.next_offset, bounds.min_offset), bounds.max_offset)
 
     def consume(self, how_many: int) -> None:
@@ -181,6 +183,7 @@ _STEPS = st.lists(
 
 
 @given(_STEPS)
+@example([("append", 2), ("consume", 2), ("lose_end", 1), ("consume", 0), ("lose_end", 1)])
 def test_whatever_the_log_does_each_message_still_there_reaches_the_sink_once(
     steps: list[tuple[str, int]],
 ) -> None:

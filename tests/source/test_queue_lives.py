@@ -399,3 +399,15 @@ def test_bounds_that_are_older_than_the_claim_are_no_lost_messages() -> None:
     lives.log.stored[A0] += [6]
     assert lives.next() == [(A0, 5, 6)]
     assert lives.generations() == {A0: 0}
+
+
+def test_a_life_that_begins_behind_messages_remembers_the_last_of_them_at_once() -> None:
+    """F4: else the end could be lost once more, and outgrown, before a message of the new life is consumed."""
+    lives = Lives({A0: [1, 2]}, failOnDataLoss="false")
+    lives.consume_all()
+    del lives.log.stored[A0][1:]
+    assert lives.next() is None
+    lives.restart()
+    lives.log.stored[A0] = [3, 4, 5]
+
+    assert lives.next() == [(A0, 0, 3)]

@@ -221,7 +221,7 @@ class QueueLives:
             # Its master is back: another time the slave is looked at anew.
             del self._copied[queue]
         suspects = [queue for queue in rows if self._is_suspect(rows[queue], snapshot.bounds[queue])]
-        standings = {queue: _standing(rows[queue]) for queue in suspects}
+        standings = {queue: self._standing(rows[queue]) for queue in suspects}
         places = {
             queue: standing.place_to_look_at()
             for queue, standing in standings.items()
@@ -255,12 +255,18 @@ class QueueLives:
             )
         self._check_bounds({**{queue: rows[queue] for queue in found}, **begun}, found, snapshot)
         self._seen = {queue: snapshot.bounds[queue] for queue in rows}
+        # One that has begun is looked at once more, for the message before its beginning.
         self._looked |= {
-            queue: begun[queue].epoch if queue in begun else rows[queue].epoch
-            for queue in suspects
-            if queue not in reset
+            queue: rows[queue].epoch for queue in suspects if queue not in reset and queue not in begun
         }
         return begun
+
+    def _standing(self, row: OffsetRow) -> Standing:
+        last = LastMessage.from_text(row.last_message)
+        # Right behind the newest message known a reset has moved nothing, or a life has begun. To a query that
+        # is to fail on data loss a reset says that the loss is known.
+        is_in_place = last is not None and last.queue_offset + 1 == row.next_offset and not self._fails
+        return Standing(row.next_offset, last, row.was_reset and not is_in_place)
 
     def _is_suspect(self, row: OffsetRow, bounds: QueueBounds) -> bool:
         seen = self._seen.get(row.queue)
@@ -382,7 +388,3 @@ class CheckpointLives:
             return not self._fails
         is_new_there = not 0 < bounds.last_update_timestamp <= stored_by_ms
         return was.queue not in self._seen and was.end > bounds.min_offset and is_new_there
-
-
-def _standing(row: OffsetRow) -> Standing:
-    return Standing(row.next_offset, LastMessage.from_text(row.last_message), row.was_reset)
