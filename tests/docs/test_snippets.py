@@ -31,7 +31,6 @@ from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
 from jobs import running as stop_signals
 from jobs.cli import main
-from jobs.running import spark_session
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.model import Message
 from tests.docs.pages import ROOT, Block, blocks
@@ -247,7 +246,8 @@ def run(words: list[str], shop: Shop) -> str:
 @pytest.fixture
 def in_this_session(session: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs run on the test's session, whose JVM keeps its signals."""
-    monkeypatch.setattr(jobs.consume, "spark_session", spark_session)
+    # What the fixture has put there.
+    monkeypatch.setattr(jobs.consume, "spark_session", vars(jobs.publish)["spark_session"])
     monkeypatch.setattr(stop_signals, "_take_from_jvm", lambda spark: None)
 
 
