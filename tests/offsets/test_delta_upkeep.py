@@ -320,3 +320,32 @@ def test_days_that_are_too_old_are_forgotten_and_files_become_few(
     history.forget_and_compact(4e9)
     assert DeltaTable(history.path).file_uris() == []
     assert store.changes(GROUP)[0].version == LogFiles(str(path)).readable_versions().start
+
+
+@pytest.mark.parametrize(
+    ("age_s", "happens", "may"),
+    [
+        (1.0, "nothing", False),
+        (11.0, "nothing", True),
+        (1.0, "a commit", True),
+        (1.0, "cleaned up", True),
+        (1.0, "another table", True),
+    ],
+)
+def test_a_newer_commit_is_looked_for_by_its_file(
+    tmp_path: Path, age_s: float, happens: str, may: bool
+) -> None:
+    """F1: whoever is told that there is none does not read the log."""
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+    (log / f"{7:020d}.json").write_text("seven")
+    files = LogFiles(str(tmp_path))
+    tip = files.commit_file(7)
+    if happens == "a commit":
+        (log / f"{8:020d}.json").write_text("eight")
+    elif happens == "cleaned up":
+        (log / f"{7:020d}.json").unlink()
+    elif happens == "another table":
+        (log / f"{7:020d}.json").write_text("another")
+
+    assert files.may_have_newer(tip, age_s) is may

@@ -148,6 +148,7 @@ class DeltaOffsetStore(RowOffsetStore):
         try:
             return dict(self._rows(self._newest(), consumer_group).rows)
         except STORAGE_ERRORS as error:
+            self._doubt_handle()
             raise OffsetStoreUnavailable(
                 f"The offsets of group {consumer_group} could not be read from {self._path}: {error} "
                 "Check that the storage can be reached and the table read."
@@ -226,6 +227,7 @@ class DeltaOffsetStore(RowOffsetStore):
                     masked(str(exc)),
                 )
                 failure = exc
+                self._doubt_handle()
                 self._check_not_gone(consumer_group, action, exc)
                 continue
             return change.result
@@ -264,23 +266,31 @@ class DeltaOffsetStore(RowOffsetStore):
     def _newest(self) -> DeltaTable:
         """This thread's handle, moved to the newest version."""
         handle: _Handle | None = getattr(self._handles, "handle", None)
+        now_s = self._clock.monotonic_s()
         if handle is not None:
             try:
+                if not self._log_files.may_have_newer(handle.tip, now_s - handle.looked_s):
+                    return handle.table
                 # delta-rs does not notice when another table has come in its place that has as many commits.
                 if self._log_files.commit_file(handle.tip.version) == handle.tip:
                     handle.table.update_incremental()
-                    is_same = handle.table.version() == handle.tip.version
-                    return handle.table if is_same else self._kept(handle.table)
+                    return self._kept(handle.table, now_s)
                 logger.info("offset table to be opened again path=%s", masked(self._path))
             except STORAGE_ERRORS:
                 # An idle handle needs log files that were cleaned up since: begin again from a checkpoint.
                 logger.info("offset table to be opened again path=%s", masked(self._path), exc_info=True)
         # Perhaps the same table put back to what it was, whose versions are others now.
         self._known.clear()
-        return self._kept(self._open())
+        return self._kept(self._open(), now_s)
 
-    def _kept(self, table: DeltaTable) -> DeltaTable:
-        self._handles.handle = _Handle(table, self._log_files.commit_file(table.version()))
+    def _doubt_handle(self) -> None:
+        """Have delta-rs look at the log the next time: what the handle needs of it may have been cleaned up."""
+        handle: _Handle | None = getattr(self._handles, "handle", None)
+        if handle is not None:
+            self._handles.handle = handle._replace(looked_s=float("-inf"))
+
+    def _kept(self, table: DeltaTable, looked_s: float) -> DeltaTable:
+        self._handles.handle = _Handle(table, self._log_files.commit_file(table.version()), looked_s)
         return table
 
     def _open(self) -> DeltaTable:
@@ -334,6 +344,8 @@ class _Handle(NamedTuple):
     table: DeltaTable
     tip: CommitFile
     """Of that version: another table's of the same number is another file."""
+    looked_s: float
+    """When delta-rs looked for newer ones last."""
 
 
 class _Known(NamedTuple):
