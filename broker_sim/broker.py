@@ -18,7 +18,7 @@ from broker_sim import topic_requests as queue_requests
 from broker_sim.consumer_requests import notify_members
 from broker_sim.layout import UNKNOWN_HOST, Host
 from broker_sim.progress_requests import handle_reset
-from broker_sim.pull import handle_pull, let_go
+from broker_sim.pull import handle_pull, release_held_pull
 from broker_sim.replies import Outgoing, Peer, Refused, in_json, not_supported, reply
 from broker_sim.send import handle_reply, handle_send, handle_send_back
 from broker_sim.settings import BrokerSettings
@@ -161,7 +161,7 @@ class Broker:
         if state.settings.retention_s is not None:
             state.store.drop_stored_before(state.now_ms() - int(state.settings.retention_s * 1000))
         for pull in state.held_pulls.expired(state.clock.monotonic_s()):
-            state.outbox.append(let_go(state, pull))
+            state.outbox.append(release_held_pull(state, pull))
         for group in state.membership.expire():
             notify_members(state, group)
         state.producers.expire()

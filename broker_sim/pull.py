@@ -71,7 +71,7 @@ def handle_pull(state: BrokerState, peer: Peer, command: RemotingCommand) -> Rem
     return None
 
 
-def let_go(state: BrokerState, pull: HeldPull) -> Outgoing:
+def release_held_pull(state: BrokerState, pull: HeldPull) -> Outgoing:
     """Run a held pull a second and last time; whatever comes out is its answer."""
     header = from_ext_fields(PullMessageRequestHeader, pull.command.ext_fields)
     try:

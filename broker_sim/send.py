@@ -44,7 +44,7 @@ from pyspark_rocketmq.wire.requests.headers import (
 _OLDEST_WITH_MAX_RECONSUME_TIMES = 121  # V3_4_9
 
 
-def most_retries(group: SubscriptionGroupConfig, client_version: int, max_reconsume_times: int | None) -> int:
+def max_retries(group: SubscriptionGroupConfig, client_version: int, max_reconsume_times: int | None) -> int:
     """What the request says, if its client is new enough to say it, else what the group is configured with."""
     if max_reconsume_times is not None and client_version >= _OLDEST_WITH_MAX_RECONSUME_TIMES:
         return max_reconsume_times
@@ -76,7 +76,7 @@ def handle_send_back(state: BrokerState, command: RemotingCommand) -> RemotingCo
     if stored is None:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
     message = read_stored(stored)
-    most = most_retries(group, command.version, header.max_reconsume_times)
+    most = max_retries(group, command.version, header.max_reconsume_times)
     if message.run.reconsume_times >= most or header.delay_level < 0:
         dead_letters = state.topics.ensure(dlq_topic(header.group), 1)
         _store_copy(state, message, dead_letters.name, 0, delay_level=0)
@@ -312,7 +312,7 @@ def _belongs_to_dead_letters(state: BrokerState, command: RemotingCommand, heade
         raise Refused(
             ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name} {SEE_FAQ}"
         )
-    most = most_retries(group, command.version, header.max_reconsume_times)
+    most = max_retries(group, command.version, header.max_reconsume_times)
     return (header.reconsume_times or 0) > most or state.locks.has_live_lock(name)
 
 

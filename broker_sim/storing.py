@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from broker_sim.delay import Postponement
 from broker_sim.layout import Member, MessageRun, StoredRun
-from broker_sim.pull import let_go
+from broker_sim.pull import release_held_pull
 from broker_sim.state import CLUSTER_NAME, BrokerState
 from pyspark_rocketmq.model import Message, MessageQueue
 
@@ -39,7 +39,7 @@ def store_run(state: BrokerState, run: MessageRun) -> StoredRun:
     """Append ``run`` and let the pulls go that wait for it."""
     stored = state.store.append(run, state.host)
     woken = state.held_pulls.arrived(run, stored.tag_hashes)
-    state.outbox.extend(let_go(state, pull) for pull in woken)
+    state.outbox.extend(release_held_pull(state, pull) for pull in woken)
     return stored
 
 

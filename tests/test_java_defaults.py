@@ -19,7 +19,7 @@ from pyspark_rocketmq.wire import properties
 from pyspark_rocketmq.wire.requests.send import (
     AUTO_CREATE_TOPIC,
     DEFAULT_TOPIC_QUEUE_NUMS,
-    SendTerms,
+    SendSettings,
     send_command,
 )
 from tests.helpers.golden import golden
@@ -122,12 +122,12 @@ def test_a_queue_has_no_bound_in_messages() -> None:
 )
 def test_a_message_is_refused_before_sending_where_java_refuses_it(case: str, body: bytes) -> None:
     """G2: ``Validators.checkMessage``."""
-    message, terms = Message(topic="T", body=body), SendTerms(producer_group="P")
+    message, settings = Message(topic="T", body=body), SendSettings(producer_group="P")
     if REFUSALS[case] == "ok":
-        assert send_command(message, _QUEUE, terms, 0).body == body
+        assert send_command(message, _QUEUE, settings, 0).body == body
     else:
         with pytest.raises(LocalProtocolError):
-            send_command(message, _QUEUE, terms, 0)
+            send_command(message, _QUEUE, settings, 0)
 
 
 def test_what_else_java_refuses_cannot_be_written_in_python_or_is_a_property_of_its_own() -> None:

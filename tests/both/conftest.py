@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Deadline, SystemClock
@@ -68,11 +68,11 @@ def put(client: BrokerClient, address: str, queue: MessageQueue) -> Put:
     """Store bodies or messages in ``queue`` one after another; they can be pulled when it returns."""
 
     def put_messages(*contents: bytes | Message) -> None:
-        terms = SendTerms(producer_group="tests")
+        settings = SendSettings(producer_group="tests")
         end = 0
         for content in contents:
             message = content if isinstance(content, Message) else Message(topic=queue.topic, body=content)
-            end = client.send(address, message, queue, terms).queue_offset + 1
+            end = client.send(address, message, queue, settings).queue_offset + 1
         await_readable(client, address, queue, end)
 
     return put_messages

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
-from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.clock import SystemClock
@@ -138,7 +138,9 @@ class OurRun(StoredTrace):
             "UNIQ_KEY": f"{self.topic}{key}".ljust(32, "0"),
         }
         message = Message(topic=self.topic, body=key.encode(), properties=properties)
-        end = self._client.send(self.address, message, queue, SendTerms(producer_group="P")).queue_offset + 1
+        end = (
+            self._client.send(self.address, message, queue, SendSettings(producer_group="P")).queue_offset + 1
+        )
         await_readable(self._client, self.address, queue, end)
 
     def show(self) -> None:

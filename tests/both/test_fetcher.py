@@ -9,7 +9,7 @@ from itertools import chain
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.model import Message, MessageQueue, QueueRange
 from pyspark_rocketmq.source.fetcher import Fetcher
@@ -34,7 +34,7 @@ def ranges(cluster: ClusterUnderTest, client: BrokerClient, address: str) -> Ite
         for begun in range(0, PER_QUEUE, 100):
             members = tuple(message(topic, number) for number in range(begun, begun + 100))
             batch = Batch(queue=queue, messages=members, properties={})
-            client.send_batch(address, batch, SendTerms(producer_group="tests"))
+            client.send_batch(address, batch, SendSettings(producer_group="tests"))
         await_readable(client, address, queue, PER_QUEUE)
         wanted.append(partition(queue, address))
     yield wanted

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendSettings
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.errors import NoPermission, OffsetNotFound, TopicNotFound
@@ -68,13 +68,13 @@ def test_a_read_only_topic_takes_messages_and_a_write_only_one_gives_none(
     cluster: ClusterUnderTest, client: BrokerClient, address: str
 ) -> None:
     """G1: fact 18: brokers check the permission of pulls only."""
-    message, terms = Message(topic="", body=b"m"), SendTerms(producer_group="facts")
+    message, settings = Message(topic="", body=b"m"), SendSettings(producer_group="facts")
     read_only, write_only = (
         MessageQueue(cluster.create_topic(queues=1, brokers=["broker-a"], perm=perm), "broker-a", 0)
         for perm in (_READ_ONLY, 2)
     )
     for queue in (read_only, write_only):
-        assert client.send(address, message, queue, terms).queue_offset == 0
+        assert client.send(address, message, queue, settings).queue_offset == 0
 
     client.pull(address, PullRequest(consumer_group="facts", queue=read_only, queue_offset=0))
     with pytest.raises(NoPermission):

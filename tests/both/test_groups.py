@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import pytest
 
 from broker_sim.cluster import SimCluster
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendSettings
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed
@@ -230,7 +230,9 @@ def test_a_restarted_broker_has_its_messages_but_no_members_and_no_locks(
     """B7, C4: locks and memberships live in the broker's memory only."""
     address = cluster.broker_addresses["broker-b"]
     queue = MessageQueue(cluster.create_topic(queues=1, brokers=["broker-b"]), "broker-b", 0)
-    client.send(address, Message(topic=queue.topic, body=b"kept"), queue, SendTerms(producer_group="tests"))
+    client.send(
+        address, Message(topic=queue.topic, body=b"kept"), queue, SendSettings(producer_group="tests")
+    )
     client.heartbeat(address, beat(group, "client-1", queue.topic))
     client.lock_batch(address, group, "client-1", [queue])
 

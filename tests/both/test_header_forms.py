@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.client.broker import Batch, BrokerClient, PullRequest, SendTerms
+from pyspark_rocketmq.client.broker import Batch, BrokerClient, PullRequest, SendSettings
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import RocketMQError
@@ -29,7 +29,7 @@ from tests.both.conftest import Put
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.wait import wait_until
 
-_TERMS = SendTerms(producer_group="forms")
+_SETTINGS = SendSettings(producer_group="forms")
 _DELAY_AT_ONCE = -1
 """Straight to the dead-letter topic."""
 _OWN_PORT = re.compile(r"consumer:\[/127\.0\.0\.1:\d+\]")
@@ -65,13 +65,15 @@ def test_what_one_form_sends_the_other_pulls(
     for number, sender in enumerate(clients):
         message = Message(topic=queue.topic, body=b"one", properties={"KEYS": "schlüssel 订单", "a": "é"})
         start = 4 * number
-        assert sender.send(address, message, queue, _TERMS).queue_offset == start
+        assert sender.send(address, message, queue, _SETTINGS).queue_offset == start
         pair = (Message(topic=queue.topic, body=b"two"), Message(topic=queue.topic, body=b"three"))
         assert (
-            sender.send_batch(address, Batch(queue=queue, messages=pair, properties={}), _TERMS).queue_offset
+            sender.send_batch(
+                address, Batch(queue=queue, messages=pair, properties={}), _SETTINGS
+            ).queue_offset
             == start + 1
         )
-        sender.send_oneway(address, message, queue, _TERMS)
+        sender.send_oneway(address, message, queue, _SETTINGS)
         await_readable(client, address, queue, start + 4)
 
     in_json, next_offset = _pulled(client, address, queue)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import DataLoss, OffsetsBeganAgain
@@ -97,7 +97,7 @@ def make_anew(
         def is_sent() -> bool:
             return (
                 client.send(
-                    address, Message(topic=queue.topic, body=b"new"), queue, SendTerms(producer_group="t")
+                    address, Message(topic=queue.topic, body=b"new"), queue, SendSettings(producer_group="t")
                 )
                 is not None
             )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendSettings
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSettings
@@ -20,7 +20,7 @@ from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import ClusterUnderTest
 
-TERMS = SendTerms(producer_group="tests")
+SETTINGS = SendSettings(producer_group="tests")
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def send_back(
 def failed(client: BrokerClient, address: str, queue: MessageQueue) -> MessageExt:
     """A message as a consumer gets it."""
     sent = Message(topic=queue.topic, body=b"again", properties={"KEYS": "k", "TAGS": "t"}, flag=7)
-    client.send(address, sent, queue, TERMS)
+    client.send(address, sent, queue, SETTINGS)
     return first_of(client, address, queue)
 
 
@@ -165,7 +165,7 @@ def test_a_namespace_s_message_comes_again_inside_it(
     cluster.create_topic(f"{namespace}%{queue.topic}", queues=1, brokers=["broker-a"])
     member = ConsumerData(group_name=group, subscriptions=())
     inside.heartbeat(address, HeartbeatData(client_id="me", consumers=(member,)))
-    inside.send(address, Message(topic=queue.topic, body=b"again"), queue, TERMS)
+    inside.send(address, Message(topic=queue.topic, body=b"again"), queue, SETTINGS)
     failed = first_of(inside, address, queue)._replace(topic=queue.topic)
 
     replace(settings, namespace=namespace).open().send(failed, delay_level=1, max_reconsume_times=16)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendSettings
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.async_sends import AsyncSends
 from pyspark_rocketmq.client.producer.producer import Producer
@@ -22,7 +22,7 @@ from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import REAL_ONLY, SIM_ONLY, ClusterUnderTest
 from tests.helpers.wait import wait_until
 
-TERMS = SendTerms(producer_group="tests", max_reconsume_times=16)
+SETTINGS = SendSettings(producer_group="tests", max_reconsume_times=16)
 UNIQ_KEY = "7F000001ABCD18B4AAC2" + "0" * 12
 
 
@@ -54,7 +54,7 @@ def test_a_message_comes_back_as_it_was_sent(client: BrokerClient, address: str,
     sent = Message(topic=queue.topic, body="payload \N{PARTY POPPER}".encode(), properties=properties, flag=7)
     before_ms = int(time.time() * 1000)
 
-    result = client.send(address, sent, queue, TERMS)
+    result = client.send(address, sent, queue, SETTINGS)
     (read,) = read_all(client, address, queue, 1)
 
     assert (result.status, result.queue, result.queue_offset) == (SendStatus.SEND_OK, queue, 0)
@@ -69,7 +69,7 @@ def test_a_message_comes_back_as_it_was_sent(client: BrokerClient, address: str,
 
 def test_the_broker_marks_what_it_stores(client: BrokerClient, address: str, queue: MessageQueue) -> None:
     """G2: properties that no producer sent."""
-    client.send(address, Message(topic=queue.topic, body=b"x"), queue, TERMS)
+    client.send(address, Message(topic=queue.topic, body=b"x"), queue, SETTINGS)
     (read,) = read_all(client, address, queue, 1)
 
     assert read.properties["CLUSTER"] == "DefaultCluster"
@@ -81,7 +81,7 @@ def test_a_message_without_a_unique_key_is_given_one(
     client: BrokerClient, address: str, queue: MessageQueue
 ) -> None:
     """H6: the broker makes it up, so what is consumed always has one after an ordinary send."""
-    client.send(address, Message(topic=queue.topic, body=b"x"), queue, TERMS)
+    client.send(address, Message(topic=queue.topic, body=b"x"), queue, SETTINGS)
     (read,) = read_all(client, address, queue, 1)
 
     assert read.msg_id == read.properties["UNIQ_KEY"]
@@ -92,7 +92,7 @@ def test_the_answer_s_message_id_says_where_the_message_is_stored(
     client: BrokerClient, address: str, queue: MessageQueue
 ) -> None:
     """E3: host and commit log offset, by which a message can be sent back."""
-    result = client.send(address, Message(topic=queue.topic, body=b"x"), queue, TERMS)
+    result = client.send(address, Message(topic=queue.topic, body=b"x"), queue, SETTINGS)
     (read,) = read_all(client, address, queue, 1)
 
     assert decode_offset_message_id(result.offset_msg_id) == (address, read.commit_log_offset)
@@ -146,7 +146,7 @@ def test_a_message_sent_back_comes_again_in_the_retry_topic(
     client.heartbeat(
         address, HeartbeatData(client_id="client-1", consumers=(ConsumerData(group_name=group),))
     )
-    client.send(address, Message(topic=queue.topic, body=b"again", properties={"TAGS": "t"}), queue, TERMS)
+    client.send(address, Message(topic=queue.topic, body=b"again", properties={"TAGS": "t"}), queue, SETTINGS)
     (first,) = read_all(client, address, queue, 1)
     retry = MessageQueue(f"%RETRY%{group}", "broker-a", 0)
 
@@ -176,9 +176,9 @@ def test_a_retry_of_a_group_that_holds_a_lock_is_a_dead_letter_at_once(
     client.lock_batch(address, group, "client-1", [queue])
     retry = MessageQueue(f"%RETRY%{group}", "broker-a", 0)
     given_up = Message(topic=retry.topic, body=b"poison", properties={"RETRY_TOPIC": queue.topic})
-    terms = SendTerms(producer_group="tests", reconsume_times=1, max_reconsume_times=3)
+    settings = SendSettings(producer_group="tests", reconsume_times=1, max_reconsume_times=3)
 
-    client.send(address, given_up, retry, terms)
+    client.send(address, given_up, retry, settings)
     (dead,) = read_all(client, address, retry._replace(topic=f"%DLQ%{group}"), 1)
 
     assert (dead.body, dead.reconsume_times) == (b"poison", 1)
@@ -258,7 +258,7 @@ def test_a_send_to_a_queue_that_does_not_exist_is_refused(
 ) -> None:
     """G5: code 29; the message is not put elsewhere."""
     with pytest.raises(BrokerError) as caught:
-        client.send(address, Message(topic=queue.topic, body=b"x"), queue._replace(queue_id=1), TERMS)
+        client.send(address, Message(topic=queue.topic, body=b"x"), queue._replace(queue_id=1), SETTINGS)
 
     assert caught.value.code == ResponseCode.INVALID_PARAMETER
     assert client.max_offset(address, queue) == 0
@@ -271,7 +271,7 @@ def test_a_topic_of_the_broker_s_own_is_closed_to_producers(
     queue = MessageQueue("SCHEDULE_TOPIC_XXXX", "broker-a", 0)
 
     with pytest.raises(NoPermission):
-        client.send(address, Message(topic=queue.topic, body=b"x"), queue, TERMS)
+        client.send(address, Message(topic=queue.topic, body=b"x"), queue, SETTINGS)
 
 
 def test_an_unknown_topic_without_a_template_is_refused(
@@ -279,10 +279,10 @@ def test_an_unknown_topic_without_a_template_is_refused(
 ) -> None:
     """G2: code 17."""
     queue = MessageQueue(cluster.unique_name("absent"), "broker-a", 0)
-    terms = SendTerms(producer_group="tests", default_topic="no-such-template")
+    settings = SendSettings(producer_group="tests", default_topic="no-such-template")
 
     with pytest.raises(TopicNotFound):
-        client.send(address, Message(topic=queue.topic, body=b"x"), queue, terms)
+        client.send(address, Message(topic=queue.topic, body=b"x"), queue, settings)
 
 
 def test_ordinary_sends_go_on_while_a_broker_is_away_and_ordered_ones_fail(

@@ -10,7 +10,7 @@ from itertools import chain
 import pytest
 
 from pyspark_rocketmq.client.admin import AdminClient
-from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.clock import SystemClock
@@ -69,7 +69,7 @@ def send(client: BrokerClient, cluster: ClusterUnderTest) -> Callable[..., None]
     def send(topic: str, body: bytes, broker_name: str = "broker-a", **properties: str) -> None:
         address, queue = cluster.broker_addresses[broker_name], MessageQueue(topic, broker_name, 0)
         message = Message(topic=topic, body=body, properties=properties)
-        end = client.send(address, message, queue, SendTerms(producer_group="tests")).queue_offset + 1
+        end = client.send(address, message, queue, SendSettings(producer_group="tests")).queue_offset + 1
         await_readable(client, address, queue, end)
 
     return send

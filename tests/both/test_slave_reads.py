@@ -12,7 +12,7 @@ from itertools import chain
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus, SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus, SendSettings
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.clock import SystemClock
@@ -68,7 +68,7 @@ def send(client: BrokerClient, address: str, queue: MessageQueue, count: int) ->
     for first in range(0, count, 100):
         members = [Message(topic=queue.topic, body=b"x" * 1024)] * min(100, count - first)
         batch = Batch(queue=queue, messages=members, properties={})
-        client.send_batch(address, batch, SendTerms(producer_group="tests"))
+        client.send_batch(address, batch, SendSettings(producer_group="tests"))
 
 
 def positions_of_ends(client: BrokerClient, address: str, queue: MessageQueue) -> list[int]:

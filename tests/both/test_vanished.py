@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.errors import QueueRemoved, TopicDeleted
 from pyspark_rocketmq.model import Message, MessageQueue
@@ -84,7 +84,7 @@ def test_a_queue_that_was_taken_away_unread_ends_the_query(
 
     def send() -> None:
         sent = client.send(
-            address, Message(topic=queue.topic, body=b"x"), second, SendTerms(producer_group="tests")
+            address, Message(topic=queue.topic, body=b"x"), second, SendSettings(producer_group="tests")
         )
         wait_until(lambda: client.max_offset(address, second) > sent.queue_offset, SOON_S)
 

@@ -6,7 +6,7 @@ import pytest
 
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
-from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import SystemClock
@@ -296,7 +296,7 @@ def test_sends_go_to_the_master_alone(cluster: SimCluster, client: _Client) -> N
             cluster.replica_address("broker-a"),
             Message(topic=TOPIC, body=b"x"),
             _QUEUE,
-            SendTerms(producer_group="p"),
+            SendSettings(producer_group="p"),
         )
 
 

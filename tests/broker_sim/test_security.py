@@ -9,7 +9,7 @@ import pytest
 
 from broker_sim.cluster import SimCluster
 from broker_sim.security import AccessControl, Action, Kind, Need, Policy, User, needs_of
-from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
 from pyspark_rocketmq.client.pool import AclSigner, ConnectionSettings
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import SystemClock
@@ -216,7 +216,7 @@ def test_a_client_without_the_right_secret_gets_nothing(cluster: SimCluster, sec
             cluster.broker_addresses["broker-a"],
             Message(topic=TOPIC, body=b"x"),
             queue,
-            SendTerms(producer_group="p"),
+            SendSettings(producer_group="p"),
         )
     assert cluster.bounds(queue).max_offset == 0
 

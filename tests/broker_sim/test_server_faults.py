@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker_sim.cluster import SimCluster
-from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import Deadline, SystemClock
@@ -65,7 +65,7 @@ class Client:
         self._pool.get(self._address, Deadline.after(SystemClock(), _LONG_S))
 
     def send(self) -> SendResult:
-        return self._calls.send(self._address, _MESSAGE, _QUEUE, SendTerms(producer_group="p"))
+        return self._calls.send(self._address, _MESSAGE, _QUEUE, SendSettings(producer_group="p"))
 
     def pull(self) -> PullStatus:
         request = PullRequest(consumer_group="g", queue=_QUEUE, queue_offset=0)

@@ -12,7 +12,7 @@ from pyspark_rocketmq.client.broker import (
     PullRequest,
     PullResult,
     PullStatus,
-    SendTerms,
+    SendSettings,
 )
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Deadline, SystemClock
@@ -42,7 +42,7 @@ from tests.helpers.wait import PATIENCE_S
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 OTHER = MessageQueue("orders", "broker-a", 5)
-TERMS = SendTerms(producer_group="P")
+SETTINGS = SendSettings(producer_group="P")
 MESSAGE = Message(topic="orders", body=b"paid", properties={"UNIQ_KEY": "AB", "WAIT": "true"})
 BATCH = Batch(queue=QUEUE, messages=(MESSAGE, MESSAGE), properties={"UNIQ_KEY": "CD", "WAIT": "true"})
 STORED = {"msgId": "7F", "queueId": "3", "queueOffset": "41"}
@@ -87,15 +87,15 @@ def brokers(pool: ChannelPool) -> BrokerClient:
 Call = Callable[[BrokerClient, str], object]
 
 CALLS: dict[str, tuple[int, Call]] = {
-    "send": (2, lambda b, at: b.send(at, MESSAGE, QUEUE, TERMS)),
+    "send": (2, lambda b, at: b.send(at, MESSAGE, QUEUE, SETTINGS)),
     "send to the retry topic": (
         42,
         lambda b, at: b.send(
-            at, MESSAGE, QUEUE, SendTerms(producer_group="P", reconsume_times=3, max_reconsume_times=2)
+            at, MESSAGE, QUEUE, SendSettings(producer_group="P", reconsume_times=3, max_reconsume_times=2)
         ),
     ),
-    "send oneway": (4, lambda b, at: b.send_oneway(at, MESSAGE, QUEUE, TERMS)),
-    "send a batch": (5, lambda b, at: b.send_batch(at, BATCH, TERMS)),
+    "send oneway": (4, lambda b, at: b.send_oneway(at, MESSAGE, QUEUE, SETTINGS)),
+    "send a batch": (5, lambda b, at: b.send_batch(at, BATCH, SETTINGS)),
     "max offset": (8, lambda b, at: b.max_offset(at, QUEUE)),
     "min offset": (9, lambda b, at: b.min_offset(at, QUEUE)),
     "search offset": (11, lambda b, at: b.search_offset(at, QUEUE, 1_700_000_000_000)),
@@ -151,7 +151,7 @@ def test_a_request_is_what_java_sends(server: ScriptedServer, brokers: BrokerCli
 def test_a_send_tells_where_the_message_is(server: ScriptedServer, brokers: BrokerClient) -> None:
     """G1: queue and offset come from the broker, the id from the message."""
     answer_well(server)
-    result = brokers.send(server.address, MESSAGE, QUEUE, TERMS)
+    result = brokers.send(server.address, MESSAGE, QUEUE, SETTINGS)
     sent = server.next_request()
 
     assert (result.status, result.msg_id, result.offset_msg_id) == (SendStatus.SEND_OK, "AB", "7F")
@@ -167,13 +167,13 @@ def test_a_message_stored_less_durably_is_a_result(
     """G2, broker answers: codes 10, 11 and 12 mean stored."""
     server.script = lambda peer, request: peer.answer(request, status, ext_fields=STORED)
 
-    assert brokers.send(server.address, MESSAGE, QUEUE, TERMS).status is status
+    assert brokers.send(server.address, MESSAGE, QUEUE, SETTINGS).status is status
 
 
 def test_a_batch_is_encoded_as_one_body(server: ScriptedServer, brokers: BrokerClient) -> None:
     """G2: members keep their own properties, the header carries the batch's."""
     answer_well(server)
-    result = brokers.send_batch(server.address, BATCH, TERMS)
+    result = brokers.send_batch(server.address, BATCH, SETTINGS)
     sent = server.next_request()
 
     assert result.msg_id == "AB,AB"
@@ -202,7 +202,7 @@ def test_a_batch_that_brokers_refuse_is_not_sent(
 ) -> None:
     """G2: refused here, in a sentence."""
     with pytest.raises(LocalProtocolError, match=problem):
-        brokers.send_batch(server.address, Batch(queue=QUEUE, messages=messages, properties={}), TERMS)
+        brokers.send_batch(server.address, Batch(queue=QUEUE, messages=messages, properties={}), SETTINGS)
     assert server.requests.empty()
 
 
@@ -212,7 +212,7 @@ def test_a_message_that_brokers_refuse_is_not_sent(
 ) -> None:
     """G2: an empty body is a NullPointerException in the broker."""
     with pytest.raises(LocalProtocolError, match=problem):
-        brokers.send(server.address, Message(topic="orders", body=body), QUEUE, TERMS)
+        brokers.send(server.address, Message(topic="orders", body=body), QUEUE, SETTINGS)
 
 
 def test_answers_become_values(server: ScriptedServer, brokers: BrokerClient) -> None:
@@ -319,7 +319,7 @@ def test_a_pull_without_connection_is_handed_over_as_an_error(brokers: BrokerCli
         address = gone.address
     outcomes: SimpleQueue[object] = SimpleQueue()
     brokers.pull_async(address, PULL, outcomes.put)
-    brokers.send_batch_async(address, BATCH, TERMS, outcomes.put)
+    brokers.send_batch_async(address, BATCH, SETTINGS, outcomes.put)
 
     assert isinstance(outcomes.get(timeout=PATIENCE_S), ConnectFailed)
     assert isinstance(outcomes.get(timeout=PATIENCE_S), ConnectFailed)
@@ -373,13 +373,13 @@ def test_sends_with_a_callback_tell_results_and_refusals(
     """G2: errors come as values."""
     outcomes: SimpleQueue[object] = SimpleQueue()
     answer_well(server)
-    brokers.send_async(server.address, MESSAGE, QUEUE, TERMS, outcomes.put)
+    brokers.send_async(server.address, MESSAGE, QUEUE, SETTINGS, outcomes.put)
     assert getattr(outcomes.get(timeout=PATIENCE_S), "queue_offset", None) == 41
 
     server.script = lambda peer, request: peer.answer(request, ResponseCode.MESSAGE_ILLEGAL, remark="too big")
-    brokers.send_batch_async(server.address, BATCH, TERMS, outcomes.put)
+    brokers.send_batch_async(server.address, BATCH, SETTINGS, outcomes.put)
     assert "too big" in str(outcomes.get(timeout=PATIENCE_S))
 
     server.script = lambda peer, request: peer.answer(request)
-    brokers.send_async(server.address, MESSAGE, QUEUE, TERMS, outcomes.put)
+    brokers.send_async(server.address, MESSAGE, QUEUE, SETTINGS, outcomes.put)
     assert isinstance(outcomes.get(timeout=PATIENCE_S), RemoteProtocolError)

@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendSettings
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.clock import SystemClock
@@ -53,7 +53,7 @@ def test_topics_of_one_consumer_and_what_comes_back_reach_one_table(
         client = BrokerClient(pool, SystemClock(), PATIENCE_S)
         for topic, tag in ((orders, "paid"), (payments, "paid"), (payments, "created")):
             message = Message(topic=topic, body=f"{topic}:{tag}".encode(), properties={"TAGS": tag})
-            client.send(at, message, MessageQueue(topic, _ON, 0), SendTerms(producer_group="tests"))
+            client.send(at, message, MessageQueue(topic, _ON, 0), SendSettings(producer_group="tests"))
 
         def drain() -> None:
             consumer = PushConsumer(

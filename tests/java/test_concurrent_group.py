@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
 from pyspark_rocketmq.model import Message, MessageQueue, retry_topic
 from tests.both.support import ANSWER_S
 from tests.helpers.cluster import ClusterUnderTest
@@ -97,7 +97,7 @@ class Group:
             for key in keys:
                 message = Message(topic=queue.topic, body=key.encode(), properties={"KEYS": key})
                 address = self.cluster.broker_addresses[queue.broker_name]
-                self._client.send(address, message, queue, SendTerms(producer_group="tests"))
+                self._client.send(address, message, queue, SendSettings(producer_group="tests"))
 
     def await_committed(self) -> None:
         """Wait until the brokers have the group's offsets at the ends of all queues, those of the retry topic too."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
 from pyspark_rocketmq.model import Message, MessageQueue
 from tests.both.conftest import Put
 from tests.both.support import ANSWER_S, await_readable
@@ -18,7 +18,7 @@ from tests.java.clients import JavaClients
 
 _BROKER = "broker-a"
 _POLL_MILLIS = 60_000
-_TERMS = SendTerms(producer_group="tests")
+_SETTINGS = SendSettings(producer_group="tests")
 
 
 class Lite:
@@ -77,7 +77,7 @@ def put(client: BrokerClient, cluster: ClusterUnderTest) -> Callable[..., None]:
         queue = MessageQueue(topic, _BROKER, queue_id)
         for body in bodies:
             message = Message(topic=topic, body=body.encode(), properties=properties)
-            end = client.send(address, message, queue, _TERMS).queue_offset + 1
+            end = client.send(address, message, queue, _SETTINGS).queue_offset + 1
             await_readable(client, address, queue, end)
 
     return put_bodies

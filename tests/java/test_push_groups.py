@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, SendTerms
+from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import OffsetNotFound
@@ -23,7 +23,7 @@ from tests.java.push import PushConsumer, await_committed, await_shares
 
 _BROKER = "broker-a"
 _QUEUES = {0, 1, 2, 3}
-_TERMS = SendTerms(producer_group="tests")
+_SETTINGS = SendSettings(producer_group="tests")
 
 
 def put(client: BrokerClient, cluster: ClusterUnderTest, queue: MessageQueue, *bodies: str) -> None:
@@ -32,7 +32,7 @@ def put(client: BrokerClient, cluster: ClusterUnderTest, queue: MessageQueue, *b
     end = 0
     for body in bodies:
         message = Message(topic=queue.topic, body=body.encode(), properties={"KEYS": body})
-        end = client.send(address, message, queue, _TERMS).queue_offset + 1
+        end = client.send(address, message, queue, _SETTINGS).queue_offset + 1
     await_readable(client, address, queue, end)
 
 

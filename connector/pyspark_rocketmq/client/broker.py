@@ -16,7 +16,7 @@ from pyspark_rocketmq.client.calls import (
     named_batch,
     named_heartbeat,
     named_pull,
-    named_terms,
+    named_settings,
     raise_or_return,
 )
 from pyspark_rocketmq.clock import Deadline
@@ -31,7 +31,7 @@ from pyspark_rocketmq.wire.requests.send import (
     Batch,
     EncodedBatch,
     SendResult,
-    SendTerms,
+    SendSettings,
     batch_command,
     encoded_batch_command,
     send_command,
@@ -46,7 +46,7 @@ __all__ = [
     "PullResult",
     "PullStatus",
     "SendResult",
-    "SendTerms",
+    "SendSettings",
 ]
 
 _HOLD_SCAN_S: Final = 5.0
@@ -94,11 +94,11 @@ class BrokerClient(BrokerCalls):
         address: str,
         message: Message,
         queue: MessageQueue,
-        terms: SendTerms,
+        settings: SendSettings,
         deadline: Deadline | None = None,
     ) -> SendResult:
         """Send one message, as it is, to ``queue``."""
-        command = self._send_command(message, queue, terms)
+        command = self._send_command(message, queue, settings)
         return self._send(address, command, queue, (message,), deadline)
 
     def send_async(
@@ -106,38 +106,42 @@ class BrokerClient(BrokerCalls):
         address: str,
         message: Message,
         queue: MessageQueue,
-        terms: SendTerms,
+        settings: SendSettings,
         on_result: OnSend,
         *,
         deadline: Deadline | None = None,
     ) -> None:
         """As :meth:`send`, without waiting; ``on_result`` is called exactly once and must not block."""
-        command = self._send_command(message, queue, terms)
+        command = self._send_command(message, queue, settings)
         self._send_async(address, command, queue, (message,), on_result, deadline=deadline)
 
-    def send_oneway(self, address: str, message: Message, queue: MessageQueue, terms: SendTerms) -> None:
+    def send_oneway(
+        self, address: str, message: Message, queue: MessageQueue, settings: SendSettings
+    ) -> None:
         """Send one message without learning whether it was stored."""
-        self._oneway(address, self._send_command(message, queue, terms))
+        self._oneway(address, self._send_command(message, queue, settings))
 
     def send_batch(
-        self, address: str, batch: Batch, terms: SendTerms, deadline: Deadline | None = None
+        self, address: str, batch: Batch, settings: SendSettings, deadline: Deadline | None = None
     ) -> SendResult:
         """Send messages to one queue, where they get consecutive queue offsets."""
-        command = self._batch_command(batch, terms)
+        command = self._batch_command(batch, settings)
         return self._send(address, command, batch.queue, batch.messages, deadline)
 
-    def send_batch_async(self, address: str, batch: Batch, terms: SendTerms, on_result: OnSend) -> None:
+    def send_batch_async(self, address: str, batch: Batch, settings: SendSettings, on_result: OnSend) -> None:
         """As :meth:`send_batch`, without waiting; ``on_result`` is called exactly once and must not block.
 
         Batches for one queue keep their order only if each is sent after the one before was answered: a
         broker works on several requests of one connection at once.
         """
-        command = self._batch_command(batch, terms)
+        command = self._batch_command(batch, settings)
         self._send_async(address, command, batch.queue, batch.messages, on_result)
 
-    def send_encoded(self, address: str, batch: EncodedBatch, terms: SendTerms, on_result: OnSend) -> None:
+    def send_encoded(
+        self, address: str, batch: EncodedBatch, settings: SendSettings, on_result: OnSend
+    ) -> None:
         """As :meth:`send_batch_async`, of a batch that is bytes already."""
-        named = named_terms(self._namespace, terms)
+        named = named_settings(self._namespace, settings)
         full = replace(batch, queue=self._named_queue(batch.queue))
         command = encoded_batch_command(full, named, self._now_ms())
         self._send_async(address, command, batch.queue, (), on_result)
@@ -316,12 +320,12 @@ class BrokerClient(BrokerCalls):
         answer = self._ask(address, code, header)
         return from_ext_fields(headers.OffsetResponseHeader, answer.ext_fields).offset
 
-    def _send_command(self, message: Message, queue: MessageQueue, terms: SendTerms) -> RemotingCommand:
-        named = named_terms(self._namespace, terms)
+    def _send_command(self, message: Message, queue: MessageQueue, settings: SendSettings) -> RemotingCommand:
+        named = named_settings(self._namespace, settings)
         return send_command(message, self._named_queue(queue), named, self._now_ms())
 
-    def _batch_command(self, batch: Batch, terms: SendTerms) -> RemotingCommand:
-        named = named_terms(self._namespace, terms)
+    def _batch_command(self, batch: Batch, settings: SendSettings) -> RemotingCommand:
+        named = named_settings(self._namespace, settings)
         return batch_command(named_batch(self._namespace, batch), named, self._now_ms())
 
     def _lock_command(

@@ -26,7 +26,7 @@ from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.requests.header_fields import Header, to_ext_fields
 from pyspark_rocketmq.wire.requests.pull import PullRequest
 from pyspark_rocketmq.wire.requests.responses import checked
-from pyspark_rocketmq.wire.requests.send import Batch, SendTerms
+from pyspark_rocketmq.wire.requests.send import Batch, SendSettings
 
 
 def named_pull(namespace: str, request: PullRequest) -> PullRequest:
@@ -40,11 +40,11 @@ def named_pull(namespace: str, request: PullRequest) -> PullRequest:
     )
 
 
-def named_terms(namespace: str, terms: SendTerms) -> SendTerms:
-    """The terms under the producer group's full name; the template of new topics has no namespace."""
+def named_settings(namespace: str, settings: SendSettings) -> SendSettings:
+    """The settings under the producer group's full name; the template of new topics has no namespace."""
     if not namespace:
-        return terms
-    return replace(terms, producer_group=with_namespace(namespace, terms.producer_group))
+        return settings
+    return replace(settings, producer_group=with_namespace(namespace, settings.producer_group))
 
 
 def named_batch(namespace: str, batch: Batch) -> Batch:

@@ -62,12 +62,12 @@ from pyspark_rocketmq.wire.requests.send import (
     Batch,
     EncodedBatch,
     SendResult,
-    SendTerms,
+    SendSettings,
     ShardingKey,
     check_body,
-    retry_terms,
+    retry_settings,
     split_batch,
-    transaction_terms,
+    transaction_settings,
 )
 
 _TIME_AND_COUNTER_DIGITS = 12
@@ -184,7 +184,7 @@ class Producer(Closing):
             addresses, shared, self._clock, send_timeout_s, namespace=namespace
         )
         self._brokers = BrokerClient(shared, self._clock, send_timeout_s, namespace=namespace)
-        self._terms = SendTerms(producer_group=producer_group, max_message_bytes=max_message_size)
+        self._send_settings = SendSettings(producer_group=producer_group, max_message_bytes=max_message_size)
         self._send_timeout_s = send_timeout_s
         self._attempts = 1 + retry_times_when_send_failed
         self._async_retries = retry_times_when_send_async_failed
@@ -255,13 +255,13 @@ class Producer(Closing):
             RocketMQError: If it could not be sent; after ``TransportError`` it may be stored nevertheless.
         """
         deadline = self._deadline()
-        prepared, terms = self._prepare(message)
+        prepared, settings = self._prepare(message)
         if queue is None and sharding_key is None:
-            return self._send_anywhere(prepared, terms, deadline)
+            return self._send_anywhere(prepared, settings, deadline)
         route, chosen = self._chosen(message.topic, sharding_key, queue, deadline)
         return self._sent_by_route(
             message.topic,
-            lambda: self._brokers.send(self._master(route, chosen), prepared, chosen, terms, deadline),
+            lambda: self._brokers.send(self._master(route, chosen), prepared, chosen, settings, deadline),
         )
 
     def send_async(
@@ -285,7 +285,7 @@ class Producer(Closing):
         Source: ``MQClientAPIImpl.onExceptionImpl``, whose repeated request keeps the number of the first
         queue, which another broker may not have; here it is the number of the queue that was chosen for it.
         """
-        prepared, terms = self._prepare(message)
+        prepared, settings = self._prepare(message)
         deadline = self._deadline()
 
         route, first = self._chosen(message.topic, sharding_key, queue, deadline)
@@ -293,7 +293,7 @@ class Producer(Closing):
         def attempt(chosen: MessageQueue, told: OnSend) -> None:
             told = self._watching_route(message.topic, told)
             master = self._master(route, chosen)
-            self._brokers.send_async(master, prepared, chosen, terms, told, deadline=deadline)
+            self._brokers.send_async(master, prepared, chosen, settings, told, deadline=deadline)
 
         def next_queue(failed: MessageQueue) -> MessageQueue:
             nonlocal route
@@ -316,9 +316,9 @@ class Producer(Closing):
         self, message: Message, *, sharding_key: ShardingKey | None = None, queue: MessageQueue | None = None
     ) -> None:
         """Send one message without ever learning whether it was stored."""
-        prepared, terms = self._prepare(message)
+        prepared, settings = self._prepare(message)
         route, chosen = self._chosen(message.topic, sharding_key, queue, self._deadline())
-        self._brokers.send_oneway(self._master(route, chosen), prepared, chosen, terms)
+        self._brokers.send_oneway(self._master(route, chosen), prepared, chosen, settings)
 
     def send_batch(self, messages: Sequence[Message], queue: MessageQueue) -> SendResult:
         """Send messages to one queue in one request of at most 4 MiB; one attempt, not compressed.
@@ -332,7 +332,9 @@ class Producer(Closing):
         batch = self._batch(queue, messages)
         return self._sent_by_route(
             queue.topic,
-            lambda: self._brokers.send_batch(self._master(route, queue), batch, self._terms, deadline),
+            lambda: self._brokers.send_batch(
+                self._master(route, queue), batch, self._send_settings, deadline
+            ),
         )
 
     def send_batches(
@@ -358,7 +360,7 @@ class Producer(Closing):
         told = self._watching_route(batch.queue.topic, on_result)
         try:
             route = self._publication(batch.queue.topic, self._deadline())[0]
-            self._brokers.send_encoded(self._master(route, batch.queue), batch, self._terms, told)
+            self._brokers.send_encoded(self._master(route, batch.queue), batch, self._send_settings, told)
         except RocketMQError as error:
             told(error)
 
@@ -374,8 +376,8 @@ class Producer(Closing):
         told = self._watching_route(queue.topic, on_result)
         try:
             route = self._publication(queue.topic, self._deadline())[0]
-            terms = replace(self._terms, sys_flag=sys_flag)
-            self._brokers.send_async(self._master(route, queue), message, queue, terms, told)
+            settings = replace(self._send_settings, sys_flag=sys_flag)
+            self._brokers.send_async(self._master(route, queue), message, queue, settings, told)
         except RocketMQError as error:
             told(error)
 
@@ -435,18 +437,18 @@ class Producer(Closing):
             return route, select_message_queue_by_hash(queues, sharding_key)
         return route, self._any_queue(queues)
 
-    def _prepare(self, message: Message) -> tuple[Message, SendTerms]:
+    def _prepare(self, message: Message) -> tuple[Message, SendSettings]:
         """The message as it is sent; all attempts of one send share it, and so its UNIQ_KEY."""
-        check_body(message.body, f"topic {message.topic}", self._terms.max_message_bytes)
+        check_body(message.body, f"topic {message.topic}", self._send_settings.max_message_bytes)
         prepared = replace(message, properties=self._with_key(message.properties))
-        terms = transaction_terms(message, retry_terms(message, self._terms))
+        settings = transaction_settings(message, retry_settings(message, self._send_settings))
         if self._compression_type is None or len(message.body) < self._compress_over_bytes:
-            return prepared, terms
+            return prepared, settings
         body, sys_flag = compress(message.body, self._compression_type)
-        if len(body) > self._terms.max_message_bytes:
+        if len(body) > self._send_settings.max_message_bytes:
             # What does not shrink grows a little, beyond what can be sent.
-            return prepared, terms
-        return replace(prepared, body=body), replace(terms, sys_flag=terms.sys_flag | sys_flag)
+            return prepared, settings
+        return replace(prepared, body=body), replace(settings, sys_flag=settings.sys_flag | sys_flag)
 
     def _with_key(self, properties: Mapping[str, str]) -> dict[str, str]:
         return {WAIT: "true", **properties, UNIQ_KEY: properties.get(UNIQ_KEY) or self._unique_keys.next()}
@@ -455,14 +457,14 @@ class Producer(Closing):
         keyed = [replace(message, properties=self._with_key(message.properties)) for message in messages]
         return Batch(queue=queue, messages=keyed, properties=self._with_key({}))
 
-    def _send_anywhere(self, message: Message, terms: SendTerms, deadline: Deadline) -> SendResult:
+    def _send_anywhere(self, message: Message, settings: SendSettings, deadline: Deadline) -> SendResult:
         failed_broker: str | None = None
         for attempt in itertools.count(1):
             route, queues = self._publication(message.topic, deadline)
             queue = self._any_queue(queues, failed_broker)
             begun_s = self._clock.monotonic_s()
             try:
-                result = self._brokers.send(self._master(route, queue), message, queue, terms, deadline)
+                result = self._brokers.send(self._master(route, queue), message, queue, settings, deadline)
             except (TransportError, BrokerError) as error:
                 self._note(queue, begun_s, SendOutcome.of(error))
                 is_hopeless = isinstance(error, BrokerError) and error.code not in RETRIED_ELSEWHERE
@@ -498,10 +500,12 @@ class Producer(Closing):
             master = self._master(route, queue)
             if len(messages) == 1:
                 # A batch of one has no room for the largest body there may be.
-                message, terms = self._prepare(messages[0])
-                self._brokers.send_async(master, message, queue, terms, told)
+                message, settings = self._prepare(messages[0])
+                self._brokers.send_async(master, message, queue, settings, told)
             else:
-                self._brokers.send_batch_async(master, self._batch(queue, messages), self._terms, told)
+                self._brokers.send_batch_async(
+                    master, self._batch(queue, messages), self._send_settings, told
+                )
         except RocketMQError as error:
             told(error)
 

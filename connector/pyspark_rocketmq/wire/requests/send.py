@@ -98,7 +98,7 @@ class SendResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendTerms:
+class SendSettings:
     """What does not depend on the message."""
 
     producer_group: str
@@ -113,32 +113,32 @@ class SendTerms:
     """Of a body, or of the members of a batch together."""
 
 
-def retry_terms(message: Message, terms: SendTerms) -> SendTerms:
-    """The terms of a message; one for a retry topic says in its properties how often it was tried.
+def retry_settings(message: Message, settings: SendSettings) -> SendSettings:
+    """The settings of a message; one for a retry topic says in its properties how often it was tried.
 
     Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.sendKernelImpl``; the properties themselves stay (golden
     fact 20).
     """
     tried = message.properties.get(RECONSUME_TIME)
     if not message.topic.startswith(RETRY_TOPIC_PREFIX) or tried is None:
-        return terms
+        return settings
     most = message.properties.get(MAX_RECONSUME_TIMES)
     return replace(
-        terms,
+        settings,
         reconsume_times=int(tried),
-        max_reconsume_times=terms.max_reconsume_times if most is None else int(most),
+        max_reconsume_times=settings.max_reconsume_times if most is None else int(most),
     )
 
 
-def transaction_terms(message: Message, terms: SendTerms) -> SendTerms:
-    """The terms of a message; a half one is marked as such (``DefaultMQProducerImpl.sendKernelImpl``)."""
+def transaction_settings(message: Message, settings: SendSettings) -> SendSettings:
+    """The settings of a message; a half one is marked as such (``DefaultMQProducerImpl.sendKernelImpl``)."""
     if message.properties.get(TRAN_MSG) != "true":
-        return terms
-    return replace(terms, sys_flag=terms.sys_flag | MessageSysFlag.TRANSACTION_PREPARED)
+        return settings
+    return replace(settings, sys_flag=settings.sys_flag | MessageSysFlag.TRANSACTION_PREPARED)
 
 
 def send_command(
-    message: Message, queue: MessageQueue, terms: SendTerms, born_timestamp_ms: int
+    message: Message, queue: MessageQueue, settings: SendSettings, born_timestamp_ms: int
 ) -> RemotingCommand:
     """SEND_MESSAGE_V2 of one message as it is: ids and compression are the caller's.
 
@@ -147,10 +147,12 @@ def send_command(
 
     Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.sendKernelImpl``, ``Validators.checkMessage``.
     """
-    check_body(message.body, str(queue), terms.max_message_bytes)
+    check_body(message.body, str(queue), settings.max_message_bytes)
     return RemotingCommand(
         code=RequestCode.SEND_MESSAGE_V2,
-        ext_fields=_header(message.properties, message.flag, queue, terms, born_timestamp_ms, is_batch=False),
+        ext_fields=_header(
+            message.properties, message.flag, queue, settings, born_timestamp_ms, is_batch=False
+        ),
         body=message.body,
     )
 
@@ -165,7 +167,7 @@ class Batch:
     """The batch's own; the broker appends them to those of every message."""
 
 
-def batch_command(batch: Batch, terms: SendTerms, born_timestamp_ms: int) -> RemotingCommand:
+def batch_command(batch: Batch, settings: SendSettings, born_timestamp_ms: int) -> RemotingCommand:
     """SEND_BATCH_MESSAGE.
 
     Raises:
@@ -182,17 +184,17 @@ def batch_command(batch: Batch, terms: SendTerms, born_timestamp_ms: int) -> Rem
             raise LocalProtocolError(
                 f"A batch for {queue} holds a message for topic {message.topic}; a batch has one topic."
             )
-        check_body(message.body, str(queue), terms.max_message_bytes)
+        check_body(message.body, str(queue), settings.max_message_bytes)
         if not _OF_ITS_OWN.isdisjoint(message.properties):
             raise LocalProtocolError(
                 f"A batch for {queue} holds a message that is delayed or transactional; send such messages "
                 "one by one."
             )
     body = encode_batch(batch.messages)
-    _check_size(body, queue, terms)
+    _check_size(body, queue, settings)
     return RemotingCommand(
         code=RequestCode.SEND_BATCH_MESSAGE,
-        ext_fields=_header(batch.properties, 0, queue, terms, born_timestamp_ms, is_batch=True),
+        ext_fields=_header(batch.properties, 0, queue, settings, born_timestamp_ms, is_batch=True),
         body=body,
     )
 
@@ -211,17 +213,19 @@ class EncodedBatch:
     """Bits of ``MessageSysFlag`` that hold for every member: how its body is compressed."""
 
 
-def encoded_batch_command(batch: EncodedBatch, terms: SendTerms, born_timestamp_ms: int) -> RemotingCommand:
+def encoded_batch_command(
+    batch: EncodedBatch, settings: SendSettings, born_timestamp_ms: int
+) -> RemotingCommand:
     """SEND_BATCH_MESSAGE of a batch as it is.
 
     Raises:
         LocalProtocolError: If it is too large.
     """
-    _check_size(batch.body, batch.queue, terms)
-    terms = replace(terms, sys_flag=batch.sys_flag)
+    _check_size(batch.body, batch.queue, settings)
+    settings = replace(settings, sys_flag=batch.sys_flag)
     return RemotingCommand(
         code=RequestCode.SEND_BATCH_MESSAGE,
-        ext_fields=_header({}, 0, batch.queue, terms, born_timestamp_ms, is_batch=True),
+        ext_fields=_header({}, 0, batch.queue, settings, born_timestamp_ms, is_batch=True),
         body=batch.body,
     )
 
@@ -259,25 +263,25 @@ def _header(
     properties: Mapping[str, str],
     flag: int,
     queue: MessageQueue,
-    terms: SendTerms,
+    settings: SendSettings,
     born_timestamp_ms: int,
     *,
     is_batch: bool,
 ) -> dict[str, str]:
     return to_ext_fields(
         SendMessageRequestHeaderV2(
-            producer_group=terms.producer_group,
+            producer_group=settings.producer_group,
             topic=queue.topic,
-            default_topic=terms.default_topic,
-            default_topic_queue_nums=terms.default_topic_queue_nums,
+            default_topic=settings.default_topic,
+            default_topic_queue_nums=settings.default_topic_queue_nums,
             queue_id=queue.queue_id,
-            sys_flag=terms.sys_flag,
+            sys_flag=settings.sys_flag,
             born_timestamp=born_timestamp_ms,
             flag=flag,
             properties=encode_properties(properties).decode(),
-            reconsume_times=terms.reconsume_times,
+            reconsume_times=settings.reconsume_times,
             unit_mode=False,
-            max_reconsume_times=terms.max_reconsume_times,
+            max_reconsume_times=settings.max_reconsume_times,
             batch=is_batch,
             broker_name=queue.broker_name,
         )
@@ -304,10 +308,10 @@ def check_body(body: bytes, where: str, most: int = MAX_MESSAGE_BYTES) -> None:
         )
 
 
-def _check_size(body: bytes, queue: MessageQueue, terms: SendTerms) -> None:
-    if len(body) > terms.max_message_bytes:
+def _check_size(body: bytes, queue: MessageQueue, settings: SendSettings) -> None:
+    if len(body) > settings.max_message_bytes:
         raise LocalProtocolError(
-            f"A batch for {queue} has {len(body)} bytes; at most {terms.max_message_bytes} can be sent. "
+            f"A batch for {queue} has {len(body)} bytes; at most {settings.max_message_bytes} can be sent. "
             "Send smaller batches."
         )
 
