@@ -45,31 +45,18 @@ from pyspark_rocketmq.options.write import SINK_GROUP, BodyCompression
 class ReplaySettings(ReadOptions):
     """Options of job ``replay``: those of a batch read, and where the messages go."""
 
-    to_table: str | None = option(
-        "toTable",
-        parse=parse_location,
-        default=None,
-        doc="The Delta table to add the messages to that it does not have yet: path or URI; made if missing.",
+    to_table: str | None = option("toTable", parse_location, None).doc(
+        "The Delta table to add the messages to that it does not have yet: path or URI; made if missing."
     )
-    to_topic: str | None = option(
-        "toTopic",
-        parse=resource_name("topic", MAX_TOPIC_LENGTH),
-        default=None,
-        doc="The topic to send the messages to, in place of toTable.",
+    to_topic: str | None = option("toTopic", resource_name("topic", MAX_TOPIC_LENGTH), None).doc(
+        "The topic to send the messages to, in place of toTable."
     )
-    record: str | None = option(
-        "record",
-        parse=parse_location,
-        default=None,
-        doc="With toTopic: the Delta table of what was replayed, by which a later run leaves it out: path or "
-        "URI; made if missing.",
+    record: str | None = option("record", parse_location, None).doc(
+        "With toTopic: the Delta table of what was replayed, by which a later run leaves it out: path or "
+        "URI; made if missing."
     )
-    offsets_per_step: int = option(
-        "offsetsPerStep",
-        parse=int_between(1, 2**31 - 1),
-        default=200_000,
-        unit="offsets",
-        doc="About how many offsets are read between two commits.",
+    offsets_per_step: int = option("offsetsPerStep", int_between(1, 2**31 - 1), 200_000, unit="offsets").doc(
+        "About how many offsets are read between two commits."
     )
 
     def cross_field_problems(self) -> list[str]:
@@ -145,38 +132,22 @@ class PublishSettings(ClusterAccess):
 
     name_servers: tuple[str, ...] = like_sink("name_servers")
     topic: str = like_sink("topic", doc="The topic the messages go to.")
-    input: str = option(
-        "input", parse=parse_location, doc="The rows to publish: path or URI of a table or of files."
+    input: str = option("input", parse_location).doc(
+        "The rows to publish: path or URI of a table or of files."
     )
-    input_format: str = option(
-        "inputFormat",
-        parse=text_value,
-        default="delta",
-        doc="How they are stored: a format of Spark's, such as delta, parquet, json, orc.",
+    input_format: str = option("inputFormat", text_value, "delta").doc(
+        "How they are stored: a format of Spark's, such as delta, parquet, json, orc."
     )
-    select: str = option(
-        "select",
-        parse=text_value,
-        default="to_json(struct(*)) AS body",
-        doc="The columns of the messages as SQL: body, keys, tags, shardingKey, delayLevel, properties … "
-        "(docs/how-to/writing.md), such as 'to_json(struct(*)) AS body, id AS keys, id AS shardingKey'.",
+    select: str = option("select", text_value, "to_json(struct(*)) AS body").doc(
+        "The columns of the messages as SQL: body, keys, tags, shardingKey, delayLevel, properties … "
+        "(docs/how-to/writing.md), such as 'to_json(struct(*)) AS body, id AS keys, id AS shardingKey'."
     )
-    where: str | None = option(
-        "where", parse=text_value, default=None, default_text="all rows", doc="Which rows, as SQL."
+    where: str | None = option("where", text_value, None, default_text="all rows").doc("Which rows, as SQL.")
+    order_by: str | None = option("orderBy", text_value, None, default_text="the input's order").doc(
+        "The order in which the rows of each sharding key are sent, as SQL."
     )
-    order_by: str | None = option(
-        "orderBy",
-        parse=text_value,
-        default=None,
-        default_text="the input's order",
-        doc="The order in which the rows of each sharding key are sent, as SQL.",
-    )
-    tasks: int | None = option(
-        "tasks",
-        parse=int_between(1, 10_000),
-        default=None,
-        default_text="the session's cores",
-        doc="Tasks that send, if there is a column shardingKey.",
+    tasks: int | None = option("tasks", int_between(1, 10_000), None, default_text="the session's cores").doc(
+        "Tasks that send, if there is a column shardingKey."
     )
     producer_group: str = like_sink("producer_group", default=SINK_GROUP)
     batch_size: int = like_sink("batch_size", default=256)
@@ -265,78 +236,42 @@ class ConsumeSettings(ClusterAccess):
     sql_filter: str | None = like_source("sql_filter", default=None)
     subscriptions: tuple[Subscription, ...] = like_source("subscriptions", default=(), default_text="none")
     consumer_group: str = like_source("consumer_group", doc=GROUP_DOC)
-    listener: str | None = option(
-        "listener",
-        parse=parse_listener_name,
-        instead=("bodySchema",),
-        doc="The message listener, module:name of any of its forms, found in pyFiles, on PYTHONPATH or in "
-        "the current directory.",
+    listener: str | None = option("listener", parse_listener_name, instead=("bodySchema",)).doc(
+        "The message listener, module:name of any of its forms, found in pyFiles, on PYTHONPATH or in the "
+        "current directory."
     )
-    output_schema: str | None = option(
-        "outputSchema",
-        parse=text_value,
-        instead=("bodySchema",),
-        doc="Columns the listener emits, as DDL such as 'order_id string, step string'.",
+    output_schema: str | None = option("outputSchema", text_value, instead=("bodySchema",)).doc(
+        "Columns the listener emits, as DDL such as 'order_id string, step string'."
     )
-    body_schema: str | None = option(
-        "bodySchema",
-        parse=text_value,
-        default=None,
-        doc="In place of a listener: each message's body is JSON and becomes a row with these columns, as "
-        "DDL.",
+    body_schema: str | None = option("bodySchema", text_value, None).doc(
+        "In place of a listener: each message's body is JSON and becomes a row with these columns, as DDL."
     )
-    message_columns: tuple[str, ...] = option(
-        "messageColumns",
-        parse=list_of(text_value),
-        default=(),
-        default_text="none",
-        doc="With bodySchema: columns of the message to keep besides its position, such as "
-        "'keys,tags,properties'.",
+    message_columns: tuple[str, ...] = option("messageColumns", list_of(text_value), ()).doc(
+        "With bodySchema: columns of the message to keep besides its position, such as "
+        "'keys,tags,properties'."
     )
-    bad_record_column: str = option(
-        "badRecordColumn",
-        parse=text_value,
-        default="badRecord",
-        doc="With bodySchema: the column that holds the bodies which are no such JSON.",
+    bad_record_column: str = option("badRecordColumn", text_value, "badRecord").doc(
+        "With bodySchema: the column that holds the bodies which are no such JSON."
     )
-    sink: str = option("sink", parse=parse_location, doc="The Delta table for the emitted rows: path or URI.")
-    partition_by: tuple[str, ...] = option(
-        "partitionBy",
-        parse=list_of(text_value),
-        default=(),
-        default_text="none",
-        doc="Partition columns of a sink that is made, such as 'topic,day'; an existing one keeps its own.",
+    sink: str = option("sink", parse_location).doc("The Delta table for the emitted rows: path or URI.")
+    partition_by: tuple[str, ...] = option("partitionBy", list_of(text_value), ()).doc(
+        "Partition columns of a sink that is made, such as 'topic,day'; an existing one keeps its own."
     )
-    merge_keys: tuple[str, ...] = option(
-        "mergeKeys",
-        parse=list_of(text_value),
-        default=(),
-        default_text="none",
-        doc="Columns of a business key: the sink keeps one row of each, the newest.",
+    merge_keys: tuple[str, ...] = option("mergeKeys", list_of(text_value), ()).doc(
+        "Columns of a business key: the sink keeps one row of each, the newest."
     )
-    schema_evolution: bool = option(
-        "schemaEvolution",
-        parse=boolean,
-        default=False,
-        doc="Add columns that the rows have and the sink has not; columns that only the sink has are null.",
+    schema_evolution: bool = option("schemaEvolution", boolean, False).doc(
+        "Add columns that the rows have and the sink has not; columns that only the sink has are null."
     )
     offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
-    checkpoint: str = option("checkpoint", parse=parse_location, doc="Folder of Spark's own checkpoint.")
-    trigger: Trigger = option(  # noqa: RUF009 - makes a field
-        "trigger",
-        parse=parse_trigger,
-        default=Trigger("1 second"),
-        default_text="1 second",
-        doc="availableNow: drain and end; an interval such as '5 seconds': run until stopped.",
+    checkpoint: str = option("checkpoint", parse_location).doc("Folder of Spark's own checkpoint.")
+    trigger: Trigger = option("trigger", parse_trigger, Trigger("1 second"), default_text="1 second").doc(
+        "availableNow: drain and end; an interval such as '5 seconds': run until stopped."
     )
-    py_files: tuple[str, ...] = option(
-        "pyFiles",
-        parse=parse_locations,
-        default=(),
-        default_text="none",
-        doc="Python files and zip archives the listener needs, separated by commas.",
+    py_files: tuple[str, ...] = option("pyFiles", parse_locations, ()).doc(
+        "Python files and zip archives the listener needs, separated by commas."
     )
-    consume_from_where: ConsumeFromWhere = like_consumer("consume_from_where")  # noqa: RUF009 - makes a field
+    consume_from_where: ConsumeFromWhere = like_consumer("consume_from_where")
     consume_timestamp: str | None = like_consumer("consume_timestamp")
     batch_size: int = like_consumer("consume_message_batch_max_size")
     max_reconsume_times: int = like_consumer("max_reconsume_times")
@@ -349,7 +284,7 @@ class ConsumeSettings(ClusterAccess):
     consume_thread_max: int = like_consumer("consume_thread_max")
     consume_timeout_s: int = like_consumer("consume_timeout_s")
     suspend_ms: int = like_consumer("suspend_current_queue_time_millis")
-    message_model: MessageModel = like_source(  # noqa: RUF009 - makes a field
+    message_model: MessageModel = like_source(
         "message_model", default=MessageModel.CLUSTERING, default_text="CLUSTERING"
     )
     allocate_message_queue_strategy: str = like_source("allocate_message_queue_strategy", default="averagely")
@@ -357,22 +292,16 @@ class ConsumeSettings(ClusterAccess):
         "instance_name", default=None, default_text="unique for every start"
     )
     mirror_offsets: bool = like_consumer("mirror_offsets")
-    orderly_engine: OrderlyEngineKind = like_consumer("orderly_engine")  # noqa: RUF009 - makes a field
-    metrics_port: int | None = option(
-        "metricsPort",
-        parse=int_between(1, 65_535),
-        default=None,
-        doc="Serve the figures of the query as Prometheus metrics at http://metricsHost:metricsPort/metrics.",
+    orderly_engine: OrderlyEngineKind = like_consumer("orderly_engine")
+    metrics_port: int | None = option("metricsPort", int_between(1, 65_535), None).doc(
+        "Serve the figures of the query as Prometheus metrics at http://metricsHost:metricsPort/metrics."
     )
-    metrics_host: str = option(
-        "metricsHost",
-        parse=text_value,
-        default="127.0.0.1",
-        doc="Address at which metricsPort listens; 0.0.0.0: all of this machine's.",
+    metrics_host: str = option("metricsHost", text_value, "127.0.0.1").doc(
+        "Address at which metricsPort listens; 0.0.0.0: all of this machine's."
     )
     max_offsets_per_trigger: int = like_consumer("max_offsets_per_trigger")
     fail_on_data_loss: bool = like_source("fail_on_data_loss", default=True)
-    undecodable_messages: UndecodableMessages = like_source(  # noqa: RUF009 - makes a field
+    undecodable_messages: UndecodableMessages = like_source(
         "undecodable_messages", default=UndecodableMessages.FAIL, default_text="fail"
     )
     pull_batch_size: int = like_source("pull_batch_size", default=32)

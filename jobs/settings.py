@@ -67,16 +67,15 @@ def _like(
         field.metadata["spec"] for field in dataclasses.fields(options) if field.name == name
     )
     given = {} if default is dataclasses.MISSING else {"default": default, "default_text": default_text}
-    instead = () if given else spec.instead
-    return option(
+    declared = option(
         spec.key,
-        parse=spec.parse,
-        doc=doc or spec.doc,
+        spec.parse,
         unit=spec.unit,
         secret=spec.secret,
-        instead=instead,
+        instead=() if given else spec.instead,
         **given,
     )
+    return declared.doc(doc or spec.doc)
 
 
 def gather_texts(conf: Path | None, pairs: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -351,9 +351,7 @@ def test_booleans_are_shown_as_spark_s_users_write_them() -> None:
 def test_a_default_that_says_required_does_not_make_an_option_required() -> None:
     @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
     class Tls(OptionSet):
-        client_auth: str = option(
-            "clientAuth", parse=text_value, default="required", doc="Who must prove it."
-        )
+        client_auth: str = option("clientAuth", text_value, "required").doc("Who must prove it.")
 
     assert Tls.parse({}).client_auth == "required"
 
@@ -361,8 +359,8 @@ def test_a_default_that_says_required_does_not_make_an_option_required() -> None
 def test_a_secret_shows_in_no_repr_and_in_no_error() -> None:
     @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
     class Credentials(OptionSet):
-        access_key: str = option("accessKey", parse=text_value, doc="Who.")
-        secret_key: str = option("secretKey", parse=text_value, doc="Proof.", secret=True)
+        access_key: str = option("accessKey", text_value).doc("Who.")
+        secret_key: str = option("secretKey", text_value, secret=True).doc("Proof.")
 
     parsed = Credentials.parse({"accessKey": "me", "secretKey": "hunter2"})
     with pytest.raises(OptionError) as caught:

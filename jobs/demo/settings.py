@@ -27,24 +27,13 @@ class DemoSettings(OptionSet):
     consumer_group: str | None = like_source(
         "consumer_group", default=None, default_text=_A_NEW_ONE, doc=GROUP_DOC
     )
-    work_dir: str | None = option(
-        "workDir",
-        parse=parse_location,
-        default=None,
-        default_text=".cache/demo/RUN",
-        doc="Where the Delta tables and the checkpoint go; kept after the run.",
+    work_dir: str | None = option("workDir", parse_location, None, default_text=".cache/demo/RUN").doc(
+        "Where the Delta tables and the checkpoint go; kept after the run."
     )
-    brokers: int = option(
-        "brokers", parse=int_between(1, 8), default=2, doc="Number of brokers of the embedded cluster."
+    brokers: int = option("brokers", int_between(1, 8), 2).doc("Number of brokers of the embedded cluster.")
+    orders: int = option("orders", int_between(1, 10_000_000), 20_000).doc(
+        "Number of orders; each has five messages, one for every step of its life."
     )
-    orders: int = option(
-        "orders",
-        parse=int_between(1, 10_000_000),
-        default=20_000,
-        doc="Number of orders; each has five messages, one for every step of its life.",
-    )
-    seed: int = option(
-        "seed", parse=int_between(0, 2**31), default=7, doc="Decides how the orders are interleaved."
-    )
+    seed: int = option("seed", int_between(0, 2**31), 7).doc("Decides how the orders are interleaved.")
     batch_size: int = like_consumer("consume_message_batch_max_size", default=32)
     max_offsets_per_trigger: int = like_consumer("max_offsets_per_trigger", default=20_000)

@@ -24,105 +24,58 @@ PLAIN_SOURCE_GROUP: Final = "pyspark-rocketmq-source"
 class ConnectionOptions(OptionSet):
     """Base of what reads from a cluster and of what writes to it."""
 
-    name_servers: tuple[str, ...] = everywhere_option(
-        "nameServers",
-        parse=address_list,
-        doc="Addresses of the RocketMQ name servers, `host:port`, several separated by `;`.",
+    name_servers: tuple[str, ...] = everywhere_option("nameServers", address_list).doc(
+        "Addresses of the RocketMQ name servers, `host:port`, several separated by `;`."
     )
-    namespace: str | None = everywhere_option(
-        "namespace",
-        parse=namespace_name,
-        default=None,
-        doc="RocketMQ namespace of topics and groups: topic `orders` of namespace `shop` is "
-        "`shop%orders` to the brokers. Everywhere else, the column `topic` included, names stay without it.",
+    namespace: str | None = everywhere_option("namespace", namespace_name, None).doc(
+        "RocketMQ namespace of topics and groups: topic `orders` of namespace `shop` is `shop%orders` to "
+        "the brokers. Everywhere else, the column `topic` included, names stay without it."
     )
-    access_key: str | None = everywhere_option(
-        "accessKey",
-        parse=secret_value,
-        default=None,
-        secret=True,
-        doc="RocketMQ user (access key) whose requests these are, for clusters with access control; together "
+    access_key: str | None = everywhere_option("accessKey", secret_value, None, secret=True).doc(
+        "RocketMQ user (access key) whose requests these are, for clusters with access control; together "
         "with `secretKey`. To read, the user needs `Sub` and `Get` on the topic and `Sub` on the consumer "
         f"group; without `consumerGroup` the brokers see the group `{PLAIN_SOURCE_GROUP}`. To write, `Pub` "
-        "on the topic.",
+        "on the topic."
     )
-    secret_key: str | None = everywhere_option(
-        "secretKey",
-        parse=secret_value,
-        default=None,
-        secret=True,
-        doc="The user's secret, with which every request is signed. It is never sent or shown.",
+    secret_key: str | None = everywhere_option("secretKey", secret_value, None, secret=True).doc(
+        "The user's secret, with which every request is signed. It is never sent or shown."
     )
-    security_token: str | None = everywhere_option(
-        "securityToken",
-        parse=secret_value,
-        default=None,
-        secret=True,
-        doc="Token of temporary credentials, sent with every request; needs `accessKey`.",
+    security_token: str | None = everywhere_option("securityToken", secret_value, None, secret=True).doc(
+        "Token of temporary credentials, sent with every request; needs `accessKey`."
     )
-    use_tls: bool = everywhere_option(
-        "useTls",
-        parse=boolean,
-        default=False,
-        doc="Encrypt every connection, to name servers too; RocketMQ uses the same ports for it.",
+    use_tls: bool = everywhere_option("useTls", boolean, False).doc(
+        "Encrypt every connection, to name servers too; RocketMQ uses the same ports for it."
     )
     tls_ca_file: str | None = everywhere_option(
-        "tlsCaFile",
-        parse=text_value,
-        default=None,
-        default_text="the system's authorities",
-        doc="PEM file of the authorities whose certificates are trusted. Like the other TLS files it is read "
-        "on the driver and on every executor: it must be at the same path on all of them.",
+        "tlsCaFile", text_value, None, default_text="the system's authorities"
+    ).doc(
+        "PEM file of the authorities whose certificates are trusted. Like the other TLS files it is read "
+        "on the driver and on every executor: it must be at the same path on all of them."
     )
-    tls_cert_file: str | None = everywhere_option(
-        "tlsCertFile",
-        parse=text_value,
-        default=None,
-        doc="PEM file of this client's certificate chain, for servers that require one "
-        "(`tls.server.need.client.auth`).",
+    tls_cert_file: str | None = everywhere_option("tlsCertFile", text_value, None).doc(
+        "PEM file of this client's certificate chain, for servers that require one "
+        "(`tls.server.need.client.auth`)."
     )
     tls_key_file: str | None = everywhere_option(
-        "tlsKeyFile",
-        parse=text_value,
-        default=None,
-        default_text="`tlsCertFile`",
-        doc="PEM file of the certificate's private key.",
+        "tlsKeyFile", text_value, None, default_text="`tlsCertFile`"
+    ).doc("PEM file of the certificate's private key.")
+    tls_key_password: str | None = everywhere_option("tlsKeyPassword", secret_value, None, secret=True).doc(
+        "Password of an encrypted private key."
     )
-    tls_key_password: str | None = everywhere_option(
-        "tlsKeyPassword",
-        parse=secret_value,
-        default=None,
-        secret=True,
-        doc="Password of an encrypted private key.",
+    tls_verify_certificate: bool = everywhere_option("tlsVerifyCertificate", boolean, True).doc(
+        "Refuse servers whose certificate no trusted authority has signed. `false` is for tests: brokers "
+        "without certificates of their own make one at every start."
     )
-    tls_verify_certificate: bool = everywhere_option(
-        "tlsVerifyCertificate",
-        parse=boolean,
-        default=True,
-        doc="Refuse servers whose certificate no trusted authority has signed. `false` is for tests: brokers "
-        "without certificates of their own make one at every start.",
-    )
-    tls_verify_hostname: bool = everywhere_option(
-        "tlsVerifyHostname",
-        parse=boolean,
-        default=True,
-        doc="Refuse certificates that were made for another host. Name servers tell brokers by the address "
-        "`brokerIP1`, mostly an IP address, which the certificate must then name.",
+    tls_verify_hostname: bool = everywhere_option("tlsVerifyHostname", boolean, True).doc(
+        "Refuse certificates that were made for another host. Name servers tell brokers by the address "
+        "`brokerIP1`, mostly an IP address, which the certificate must then name."
     )
     request_timeout_ms: int = everywhere_option(
-        "requestTimeoutMs",
-        parse=int_between(1, 600_000),
-        default=5_000,
-        unit="ms",
-        doc="How long one request to a name server or broker may take.",
-    )
+        "requestTimeoutMs", int_between(1, 600_000), 5_000, unit="ms"
+    ).doc("How long one request to a name server or broker may take.")
     retry_timeout_ms: int = everywhere_option(
-        "retryTimeoutMs",
-        parse=int_between(0, 86_400_000),
-        default=120_000,
-        unit="ms",
-        doc="How long a task goes on trying a broker that cannot be reached or is busy before it fails.",
-    )
+        "retryTimeoutMs", int_between(0, 86_400_000), 120_000, unit="ms"
+    ).doc("How long a task goes on trying a broker that cannot be reached or is busy before it fails.")
 
     def security_problems(self) -> list[str]:
         """Options that would be ignored in silence, which for security is worst."""

@@ -53,74 +53,44 @@ def parse_consume_timestamp(text: str) -> str:
 class ConsumerOptions(OptionSet):
     """How a consumer begins, how its listener is called, and what becomes of messages that fail."""
 
-    consume_from_where: ConsumeFromWhere = option(  # noqa: RUF009 - declares the field
-        "consumeFromWhere",
-        parse=one_of(ConsumeFromWhere),
-        default=ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
-        doc="Where a group without stored progress begins.",
-    )
+    consume_from_where: ConsumeFromWhere = option(
+        "consumeFromWhere", one_of(ConsumeFromWhere), ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+    ).doc("Where a group without stored progress begins.")
     consume_timestamp: str | None = option(
-        "consumeTimestamp",
-        parse=parse_consume_timestamp,
-        default=None,
-        default_text="half an hour ago",
-        doc="The time for CONSUME_FROM_TIMESTAMP: local time of the driver's machine (as in Java) unless it "
-        "names a zone; ISO: UTC.",
+        "consumeTimestamp", parse_consume_timestamp, None, default_text="half an hour ago"
+    ).doc(
+        "The time for CONSUME_FROM_TIMESTAMP: local time of the driver's machine (as in Java) unless it "
+        "names a zone; ISO: UTC."
     )
     consume_message_batch_max_size: int = option(
-        "consumeMessageBatchMaxSize",
-        parse=int_between(1, 1024),
-        default=1,
-        unit="messages",
-        doc="Most messages the listener gets in one call.",
-    )
+        "consumeMessageBatchMaxSize", int_between(1, 1024), 1, unit="messages"
+    ).doc("Most messages the listener gets in one call.")
     max_reconsume_times: int = option(
         "maxReconsumeTimes",
-        parse=int_between(-1, 2**31 - 1),
-        default=-1,
+        int_between(-1, 2**31 - 1),
+        -1,
         default_text="-1: no limit, or 16 for a concurrent listener",
-        doc="How often a message that fails is delivered again before it goes to the group's dead letters.",
-    )
+    ).doc("How often a message that fails is delivered again before it goes to the group's dead letters.")
     suspend_current_queue_time_millis: int = option(
-        "suspendCurrentQueueTimeMillis",
-        parse=int_between(10, 30_000),
-        default=1_000,
-        unit="ms",
-        doc="Pause of a queue after the listener gave its messages back.",
+        "suspendCurrentQueueTimeMillis", int_between(10, 30_000), 1_000, unit="ms"
+    ).doc("Pause of a queue after the listener gave its messages back.")
+    consume_thread_max: int = option("consumeThreadMax", int_between(1, 1000), 20, unit="calls").doc(
+        "Most calls of the listener at the same time in one task; of an orderly one for different queues."
     )
-    consume_thread_max: int = option(
-        "consumeThreadMax",
-        parse=int_between(1, 1000),
-        default=20,
-        unit="calls",
-        doc="Most calls of the listener at the same time in one task; of an orderly one for different queues.",
-    )
-    consume_timeout_s: int = option(
-        "consumeTimeoutS",
-        parse=int_between(1, 86_400),
-        default=900,
-        unit="s",
-        doc="From this duration on a listener's call counts as TIME_OUT for hooks; a concurrent one's "
-        "messages are sent back then.",
+    consume_timeout_s: int = option("consumeTimeoutS", int_between(1, 86_400), 900, unit="s").doc(
+        "From this duration on a listener's call counts as TIME_OUT for hooks; a concurrent one's "
+        "messages are sent back then."
     )
     max_offsets_per_trigger: int = option(
-        "maxOffsetsPerTrigger",
-        parse=int_between(1, 2**62),
-        default=100_000,
-        unit="messages",
-        doc="Most messages of one micro-batch; see [memory](how-to/tuning.md#memory).",
+        "maxOffsetsPerTrigger", int_between(1, 2**62), 100_000, unit="messages"
+    ).doc("Most messages of one micro-batch; see [memory](how-to/tuning.md#memory).")
+    mirror_offsets: bool = option("mirrorOffsets", boolean, True).doc(
+        "Show each committed offset to the brokers too, for mqadmin, dashboards and Java members of the "
+        "group."
     )
-    mirror_offsets: bool = option(
-        "mirrorOffsets",
-        parse=boolean,
-        default=True,
-        doc="Show each committed offset to the brokers too, for mqadmin, dashboards and Java members of the "
-        "group.",
-    )
-    orderly_engine: OrderlyEngineKind = option(  # noqa: RUF009 - declares the field
-        "orderlyEngine",
-        parse=one_of(OrderlyEngineKind),
-        default=OrderlyEngineKind.DIRECT,
-        doc="How Spark runs an orderly listener: direct, in the task that reads a queue; state, grouped by "
-        "queue with Spark's state.",
+    orderly_engine: OrderlyEngineKind = option(
+        "orderlyEngine", one_of(OrderlyEngineKind), OrderlyEngineKind.DIRECT
+    ).doc(
+        "How Spark runs an orderly listener: direct, in the task that reads a queue; state, grouped by "
+        "queue with Spark's state."
     )

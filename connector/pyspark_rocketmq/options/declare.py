@@ -11,15 +11,11 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self
 
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.options.parsers import Parser, closest
-
-T = TypeVar("T")
-
-_REQUIRED = object()
 
 
 class Use(StrEnum):
@@ -37,17 +33,17 @@ class OptionSpec:
     key: str
     """camelCase, as Spark users write it; matched without regard to case, as Spark does."""
     parse: Parser[Any]
-    doc: str
+    doc: str = ""
     default_text: str
-    required: bool = False
-    unit: str = ""
-    secret: bool = False
-    internal: bool = False
+    required: bool
+    unit: str
+    secret: bool
+    internal: bool
     """Whether other code of this package sets it, and nobody else."""
-    instead: tuple[str, ...] = ()
+    instead: tuple[str, ...]
     """Keys of options of which one may be given where this one is required."""
-    used_in: tuple[Use, ...] = ()
-    """None for an option that is not the data source's."""
+    used_in: tuple[Use, ...]
+    """Empty for an option that is not the data source's."""
 
     @property
     def type(self) -> str:
@@ -55,34 +51,43 @@ class OptionSpec:
         return self.parse.type_name
 
 
+class Declared(NamedTuple):
+    """An option that lacks nothing but its text."""
+
+    spec: OptionSpec
+    default: Any
+
+    def doc(self, text: str) -> Any:
+        """Make a dataclass field of it; ``text`` is what the documentation says."""
+        spec = dataclasses.replace(self.spec, doc=text)
+        return dataclasses.field(default=self.default, metadata={"spec": spec})
+
+
 def option(
     key: str,
+    parse: Parser[Any],
+    default: Any = dataclasses.MISSING,
     *,
-    parse: Parser[T],
-    doc: str,
-    default: Any = _REQUIRED,
     default_text: str | None = None,
     unit: str = "",
     secret: bool = False,
     internal: bool = False,
     instead: tuple[str, ...] = (),
     used_in: tuple[Use, ...] = (),
-) -> Any:
-    """Declare an option as a dataclass field; with ``instead``, None where another is given."""
-    required = default is _REQUIRED
+) -> Declared:
+    """Declare an option, required without a default; with ``instead``, None where another is given."""
+    required = default is dataclasses.MISSING
     if default_text is None:
         default_text = "required" if required else _shown_default(default)
     spec = OptionSpec(
-        key=key, parse=parse, doc=doc, default_text=default_text, required=required, unit=unit, secret=secret,
+        key=key, parse=parse, default_text=default_text, required=required, unit=unit, secret=secret,
         internal=internal, instead=instead, used_in=used_in,
     )  # fmt: skip
-    if required and not instead:
-        return dataclasses.field(metadata={"spec": spec})
-    return dataclasses.field(default=None if required else default, metadata={"spec": spec})
+    return Declared(spec, None if required and instead else default)
 
 
 everywhere_option = partial(option, used_in=tuple(Use))
-"""One of the cluster's, for whoever reads and whoever writes."""
+"""For whoever reads and whoever writes."""
 read_option = partial(option, used_in=(Use.STREAM, Use.BATCH))
 stream_option = partial(option, used_in=(Use.STREAM,))
 batch_option = partial(option, used_in=(Use.BATCH,))
@@ -90,7 +95,7 @@ write_option = partial(option, used_in=(Use.WRITE,))
 
 
 def _shown_default(value: object) -> str:
-    if value is None:
+    if value is None or value == ():
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
 

@@ -260,82 +260,55 @@ class NoMatchStrategy(StrEnum):
 class PositionOptions(ConnectionOptions):
     """Where reading begins and ends."""
 
-    starting_offsets: StartingOffsets | None = read_option(  # noqa: RUF009 - declares the field
-        "startingOffsets",
-        parse=parse_starting_offsets,
-        default=None,
-        default_text="latest (stream), earliest (batch)",
-        doc="Where a new query, or a consumer group without a stored offset, begins: `earliest`, `latest` "
-        "(streams), "
-        '`group` (where the group `startingGroup` stands), or JSON per topic `{"topic": "latest"}` or per '
-        "queue "
-        '`{"topic": {"broker-a": {"0": 17, "1": -2}}}` (-2 earliest, -1 latest; queues not named: earliest). '
-        "Queues that appear later begin at their earliest offset.",
+    starting_offsets: StartingOffsets | None = read_option(
+        "startingOffsets", parse_starting_offsets, None, default_text="latest (stream), earliest (batch)"
+    ).doc(
+        "Where a new query, or a consumer group without a stored offset, begins: `earliest`, `latest` "
+        '(streams), `group` (where the group `startingGroup` stands), or JSON per topic `{"topic": '
+        '"latest"}` or per queue `{"topic": {"broker-a": {"0": 17, "1": -2}}}` (-2 earliest, -1 latest; '
+        "queues not named: earliest). Queues that appear later begin at their earliest offset."
     )
-    starting_group: str | None = read_option(
-        "startingGroup",
-        parse=resource_name("consumer group", 255),
-        default=None,
-        doc="The group at whose committed offsets `startingOffsets=group` begins: as the brokers have them "
-        "or, with `offsetStore`, as that table has them. Its offsets are read and never changed. Queues for "
-        "which it has none begin at their earliest offset.",
+    starting_group: str | None = read_option("startingGroup", resource_name("consumer group", 255), None).doc(
+        "The group at whose committed offsets `startingOffsets=group` begins: as the brokers have them "
+        "or, with `offsetStore`, as that table has them. Its offsets are read and never changed. Queues "
+        "for which it has none begin at their earliest offset."
     )
     starting_timestamp: int | None = read_option(
-        "startingTimestamp",
-        parse=time_ms,
-        default=None,
-        unit="ms since the epoch",
-        doc="Begin at the first message stored at or after this time; not together with `startingOffsets`.",
+        "startingTimestamp", time_ms, None, unit="ms since the epoch"
+    ).doc("Begin at the first message stored at or after this time; not together with `startingOffsets`.")
+    starting_offsets_by_timestamp: QueuePositions | None = read_option(
+        "startingOffsetsByTimestamp", parse_starting_times, None, unit="ms since the epoch"
+    ).doc(
+        'The same per topic, `{"topic": 1700000000000}`, or per queue, `{"topic": {"broker-a": {"0": '
+        "1700000000000}}}`; queues not named begin at their earliest offset."
     )
-    starting_offsets_by_timestamp: QueuePositions | None = read_option(  # noqa: RUF009 - declares the field
-        "startingOffsetsByTimestamp",
-        parse=parse_starting_times,
-        default=None,
-        unit="ms since the epoch",
-        doc='The same per topic, `{"topic": 1700000000000}`, or per queue, `{"topic": {"broker-a": {"0": '
-        "1700000000000}}}`; queues not named begin at their earliest offset.",
-    )
-    starting_offsets_by_timestamp_strategy: NoMatchStrategy = read_option(  # noqa: RUF009 - declares the field
-        "startingOffsetsByTimestampStrategy",
-        parse=one_of(NoMatchStrategy),
-        default=NoMatchStrategy.LATEST,
-        default_text="latest",
-        doc="What to do with a queue without a message stored at or after its starting time: `latest`, begin "
+    starting_offsets_by_timestamp_strategy: NoMatchStrategy = read_option(
+        "startingOffsetsByTimestampStrategy", one_of(NoMatchStrategy), NoMatchStrategy.LATEST
+    ).doc(
+        "What to do with a queue without a message stored at or after its starting time: `latest`, begin "
         "with the next one that comes, which is after that time, too, so that nothing is left out; or "
-        "`error`, Kafka's default, which finds times that lie in the future.",
+        "`error`, Kafka's default, which finds times that lie in the future."
     )
-    ending_offsets: QueuePositions | None = batch_option(  # noqa: RUF009 - declares the field
-        "endingOffsets",
-        parse=parse_ending_offsets,
-        default=None,
-        default_text="latest",
-        doc="Where reading ends, exclusive: `latest`, as of planning, `group` (where the group `endingGroup` "
-        "stands), or JSON per "
-        "topic or queue as in `startingOffsets`, without -2; queues not named end at latest.",
+    ending_offsets: QueuePositions | None = batch_option(
+        "endingOffsets", parse_ending_offsets, None, default_text="latest"
+    ).doc(
+        "Where reading ends, exclusive: `latest`, as of planning, `group` (where the group `endingGroup` "
+        "stands), or JSON per topic or queue as in `startingOffsets`, without -2; queues not named end at "
+        "latest."
     )
-    ending_group: str | None = batch_option(
-        "endingGroup",
-        parse=resource_name("consumer group", 255),
-        default=None,
-        doc="The group at whose committed offsets `endingOffsets=group` ends: what it has consumed is read. "
+    ending_group: str | None = batch_option("endingGroup", resource_name("consumer group", 255), None).doc(
+        "The group at whose committed offsets `endingOffsets=group` ends: what it has consumed is read. "
         "As `startingGroup`, which may be another group; of queues for which it has no offset, or stands "
-        "before the beginning, nothing is read.",
+        "before the beginning, nothing is read."
     )
     ending_timestamp: int | None = batch_option(
-        "endingTimestamp",
-        parse=time_ms,
-        default=None,
-        unit="ms since the epoch",
-        doc="End before the first message stored at or after this time; a queue without one is read to its "
-        "end.",
+        "endingTimestamp", time_ms, None, unit="ms since the epoch"
+    ).doc(
+        "End before the first message stored at or after this time; a queue without one is read to its end."
     )
-    ending_offsets_by_timestamp: QueuePositions | None = batch_option(  # noqa: RUF009 - declares the field
-        "endingOffsetsByTimestamp",
-        parse=parse_ending_times,
-        default=None,
-        unit="ms since the epoch",
-        doc="The same per topic or queue, as in `startingOffsetsByTimestamp`; queues not named end at latest.",
-    )
+    ending_offsets_by_timestamp: QueuePositions | None = batch_option(
+        "endingOffsetsByTimestamp", parse_ending_times, None, unit="ms since the epoch"
+    ).doc("The same per topic or queue, as in `startingOffsetsByTimestamp`; queues not named end at latest.")
 
     def starting_times(self) -> QueuePositions | None:
         """From which time each queue is read, in ms; below 0 as an offset. None if times do not matter."""

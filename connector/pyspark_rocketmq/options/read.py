@@ -57,98 +57,64 @@ class PaceOptions(PositionOptions):
     """How much is read at once, from whom and how soon."""
 
     max_offsets_per_trigger: int | None = stream_option(
-        "maxOffsetsPerTrigger",
-        parse=int_between(1, 2**62),
-        default=None,
-        unit="messages",
-        doc="Upper bound of one micro-batch, shared among the queues in proportion to their backlog; "
-        "every queue with a backlog gets at least one.",
+        "maxOffsetsPerTrigger", int_between(1, 2**62), None, unit="messages"
+    ).doc(
+        "Upper bound of one micro-batch, shared among the queues in proportion to their backlog; every "
+        "queue with a backlog gets at least one."
     )
     max_bytes_per_trigger: int | None = stream_option(
-        "maxBytesPerTrigger",
-        parse=int_between(1, 2**62),
-        default=None,
-        unit="bytes",
-        doc="About so many bytes, as stored, in one micro-batch, shared as `maxOffsetsPerTrigger` is; every "
+        "maxBytesPerTrigger", int_between(1, 2**62), None, unit="bytes"
+    ).doc(
+        "About so many bytes, as stored, in one micro-batch, shared as `maxOffsetsPerTrigger` is; every "
         "queue with a backlog gets at least one message. Sizes are estimated from a pull per topic and "
-        "broker at each plan, so that a batch may be larger or smaller. Not with `consumerGroup`, which has "
-        "`pullThresholdSizeForQueue`.",
+        "broker at each plan, so that a batch may be larger or smaller. Not with `consumerGroup`, which "
+        "has `pullThresholdSizeForQueue`."
     )
     min_offsets_per_trigger: int | None = stream_option(
-        "minOffsetsPerTrigger",
-        parse=int_between(1, 2**62),
-        default=None,
-        unit="messages",
-        doc="Wait with the next micro-batch until there are so many, but no longer than `maxTriggerDelay`. "
+        "minOffsetsPerTrigger", int_between(1, 2**62), None, unit="messages"
+    ).doc(
+        "Wait with the next micro-batch until there are so many, but no longer than `maxTriggerDelay`. "
         "The first micro-batch after a start does not wait, and none of `availableNow`. Not with "
-        "`consumerGroup`, whose retries must not wait.",
+        "`consumerGroup`, whose retries must not wait."
     )
     max_trigger_delay_ms: int | None = stream_option(
-        "maxTriggerDelay",
-        parse=duration_ms,
-        default=None,
-        default_text="15m",
-        doc="How long `minOffsetsPerTrigger` may wait after the last micro-batch was planned, such as `30s`, "
-        "`500ms`, `15m`.",
+        "maxTriggerDelay", duration_ms, None, default_text="15m"
+    ).doc(
+        "How long `minOffsetsPerTrigger` may wait after the last micro-batch was planned, such as `30s`, "
+        "`500ms`, `15m`."
     )
     min_partitions: int | None = read_option(
-        "minPartitions",
-        parse=int_between(1, 1_000_000),
-        default=None,
-        default_text="one per queue",
-        unit="tasks",
-        doc="About how many tasks read at least: the ranges of long queues are split, in proportion to their "
-        "length, so "
-        "that one queue too is read by many tasks. Not with `consumerGroup`, which reads a queue in order.",
+        "minPartitions", int_between(1, 1_000_000), None, default_text="one per queue", unit="tasks"
+    ).doc(
+        "About how many tasks read at least: the ranges of long queues are split, in proportion to their "
+        "length, so that one queue too is read by many tasks. Not with `consumerGroup`, which reads a "
+        "queue in order."
     )
     max_records_per_partition: int | None = read_option(
-        "maxRecordsPerPartition",
-        parse=int_between(1, 2**62),
-        default=None,
-        unit="messages",
-        doc="Offsets that one task reads at most; longer ranges are split. Not with `consumerGroup`.",
+        "maxRecordsPerPartition", int_between(1, 2**62), None, unit="messages"
+    ).doc("Offsets that one task reads at most; longer ranges are split. Not with `consumerGroup`.")
+    pull_batch_size: int = read_option("pullBatchSize", int_between(1, 1024), 32, unit="messages").doc(
+        "Messages asked for in one pull. A broker gives at most 32 unless "
+        "`maxTransferCountOnMessageInMemory` was raised there."
     )
-    pull_batch_size: int = read_option(
-        "pullBatchSize",
-        parse=int_between(1, 1024),
-        default=32,
-        unit="messages",
-        doc="Messages asked for in one pull. A broker gives at most 32 unless "
-        "`maxTransferCountOnMessageInMemory` was raised there.",
-    )
-    pulls_in_flight: int = read_option(
-        "pullsInFlight",
-        parse=int_between(1, 256),
-        default=16,
-        unit="requests",
-        doc="Pulls under way at once on a task's connection to its broker.",
+    pulls_in_flight: int = read_option("pullsInFlight", int_between(1, 256), 16, unit="requests").doc(
+        "Pulls under way at once on a task's connection to its broker."
     )
     max_in_flight_bytes: int = read_option(
-        "maxInFlightBytes",
-        parse=int_between(1 << 20, 1 << 40),
-        default=DEFAULT_IN_FLIGHT_BYTES,
-        unit="bytes",
-        doc="Stored bytes that a task asks for or holds before they are decoded, over all its pulls; one "
-        "pull always may be out, however large its answer.",
+        "maxInFlightBytes", int_between(1 << 20, 1 << 40), DEFAULT_IN_FLIGHT_BYTES, unit="bytes"
+    ).doc(
+        "Stored bytes that a task asks for or holds before they are decoded, over all its pulls; one pull "
+        "always may be out, however large its answer."
     )
-    read_from: ReadFrom = read_option(  # noqa: RUF009 - declares the field
-        "readFrom",
-        parse=one_of(ReadFrom),
-        default=ReadFrom.SUGGESTED,
-        default_text="suggested",
-        doc="Whom messages are pulled from: `suggested`, the master until it suggests a slave, as Java's "
-        "consumers; `master` "
-        "alone; `slave`, if there is one, to spare the master. What a slave does not have yet is read from "
-        "the master. While a master is down its slave is read from, but not by orderly consumers that share "
-        "their queues, and not with `master`.",
+    read_from: ReadFrom = read_option("readFrom", one_of(ReadFrom), ReadFrom.SUGGESTED).doc(
+        "Whom messages are pulled from: `suggested`, the master until it suggests a slave, as Java's "
+        "consumers; `master` alone; `slave`, if there is one, to spare the master. What a slave does not "
+        "have yet is read from the master. While a master is down its slave is read from, but not by "
+        "orderly consumers that share their queues, and not with `master`."
     )
-    route_refresh_ms: int = stream_option(
-        "routeRefreshMs",
-        parse=int_between(1, 3_600_000),
-        default=30_000,
-        unit="ms",
-        doc="How long it may take until new queues, brokers and, with `topicPattern`, topics are found; "
-        "Java's `pollNameServerInterval`.",
+    route_refresh_ms: int = stream_option("routeRefreshMs", int_between(1, 3_600_000), 30_000, unit="ms").doc(
+        "How long it may take until new queues, brokers and, with `topicPattern`, topics are found; "
+        "Java's `pollNameServerInterval`."
     )
 
     def trigger_delay_ms(self) -> int:
@@ -177,199 +143,138 @@ class ReadOptions(PaceOptions):
 
     topic: str | None = read_option(
         "topic",
-        parse=resource_name("topic", MAX_TOPIC_LENGTH),
+        resource_name("topic", MAX_TOPIC_LENGTH),
         instead=("topics", "topicPattern", "subscriptions"),
         default_text="required, or `topics`, `topicPattern` or `subscriptions`",
-        doc="The topic to read.",
-    )
+    ).doc("The topic to read.")
     topics: tuple[str, ...] = read_option(
-        "topics",
-        parse=list_of(resource_name("topic", MAX_TOPIC_LENGTH)),
-        default=(),
-        default_text="none",
-        doc="The topics to read, separated by commas; in place of `topic`.",
-    )
-    topic_pattern: re.Pattern[str] | None = read_option(  # noqa: RUF009 - declares the field
-        "topicPattern",
-        parse=pattern,
-        default=None,
-        doc="A regular expression (Python's) that matches the whole names of the topics to read, in place of "
+        "topics", list_of(resource_name("topic", MAX_TOPIC_LENGTH)), ()
+    ).doc("The topics to read, separated by commas; in place of `topic`.")
+    topic_pattern: re.Pattern[str] | None = read_option("topicPattern", pattern, None).doc(
+        "A regular expression (Python's) that matches the whole names of the topics to read, in place of "
         "`topic`. Looked up every `routeRefreshMs`: topics that appear later are read from their earliest "
-        "offset. Retry, dead-letter and RocketMQ's own topics are left out. Not with `consumerGroup`, whose "
-        "members must subscribe to the same topics.",
+        "offset. Retry, dead-letter and RocketMQ's own topics are left out. Not with `consumerGroup`, "
+        "whose members must subscribe to the same topics."
     )
-    subscription: str = read_option(
-        "subscription",
-        parse=tag_expression,
-        default=EVERYTHING,
-        doc="Tags to read, such as `created || paid`; `*` reads every message. The same for each of "
-        "`topics`. Filtered by the broker by hash code and again by exact tag in the task.",
+    subscription: str = read_option("subscription", tag_expression, EVERYTHING).doc(
+        "Tags to read, such as `created || paid`; `*` reads every message. The same for each of `topics`. "
+        "Filtered by the broker by hash code and again by exact tag in the task."
     )
-    sql_filter: str | None = read_option(
-        "sqlFilter",
-        parse=text_value,
-        default=None,
-        doc="An SQL92 condition on messages' properties, such as `amount > 10 AND region = 'eu'`, in place "
-        "of `subscription`. The broker filters, and must have `enablePropertyFilter=true`; before anything "
-        "is read it is asked whether it takes the condition, since it would answer pulls with a wrong one by "
-        "all messages.",
+    sql_filter: str | None = read_option("sqlFilter", text_value, None).doc(
+        "An SQL92 condition on messages' properties, such as `amount > 10 AND region = 'eu'`, in place of "
+        "`subscription`. The broker filters, and must have `enablePropertyFilter=true`; before anything "
+        "is read it is asked whether it takes the condition, since it would answer pulls with a wrong one "
+        "by all messages."
     )
-    subscriptions: tuple[Subscription, ...] = read_option(
-        "subscriptions",
-        parse=parse_subscriptions,
-        default=(),
-        default_text="none",
-        doc='Several topics with tags of their own, as JSON: `{"orders": "created || paid", "payments": '
-        '"*"}`, or with '
-        'conditions as of `sqlFilter`: `{"orders": {"sql": "amount > 10"}}`; in '
-        "place of `topic`, `topics` and `subscription`. All members of a group must subscribe to the same.",
+    subscriptions: tuple[Subscription, ...] = read_option("subscriptions", parse_subscriptions, ()).doc(
+        'Several topics with tags of their own, as JSON: `{"orders": "created || paid", "payments": '
+        '"*"}`, or with conditions as of `sqlFilter`: `{"orders": {"sql": "amount > 10"}}`; in place of '
+        "`topic`, `topics` and `subscription`. All members of a group must subscribe to the same."
     )
     pull_threshold_for_queue: int | None = stream_option(
-        "pullThresholdForQueue",
-        parse=int_between(1, 65_535),
-        default=None,
-        unit="messages",
-        doc="Most messages of one queue in one micro-batch. Java's consumer keeps at most 1,000 in memory "
-        "and goes on pulling as they are consumed; here a queue gets its next messages with the next "
+        "pullThresholdForQueue", int_between(1, 65_535), None, unit="messages"
+    ).doc(
+        "Most messages of one queue in one micro-batch. Java's consumer keeps at most 1,000 in memory and "
+        "goes on pulling as they are consumed; here a queue gets its next messages with the next "
         "micro-batch, so that such a bound is one of the throughput. Hence there is none by default: "
-        "`maxOffsetsPerTrigger` bounds the micro-batch.",
+        "`maxOffsetsPerTrigger` bounds the micro-batch."
     )
     pull_threshold_size_for_queue: int = stream_option(
-        "pullThresholdSizeForQueue",
-        parse=int_between(1, 1024),
-        default=100,
-        unit="MiB",
-        doc="With `consumerGroup`: a queue's share of one micro-batch ends with the message whose body makes "
-        "it as large "
-        "as this, Java's default; a task has it in memory. The rest is planned with the next micro-batch.",
+        "pullThresholdSizeForQueue", int_between(1, 1024), 100, unit="MiB"
+    ).doc(
+        "With `consumerGroup`: a queue's share of one micro-batch ends with the message whose body makes "
+        "it as large as this, Java's default; a task has it in memory. The rest is planned with the next "
+        "micro-batch."
     )
     drain_timeout_ms: int = stream_option(
-        "drainTimeoutMs",
-        parse=int_between(1, 2**31 - 1),
-        default=3_600_000,
-        unit="ms",
-        doc="With `consumerGroup` and `availableNow`: how long no queue may move before the query ends with "
-        "an error that says where each "
-        "stands, such as at a message that always fails where `maxReconsumeTimes` sets no limit.",
+        "drainTimeoutMs", int_between(1, 2**31 - 1), 3_600_000, unit="ms"
+    ).doc(
+        "With `consumerGroup` and `availableNow`: how long no queue may move before the query ends with "
+        "an error that says where each stands, such as at a message that always fails where "
+        "`maxReconsumeTimes` sets no limit."
     )
-    fail_on_data_loss: bool = read_option(
-        "failOnDataLoss",
-        parse=boolean,
-        default=True,
-        doc="What to do when wanted messages are no longer on the broker: fail with an error that names the "
-        "queue and the offsets, or go on at the first offset available and log the gap.",
+    fail_on_data_loss: bool = read_option("failOnDataLoss", boolean, True).doc(
+        "What to do when wanted messages are no longer on the broker: fail with an error that names the "
+        "queue and the offsets, or go on at the first offset available and log the gap."
     )
-    undecodable_messages: UndecodableMessages = read_option(  # noqa: RUF009 - declares the field
-        "undecodableMessages",
-        parse=one_of(UndecodableMessages),
-        default=UndecodableMessages.FAIL,
-        default_text="fail",
-        doc="What to do with a message whose body cannot be decompressed or whose bytes are no message: "
+    undecodable_messages: UndecodableMessages = read_option(
+        "undecodableMessages", one_of(UndecodableMessages), UndecodableMessages.FAIL
+    ).doc(
+        "What to do with a message whose body cannot be decompressed or whose bytes are no message: "
         "`fail` ends the query with an error that names queue, offset and reason, a consumer's when all "
-        "messages before it are consumed; `keep` reads it like any other, with the bytes that are stored as "
-        "its body and the reason as property `UNDECODABLE`.",
+        "messages before it are consumed; `keep` reads it like any other, with the bytes that are stored "
+        "as its body and the reason as property `UNDECODABLE`."
     )
     consumer_group: str | None = stream_option(
-        "consumerGroup",
-        parse=resource_name("consumer group", 255),
-        default=None,
-        doc="Read as this consumer group: ranges are planned from its offsets in `offsetStore`, and every "
-        "range ends with a marker row. Used by `PushConsumer`; needs `offsetStore`.",
+        "consumerGroup", resource_name("consumer group", 255), None
+    ).doc(
+        "Read as this consumer group: ranges are planned from its offsets in `offsetStore`, and every "
+        "range ends with a marker row. Used by `PushConsumer`; needs `offsetStore`."
     )
-    offset_store: str | None = read_option(
-        "offsetStore",
-        parse=offset_store,
-        default=None,
-        doc="Where the group's offsets are: `delta:PATH`, or just the path or URI of a Delta table; "
+    offset_store: str | None = read_option("offsetStore", offset_store, None).doc(
+        "Where the group's offsets are: `delta:PATH`, or just the path or URI of a Delta table; "
         "`file:PATH`, a folder on the driver's machine, for `BROADCASTING`; `broker:`, the brokers "
-        "themselves, for concurrent consumers without a sink ([offsets](how-to/offsets.md)).",
+        "themselves, for concurrent consumers without a sink ([offsets](how-to/offsets.md))."
     )
-    message_model: MessageModel = stream_option(  # noqa: RUF009 - declares the field
-        "messageModel",
-        parse=one_of(MessageModel),
-        default=MessageModel.CLUSTERING,
-        default_text="CLUSTERING",
-        doc="`CLUSTERING`: the members of the group share the queues, Java consumers among them. "
-        "`BROADCASTING`: every query reads every queue, with progress of its own under its `instanceName`.",
+    message_model: MessageModel = stream_option(
+        "messageModel", one_of(MessageModel), MessageModel.CLUSTERING
+    ).doc(
+        "`CLUSTERING`: the members of the group share the queues, Java consumers among them. "
+        "`BROADCASTING`: every query reads every queue, with progress of its own under its "
+        "`instanceName`."
     )
-    consume_orderly: bool = stream_option(
-        "consumeOrderly",
-        parse=boolean,
-        default=True,
-        doc="Whether the group's queues are locked at their brokers before they are read, as orderly "
+    consume_orderly: bool = stream_option("consumeOrderly", boolean, True).doc(
+        "Whether the group's queues are locked at their brokers before they are read, as orderly "
         "listeners need it. `false`, for concurrent listeners: a queue is read by whoever it is allocated "
-        "to, so that two members may have the same messages while the group changes; only one of them gets "
-        "its offsets stored. The same for all members.",
+        "to, so that two members may have the same messages while the group changes; only one of them "
+        "gets its offsets stored. The same for all members."
     )
-    hand_over_ranges: bool = stream_option(
-        "handOverRanges",
-        parse=boolean,
-        default=False,
-        doc="Whether the group's stream gives planned ranges in the place of messages, set by `PushConsumer` "
-        "for engines that read a range where they consume it.",
+    hand_over_ranges: bool = stream_option("handOverRanges", boolean, False).doc(
+        "Whether the group's stream gives planned ranges in the place of messages, set by `PushConsumer` "
+        "for engines that read a range where they consume it."
     )
-    listener: str | None = stream_option(
-        "listener",
-        parse=text_value,
-        default=None,
-        doc="`module:name` of the group's listener, set by `PushConsumer` when it was given one so: the "
+    listener: str | None = stream_option("listener", text_value, None).doc(
+        "`module:name` of the group's listener, set by `PushConsumer` when it was given one so: the "
         "planner, which is the member of the group, consumes a message with it when an administrator asks "
-        "for that one.",
+        "for that one."
     )
     allocate_message_queue_strategy: str = stream_option(
-        "allocateMessageQueueStrategy",
-        parse=text_value,
-        default="averagely",
-        doc="How the members of the group share the queues; all must use the same: `averagely`, "
+        "allocateMessageQueueStrategy", text_value, "averagely"
+    ).doc(
+        "How the members of the group share the queues; all must use the same: `averagely`, "
         "`averagelyByCircle`, `consistentHash`, `byMachineRoom:ROOM,…`, `machineRoomNearby`, "
         "`byConfig:TOPIC/BROKER/QUEUE,…` or `module:Class`. A machine room is what stands before `@` in a "
-        "broker's name and before `/` in a member's `instanceName`.",
+        "broker's name and before `/` in a member's `instanceName`."
     )
     instance_name: str | None = stream_option(
-        "instanceName",
-        parse=instance_name,
-        default=None,
-        default_text="unique for every start",
-        doc="Names this member of the group: its client id is `HOST@instanceName`. With a name that stays, a "
-        "query that was killed gets its queues back at once, not after the 60 s for which brokers keep its "
-        "locks. No two members of a group may have the same. With "
+        "instanceName", instance_name, None, default_text="unique for every start"
+    ).doc(
+        "Names this member of the group: its client id is `HOST@instanceName`. With a name that stays, a "
+        "query that was killed gets its queues back at once, not after the 60 s for which brokers keep "
+        "its locks. No two members of a group may have the same. With "
         "`allocateMessageQueueStrategy=machineRoomNearby` it begins with the member's machine room, as in "
-        "`east/worker-1`.",
+        "`east/worker-1`."
     )
-    hub_secret: str | None = stream_option(
-        "hubSecret",
-        parse=secret_value,
-        default=None,
-        secret=True,
-        internal=True,
-        doc="Where the planner of a `PushConsumer` finds its driver, and the key with which it proves "
-        "itself; new for every start.",
+    hub_secret: str | None = stream_option("hubSecret", secret_value, None, secret=True, internal=True).doc(
+        "Where the planner of a `PushConsumer` finds its driver, and the key with which it proves itself; "
+        "new for every start."
     )
     include_columns: tuple[str, ...] = read_option(
-        "includeColumns",
-        parse=list_of(column_name),
-        default=(),
-        default_text="all",
-        doc="Columns of a message to read, separated by commas, in that order: the others are neither "
-        "decoded nor handed to Spark, which cannot tell a Python source what a query needs. Not with "
-        "`consumerGroup`: a listener gets whole messages.",
+        "includeColumns", list_of(column_name), (), default_text="all"
+    ).doc(
+        "Columns of a message to read, separated by commas, in that order: the others are neither decoded "
+        "nor handed to Spark, which cannot tell a Python source what a query needs. Not with "
+        "`consumerGroup`: a listener gets whole messages."
     )
-    property_columns: tuple[str, ...] = read_option(
-        "propertyColumns",
-        parse=list_of(text_value),
-        default=(),
-        default_text="none",
-        doc="Properties of a message that become string columns of their own behind the others, by name, "
+    property_columns: tuple[str, ...] = read_option("propertyColumns", list_of(text_value), ()).doc(
+        "Properties of a message that become string columns of their own behind the others, by name, "
         "separated by commas; null where a message lacks one. Cheaper than column `properties`, which can "
-        "then be left out. Not with `consumerGroup`.",
+        "then be left out. Not with `consumerGroup`."
     )
-    decode_properties: bool = read_option(
-        "decodeProperties",
-        parse=boolean,
-        default=True,
-        doc="Whether there is a column `properties`, the map of all of them and the dearest to decode. "
-        "`false` leaves it "
-        "out; `keys`, `tags`, `msgId` and `propertyColumns` stay. Not with `consumerGroup`.",
+    decode_properties: bool = read_option("decodeProperties", boolean, True).doc(
+        "Whether there is a column `properties`, the map of all of them and the dearest to decode. "
+        "`false` leaves it out; `keys`, `tags`, `msgId` and `propertyColumns` stay. Not with "
+        "`consumerGroup`."
     )
 
     def subscribed(self) -> tuple[str, ...]:

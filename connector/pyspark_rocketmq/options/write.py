@@ -57,144 +57,94 @@ class WriteOptions(ConnectionOptions):
     """Options of the sink, for batch and for streams."""
 
     topic: str | None = write_option(
-        "topic",
-        parse=resource_name("topic", MAX_TOPIC_LENGTH),
-        default=None,
-        default_text="the column `topic`",
-        doc="The topic of all messages; a column `topic` is then not looked at, as with Kafka.",
+        "topic", resource_name("topic", MAX_TOPIC_LENGTH), None, default_text="the column `topic`"
+    ).doc("The topic of all messages; a column `topic` is then not looked at, as with Kafka.")
+    tags: str | None = write_option("tags", text_value, None, default_text="the column `tags`").doc(
+        "The tag of all messages."
     )
-    tags: str | None = write_option(
-        "tags",
-        parse=text_value,
-        default=None,
-        default_text="the column `tags`",
-        doc="The tag of all messages.",
-    )
-    keys: str | None = write_option(
-        "keys",
-        parse=text_value,
-        default=None,
-        default_text="the column `keys`",
-        doc="The keys of all messages, separated by blanks; brokers find messages by them.",
+    keys: str | None = write_option("keys", text_value, None, default_text="the column `keys`").doc(
+        "The keys of all messages, separated by blanks; brokers find messages by them."
     )
     sharding_key: str | None = write_option(
-        "shardingKey",
-        parse=text_value,
-        default=None,
-        default_text="the column `shardingKey`",
-        doc="The sharding key of all messages, which go to one queue. With neither option nor column, nor a "
-        "queue, batches of messages take turns over the queues.",
+        "shardingKey", text_value, None, default_text="the column `shardingKey`"
+    ).doc(
+        "The sharding key of all messages, which go to one queue. With neither option nor column, nor a "
+        "queue, batches of messages take turns over the queues."
     )
     queue_id: int | None = write_option(
-        "queueId",
-        parse=int_between(0, 65_535),
-        default=None,
-        default_text="the column `queueId`",
-        doc="The queue of all messages. On a topic of several brokers that have it, a column `brokerName` "
-        "must say which.",
+        "queueId", int_between(0, 65_535), None, default_text="the column `queueId`"
+    ).doc(
+        "The queue of all messages. On a topic of several brokers that have it, a column `brokerName` "
+        "must say which."
     )
     delay_level: int | None = write_option(
-        "delayLevel",
-        parse=int_between(0, MAX_DELAY_LEVEL),
-        default=None,
-        default_text="the column `delayLevel`",
-        doc="How long brokers keep all messages back: the level, 1 to 18 by a broker's defaults (1 s to 2 "
-        "h); 0: not. A column `deliverTimestamp` gives a moment in its place.",
+        "delayLevel", int_between(0, MAX_DELAY_LEVEL), None, default_text="the column `delayLevel`"
+    ).doc(
+        "How long brokers keep all messages back: the level, 1 to 18 by a broker's defaults (1 s to 2 h); "
+        "0: not. A column `deliverTimestamp` gives a moment in its place."
     )
-    properties: tuple[tuple[str, str], ...] = write_option(
-        "properties",
-        parse=parse_properties,
-        default=(),
-        default_text="none",
-        doc='Properties that all messages get, as JSON: `{"source": "lake"}`; one of the column `properties` '
-        "of the same "
-        "name wins.",
+    properties: tuple[tuple[str, str], ...] = write_option("properties", parse_properties, ()).doc(
+        'Properties that all messages get, as JSON: `{"source": "lake"}`; one of the column `properties` '
+        "of the same name wins."
     )
-    producer_group: str = write_option(
-        "producerGroup",
-        parse=resource_name("producer group", 255),
-        default=SINK_GROUP,
-        doc="The producer group that brokers see.",
+    producer_group: str = write_option("producerGroup", resource_name("producer group", 255), SINK_GROUP).doc(
+        "The producer group that brokers see."
     )
-    batch_size: int = write_option(
-        "batchSize",
-        parse=int_between(1, 65_535),
-        default=256,
-        unit="messages",
-        doc="Most messages of one request; fewer if `batchBytes` is reached. Messages that are delayed go "
-        "one by one.",
+    batch_size: int = write_option("batchSize", int_between(1, 65_535), 256, unit="messages").doc(
+        "Most messages of one request; fewer if `batchBytes` is reached. Messages that are delayed go one "
+        "by one."
     )
     batch_bytes: int = write_option(
-        "batchBytes",
-        parse=int_between(1, 4 * 1024 * 1024),
-        default=1024 * 1024,
-        unit="bytes",
-        doc="Most bytes of one request, as stored; brokers take 4 MiB (`maxMessageSize`). A larger message "
-        "goes alone.",
+        "batchBytes", int_between(1, 4 * 1024 * 1024), 1024 * 1024, unit="bytes"
+    ).doc(
+        "Most bytes of one request, as stored; brokers take 4 MiB (`maxMessageSize`). A larger message "
+        "goes alone."
     )
     max_message_size: int = write_option(
-        "maxMessageSize",
-        parse=int_between(1, MOST_MESSAGE_BYTES),
-        default=MAX_MESSAGE_BYTES,
-        unit="bytes",
-        doc="The largest body that a row may have, before it is compressed, as of Java's producer; a request "
-        "takes no more either. Raise it where the brokers' own `maxMessageSize` is larger, or where bodies "
-        "are compressed. Readers of this package take 128 MiB.",
+        "maxMessageSize", int_between(1, MOST_MESSAGE_BYTES), MAX_MESSAGE_BYTES, unit="bytes"
+    ).doc(
+        "The largest body that a row may have, before it is compressed, as of Java's producer; a request "
+        "takes no more either. Raise it where the brokers' own `maxMessageSize` is larger, or where "
+        "bodies are compressed. Readers of this package take 128 MiB."
     )
     max_in_flight_bytes: int = write_option(
-        "maxInFlightBytes",
-        parse=int_between(1, 2**40),
-        default=32 * 1024 * 1024,
-        unit="bytes",
-        doc="Most bytes of a task that are sent or wait for their queue's turn; more rows are then not "
-        "taken. At each queue one request of a task is under way at a time, which is what keeps the order.",
+        "maxInFlightBytes", int_between(1, 2**40), 32 * 1024 * 1024, unit="bytes"
+    ).doc(
+        "Most bytes of a task that are sent or wait for their queue's turn; more rows are then not taken. "
+        "At each queue one request of a task is under way at a time, which is what keeps the order."
     )
-    compression_type: BodyCompression = write_option(  # noqa: RUF009 - declares the field
-        "compressionType",
-        parse=one_of(BodyCompression),
-        default=BodyCompression.NONE,
-        doc="How bodies of at least `compressOverBytes` are compressed: `zlib`, which every client reads, "
-        "`lz4` or `zstd` (Java clients from 5.0 on), or `none`, as Java's batches are.",
+    compression_type: BodyCompression = write_option(
+        "compressionType", one_of(BodyCompression), BodyCompression.NONE
+    ).doc(
+        "How bodies of at least `compressOverBytes` are compressed: `zlib`, which every client reads, "
+        "`lz4` or `zstd` (Java clients from 5.0 on), or `none`, as Java's batches are."
     )
     compress_over_bytes: int = write_option(
-        "compressOverBytes",
-        parse=int_between(0, 2**31 - 1),
-        default=4096,
-        unit="bytes",
-        doc="The smallest body that is compressed (Java's `compressMsgBodyOverHowmuch`); needs "
-        "`compressionType`. Shorter ones are, too, where they join a batch that is compressed.",
+        "compressOverBytes", int_between(0, 2**31 - 1), 4096, unit="bytes"
+    ).doc(
+        "The smallest body that is compressed (Java's `compressMsgBodyOverHowmuch`); needs "
+        "`compressionType`. Shorter ones are, too, where they join a batch that is compressed."
     )
-    require_send_ok: bool = write_option(
-        "requireSendOk",
-        parse=boolean,
-        default=True,
-        doc="Fail when a broker stores messages less durably than it is set up for (FLUSH_DISK_TIMEOUT, "
-        "FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE); `false` takes them as sent.",
+    require_send_ok: bool = write_option("requireSendOk", boolean, True).doc(
+        "Fail when a broker stores messages less durably than it is set up for (FLUSH_DISK_TIMEOUT, "
+        "FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE); `false` takes them as sent."
     )
-    send_latency_fault_enable: bool = write_option(
-        "sendLatencyFaultEnable",
-        parse=boolean,
-        default=False,
-        doc="Whether rows with neither sharding key nor queue avoid brokers that were slow (from 550 ms on) "
-        "or failed for a while, 2 to 30 s, as Java's producers do.",
+    send_latency_fault_enable: bool = write_option("sendLatencyFaultEnable", boolean, False).doc(
+        "Whether rows with neither sharding key nor queue avoid brokers that were slow (from 550 ms on) "
+        "or failed for a while, 2 to 30 s, as Java's producers do."
     )
-    check_sharding_keys: bool = write_option(
-        "checkShardingKeys",
-        parse=boolean,
-        default=True,
-        doc="Fail a write, when its tasks are done, of which two tasks sent rows of one sharding key: their "
+    check_sharding_keys: bool = write_option("checkShardingKeys", boolean, True).doc(
+        "Fail a write, when its tasks are done, of which two tasks sent rows of one sharding key: their "
         "order is then that of the tasks. `by_sharding_key` arranges the rows. A stream warns of such a "
-        "batch in the driver's log and goes on: its rows are stored, and a restart would send them again.",
+        "batch in the driver's log and goes on: its rows are stored, and a restart would send them again."
     )
     write_id: str | None = write_option(
-        "writeId",
-        parse=text_value,
-        default=None,
-        default_text="stream: the query's id; batch: a new one",
-        doc="What the messages' UNIQ_KEY (`msgId`) is made of, with batch, partition and row. The same rows, "
-        "in the same partitions, written again under the same `writeId` have the same ones, so that readers "
-        "can tell. Different rows must not share one; those of different micro-batches, within "
-        "`foreachBatch`, too, do not.",
+        "writeId", text_value, None, default_text="stream: the query's id; batch: a new one"
+    ).doc(
+        "What the messages' UNIQ_KEY (`msgId`) is made of, with batch, partition and row. The same rows, "
+        "in the same partitions, written again under the same `writeId` have the same ones, so that "
+        "readers can tell. Different rows must not share one; those of different micro-batches, within "
+        "`foreachBatch`, too, do not."
     )
 
     def cross_field_problems(self) -> list[str]:
