@@ -1,7 +1,9 @@
-"""``python -m bench.against OTHER``: this work tree beside another one, on one real broker, as ratios of their speed.
+"""``python -m bench.against OTHER``: this work tree beside another one, on one real broker,
+as ratios of their speed.
 
-Each tree has a Spark session of its own that stays; they take turns, and the order changes with each round. What is run is described
-once, here, and both trees run it with their own ``bench`` and their own connector: ``OTHER`` must have the parts that are imported below.
+Each tree has a Spark session of its own that stays; they take turns, and the order changes with each round.
+What is run is described once, here, and both trees run it with their own ``bench`` and their own connector:
+``OTHER`` must have the parts that are imported below.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ Figures = dict[str, float]
 """The larger, the faster."""
 
 
-# --- what is run, in each tree's own process ---------------------------------------------------------------------
+# --- what is run, in each tree's own process ----------------------------------------------------------------
 
 
 class Runs:
@@ -91,7 +93,9 @@ class Runs:
         return {"rate": 1 / steady["triggerExecution"]}
 
     def arrow(self, folder: Path, topic: str, messages: int) -> Figures:
-        """The direct engine with a row for each message: made in Arrow where the tree can, else emitted one by one."""
+        """The direct engine with a row for each message: made in Arrow where the tree can,
+        else emitted one by one.
+        """
         backlog = self._backlog(topic, messages // _BATCHES)
         listener: Any = emit_each
         size = 32
@@ -170,7 +174,7 @@ def _serve(name_servers: str, work: Path) -> None:
             print(_ANSWER + json.dumps(figures), flush=True)
 
 
-# --- who asks ----------------------------------------------------------------------------------------------------
+# --- who asks -----------------------------------------------------------------------------------------------
 
 
 class Tree:

@@ -1,4 +1,6 @@
-"""How fast the orderly engines call a listener, beside identities of the same rows and Java's orderly push consumer."""
+"""How fast the orderly engines call a listener,
+beside identities of the same rows and Java's orderly push consumer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A micro-batch into a Delta sink and its offsets, next to the same rows into Delta tables with no guarantee at all."""
+"""A micro-batch into a Delta sink and its offsets,
+next to the same rows into Delta tables with no guarantee at all.
+"""
 
 from __future__ import annotations
 

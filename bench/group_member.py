@@ -31,7 +31,9 @@ def join(name_servers: str, topic: str, name: str) -> RunningMember:
 
 
 def plannable(member: RunningMember) -> int:
-    """Queues of its topic that the member could put into a plan now; those of the group's retry topic come and go."""
+    """Queues of its topic that the member could put into a plan now;
+    those of the group's retry topic come and go.
+    """
     queues = member.planned(member.begin_plan())
     return sum(not is_retry_topic(queue.topic) for queue in queues)
 

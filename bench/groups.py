@@ -1,4 +1,6 @@
-"""What being a member of a group costs: a rebalance, a trigger of the planner, and a queue that changes hands."""
+"""What being a member of a group costs: a rebalance, a trigger of the planner,
+and a queue that changes hands.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ _KILLED_TARGET_S = 80.0
 _LONGEST_S = 120.0
 _SHARED = 8
 _SETTLING_S = 25.0
-"""Longer than between two renewals of locks, so that the victim has its queues and has renewed their locks once."""
+"""Longer than between two renewals of locks, so that the victim has its
+queues and has renewed their locks once.
+"""
 _POLL_S = 0.01
 
 Servers = Callable[[], AbstractContextManager[ClusterUnderTest]]

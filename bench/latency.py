@@ -1,4 +1,6 @@
-"""From the broker's store to a committed row: an orderly consumer at a steady rate, beside Spark's rate source."""
+"""From the broker's store to a committed row: an orderly consumer at a steady rate,
+beside Spark's rate source.
+"""
 
 from __future__ import annotations
 
@@ -218,7 +220,8 @@ class _Contest:
         return _Figures((at_s[counted] - stored_s[counted]) * 1000, stages)
 
     def _run(self, query: StreamingQuery, committed: Sequence[tuple[float, object]]) -> dict[str, float]:
-        """Let the query run until enough was committed; milliseconds by stage of its micro-batches, the medians.
+        """Let the query run until enough was committed; milliseconds by stage of its micro-batches,
+        the medians.
 
         Raises:
             RuntimeError: If the query fails.

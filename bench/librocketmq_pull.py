@@ -1,6 +1,8 @@
-"""Pull a topic's backlog with the PyPI package ``rocketmq`` and print how long that took; run by its own Python.
+"""Pull a topic's backlog with the PyPI package ``rocketmq`` and print how long that took;
+run by its own Python.
 
-Arguments: nameServers topic group.  Reads every body, as a user would: it is copied out of the C library only then.
+Arguments: nameServers topic group. Reads every body, as a user would:
+it is copied out of the C library only then.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What benchmarks share: spreads of repeated measurements, and results that can be printed, kept and rendered.
+"""What benchmarks share: spreads of repeated measurements, and results that can be printed,
+kept and rendered.
 
 Nothing here asserts: a benchmark tells what it saw next to what was wanted.
 """

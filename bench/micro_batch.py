@@ -1,4 +1,6 @@
-"""A steady orderly micro-batch, next to an identity ``applyInPandasWithState`` on the same rows in the same run."""
+"""A steady orderly micro-batch, next to an identity
+``applyInPandasWithState`` on the same rows in the same run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a commit of 64 queues to the offset store costs, from the first to the twenty-thousandth, and a planner's read."""
+"""What a commit of 64 queues to the offset store costs, from the first to the twenty-thousandth,
+and a planner's read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""docs/benchmarks.md: what is compared with what, and the newest figures. No host names, no paths of a machine."""
+"""docs/benchmarks.md: what is compared with what, and the newest figures.
+
+No host names, no paths of a machine.
+"""
 
 from __future__ import annotations
 

@@ -85,7 +85,9 @@ def _repeated(partition: PrebuiltPartition) -> Iterator[pa.RecordBatch]:
 
 
 class PrebuiltSource(DataSource):
-    """Format ``prebuilt`` with options file, rows and partitions; rows of a micro-batch and ``batches`` if it is a stream."""
+    """Format ``prebuilt`` with options file, rows and partitions;
+    rows of a micro-batch and ``batches`` if it is a stream.
+    """
 
     @classmethod
     def name(cls) -> str:

@@ -1,4 +1,6 @@
-"""Pull and decode in one Python process, between a bare socket loop and other clients, in interleaved rounds."""
+"""Pull and decode in one Python process, between a bare socket loop and other clients,
+in interleaved rounds.
+"""
 
 from __future__ import annotations
 

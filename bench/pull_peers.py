@@ -1,4 +1,6 @@
-"""Other people's clients that pull: Java's, and the PyPI package over librocketmq, each in a process of its own."""
+"""Other people's clients that pull: Java's, and the PyPI package over librocketmq,
+each in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ class OrderlyPush:
         self._work = work
 
     def read(self, name_servers: str, topic: str, count: int, *, listener_batch: int) -> Reading:
-        """Take the topic's first ``count`` messages through the listener, at most ``listener_batch`` a call."""
+        """Take the topic's first ``count`` messages through the listener,
+        at most ``listener_batch`` a call.
+        """
         arguments = [name_servers, topic, _group(), str(count), str(MESSAGES_PER_PULL), "120"]
         command = java_command(self._work, "PushSpeed", [*arguments, str(listener_batch)], heap=JVM)
         return _run(command, self._environment)

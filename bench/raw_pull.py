@@ -1,7 +1,8 @@
 """The ceiling of the broker: a bare socket loop that pulls ranges and decodes no message.
 
 As many pulls in flight as the source makes: ``lanes`` queues at a time, each by a connection of its own with
-``depth`` pulls of consecutive offsets under way; or all queues by one connection.  Frames are split and their headers parsed; bodies are dropped.
+``depth`` pulls of consecutive offsets under way; or all queues by one connection.
+Frames are split and their headers parsed; bodies are dropped.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ class _Lane:
         if header["code"] != _SUCCESS or reached <= asked.start:
             raise ConnectionError(f"the broker answered {header} to {asked}")
         if reached < asked.end:
-            # An answer may hold less than was asked for (256 KiB at most): the rest of this very piece is next.
+            # An answer may hold less than was asked for (256 KiB at most):
+            # the rest of this very piece is next.
             self._to_pull.appendleft(asked._replace(start=reached))
         self._send_next()
         return min(reached, asked.end) - asked.start

@@ -1,7 +1,7 @@
 """What the simulator carries: messages in and out per second of its own CPU, clients, memory.
 
-The simulator runs in a process of its own, so its CPU time is its own as well.  The other side is bare sockets:
-frames made beforehand, answers cut but not decoded.
+The simulator runs in a process of its own, so its CPU time is its own as well.
+The other side is bare sockets: frames made beforehand, answers cut but not decoded.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class _Simulator:
         return processor_s(self.process.pid)
 
     def cpu_s_since(self, began_s: float) -> float:
-        """What it used since its time was ``began_s``; at least the half of a tick, for less cannot be told."""
+        """What it used since its time was ``began_s``; at least the half of a tick,
+        for less cannot be told.
+        """
         return max(self.cpu_s() - began_s, 0.5 * TICK_S)
 
     def resident_bytes(self) -> int:

@@ -1,4 +1,6 @@
-"""A batch write to a real broker next to Java's producer, which sends the same batches from as many threads."""
+"""A batch write to a real broker next to Java's producer,
+which sends the same batches from as many threads.
+"""
 
 from __future__ import annotations
 

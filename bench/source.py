@@ -1,4 +1,6 @@
-"""Reads of a real broker into the noop sink, in a batch and as a stream, beside their ceilings and Java's pull consumer."""
+"""Reads of a real broker into the noop sink, in a batch and as a stream,
+beside their ceilings and Java's pull consumer.
+"""
 
 from __future__ import annotations
 

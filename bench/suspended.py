@@ -31,7 +31,9 @@ _LISTENER_BATCH = 32
 _BOUND_PERCENT = 2.0
 _TIMEOUT_S = 120.0
 _SKIPPED = 2
-"""Micro-batches of a run that do not count: the first, which starts processes, and the last, which is smaller."""
+"""Micro-batches of a run that do not count: the first, which starts processes, and the last,
+which is smaller.
+"""
 _SUSPENDED = "suspended"
 _WITHOUT = "without it"
 

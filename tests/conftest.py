@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 _BROKERS = 2
 
 _EXAMPLES = int(os.environ.get("EXAMPLES", "40"))
-"""Inputs that a property test tries, if it does not say how many; `make fuzz` tries as many as there is time for."""
+"""Inputs that a property test tries, if it does not say how many;
+`make fuzz` tries as many as there is time for.
+"""
 
 # A busy machine must not fail a property test; pytest-timeout bounds it.
 hypothesis.settings.register_profile(

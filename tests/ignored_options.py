@@ -1,8 +1,10 @@
-"""Shows that each option's test would fail if the option were ignored: ``python -m tests.ignored_options [KEY …]``.
+"""Shows that each option's test would fail if the option were ignored:
+``python -m tests.ignored_options [KEY …]``.
 
-Each test of ``option_tests.toml`` is carried out as it is, which must succeed, and once more for each of its options with
-the option dropped when it is parsed, as if nobody had written it, which must fail. ``--quick``, as the tests do it: only the
-second, since the first are tests like any other, and without those that take their time to fail.
+Each test of ``option_tests.toml`` is carried out as it is, which must succeed, and once more for each
+of its options with the option dropped when it is parsed, as if nobody had written it, which must
+fail. ``--quick``, as the tests do it: only the second, since the first are tests like any other, and
+without those that take their time to fail.
 """
 
 from __future__ import annotations
@@ -54,10 +56,14 @@ def ignored(key: str) -> Iterator[None]:
 
 
 class WithoutEach:
-    """A pytest plugin that carries out tests without each of their options, and has them fail if they succeed."""
+    """A pytest plugin that carries out tests without each of their options,
+    and has them fail if they succeed.
+    """
 
     def __init__(self, keys_of: Mapping[str, Collection[str]], *, as_they_are: bool) -> None:
-        """``keys_of`` are options by the node id of their test; ``as_they_are``: tests with all options come first."""
+        """``keys_of`` are options by the node id of their test; ``as_they_are``:
+        tests with all options come first.
+        """
         self._keys_of = keys_of
         self._as_they_are = as_they_are
         self._key_of: dict[pytest.Item, str] = {}

@@ -1,7 +1,8 @@
 """The whole suite in two processes at a time: the tests with a Spark session, and all others.
 
-Most tests wait for brokers and queries longer than they compute, so two at a time take little more than half as long.
-Each process has clusters of its own. Tests marked ``long`` are left to ``make long-test``. With arguments, pytest runs as ever.
+Most tests wait for brokers and queries longer than they compute, so two at a time take little more than
+half as long. Each process has clusters of its own. Tests marked ``long`` are left to ``make
+long-test``. With arguments, pytest runs as ever.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Writes ``docs/semantics.md``: every rule of RocketMQ that is kept here, where, and the tests that name it.
 
-A test names a rule by its id in its docstring, as in ``B4: …``; ids of a class count for its tests.  The rules are in
-``semantics_rows.toml`` beside this file, the tests are what pytest collects.  ``python -m tests.semantics_page``
-prints the page, ``python -m tests.semantics_page B4`` the tests of one rule.
+A test names a rule by its id in its docstring, as in ``B4: …``; ids of a class count for its tests. The rules
+are in ``semantics_rows.toml`` beside this file, the tests are what pytest collects. ``python -m
+tests.semantics_page`` prints the page, ``python -m tests.semantics_page B4`` the tests of one rule.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Every recorded case has a test that runs it: a new file, member or case of tests/golden fails here until one does.
+"""Every recorded case has a test that runs it: a new file,
+member or case of tests/golden fails here until one does.
 
-What runs is what pytest collects, skipped tests left out. A case either is a parameter of a collected test, or belongs to a
-member that a test takes as a whole; whatever is neither is listed with its reason.
+What runs is what pytest collects, skipped tests left out. A case either is a parameter of a collected test,
+or belongs to a member that a test takes as a whole; whatever is neither is listed with its reason.
 """
 
 from __future__ import annotations

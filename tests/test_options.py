@@ -440,7 +440,9 @@ def test_a_namespace_that_could_not_be_taken_off_again_is_refused(text: str) -> 
 
 @pytest.mark.parametrize("written", ["2023-11-14T22:13:20", "2023-11-15 06:13:20+08:00", "1700000000000"])
 def test_a_time_may_be_written_as_milliseconds_or_as_iso(written: str) -> None:
-    """startingTimestamp, endingTimestamp, and per topic; in UTC unless it says otherwise, as for ``offsets reset --to``."""
+    """startingTimestamp, endingTimestamp, and per topic; in UTC unless it says otherwise,
+    as for ``offsets reset --to``.
+    """
     per_topic = json.dumps({"t": written if "-" in written else int(written)})
     plain = ReadOptions.parse(
         {"nameServers": "n:1", "topic": "t", "startingTimestamp": written, "endingTimestamp": written}

@@ -1,4 +1,6 @@
-"""``docs/semantics.md`` tells the truth: its tests and modules exist, no rule that a test names is left out."""
+"""``docs/semantics.md`` tells the truth: its tests and modules exist,
+no rule that a test names is left out.
+"""
 
 from __future__ import annotations
 

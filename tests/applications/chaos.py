@@ -1,9 +1,12 @@
-"""Three Spark applications of one group, while everything around them breaks: ``python -m tests.applications.chaos``.
+"""Three Spark applications of one group, while everything around them breaks:
+``python -m tests.applications.chaos``.
 
-Orders are produced all the while. At the end the sink must hold each message once, and each order's steps in order.
-Another topic is sent to by sharding key, and a third one is deleted and made anew. For some events all applications stop first: an operator
-resets offsets, restores the sink or loses the offset store meanwhile. The schedule is a function of the seed; what exactly it meets is the machine's. Its clock begins when all applications
-are members; who is to be disturbed is waited for until it is a member, and its later events come that much later.
+Orders are produced all the while. At the end the sink must hold each message once, and each order's
+steps in order. Another topic is sent to by sharding key, and a third one is deleted and made anew. For
+some events all applications stop first: an operator resets offsets, restores the sink or loses the
+offset store meanwhile. The schedule is a function of the seed; what exactly it meets is the machine's.
+Its clock begins when all applications are members; who is to be disturbed is waited for until it is a
+member, and its later events come that much later.
 """
 
 from __future__ import annotations
@@ -81,7 +84,9 @@ _LOG_TAIL = 2500
 
 @contextmanager
 def cluster_of(kind: str) -> Iterator[ClusterUnderTest]:
-    """Two brokers with a short memory, of which the first has a replica that stays when it is stopped: ``sim`` or ``real``."""
+    """Two brokers with a short memory, of which the first has a replica that stays when it is stopped:
+    ``sim`` or ``real``.
+    """
     if kind == "real":
         with RealCluster(brokers=2, forgetful_s=FORGETFUL_S) as real:
             first = min(real.broker_addresses)
@@ -128,7 +133,9 @@ class Slot:
         }[event.kind]()
 
     def join(self, *, same_name: bool, is_slow: bool = False) -> None:
-        """Start the next application, once the one before it is gone; ``is_slow``: with minutes between micro-batches."""
+        """Start the next application, once the one before it is gone; ``is_slow``:
+        with minutes between micro-batches.
+        """
         before = self.application
         if before is not None:
             self._await_end_of(before)

@@ -31,10 +31,11 @@ class _Row(NamedTuple):
 
 
 class FreshTopic:
-    """Each *life* of the topic gets messages of its own, all of which must be in the sink once before it ends.
+    """Each *life* of the topic gets messages of its own,
+    all of which must be in the sink once before it ends.
 
-    A life begins once the group has seen the empty topic: who looks again only after a queue has outgrown what it was goes
-    on behind the new messages, as Java's consumers do.
+    A life begins once the group has seen the empty topic: who looks again only after a queue has outgrown
+    what it was goes on behind the new messages, as Java's consumers do.
     """
 
     def __init__(self, cluster: ClusterUnderTest, group: Group, stop: Callable[[], bool]) -> None:
@@ -45,7 +46,9 @@ class FreshTopic:
         self._stop = stop
         self._life = 0
         self._sent: set[str] = set()
-        """Keys ``life-LIFE-QUEUE-NUMBER``; a send whose outcome is unknown is repeated, so that some are stored twice."""
+        """Keys ``life-LIFE-QUEUE-NUMBER``; a send whose outcome is unknown is repeated,
+        so that some are stored twice.
+        """
         self._lock = threading.Lock()
         self.seen_version = -1
         """The sink's version with all messages of former lives, which no RESTORE may go behind."""

@@ -82,7 +82,9 @@ def by_queue(
 
 
 def disorder(queue: MessageQueue, story: Sequence[Consumed]) -> list[str]:
-    """What is wrong with the deliveries of a queue: a message passed over, or repeated other than at a handover."""
+    """What is wrong with the deliveries of a queue: a message passed over,
+    or repeated other than at a handover.
+    """
     problems = []
     if story[0].queue_offset != 0:
         problems.append(f"{queue} begins at {story[0]}")

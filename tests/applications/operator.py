@@ -1,4 +1,6 @@
-"""What operators do to a group that works, or that is away: resets, permissions, tables restored and deleted."""
+"""What operators do to a group that works, or that is away: resets, permissions,
+tables restored and deleted.
+"""
 
 from __future__ import annotations
 

@@ -29,8 +29,9 @@ _RETRY_S = 0.2
 class OrderFlow:
     """Sends orders of five steps, those of each broker on a thread; a context manager.
 
-    An order's queue is chosen by its id among *all* queues, those of a broker that is away included: its steps wait for
-    that broker, as an order must. A send whose outcome is unknown is repeated, so a step may be stored twice.
+    An order's queue is chosen by its id among *all* queues, those of a broker that is away
+    included: its steps wait for that broker, as an order must. A send whose outcome is unknown is
+    repeated, so a step may be stored twice.
     """
 
     def __init__(self, name_servers: str, topic: str, *, per_second: float, is_keyed: bool = False) -> None:
@@ -40,8 +41,8 @@ class OrderFlow:
             name_servers: Of the cluster.
             topic: Exists.
             per_second: Messages to each broker.
-            is_keyed: Leave the choice of the queue to the producer, by sharding key. All queues of the topic must be one
-                broker's: where the route loses a broker, keys move to the others, as with Java.
+            is_keyed: Leave the choice of the queue to the producer, by sharding key. All queues of the topic
+                must be one broker's: where the route loses a broker, keys move to the others, as with Java.
         """
         self._is_keyed = is_keyed
         self._producer = Producer(name_servers, "orders-producer", send_timeout_s=10.0)
@@ -126,7 +127,9 @@ class OrderFlow:
 def stored_orders(
     broker_addresses: Mapping[str, str], queues: Sequence[MessageQueue]
 ) -> tuple[dict[str, list[str]], dict[MessageQueue, int]]:
-    """What the brokers hold: the steps of each order, in the order of its queue, and the end of each queue."""
+    """What the brokers hold: the steps of each order, in the order of its queue,
+    and the end of each queue.
+    """
     orders: dict[str, list[str]] = defaultdict(list)
     ends: dict[MessageQueue, int] = {}
     with ChannelPool(SystemClock()) as pool:

@@ -1,4 +1,6 @@
-"""The source with other intervals than RocketMQ's, so that a test need not wait minutes for a lock to expire."""
+"""The source with other intervals than RocketMQ's,
+so that a test need not wait minutes for a lock to expire.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Starts applications of a group as processes of their own, and ends and pauses them in every way there is."""
+"""Starts applications of a group as processes of their own,
+and ends and pauses them in every way there is.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ _PLANNING = ("PythonPlannerRunner.runInPython", "PythonStreamingSourceRunner")
 
 
 class RunningApplication:
-    """One Spark application: the driver, its JVM, the process that plans, Python workers; one session of processes."""
+    """One Spark application: the driver, its JVM, the process that plans, Python workers;
+    one session of processes.
+    """
 
     def __init__(
         self, group: Group, instance: str, *, checkpoint: str | None = None, interval: str = "1 second"
@@ -150,7 +154,9 @@ class RunningApplication:
         self._signal(signal.SIGKILL, *(pid for pid in self._pids() if is_planner(pid)))
 
     def kill_worker(self) -> None:
-        """SIGKILL to one Python worker, whose task Spark tries again; nothing if none is there in this moment."""
+        """SIGKILL to one Python worker, whose task Spark tries again;
+        nothing if none is there in this moment.
+        """
         self._signal(signal.SIGKILL, *self._workers()[-1:])
 
     def pause_worker(self) -> None:
@@ -159,7 +165,9 @@ class RunningApplication:
 
     @property
     def ended_planning(self) -> bool:
-        """Whether it ended because a worker that Spark plans with was gone: of these no task is tried again."""
+        """Whether it ended because a worker that Spark plans with was gone:
+        of these no task is tried again.
+        """
         said = self.log.read_bytes()[self._log_begins_at :].decode(errors="replace")
         return any(name in said for name in _PLANNING)
 

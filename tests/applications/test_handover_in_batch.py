@@ -1,4 +1,6 @@
-"""A Java member joins a group whose Spark query has a batch under way, or minutes to wait for its next one."""
+"""A Java member joins a group whose Spark query has a batch under way,
+or minutes to wait for its next one.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +149,9 @@ def group(
 
 
 def test_a_java_member_has_its_queues_within_the_call_in_hand_whatever_the_trigger(group: Group) -> None:
-    """B5 ★, D7 ★: while the batch is under way, and between two of them; in order, and nothing twice in the sink."""
+    """B5 ★, D7 ★: while the batch is under way, and between two of them; in order,
+    and nothing twice in the sink.
+    """
     wait_until(group.log.deliveries, _PATIENCE_S, reason="A batch under way")
     member = group.join()
     share = group.await_share(member, f"with a batch under way and calls of {_CALL_S} s")

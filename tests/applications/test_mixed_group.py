@@ -64,7 +64,7 @@ class MixedGroup:
         self.java_names: list[str] = []
         """Of members that are or were there."""
 
-    # --- members -------------------------------------------------------------------------------------------------
+    # --- members --------------------------------------------------------------------------------------------
 
     def start_java(self) -> PushConsumer:
         """Have a Java member join."""
@@ -87,7 +87,7 @@ class MixedGroup:
             spark, checkpoint=self._checkpoint, trigger={"processingTime": "200 milliseconds"}
         )
 
-    # --- what to wait for ----------------------------------------------------------------------------------------
+    # --- what to wait for -----------------------------------------------------------------------------------
 
     def await_shares(self, java: PushConsumer | None, *, is_spark_there: bool) -> None:
         """Wait until each member has the share that the strategy says, and holds its locks."""
@@ -209,7 +209,9 @@ def client() -> Iterator[BrokerClient]:
 def test_java_and_spark_members_share_a_group_and_hand_its_queues_over(
     spark: SparkSession, cluster: ClusterUnderTest, java: JavaClients, client: BrokerClient, tmp_path: Path
 ) -> None:
-    """B1, B5, B7, C3: joined and left while messages come; all consumed, each queue in order, no message passed over."""
+    """B1, B5, B7, C3: joined and left while messages come; all consumed, each queue in order,
+    no message passed over.
+    """
     group = MixedGroup(cluster, java, client, tmp_path)
     with OrderlyProducer(cluster.name_servers, group.topic, _KEYS) as producer:
         first = group.start_java()

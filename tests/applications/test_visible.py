@@ -1,4 +1,6 @@
-"""A running consumer as an operator sees and moves it with mqadmin: one query and one JVM per kind of cluster."""
+"""A running consumer as an operator sees and moves it with mqadmin:
+one query and one JVM per kind of cluster.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ class Watched:
         return found
 
     def consumed_once_more(self) -> None:
-        """Wait until every message was delivered again, by queue from the first to the last, and committed."""
+        """Wait until every message was delivered again, by queue from the first to the last,
+        and committed.
+        """
         self._times += 1
         wait_until(
             lambda: self.log.times_delivered().total() >= self._times * _MESSAGES,

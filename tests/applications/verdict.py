@@ -1,4 +1,6 @@
-"""What a sink shows of a group's work: whether all is there once and in order, and how long queues stood still."""
+"""What a sink shows of a group's work: whether all is there once and in order,
+and how long queues stood still.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What two servers must have in common when they answer the same request: the answer without its circumstances."""
+"""What two servers must have in common when they answer the same request:
+the answer without its circumstances.
+"""
 
 from __future__ import annotations
 

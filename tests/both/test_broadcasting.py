@@ -1,4 +1,6 @@
-"""Broadcasting: every instance plans every queue, keeps its own progress, and leaves the broker's offsets alone."""
+"""Broadcasting: every instance plans every queue, keeps its own progress,
+and leaves the broker's offsets alone.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +171,9 @@ def test_broadcasting_neither_locks_queues_nor_stores_offsets_at_the_broker(
 def test_a_second_query_of_one_instance_is_refused_while_the_first_lives(
     options: Given, start: Start, pool: ChannelPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H8, B3: brokers tell that it lives, whatever connection asks; it is free as soon as the first has left."""
+    """H8, B3: brokers tell that it lives, whatever connection asks;
+    it is free as soon as the first has left.
+    """
     monkeypatch.setattr(sole_owner, "_PATIENCE_S", 0.0)
     one = start("one")
     wait_until(

@@ -1,7 +1,7 @@
 """The concurrent engine, on real and simulated brokers, does what Java's consumer was recorded to do.
 
-Reader, engine and send-backs are those of a query. In place of Spark and the planner a loop reads the queues of the
-topic and of the retry topic, each from where its last ack has come.
+Reader, engine and send-backs are those of a query. In place of Spark and the planner a loop reads the queues
+of the topic and of the retry topic, each from where its last ack has come.
 """
 
 from __future__ import annotations
@@ -216,7 +216,9 @@ def _consume_all(backend: Backend, kind: str) -> Mapping[str, OurRun | BaseExcep
 def test_a_listener_sees_and_leaves_what_java_s_was_recorded_to(
     scenario: Scenario, finished: Mapping[str, OurRun | BaseException]
 ) -> None:
-    """E1-E4, E6, E8: each offset, reconsumeTimes, delay level and answer; retry topic, dead letters, offsets."""
+    """E1-E4, E6, E8: each offset, reconsumeTimes, delay level and answer; retry topic,
+    dead letters, offsets.
+    """
     run = finished[StoredTrace.topic_of(scenario)]
     if isinstance(run, BaseException):
         raise run

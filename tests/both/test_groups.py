@@ -55,7 +55,7 @@ def members(client: BrokerClient, address: str, group: str) -> list[str]:
         return []
 
 
-# --- membership ----------------------------------------------------------------------------------------------
+# --- membership ---------------------------------------------------------------------------------------------
 
 
 def test_a_group_without_members_is_an_error_that_says_so(
@@ -147,7 +147,7 @@ def test_the_latest_heartbeat_is_the_group_s_whole_subscription(
     assert caught.value.code == ResponseCode.SUBSCRIPTION_NOT_EXIST
 
 
-# --- locks ---------------------------------------------------------------------------------------------------
+# --- locks --------------------------------------------------------------------------------------------------
 
 
 def test_a_locked_queue_is_refused_to_others_and_renewed_for_its_holder(

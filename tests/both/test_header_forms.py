@@ -1,7 +1,8 @@
-"""Two clients on one broker, one with JSON headers and one with binary ones: the broker cannot tell them apart.
+"""Two clients on one broker, one with JSON headers and one with binary ones:
+the broker cannot tell them apart.
 
-Our client writes JSON, because a broker of version 5 answers in JSON whatever it was asked in. Here everything it can
-ask for is put into the other form, too.
+Our client writes JSON, because a broker of version 5 answers in JSON whatever it was asked in.
+Here everything it can ask for is put into the other form, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""With Java's own client at the other end, through a real broker: what it sends we read, what we send it reads."""
+"""With Java's own client at the other end, through a real broker: what it sends we read,
+what we send it reads.
+"""
 
 from __future__ import annotations
 

@@ -233,7 +233,9 @@ def test_a_look_tells_a_message_from_any_other_and_finds_what_was_stored_after_i
 def test_a_group_goes_on_behind_a_kept_message_that_cannot_be_decoded(
     stays: Stays, put: Put, client: BrokerClient, address: str
 ) -> None:
-    """F4, L7: the newest message consumed is looked at in the next claim, and need not be decoded for that."""
+    """F4, L7: the newest message consumed is looked at in the next claim,
+    and need not be decoded for that.
+    """
     put(b"1")
     store_as_it_is(address, stays.queue)
     await_readable(client, address, stays.queue, 2)

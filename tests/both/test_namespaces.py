@@ -30,7 +30,9 @@ def namespace(cluster: ClusterUnderTest) -> str:
 
 @pytest.fixture
 def topic(cluster: ClusterUnderTest, namespace: str) -> str:
-    """A topic of the namespace, by its short name; there is one of that name outside too, with other messages."""
+    """A topic of the namespace, by its short name; there is one of that name outside too,
+    with other messages.
+    """
     short = cluster.create_topic(queues=1, brokers=["broker-a"])
     cluster.create_topic(f"{namespace}%{short}", queues=2, brokers=["broker-a"])
     return short
@@ -39,7 +41,9 @@ def topic(cluster: ClusterUnderTest, namespace: str) -> str:
 def test_what_is_sent_into_a_namespace_is_read_from_it(
     cluster: ClusterUnderTest, namespace: str, topic: str
 ) -> None:
-    """A6: producer, planner and reader agree; the column has the short name; outside nothing is seen of it."""
+    """A6: producer, planner and reader agree; the column has the short name;
+    outside nothing is seen of it.
+    """
     with (
         Producer(cluster.name_servers, "P", namespace=namespace, send_timeout_s=ANSWER_S) as inside,
         Producer(cluster.name_servers, "P", send_timeout_s=ANSWER_S) as outside,

@@ -1,4 +1,6 @@
-"""A range sent into another topic, without Spark: each message with all it had, and once, whoever was at it before."""
+"""A range sent into another topic, without Spark: each message with all it had, and once,
+whoever was at it before.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +154,9 @@ def test_messages_of_a_batch_keep_all_they_had_with_their_ids(
 def test_a_message_that_cannot_be_decoded_is_copied_with_the_bytes_that_are_stored(
     cluster: ClusterUnderTest, client: BrokerClient, queue: MessageQueue, copy: MessageQueue
 ) -> None:
-    """L7, H3, undecodableMessages: the copy is an ordinary message that says what was wrong with the original."""
+    """L7, H3, undecodableMessages: the copy is an ordinary message
+    that says what was wrong with the original.
+    """
     store_as_it_is(cluster.broker_addresses["broker-a"], queue)
     await_readable(client, cluster.broker_addresses["broker-a"], queue, MESSAGES + 1)
 

@@ -166,7 +166,8 @@ class TestWatch:
         for next_offset in (COUNT, 7, COUNT + 5):
             clock.advance(15)
             watch.look({queue: next_offset}, at)
-        # Answered after those before it: they were sent on the same connection, to one thread at a time or more.
+        # Answered after those before it: they were sent on the same connection,
+        # to one thread at a time or more.
         client.pull(address, PullRequest(consumer_group="other", queue=queue, queue_offset=0))
 
         assert watch.found() == {}

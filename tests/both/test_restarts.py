@@ -1,4 +1,6 @@
-"""Sends while a topic's only broker, or the name server, restarts: keys stay where they are, and writes go on (G7)."""
+"""Sends while a topic's only broker, or the name server, restarts: keys stay where they are,
+and writes go on (G7).
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ IN_ORDER = {f"k{key}": list(range(key, ROWS, 5)) for key in range(5)}
 def test_a_key_keeps_its_queue_while_its_topic_s_only_broker_restarts(
     cluster: ClusterUnderTest, producer: Producer, topic: str
 ) -> None:
-    """G7 ★: no other broker makes the topic meanwhile, which would spread keys over its queues from then on."""
+    """G7 ★: no other broker makes the topic meanwhile,
+    which would spread keys over its queues from then on.
+    """
     [before, *_] = [producer.send(Message(topic=topic, body=b"x"), sharding_key="order-7") for _ in range(2)]
     queues = producer.queues(topic)
 

@@ -108,8 +108,8 @@ def _send_elsewhere(names: Names, _: str, topic: str, queue_id: int, queue_nums:
 def _spoiled(names: Names, client: str, what: str, field: str, value: str) -> RemotingCommand:
     """A request that would be right but for one field.
 
-    None is left out, which an empty one is in a binary header: Java checks that for some requests and fails somewhere
-    else for others.
+    None is left out, which an empty one is in a binary header:
+    Java checks that for some requests and fails somewhere else for others.
     """
     if not value and _CLIENTS[client] is SerializeType.ROCKETMQ:
         value = "-"

@@ -154,7 +154,9 @@ def test_a_user_who_may_subscribe_is_a_member_of_the_group(secured: SecuredClust
 def test_a_user_who_may_subscribe_sees_what_the_group_has_given_back(
     secured: SecuredCluster, tmp_path: Path
 ) -> None:
-    """A5, E3: a retry topic's statistics need ``Get`` on the group; a member has ``Sub``, as Java's members do."""
+    """A5, E3: a retry topic's statistics need ``Get`` on the group; a member has ``Sub``,
+    as Java's members do.
+    """
     store = str(tmp_path / "offsets")
     options = ReadOptions.parse({**secured.options, "consumerGroup": GROUP, "offsetStore": store})
     retry = MessageQueue(retry_topic(GROUP), "broker-a", 0)

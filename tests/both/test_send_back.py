@@ -97,7 +97,9 @@ def test_a_message_ends_among_the_dead_letters(
 def test_a_message_its_broker_cannot_find_is_sent_anew(
     send_back: SendBack, failed: MessageExt, arrived: Callable[[str], MessageExt], group: str
 ) -> None:
-    """E3: by an ordinary send; here the last attempt, so that the broker keeps it as a dead letter at once."""
+    """E3: by an ordinary send; here the last attempt,
+    so that the broker keeps it as a dead letter at once.
+    """
     lost = failed._replace(commit_log_offset=failed.commit_log_offset + 10**9)
 
     send_back.send(lost, delay_level=0, max_reconsume_times=0)
@@ -140,7 +142,8 @@ def test_an_orderly_consumer_s_message_is_a_dead_letter_by_an_ordinary_send(
     *,
     holds_lock: bool,
 ) -> None:
-    """D6: one attempt more than there may be, so the broker keeps it; with a lock held it does so in any case.
+    """D6: one attempt more than there may be, so the broker keeps it;
+    with a lock held it does so in any case.
 
     DELAY is "-1", other than that of a message sent back (golden fact 3).
     """

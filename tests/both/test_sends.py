@@ -101,7 +101,9 @@ def test_the_answer_s_message_id_says_where_the_message_is_stored(
 def test_messages_of_a_batch_follow_each_other_and_show_one_message_id(
     client: BrokerClient, address: str, queue: MessageQueue, producer: Producer
 ) -> None:
-    """G2, H6: the broker appends the batch's properties to each, so all show the batch's key (golden fact 2)."""
+    """G2, H6: the broker appends the batch's properties to each,
+    so all show the batch's key (golden fact 2).
+    """
     batch = [
         Message(topic=queue.topic, body=b"%d" % n, properties={"TAGS": f"t{n}", "KEYS": f"k{n}"}, flag=n)
         for n in range(3)

@@ -32,7 +32,9 @@ def checks() -> SimpleQueue[MessageExt]:
 def producer(
     cluster: ClusterUnderTest, group: str, queue: MessageQueue, checks: SimpleQueue[MessageExt]
 ) -> Iterator[TransactionProducer]:
-    """One that knows of the sender that died, when a broker asks for the second time, that it had succeeded."""
+    """One that knows of the sender that died, when a broker asks for the second time,
+    that it had succeeded.
+    """
     asked: list[str] = []
 
     def check(message: MessageExt) -> LocalTransactionState:

@@ -53,7 +53,9 @@ def test_a_topic_that_may_not_be_read_for_a_while_is_waited_for(
     stream: StreamUnderTest,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A2: write-only, with messages stored meanwhile, none of which is lost; it is said once, and that it is over."""
+    """A2: write-only, with messages stored meanwhile, none of which is lost; it is said once,
+    and that it is over.
+    """
     caplog.set_level("INFO")
     put(b"one", b"two")
     assert stream.next_offsets() == {queue: [0, 1]}

@@ -1,4 +1,6 @@
-"""The pairs of tests/golden/frames.jsonl as commands, and what two answers to one request must have in common."""
+"""The pairs of tests/golden/frames.jsonl as commands,
+and what two answers to one request must have in common.
+"""
 
 from __future__ import annotations
 

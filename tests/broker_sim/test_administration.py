@@ -130,7 +130,7 @@ def test_a_reply_waits_for_the_producer_that_asked(broker: Broker, clock: FakeCl
     assert answers == [(0, "0"), (1, "1"), (1, "2")]
 
 
-# --- configuration -------------------------------------------------------------------------------------------
+# --- configuration ------------------------------------------------------------------------------------------
 
 
 def test_every_setting_that_is_shown_can_be_set_to_what_is_shown(broker: Broker) -> None:
@@ -180,7 +180,7 @@ def test_the_black_list_cannot_be_configured(broker: Broker) -> None:
     assert _configure(broker, "configBlackList=\n") == ResponseCode.NO_PERMISSION
 
 
-# --- groups and topics ---------------------------------------------------------------------------------------
+# --- groups and topics --------------------------------------------------------------------------------------
 
 
 def test_a_group_is_shown_with_java_s_names_and_defaults(broker: Broker) -> None:
@@ -229,7 +229,7 @@ def test_without_timers_a_topic_is_deleted_but_the_answer_is_an_error(broker: Br
     assert answer.code == ResponseCode.SYSTEM_ERROR
 
 
-# --- resets --------------------------------------------------------------------------------------------------
+# --- resets -------------------------------------------------------------------------------------------------
 
 
 def test_a_reset_wakes_no_held_pull(broker: Broker, clock: FakeClock) -> None:
@@ -313,7 +313,7 @@ def _pushed(outgoing: list[Outgoing]) -> RemotingCommand:
     return next(each.command for each in outgoing if not each.command.is_response)
 
 
-# --- members -------------------------------------------------------------------------------------------------
+# --- members ------------------------------------------------------------------------------------------------
 
 
 def _beat(fingerprint: int, *, without_sub: bool) -> RemotingCommand:

@@ -1,6 +1,8 @@
-"""The recorded requests of RocketMQ 5.3.3 from pair 130 on, replayed in their order against a simulated broker.
+"""The recorded requests of RocketMQ 5.3.3 from pair 130 on,
+replayed in their order against a simulated broker.
 
-They were recorded without leaving any out, so each is answered by a broker in the state the others brought it to.
+They were recorded without leaving any out, so each is answered by a
+broker in the state the others brought it to.
 """
 
 from __future__ import annotations

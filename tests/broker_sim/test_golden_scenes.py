@@ -1,4 +1,5 @@
-"""The recorded requests of RocketMQ 5.3.3 before pair 130, each put to a server that was brought to the same state.
+"""The recorded requests of RocketMQ 5.3.3 before pair 130,
+each put to a server that was brought to the same state.
 
 Of these the recording kept one per kind, so they cannot be replayed in a row. What the broker itself sent to
 clients (39, 40, 220, 221, 307, 309) is compared as well.

@@ -1,8 +1,10 @@
-"""Every scenario of sequences.json: each request of it is recorded as a frame, and answered by the simulator or not.
+"""Every scenario of sequences.json: each request of it is recorded as a frame,
+and answered by the simulator or not.
 
-What the simulator answers to each recorded frame is in the two tests beside this one. That Java's own clients and mqadmin
-make these requests of it in this order is shown in ``tests/java/test_sequences*.py`` for the scenarios that are theirs;
-the others, which ``NOT_OF_CLIENTS`` lists, have no order but that of their recorder.
+What the simulator answers to each recorded frame is in the two tests beside this one. That Java's own
+clients and mqadmin make these requests of it in this order is shown in
+``tests/java/test_sequences*.py`` for the scenarios that are theirs; the others, which
+``NOT_OF_CLIENTS`` lists, have no order but that of their recorder.
 """
 
 from __future__ import annotations

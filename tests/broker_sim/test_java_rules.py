@@ -66,7 +66,9 @@ def test_the_delay_levels_are_java_s() -> None:
 
 
 def test_odd_sends_are_answered_as_by_a_broker() -> None:
-    """G2: 14 bare sends, one after another: without properties, without an end mark, too long, without a body."""
+    """G2: 14 bare sends, one after another: without properties, without an end mark, too long,
+    without a body.
+    """
     broker = make_broker(FakeClock())
     for topic in (_TOPIC, "GoldenBatchRaw"):
         add_topic(broker, topic, 1)
@@ -113,7 +115,9 @@ def _raw_send(case: dict[str, Any]) -> RemotingCommand:
 
 
 def test_sends_to_an_inner_batch_queue_are_counted_by_members() -> None:
-    """A1: each SendResult names the first member's offset and the one place of the whole batch (golden fact 7)."""
+    """A1: each SendResult names the first member's offset and the one
+    place of the whole batch (golden fact 7).
+    """
     (pull,) = (pull for pull in MESSAGES["pulls"] if pull["name"] == "inner_batch")
     queue = MessageQueue(pull["topic"], "broker-a", pull["queueId"])
     for shown, stored in zip(MESSAGES["inner_batch_send_results"], pull["expected"], strict=True):

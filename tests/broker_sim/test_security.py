@@ -136,7 +136,9 @@ _LOCK = encode_lock_request(
     ids=lambda value: str(value.code) if isinstance(value, RemotingCommand) else "",
 )
 def test_requests_need_what_5_3_3_asks_for(command: RemotingCommand, needs: list[Need]) -> None:
-    """A5: PUB on the topic to send; SUB on topic and group to consume; the group alone for its retry topic."""
+    """A5: PUB on the topic to send; SUB on topic and group to consume;
+    the group alone for its retry topic.
+    """
     assert needs_of(command) == needs
 
 

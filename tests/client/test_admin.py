@@ -61,7 +61,9 @@ def replay(server: ScriptedServer, pair_id: int) -> None:
 
 @pytest.mark.parametrize("name", list(CALLS))
 def test_a_request_is_what_java_sends(server: ScriptedServer, admin: AdminClient, name: str) -> None:
-    """A1: code, flag, ext fields and body fields equal a recorded frame of Java's tools; the answer is taken."""
+    """A1: code, flag, ext fields and body fields equal a recorded frame of Java's tools;
+    the answer is taken.
+    """
     pair_id, call = CALLS[name]
     java = decode_frame(recorded_command(pair_id).frame)
     replay(server, pair_id)

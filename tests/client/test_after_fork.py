@@ -66,7 +66,9 @@ def message(body: bytes) -> Message:
 
 
 def test_parent_and_child_get_their_own_answers(cluster: ScriptedCluster, producer: Producer) -> None:
-    """G8: the child's message is acknowledged on the child's connection, while the parent waits on its own."""
+    """G8: the child's message is acknowledged on the child's connection,
+    while the parent waits on its own.
+    """
     broker = cluster.brokers["broker-a"]
     producer.send(message(b"first"))
     kept: SimpleQueue[tuple[Peer, RemotingCommand]] = SimpleQueue()
@@ -123,7 +125,9 @@ def test_so_does_one_with_encrypted_connections(tmp_path: Path) -> None:
 
 
 def test_children_make_ids_of_their_own(producer: Producer) -> None:
-    """G8, G2: equal ids on different messages, sent in the same millisecond, would have readers drop one as a copy."""
+    """G8, G2: equal ids on different messages, sent in the same millisecond,
+    would have readers drop one as a copy.
+    """
     keys = UniqueKeys(FakeClock())
     made = [in_child(keys.next), in_child(keys.next), keys.next(), in_child(keys.next), keys.next()]
     sent = [producer.send(message(b"x")).msg_id, in_child(lambda: producer.send(message(b"x")).msg_id)]

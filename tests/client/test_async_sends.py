@@ -53,7 +53,9 @@ def test_every_send_has_a_future(cluster: ScriptedCluster, producer: Producer) -
 
 
 def test_what_is_drained_is_done(producer: Producer) -> None:
-    """G2: what is added to a future has run, and may have sent the next message although only one may be under way."""
+    """G2: what is added to a future has run, and may have sent the next
+    message although only one may be under way.
+    """
     sends = AsyncSends(producer, max_sends=1)
     pause, chain = threading.Event(), [sends.send(PAID)]
 

@@ -275,7 +275,9 @@ def test_a_line_is_taken_by_one_at_a_time_and_kept_for_the_next(clock: FakeClock
 
 
 def test_lines_that_are_old_or_in_use_are_not_kept(clock: FakeClock) -> None:
-    """A broker ends silent connections after two minutes; answers nobody reads must not reach the next task."""
+    """A broker ends silent connections after two minutes;
+    answers nobody reads must not reach the next task.
+    """
     brokers = [Broker(clock), Broker(clock), Broker(clock)]
 
     def connect(address: str, timeout_s: float) -> Broker:

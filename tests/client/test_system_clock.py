@@ -19,7 +19,9 @@ def test_the_system_clock_tells_both_times() -> None:
 
 
 def test_a_sleep_is_what_the_wall_clock_has_counted_alone() -> None:
-    """C2: time goes on for others while a machine sleeps; corrections of the wall clock, and setting it back, are no sleep."""
+    """C2: time goes on for others while a machine sleeps; corrections of the wall clock, and setting it back,
+    are no sleep.
+    """
     clock = FakeClock()
     watch = SleepWatch(clock)
 

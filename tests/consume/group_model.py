@@ -1,7 +1,7 @@
 """A consumer group in small: members, one broker, the offset store and a clock, moved step by step.
 
-Every way in which a step can go is a :class:`Move`; whoever explores chooses among :meth:`GroupModel.moves`. Calls
-take no time; what time does is a move of its own. What must hold after every move is checked inside.
+Every way in which a step can go is a :class:`Move`; whoever explores chooses among :meth:`GroupModel.moves`.
+Calls take no time; what time does is a move of its own. What must hold after every move is checked inside.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class GroupModel:
         member.machine.route_changed(self.queues, self.now_s)
         return member
 
-    # --- moves ---------------------------------------------------------------------------------------------------
+    # --- moves ----------------------------------------------------------------------------------------------
 
     def moves(self) -> Iterator[Move]:
         """Every move possible now."""
@@ -324,13 +324,14 @@ class GroupModel:
         "resume": _resume,
     }
 
-    # --- the end -------------------------------------------------------------------------------------------------
+    # --- the end --------------------------------------------------------------------------------------------
 
     def settle(self, within_s: float) -> None:
         """No more faults: everybody works, plans and commits every second.
 
         Raises:
-            Violation: If then, ``within_s`` seconds later, a queue is planned by none or by two of the living.
+            Violation: If then, ``within_s`` seconds later,
+            a queue is planned by none or by two of the living.
         """
         self.faults_left = self.stops_left = self.starts_left = 0
         end_s = self.now_s + within_s
@@ -367,7 +368,7 @@ class GroupModel:
             self.make(Move("work", name))
         self._pass_time(1.0)
 
-    # --- for exploring -------------------------------------------------------------------------------------------
+    # --- for exploring --------------------------------------------------------------------------------------
 
     def clone(self) -> GroupModel:
         """An independent copy."""
@@ -433,7 +434,9 @@ def clone_machine(machine: Membership) -> Membership:
 
 
 def machine_key(machine: Membership, now_s: float) -> object:
-    """All that a machine will do depends on, with moments counted from ``now_s`` and those that are past as one."""
+    """All that a machine will do depends on, with moments counted from
+    ``now_s`` and those that are past as one.
+    """
 
     def since(moment_s: float) -> float:
         return max(moment_s - now_s, -BROKER_LOCK_S)

@@ -183,7 +183,9 @@ def test_a_broker_name_has_a_room_only_if_it_has_two_parts() -> None:
     ],
 )
 def test_a_member_s_room_stands_before_the_slash(client_id: str, room: str) -> None:
-    """B2: in the instance name, the only part of a client id that a user chooses, or at the front of the id."""
+    """B2: in the instance name, the only part of a client id that a user chooses,
+    or at the front of the id.
+    """
     assert room_of_client(client_id) == room
 
 

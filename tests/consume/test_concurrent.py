@@ -1,4 +1,6 @@
-"""Concurrent consumption of one range: deliveries, answers, messages that go back, and how far the offset comes."""
+"""Concurrent consumption of one range: deliveries, answers, messages that go back,
+and how far the offset comes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The window: everything of each range, in order, once, under any behaviour of brokers; and what all ranges share."""
+"""The window: everything of each range, in order, once, under any behaviour of brokers;
+and what all ranges share.
+"""
 
 from __future__ import annotations
 
@@ -259,8 +261,8 @@ def test_a_range_that_was_stopped_is_over_with_what_it_has() -> None:
 class ModelBroker:
     """A queue with a filter that gives fewer messages than asked and scans beyond them, as brokers may.
 
-    Its first offsets may be gone; its replica may lag; now and then it is busy, or loses what it was asked. For
-    so many pulls it is down, or it is a slave itself, which lags for as long.
+    Its first offsets may be gone; its replica may lag; now and then it is busy, or loses what it was asked.
+    For so many pulls it is down, or it is a slave itself, which lags for as long.
     """
 
     def __init__(
@@ -413,7 +415,9 @@ class ModelShell:
 def test_any_broker_gives_exactly_the_messages_of_each_range_in_order_once(
     world: tuple[list[Wanted], list[ModelBroker], random.Random], depth: int, max_bytes: int
 ) -> None:
-    """A4, D1, F4, L3: random batch limits, filters, gaps, masters that are down, slaves in their places, order, troubles."""
+    """A4, D1, F4, L3: random batch limits, filters, gaps, masters that are down, slaves in their places,
+    order, troubles.
+    """
     ranges, brokers, rng = world
     shell = ModelShell(
         FetchWindow(ranges, depth=depth, max_bytes=max_bytes, tell=lambda *_: None), brokers, rng
@@ -436,7 +440,9 @@ def refused(code: int = 16) -> RocketMQError:
 def test_a_failed_range_takes_nothing_from_the_others(
     depth: int, count: int, refusing: int, data: st.DataObject
 ) -> None:
-    """One range is refused at some time; the others are read to their end, and its later answers change nothing."""
+    """One range is refused at some time; the others are read to their end,
+    and its later answers change nothing.
+    """
     refusing %= count
     pulls = FetchWindow(
         [wanted(0, 40, queue_id=index, pull_batch_size=4) for index in range(count)],

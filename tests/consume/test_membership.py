@@ -386,7 +386,9 @@ class TestStop:
 
 class TestOtherModels:
     def test_without_locks_allocation_is_enough(self) -> None:
-        """E1, B1: a concurrent consumer; two may have a queue during a rebalance, which is RocketMQ's rule."""
+        """E1, B1: a concurrent consumer; two may have a queue during a rebalance,
+        which is RocketMQ's rule.
+        """
         driver = Driver(needs_locks=False)
 
         assert kinds(driver.work()) == [Heartbeat, AskMembers]
@@ -410,7 +412,9 @@ class TestOtherModels:
     def test_without_locks_a_queue_that_another_has_claimed_is_left_to_it_until_the_next_rebalance(
         self,
     ) -> None:
-        """B1, C5: both may think it theirs while their lists differ; taking it back at once would take it from both."""
+        """B1, C5: both may think it theirs while their lists differ;
+        taking it back at once would take it from both.
+        """
         driver = Driver(needs_locks=False)
         driver.work()
         (queue, *others), term = QUEUES, driver.machine.plannable(driver.now_s)[QUEUES[0]]
@@ -426,7 +430,9 @@ class TestOtherModels:
         assert driver.machine.plannable(driver.now_s)[queue] > term, "it must be claimed again"
 
     def test_without_locks_a_queue_is_anothers_as_soon_as_it_is_allocated_to_it(self) -> None:
-        """B1, B5: the plan that holds it may still be run, but what it commits is refused once the other has claimed."""
+        """B1, B5: the plan that holds it may still be run,
+        but what it commits is refused once the other has claimed.
+        """
         driver = Driver(needs_locks=False)
         driver.work()
         terms = driver.machine.begin_plan(driver.now_s)
@@ -443,7 +449,9 @@ class TestOtherModels:
         assert set(driver.machine.locked_at_s()) == share
 
     def test_broadcasting_takes_every_queue_whoever_else_is_there(self) -> None:
-        """B3, D9: no locks; heartbeats go on, so that the group can be seen, and members that differ be told."""
+        """B3, D9: no locks; heartbeats go on, so that the group can be seen,
+        and members that differ be told.
+        """
         driver = Driver(needs_locks=False, is_broadcast=True)
 
         assert kinds(driver.work()) == [Heartbeat, AskMembers]
@@ -585,7 +593,9 @@ def test_a_queue_whose_lock_was_lost_is_to_be_given_up_until_it_is_back(driver: 
 
 
 def test_a_share_that_cannot_be_computed_leaves_the_queues_as_they_are() -> None:
-    """B2: a strategy of the user's own may fail; locks are renewed meanwhile, and the next look asks it again."""
+    """B2: a strategy of the user's own may fail; locks are renewed meanwhile,
+    and the next look asks it again.
+    """
     shares = Shares()
     driver = Driver(allocate=shares)
     driver.work()
@@ -618,7 +628,9 @@ def test_a_topic_whose_share_cannot_be_computed_does_not_hold_up_the_others() ->
 
 
 def test_a_member_that_is_listed_twice_counts_twice() -> None:
-    """B1: brokers list a member once per connection, and Java's members count it so: another share would be taken for ours."""
+    """B1: brokers list a member once per connection, and Java's members count it so:
+    another share would be taken for ours.
+    """
     driver = Driver(allocate=Averagely().allocate)
     driver.members = [OTHER, ME, ME, "you"]
     driver.work()

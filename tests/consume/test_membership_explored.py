@@ -18,7 +18,9 @@ _SETTLES_WITHIN_S = BROKER_LOCK_S + TIMING.rebalance_s + 10
 _SETTLES_IN_GOOD_ORDER_S = 5
 """When nobody crashed, slept, or lost a call: batch over, unlock, second look, lock."""
 _SETTLES_WITHOUT_LOCKS_S = TIMING.rebalance_s + 5
-"""Whose queue was claimed by a member that left again at once takes it back then; there is no lock to wait for."""
+"""Whose queue was claimed by a member that left again at once takes it back then;
+there is no lock to wait for.
+"""
 _SHARE = float(os.environ.get("EXPLORE_SHARE", "1"))
 """More than 1 explores more: ``EXPLORE_SHARE=20 pytest tests/consume/test_membership_explored.py -s``."""
 
@@ -55,7 +57,9 @@ def first_has_all(model: GroupModel) -> None:
 
 
 def one_is_leaving(model: GroupModel) -> None:
-    """As before, and the second has come and was seen: the first is to give queues up when its batch is over."""
+    """As before, and the second has come and was seen:
+    the first is to give queues up when its batch is over.
+    """
     first_has_all(model)
     model.make(Move("work", "b"))
     model.make(Move("wait", amount=1.0))

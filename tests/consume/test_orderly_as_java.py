@@ -50,7 +50,9 @@ ANSWERS = {"throws": RAISES, "null": None}
 
 @dataclass
 class ReplayedQueue:
-    """A queue as planner, state and dead-letter topic see it: where the next run begins and with what it begins."""
+    """A queue as planner, state and dead-letter topic see it:
+    where the next run begins and with what it begins.
+    """
 
     settings: OrderlySettings
     length: int
@@ -136,7 +138,9 @@ def test_java_made_the_same_deliveries_and_dead_letters(scenario: dict[str, Any]
 
 
 class JavaProcessQueue:
-    """``ProcessQueue`` and ``processConsumeResult`` word for word: two maps of messages, a count for each message."""
+    """``ProcessQueue`` and ``processConsumeResult`` word for word: two maps of messages,
+    a count for each message.
+    """
 
     def __init__(self, length: int, max_reconsume_times: int) -> None:
         self.waiting = dict.fromkeys(range(length), 0)
@@ -198,7 +202,9 @@ _ANSWERS = st.tuples(
     st.integers(1, 6),
     st.integers(0, 2**25),
 )
-"""What the listener answers, autoCommit, messages there are for the batch, and which dead letters a broker stores."""
+"""What the listener answers, autoCommit, messages there are for the batch,
+and which dead letters a broker stores.
+"""
 
 
 @given(
@@ -210,7 +216,8 @@ _ANSWERS = st.tuples(
 def test_any_sequence_of_answers_delivers_and_commits_as_javas_process_queue(
     length: int, most: int, answers: list[Any], slices: set[int]
 ) -> None:
-    """D1-D7: whatever a run ends by, the next one begins as a Java consumer does that is started again, but with each
+    """D1-D7: whatever a run ends by, the next one begins as a Java consumer does that is started again,
+    but with each
     message's count."""
     java = JavaProcessQueue(length, most)
     ours = ReplayedQueue(OrderlySettings(consume_message_batch_max_size=6, max_reconsume_times=most), length)

@@ -175,7 +175,9 @@ def test_with_more_queues_than_the_limit_every_queue_gets_one_offset() -> None:
 
 
 def test_a_listener_that_committed_nothing_gets_twice_as_much() -> None:
-    """D4: without autoCommit the messages after which the listener commits must come into reach, whatever the shares are."""
+    """D4: without autoCommit the messages after which the listener commits must come into reach,
+    whatever the shares are.
+    """
     limits = ReadLimits(max_offsets_per_trigger=20)
 
     made = plan(

@@ -124,7 +124,9 @@ _EVENTS = st.lists(
 def test_each_claim_goes_on_where_the_last_one_to_move_the_group_has_left_it(
     events: list[tuple[str, int, bool]],
 ) -> None:
-    """B5, F5: Spark members whose last word may be lost on its way, Java members, and operators at the broker."""
+    """B5, F5: Spark members whose last word may be lost on its way, Java members,
+    and operators at the broker.
+    """
     stored, shown = 0, seen((), 0)
     at_broker = truth = 0
     for who, offset, arrives in [*events, ("spark", 0, True)]:

@@ -1,4 +1,6 @@
-"""Short ranges share tasks, no task lasts longer for it than the longest range, and no more tasks are made than can run."""
+"""Short ranges share tasks, no task lasts longer for it than the longest range,
+and no more tasks are made than can run.
+"""
 
 from __future__ import annotations
 
@@ -50,13 +52,17 @@ def test_ranges_share_a_task_as_long_as_none_lasts_longer_for_it(
 def test_there_are_no_more_tasks_than_can_run_at_the_same_time(
     ranges: list[Expected], slots: int, tasks: list[list[int]]
 ) -> None:
-    """D3: a task that waited for a core could not be gone on with, and kept others from going on with theirs."""
+    """D3: a task that waited for a core could not be gone on with,
+    and kept others from going on with theirs.
+    """
     assert shared_tasks(ranges, slots) == tasks
 
 
 @given(RANGES)
 def test_each_range_is_in_one_task_and_no_task_is_too_long(ranges: list[Expected]) -> None:
-    """D1: each range in one task, and the micro-batch as long as with a task for each, give or take a quarter."""
+    """D1: each range in one task, and the micro-batch as long as with a task for each,
+    give or take a quarter.
+    """
     tasks = shared_tasks(ranges)
     longest_ms = max([WORTH_A_TASK_MS, *(1.25 * each.ms for each in ranges if each.ms < inf)])
 
@@ -97,7 +103,9 @@ def test_what_a_range_takes_is_reading_and_the_listener() -> None:
     ],
 )
 def test_what_a_task_does_soon_is_read_at_once(ranges: list[Expected], together: list[list[int]]) -> None:
-    """D1: not what a slow listener would have begun long before it comes to it, nor more messages than fit into memory."""
+    """D1: not what a slow listener would have begun long before it comes to it,
+    nor more messages than fit into memory.
+    """
     assert [list(each) for each in read_together(ranges)] == together
 
 

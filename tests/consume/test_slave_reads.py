@@ -75,7 +75,9 @@ def test_an_end_by_time_is_shown_by_a_message_as_late_in_any_queue_of_the_broker
 def test_what_is_not_in_doubt_is_whole(
     log: list[int], copied: int, dropped: int, start: int, end: int
 ) -> None:
-    """L3: whatever window of the log the slave has, a read between two times that it allows misses nothing of it."""
+    """L3: whatever window of the log the slave has,
+    a read between two times that it allows misses nothing of it.
+    """
     high = min(copied, len(log))
     low = min(dropped, high)
     bounds = {A0: QueueBounds(low, high, log[high - 1] if high > low else 0)}

@@ -49,7 +49,9 @@ def lengths(
 def test_ranges_are_split_as_in_spark_s_kafka_source(
     counts: tuple[int, ...], min_partitions: int | None, max_records: int | None, parts: list[list[int]]
 ) -> None:
-    """N to N, empty ranges ignored, 1 to N, N skewed to M, very skewed, inexact multiple, small beside large."""
+    """N to N, empty ranges ignored, 1 to N, N skewed to M, very skewed, inexact multiple,
+    small beside large.
+    """
     assert lengths(counts, min_partitions, max_records) == parts
 
 

@@ -1,4 +1,6 @@
-"""Whose turn it is among a task's queues: each rule, and whole tasks whose listener calls last as long as they like."""
+"""Whose turn it is among a task's queues: each rule,
+and whole tasks whose listener calls last as long as they like.
+"""
 
 from __future__ import annotations
 
@@ -205,7 +207,9 @@ def test_a_suspended_queue_is_delivered_again_while_other_tasks_of_the_batch_are
 
 @dataclass
 class _Queue:
-    """Of the world: the calls to come, each with what it takes and how long its queue is suspended for it, if it is."""
+    """Of the world: the calls to come, each with what it takes and how long
+    its queue is suspended for it, if it is.
+    """
 
     name: str
     reading_s: float
@@ -225,7 +229,9 @@ class _Worker:
 
 
 class World:
-    """A task with as many workers as it may want, whose calls last what is drawn; time passes from event to event."""
+    """A task with as many workers as it may want, whose calls last what is drawn;
+    time passes from event to event.
+    """
 
     def __init__(self, draw: random.Random) -> None:
         self.now_s = 0.0
@@ -328,7 +334,9 @@ class World:
 @settings(max_examples=_EXAMPLES, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_whatever_calls_last_every_queue_has_its_turns(seed: int) -> None:
-    """D1, D3: one worker for a queue, none begins early, none waits long where a worker is free, and the task ends."""
+    """D1, D3: one worker for a queue, none begins early, none waits long where a worker is free,
+    and the task ends.
+    """
     world = World(random.Random(seed))
     world.run()
 

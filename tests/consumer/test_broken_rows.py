@@ -1,4 +1,6 @@
-"""A row that breaks the output schema is nobody's message's fault: it ends the query, whatever the listener is."""
+"""A row that breaks the output schema is nobody's message's fault: it ends the query,
+whatever the listener is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The order of a micro-batch on the driver, with the Spark job, the sink and the store played by one recorder."""
+"""The order of a micro-batch on the driver, with the Spark job,
+the sink and the store played by one recorder.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +135,10 @@ class Batch:
 
 
 def test_data_come_before_offsets_and_listeners_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """H1: killed in between, the batch runs again and the sink drops what it has. D11: figures go with the offsets."""
+    """H1: killed in between, the batch runs again and the sink drops what it has.
+
+    D11: figures go with the offsets.
+    """
     batch = Batch(monkeypatch, ACK)
 
     batch.commit_it()
@@ -310,7 +315,9 @@ def test_a_sink_that_fails_leaves_the_offsets_alone(monkeypatch: pytest.MonkeyPa
 def test_a_batch_whose_rows_another_consumer_wrote_is_dropped_and_the_query_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """C5, H5: a former owner held up before its commit must not end the query of the owner, nor the other way round."""
+    """C5, H5: a former owner held up before its commit must not end the query of the owner,
+    nor the other way round.
+    """
     batch = Batch(monkeypatch, ACK)
     batch.sink_error = SinkMoved("another consumer wrote these rows")
 

@@ -194,7 +194,9 @@ def test_a_range_without_messages_is_acknowledged() -> None:
 def test_a_failed_message_is_sent_back_and_passed(
     answer: object, problem: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """E2, E3: whatever failing looks like; its rows are dropped, and the broker decides when it comes again."""
+    """E2, E3: whatever failing looks like; its rows are dropped,
+    and the broker decides when it comes again.
+    """
     broker = Broker()
 
     def status_of(message: MessageExt) -> object:
@@ -421,7 +423,7 @@ def test_a_listener_that_ends_its_process_costs_a_try_of_its_task(fatal: BaseExc
         run_of(listener).consume()
 
 
-# --- with real threads and a real loop ---------------------------------------------------------------------------
+# --- with real threads and a real loop ----------------------------------------------------------------------
 
 
 class Meeting:
@@ -501,7 +503,9 @@ def test_failures_and_send_backs_of_many_calls_at_once_lose_nothing(
 
 
 class OneHangs:
-    """Of workers' calls all but one have ended, in their threads or on the loop; then time passes as it is waited for."""
+    """Of workers' calls all but one have ended, in their threads or on the loop;
+    then time passes as it is waited for.
+    """
 
     def __init__(self, workers: ListenerWorkers, clock: FakeClock, calls: int) -> None:
         self._workers = workers

@@ -1,4 +1,6 @@
-"""The driver's side of giving queues up: commits ahead of a batch's end, one at a time, and the look at the store."""
+"""The driver's side of giving queues up: commits ahead of a batch's end, one at a time,
+and the look at the store.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,9 @@ BOUND_BYTES = 130 << 20
 
 
 class Many:
-    """A listener that yields ``count`` rows for each message, and fails after those of offset ``fails_at``."""
+    """A listener that yields ``count`` rows for each message,
+    and fails after those of offset ``fails_at``.
+    """
 
     def __init__(self, count: int, fails_at: int = -1) -> None:
         self._count = count

@@ -212,7 +212,9 @@ def test_a_message_that_took_anothers_place_is_refused(gather: Gather) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
 def test_ranges_that_share_a_task_arrive_one_after_the_other(size: int) -> None:
-    """D1: coalesced partitions follow each other; a batch may hold the end of one and the beginning of the next."""
+    """D1: coalesced partitions follow each other; a batch may hold the
+    end of one and the beginning of the next.
+    """
     planned = [
         QueueRange(queue=QUEUE, start=0, end=3, epoch=1),
         QueueRange(queue=OTHER_QUEUE, start=7, end=7, epoch=4),
@@ -278,7 +280,7 @@ def test_messages_made_when_they_are_delivered_are_those_that_arrived(sizes: Seq
         messages[count]
 
 
-# ------------------------------------------------------------------------------------------ what is not committed
+# ------------------------------------------------------------------------------------------ what is not commi
 
 TAGS = MapType(StringType(), ArrayType(StringType()))
 OUTPUT = StructType().add("name", "string").add("size", "integer").add("tags", TAGS)
@@ -386,7 +388,9 @@ def test_what_was_consumed_without_a_commit_is_consumed_again(engine: Callable[.
 def test_a_range_that_does_not_go_on_from_there_is_delivered_whole(
     engine: Callable[..., Any], start: int, epoch: int
 ) -> None:
-    """D4, F5: after a reset, a claim or a replay everything is delivered again, from where the plan begins."""
+    """D4, F5: after a reset, a claim or a replay everything is delivered again,
+    from where the plan begins.
+    """
     consumption = engine(commit_every_tenth)
     consumption.consume(100, 115)
 

@@ -1,7 +1,8 @@
-"""Orderly runs, range after range, against a small model of RocketMQ's rules: everything that can vary is drawn.
+"""Orderly runs, range after range, against a small model of RocketMQ's rules:
+everything that can vary is drawn.
 
-A step is one delivery. ``ORDERLY_STEPS`` asks for more of them than the default, ``ORDERLY_SEED`` for those of an
-earlier run; a failure names its seed.
+A step is one delivery. ``ORDERLY_STEPS`` asks for more of them than the default,
+``ORDERLY_SEED`` for those of an earlier run; a failure names its seed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ OUTPUT = OutputColumns.of(StructType().add("step", "long"))
 
 
 class Reference:
-    """RocketMQ's orderly rules for one queue: ``ProcessQueue`` and ``processConsumeResult``, and rows beside them."""
+    """RocketMQ's orderly rules for one queue: ``ProcessQueue`` and ``processConsumeResult``,
+    and rows beside them.
+    """
 
     def __init__(self, offsets: Sequence[int], most: int) -> None:
         self.waiting, self.consuming, self.most = dict.fromkeys(offsets, 0), dict[int, int](), most

@@ -374,7 +374,9 @@ def test_without_auto_commit_rows_wait_for_the_commit() -> None:
 
 
 def test_a_range_that_ends_without_a_commit_leaves_nothing_behind() -> None:
-    """D4: the next one begins at the committed offset and delivers everything again; each row reaches the sink once."""
+    """D4: the next one begins at the committed offset and delivers everything again;
+    each row reaches the sink once.
+    """
     seen: list[int] = []
 
     def commit_at_19(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
@@ -550,7 +552,9 @@ def test_a_queue_whose_range_ended_early_is_not_taken_for_one_that_waits_for_mes
 def test_a_listener_that_has_had_as_much_as_fits_and_commits_nothing_is_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """D4, D13: it will never get more; tried again after the longest pause, for its COMMIT may hang on something else."""
+    """D4, D13: it will never get more; tried again after the longest pause,
+    for its COMMIT may hang on something else.
+    """
     run = run_of(without_auto_commit(lambda _: SUCCESS), ended=EndReason.FULL)
     with caplog.at_level(logging.ERROR):
         run.consume()
@@ -634,7 +638,9 @@ def test_an_ack_survives_the_way_to_the_driver(suspended_until_s: float | None) 
 
 
 def test_a_range_cut_short_before_its_first_message_may_be_planned_again_at_once() -> None:
-    """B6: its broker was away; the planner must not take it for a queue whose listener waits for more messages."""
+    """B6: its broker was away; the planner must not take it for a
+    queue whose listener waits for more messages.
+    """
     run = run_of(lambda m, c: SUCCESS, offsets=[], planned=QueueRange(queue=QUEUE, start=10, end=10, epoch=3))
 
     assert run.consume() == []

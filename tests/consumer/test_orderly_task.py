@@ -1,4 +1,6 @@
-"""The ranges of one task: slow queues, suspended ones, ranges that are not read yet; with threads, but without Spark."""
+"""The ranges of one task: slow queues, suspended ones, ranges that are not read yet; with threads,
+but without Spark.
+"""
 
 from __future__ import annotations
 

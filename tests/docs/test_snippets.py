@@ -1,7 +1,8 @@
-"""What the pages show is run: Python and SQL with a session, commands of jobs in this process, all on the simulator.
+"""What the pages show is run: Python and SQL with a session, commands of jobs in this process,
+all on the simulator.
 
-A page's blocks run in its order and share their names, as for a reader. What a page takes for granted (a DataFrame of the reader's, a
-database) is in ``GIVEN``; an address and a folder are the test's own.
+A page's blocks run in its order and share their names, as for a reader. What a page takes for granted (a
+DataFrame of the reader's, a database) is in ``GIVEN``; an address and a folder are the test's own.
 """
 
 from __future__ import annotations
@@ -276,7 +277,9 @@ def to_its_end(page: str, words: list[str]) -> list[str]:
     "page", ["README.md", "docs/how-to/replay.md", "docs/how-to/decoding.md", "docs/how-to/writing.md"]
 )
 def test_jobs_of_a_page_run(page: str, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the listener that the page shows, saved as it says; to their end, not until somebody stops them."""
+    """With the listener that the page shows, saved as it says; to their end,
+    not until somebody stops them.
+    """
     monkeypatch.setattr(sys, "path", [str(shop.folder), *sys.path])
     with_events(shop)
     python = [block.text for block in blocks("python") if block.page == page]

@@ -26,7 +26,9 @@ _EACH = 40
 
 
 class DyingAccounts(AccountsInDatabase):
-    """Kills its worker (-9, as far as anybody can tell) once, after the database has the payments and nobody knows."""
+    """Kills its worker (-9, as far as anybody can tell) once,
+    after the database has the payments and nobody knows.
+    """
 
     def __init__(self, path: str, marker: str) -> None:
         super().__init__(path)

@@ -202,7 +202,9 @@ def test_a_worker_python_without_the_package_is_found_before_the_query_starts(
 def test_a_worker_python_without_the_package_is_found_by_register(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the virtual environment is not activated: who reads without a consumer calls nothing else of ours."""
+    """As where the virtual environment is not activated:
+    who reads without a consumer calls nothing else of ours.
+    """
     bare = bare_python(tmp_path, monkeypatch)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", bare)
 

@@ -42,7 +42,9 @@ def emit_step(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) ->
 
 
 class Broadcast:
-    """Queries of one broadcasting group on one topic; each instance has a sink of its own, all one folder of offsets."""
+    """Queries of one broadcasting group on one topic; each instance has a sink of its own,
+    all one folder of offsets.
+    """
 
     def __init__(self, spark: SparkSession, cluster: ClusterUnderTest, folder: Path, topic: str) -> None:
         self.spark = spark

@@ -1,4 +1,6 @@
-"""A concurrent listener as a streaming query: from brokers to a table, through the retry topic, to the dead letters."""
+"""A concurrent listener as a streaming query: from brokers to a table, through the retry topic,
+to the dead letters.
+"""
 
 from __future__ import annotations
 
@@ -174,7 +176,9 @@ class Counting:
 
 @pytest.mark.parametrize("listener", [emit_key, f"{__name__}:OnLoop"], ids=["threads", "loop"])
 def test_every_message_reaches_the_table_once(consumption: Consumption, listener: object) -> None:
-    """D10, E1, E6, F1, H1: many calls at a time, with hooks around them; the offsets are those of all messages."""
+    """D10, E1, E6, F1, H1: many calls at a time, with hooks around them;
+    the offsets are those of all messages.
+    """
     keys = [f"key-{number}" for number in range(200)]
     consumption.produce(keys)
     seen = consumption.folder / "seen"
@@ -218,8 +222,8 @@ def test_the_brokers_may_keep_the_offsets(consumption: Consumption, tmp_path: Pa
 
 
 def test_what_fails_comes_again_until_it_passes_or_is_a_dead_letter(consumption: Consumption) -> None:
-    """E3, E8: by the query's own subscription to the retry topic, under the topic it was sent to, each time with one
-    attempt more; after max_reconsume_times in %DLQ%.
+    """E3, E8: by the query's own subscription to the retry topic, under the topic it was sent to,
+    each time with one attempt more; after max_reconsume_times in %DLQ%.
     """
     consumption.produce(["later-1", "key-1", "later-2", "later-99", "key-2"])
     wanted = {("key-1", 0), ("key-2", 0), ("later-1", 1), ("later-2", 2)}

@@ -20,7 +20,9 @@ TIMEOUT_S = 800
 def test_source_and_sink_work_through_spark_connect_and_the_rest_is_refused_in_a_sentence(
     cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
-    """H3, G6: batch, stream and SQL; by_sharding_key without the number of cores, which Connect does not tell."""
+    """H3, G6: batch, stream and SQL; by_sharding_key without the number of cores,
+    which Connect does not tell.
+    """
     source, target = (cluster.create_topic(queues=2, brokers=["broker-a"]) for _ in range(2))
     produce_orders(cluster.name_servers, source, 10)
     count = 10 * len(STEPS)

@@ -52,7 +52,9 @@ def stored(consumption: Consumption, topic: str) -> list[Row]:
 def test_a_message_that_always_fails_becomes_a_dead_letter_and_its_queue_goes_on(
     consumption: Consumption,
 ) -> None:
-    """D6: delivered maxReconsumeTimes + 1 times, then kept with its history; nothing else is touched by it."""
+    """D6: delivered maxReconsumeTimes + 1 times, then kept with its history;
+    nothing else is touched by it.
+    """
     expected = dict(produce_orders(consumption.cluster.name_servers, consumption.topic, 10))
     log = DeliveryLog(consumption.folder / "deliveries")
 
@@ -85,7 +87,9 @@ def test_a_message_that_always_fails_becomes_a_dead_letter_and_its_queue_goes_on
 def test_a_row_that_breaks_the_output_schema_ends_the_query_and_makes_no_dead_letter(
     consumption: Consumption,
 ) -> None:
-    """D5: what was acknowledged before stays, nothing is counted, and a corrected listener gets all the rest."""
+    """D5: what was acknowledged before stays, nothing is counted,
+    and a corrected listener gets all the rest.
+    """
     expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 20)
 
     def misspell(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
@@ -110,7 +114,9 @@ def test_a_row_that_breaks_the_output_schema_ends_the_query_and_makes_no_dead_le
 
 @pytest.mark.parametrize("engine", ["direct"])
 def test_a_dead_letter_is_the_one_java_s_consumer_leaves(consumption: Consumption) -> None:
-    """D6: with the same properties, MIN_OFFSET and MAX_OFFSET among them, which a consumer adds to what it has pulled."""
+    """D6: with the same properties, MIN_OFFSET and MAX_OFFSET among them,
+    which a consumer adds to what it has pulled.
+    """
     (letter,) = next(
         scenario
         for scenario in golden("orderly_trace.json")["scenarios"]

@@ -18,7 +18,8 @@ from tests.helpers.orders import Orders, check_sink, produce_orders
 Test = TypeVar("Test", bound=Callable[..., None])
 
 KILLS_PER_POINT = int(os.environ.get("KILLS_PER_POINT", "0"))
-"""How often each consumer is killed at each point before it may finish; `make kill-test` takes 3, on either backend.
+"""How often each consumer is killed at each point before it may finish; `make kill-test` takes 3,
+on either backend.
 
 0: at each point some consumer is killed, and each consumer at two.
 """
@@ -44,8 +45,8 @@ def test_every_message_is_in_the_sink_after_kills_at_every_step_of_a_batch(
 ) -> None:
     """H1, H2, E3, E6: killed (-9) and restarted; the listener fails differently each time.
 
-    Orderly, by either engine: each message once and in order. Concurrently: each position once; what a killed run
-    sent back, and its next run did not, comes once more from the retry topic.
+    Orderly, by either engine: each message once and in order. Concurrently: each position once;
+    what a killed run sent back, and its next run did not, comes once more from the retry topic.
     """
     topic = cluster.create_topic(queues=4)
     expected = produce_orders(cluster.name_servers, topic, 200)

@@ -128,7 +128,9 @@ class Tracing:
 def test_every_form_of_a_listener_fills_the_sink(
     consumption: Consumption, form: Callable[[str], Any]
 ) -> None:
-    """D1, D2: in order, each row once; one that is opened is opened once in each worker process, not in each batch."""
+    """D1, D2: in order, each row once; one that is opened is opened once in each worker process,
+    not in each batch.
+    """
     opened = consumption.folder / "opened"
     opened.mkdir()
     expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 30)
@@ -163,7 +165,9 @@ def test_hooks_are_called_on_the_workers_and_change_nothing(consumption: Consump
 def test_a_listener_that_ends_its_worker_costs_a_retry_of_its_task(
     cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
-    """D1, D5, H1: by os._exit, SystemExit, KeyboardInterrupt and SIGKILL, with either engine; no message is lost or passed."""
+    """D1, D5, H1: by os._exit, SystemExit, KeyboardInterrupt and SIGKILL, with either engine;
+    no message is lost or passed.
+    """
     topic = cluster.create_topic(queues=2)
     expected = produce_orders(cluster.name_servers, topic, 60)
     engines = ("state", "direct")

@@ -84,7 +84,9 @@ def drained(consumer: PushConsumer, spark: SparkSession, folder: Path) -> list[R
 def test_bad_records_are_rows_of_their_own_and_stop_no_queue(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
-    """H1, F1: eight messages, eight rows, each once; what is no such JSON keeps its body, and the query goes on."""
+    """H1, F1: eight messages, eight rows, each once; what is no such JSON keeps its body,
+    and the query goes on.
+    """
     topic = topic_of(cluster, BODIES)
     consumer = consumer_of(cluster.name_servers, cluster.unique_name("group"), topic, tmp_path)
     consumer.register_message_table(

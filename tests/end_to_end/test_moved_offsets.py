@@ -64,7 +64,9 @@ def drain(
 def test_a_plan_left_behind_does_not_bring_the_sink_past_a_reset(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
-    """H1, F5: Spark runs its logged plan again after a restart, although an operator has moved the group since."""
+    """H1, F5: Spark runs its logged plan again after a restart,
+    although an operator has moved the group since.
+    """
     topic = cluster.create_topic(queues=1, brokers=["broker-a"])
     produce_orders(cluster.name_servers, topic, 10)
     with pytest.raises(StreamingQueryException, match="the driver died here"):

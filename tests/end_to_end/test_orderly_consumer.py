@@ -50,7 +50,8 @@ SUCCESS = ConsumeOrderlyStatus.SUCCESS
 SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 TIMEOUT_S = 240
 INSTANCE_NAME = "tests"
-"""Of all queries of a group, one after the other: as long as the process that planned the last one has not left, a member of
+"""Of all queries of a group, one after the other:
+as long as the process that planned the last one has not left, a member of
 another name would have half of the queues, and end when it has drained them."""
 
 
@@ -112,7 +113,9 @@ class Consumption:
         assert query.awaitTermination(TIMEOUT_S), "the query did not drain"
 
     def await_departure(self) -> None:
-        """Wait until no broker lists a member of the group: who planned the last query leaves a moment after it."""
+        """Wait until no broker lists a member of the group:
+        who planned the last query leaves a moment after it.
+        """
 
         def is_listed(address: str) -> bool:
             with suppress(BrokerError):
@@ -151,7 +154,9 @@ def consumption(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path, 
 def test_ordered_messages_reach_the_table_once_and_in_order(
     consumption: Consumption, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D1, D2, F1, A4, B5: the whole path from a broker to a Delta table, and how far behind it is on the way."""
+    """D1, D2, F1, A4, B5: the whole path from a broker to a Delta table,
+    and how far behind it is on the way.
+    """
     # A broker that is only late tells the time of a message as well.
     monkeypatch.setattr("pyspark_rocketmq.monitoring.query_monitor._TIMEOUT_S", PATIENCE_S)
     expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 100)
@@ -295,7 +300,9 @@ def test_a_suspended_queue_holds_nothing_but_itself_up(consumption: Consumption)
 
 
 def test_a_failing_batch_comes_again_as_a_whole(consumption: Consumption) -> None:
-    """D2: up to consumeMessageBatchMaxSize messages a call; one that fails takes its whole batch back with it."""
+    """D2: up to consumeMessageBatchMaxSize messages a call;
+    one that fails takes its whole batch back with it.
+    """
     expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 60)
     log = DeliveryLog(consumption.folder / "deliveries")
 
@@ -364,7 +371,9 @@ def test_a_listener_that_commits_itself_loses_and_doubles_nothing(consumption: C
 def test_what_a_listener_collects_in_memory_is_written_before_it_is_committed(
     consumption: Consumption, tmp_path: Path
 ) -> None:
-    """D4, H1: although each micro-batch runs in other worker processes; the listener is that of docs/listeners.md."""
+    """D4, H1: although each micro-batch runs in other worker processes;
+    the listener is that of docs/listeners.md.
+    """
     produce_orders(consumption.cluster.name_servers, consumption.topic, 40)
     written, pids = tmp_path / "written", tmp_path / "pids"
     pids.mkdir()
@@ -416,7 +425,11 @@ def test_what_a_listener_collects_in_memory_is_written_before_it_is_committed(
 def test_a_checkpoint_whose_state_an_earlier_release_has_written_is_gone_on_with(
     consumption: Consumption, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """D4, H9: it held pickled rows there. Whoever may write a checkpoint could have put anything into it; none of it runs."""
+    """D4, H9: it held pickled rows there.
+
+    Whoever may write a checkpoint could have put anything into it;
+    none of it runs.
+    """
     expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 20)
     with monkeypatch.context() as earlier:
         earlier.setattr(
@@ -474,7 +487,9 @@ def test_a_tag_subscription_reads_its_tags_and_acknowledges_everything(consumpti
 
 @SIM_ONLY
 def test_a_lost_checkpoint_loses_and_doubles_nothing(consumption: Consumption) -> None:
-    """H2: the query continues from the offset store, by another member's name, as without ``instance_name``."""
+    """H2: the query continues from the offset store, by another member's name,
+    as without ``instance_name``.
+    """
     expected = dict(produce_orders(consumption.cluster.name_servers, consumption.topic, 50))
     consumption.drain(instance_name=None)
     expected |= produce_orders(consumption.cluster.name_servers, consumption.topic, 50, first=50)

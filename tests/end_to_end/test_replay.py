@@ -71,7 +71,9 @@ def only_first(topic: str, count: int) -> dict[str, str]:
 def test_a_table_gets_every_message_once_although_ranges_overlap(
     spark: SparkSession, cluster: ClusterUnderTest, topic: str, tmp_path: Path
 ) -> None:
-    """H3: split over tasks; the second run adds what the first one has not, and no group's offset is there to be touched."""
+    """H3: split over tasks; the second run adds what the first one has not,
+    and no group's offset is there to be touched.
+    """
     path = str(tmp_path / "table")
     told: list[tuple[int, int]] = []
     first = Replay(spark, options_of(cluster, topic, minPartitions="6", **only_first(topic, 20)))
@@ -135,7 +137,9 @@ def test_a_run_that_ends_between_sending_and_recording_is_taken_up_and_nothing_c
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """H3: the target tells what is stored of the step; where a step itself is cut short, see tests/both/test_resend_ranges.py."""
+    """H3: the target tells what is stored of the step; where a step itself is cut short,
+    see tests/both/test_resend_ranges.py.
+    """
     copy = cluster.create_topic(queues=2, brokers=["broker-a"])
     record = str(tmp_path / "record")
     options = options_of(cluster, topic)

@@ -43,11 +43,12 @@ LEFT = {
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_secrets_are_in_no_log_plan_checkpoint_table_or_error(tmp_path: Path) -> None:
-    """A5 ★: batches, streams, consumers and jobs read and write a secured topic; everything they left is searched.
+    """A5 ★: batches, streams, consumers and jobs read and write a secured topic;
+    everything they left is searched.
 
-    Searched are output and logs of driver, workers and JVM (INFO), plans in every form, progress, the event log,
-    checkpoints, tables, a database, error texts, what the command line says of settings typed nearly right, and the reprs
-    of options, readers, writers, partitions, consumers, sinks and stores.
+    Searched are output and logs of driver, workers and JVM (INFO), plans in every form, progress, the event
+    log, checkpoints, tables, a database, error texts, what the command line says of settings typed nearly
+    right, and the reprs of options, readers, writers, partitions, consumers, sinks and stores.
     """
     with secured_sim(tmp_path) as cluster:
         with Producer(cluster.name_servers, "P", settings=cluster.settings, send_timeout_s=60.0) as producer:

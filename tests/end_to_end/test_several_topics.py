@@ -45,7 +45,9 @@ def tell_topics(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) 
 def test_topics_of_one_consumer_and_what_comes_back_reach_one_table(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
-    """A3, E3, H6: rows have the position in the retry queue, and the listener saw the topic of the first send."""
+    """A3, E3, H6: rows have the position in the retry queue,
+    and the listener saw the topic of the first send.
+    """
     orders, payments = cluster.create_topic(queues=1), cluster.create_topic(queues=2)
     group = cluster.unique_name("group")
     at, retry = cluster.broker_addresses[_ON], MessageQueue(retry_topic(group), _ON, 0)

@@ -64,7 +64,9 @@ def steps_by_order(rows: list[Row]) -> dict[str, list[int]]:
 
 
 def test_a_row_becomes_a_message_with_all_its_columns(spark: SparkSession, cluster: ClusterUnderTest) -> None:
-    """G1, G2 ★: keys, tags and properties in any script; each message has a UNIQ_KEY of its own; Java's queue."""
+    """G1, G2 ★: keys, tags and properties in any script; each message has a UNIQ_KEY of its own;
+    Java's queue.
+    """
     topic = cluster.create_topic(queues=4)
     columns = "topic string, body binary, keys string, tags string, shardingKey string, properties map<string,string>"
     rows = [
@@ -100,7 +102,9 @@ def test_a_row_becomes_a_message_with_all_its_columns(spark: SparkSession, clust
 def test_rows_of_a_key_keep_the_order_of_the_data_frame(
     spark: SparkSession, cluster: ClusterUnderTest
 ) -> None:
-    """G1, G6 ★: several tasks, small batches; by_sharding_key brings the rows of a key into one task, in their order."""
+    """G1, G6 ★: several tasks, small batches; by_sharding_key brings the rows of a key into one task,
+    in their order.
+    """
     topic = cluster.create_topic(queues=2)
     rows = steps(spark, orders=50, each=60, partitions=5)
 
@@ -132,7 +136,9 @@ def test_a_key_in_two_tasks_is_told_of(spark: SparkSession, cluster: ClusterUnde
 def test_a_row_that_is_no_message_fails_the_write_with_its_keys(
     spark: SparkSession, cluster: ClusterUnderTest
 ) -> None:
-    """G2: which row it was is in the error that the driver gets; columns and options are looked at before any task."""
+    """G2: which row it was is in the error that the driver gets;
+    columns and options are looked at before any task.
+    """
     topic = cluster.create_topic(queues=1)
     rows = spark.createDataFrame([("a", "k1"), (None, "k2")], "body string, keys string").coalesce(1)
 
@@ -146,7 +152,9 @@ def test_a_row_that_is_no_message_fails_the_write_with_its_keys(
 def test_messages_are_appended_and_no_other_save_mode_is_taken(
     spark: SparkSession, cluster: ClusterUnderTest
 ) -> None:
-    """Spark itself refuses its default, errorifexists, of every Python source; its advice to overwrite is answered by us."""
+    """Spark itself refuses its default, errorifexists, of every Python source;
+    its advice to overwrite is answered by us.
+    """
     topic = cluster.create_topic(queues=1, brokers=["broker-a"])
     writer = (
         spark.sql("SELECT 'a' AS body")
@@ -218,7 +226,9 @@ def test_micro_batches_of_one_write_id_have_message_ids_of_their_own(
 def test_a_stream_is_written_and_its_replayed_batch_has_the_same_message_ids(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
-    """G2, H6 ★: rows pass from topic to topic and are counted; a batch whose commit was lost is sent again under its ids."""
+    """G2, H6 ★: rows pass from topic to topic and are counted;
+    a batch whose commit was lost is sent again under its ids.
+    """
     source, target = cluster.create_topic(queues=2), cluster.create_topic(queues=2)
     write(by_sharding_key(steps(spark, orders=10, each=20, partitions=2)), cluster, topic=source)
 

@@ -39,7 +39,9 @@ def moments(spark: SparkSession, cluster: ClusterUnderTest, topic: str) -> DataF
 def test_a_stream_joined_with_itself_beside_another_is_counted_in_windows_up_to_the_watermark(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
-    """H3: as Kafka's "KafkaSource with watermark", "self-join generates only one offset in log and correct metrics"."""
+    """H3: as Kafka's "KafkaSource with watermark", "self-join generates
+    only one offset in log and correct metrics".
+    """
     register(spark)
     first = topic_of(cluster, [0, 1, 9, 12, 15, 25, 45], queues=2)
     second = topic_of(cluster, [3, 14, 48], queues=1)

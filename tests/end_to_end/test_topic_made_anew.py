@@ -1,4 +1,6 @@
-"""F4: a topic is deleted and made anew under a group with a sink, which has other messages at the same positions."""
+"""F4: a topic is deleted and made anew under a group with a sink,
+which has other messages at the same positions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A consumer meets messages that cannot be decoded: nothing before them is held back, and with the option nothing is lost."""
+"""A consumer meets messages that cannot be decoded: nothing before them is held back,
+and with the option nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def concurrent(
 def test_a_query_ends_behind_the_last_good_message_and_goes_on_with_the_option(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path, listener: object, engine: str
 ) -> None:
-    """L7: what is before it is in the sink, and committed; kept, it reaches listener and sink with its bytes and the reason."""
+    """L7: what is before it is in the sink, and committed; kept,
+    it reaches listener and sink with its bytes and the reason.
+    """
     topic, group = cluster.create_topic(queues=1), cluster.unique_name("group")
     broker_name, address = next(iter(cluster.broker_addresses.items()))
     queue, store = MessageQueue(topic, broker_name, 0), DeltaOffsetStore(str(tmp_path / "offsets"))

@@ -1,4 +1,7 @@
-"""The fuzzer in short: every target a few inputs, and proof that it would find something. ``make fuzz`` goes on."""
+"""The fuzzer in short: every target a few inputs, and proof that it would find something.
+
+``make fuzz`` goes on.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,9 @@ def test_what_once_took_too_much_or_may(name: str, data: bytes) -> None:
     "case", [case for case in large_inputs() if case.name in LARGE], ids=lambda case: case.name
 )
 def test_what_is_nearly_a_frame_long_costs_what_it_may(case: Large) -> None:
-    """A1: twice the frame limit, or what docs/how-to/security.md says in its place; ``make fuzz`` tries all of them."""
+    """A1: twice the frame limit, or what docs/how-to/security.md says in its place;
+    ``make fuzz`` tries all of them.
+    """
     finding = judge_large(case)
     assert finding is None, finding.trace
 

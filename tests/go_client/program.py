@@ -127,7 +127,9 @@ def _build(go: Path, program: Path) -> None:
 
 
 def produced_by_go(name_servers: str, topic: str, count: int, tags: str) -> list[GoMessage]:
-    """Have Go send ``count`` messages whose tags are ``tags`` in turn, in order of ten keys; where they are stored."""
+    """Have Go send ``count`` messages whose tags are ``tags`` in turn, in order of ten keys;
+    where they are stored.
+    """
     done = subprocess.run(
         [str(go_program()), "produce", name_servers, topic, str(count), tags],
         stdin=subprocess.DEVNULL,

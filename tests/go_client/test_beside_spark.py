@@ -1,4 +1,6 @@
-"""Apache's Go client beside this package: what it sends is read, and it consumes beside Spark in one group."""
+"""Apache's Go client beside this package: what it sends is read,
+and it consumes beside Spark in one group.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,9 @@ def is_in_order(messages: Sequence[GoMessage]) -> bool:
 
 @pytest.mark.spark
 def test_go_and_spark_share_a_group(spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path) -> None:
-    """B1, B5, A4: each has a share, nothing is lost when Go joins and leaves, and Spark has each row once, in order."""
+    """B1, B5, A4: each has a share, nothing is lost when Go joins and leaves,
+    and Spark has each row once, in order.
+    """
     topic, group = cluster.create_topic(queues=4), cluster.unique_name("mixed-go")
     store, sink = DeltaOffsetStore(str(tmp_path / "offsets")), DeltaSink(tmp_path / "sink")
 

@@ -76,7 +76,9 @@ def members() -> Iterator[Members]:
 
 
 def plannable(member: RunningMember) -> set[MessageQueue]:
-    """What the member's next plan may hold of the topics asked for; no plan is under way before and afterwards."""
+    """What the member's next plan may hold of the topics asked for;
+    no plan is under way before and afterwards.
+    """
     queues = but_retries(member.begin_plan())
     member.planned({})
     return queues

@@ -1,7 +1,8 @@
-"""A process with a member of a group, as the one is that plans a query: ``python -m tests.group.leaving_driver``.
+"""A process with a member of a group, as the one is that plans a query:
+``python -m tests.group.leaving_driver``.
 
-Takes name servers, topic and group; says ``settled``, then waits for its standard input to end. With a fourth argument
-it waits with the member's lock in its hands, where a signal may well find it.
+Takes name servers, topic and group; says ``settled``, then waits for its standard input to end.
+With a fourth argument it waits with the member's lock in its hands, where a signal may well find it.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def await_shares(queues: set[MessageQueue], *members: RunningMember) -> list[set
     return found
 
 
-# --- coming and going ---------------------------------------------------------------------------------------------
+# --- coming and going ---------------------------------------------------------------------------------------
 
 
 def test_the_first_member_gets_every_queue_locked(cluster: ClusterUnderTest, members: Members) -> None:
@@ -166,7 +166,7 @@ def test_a_restart_under_the_same_name_has_its_queues_back_at_once(
     await_plannable(after, queues_of(cluster, topic))
 
 
-# --- faults -------------------------------------------------------------------------------------------------------
+# --- faults -------------------------------------------------------------------------------------------------
 
 
 def test_a_broker_that_restarts_knows_the_member_again_and_has_its_locks(
@@ -268,7 +268,7 @@ def test_without_a_name_server_the_known_route_holds(
     assert plannable(one) == queues_of(cluster, topic)
 
 
-# --- what members must have in common -----------------------------------------------------------------------------
+# --- what members must have in common -----------------------------------------------------------------------
 
 
 def test_a_client_id_used_twice_is_said(
@@ -299,7 +299,7 @@ def wait_for_ever(member: RunningMember) -> None:
     member._calls.brokers._request_timeout_s = 10 * SOON_S
 
 
-# --- leaving ------------------------------------------------------------------------------------------------------
+# --- leaving ------------------------------------------------------------------------------------------------
 
 
 def test_leaving_tells_those_that_answer_while_one_is_silent(members: Members) -> None:
@@ -346,7 +346,7 @@ def test_a_member_that_never_started_can_be_stopped_and_stopping_twice_is_once(
     assert plannable(one) == set()
 
 
-# --- a machine that sleeps ---------------------------------------------------------------------------------------
+# --- a machine that sleeps ----------------------------------------------------------------------------------
 
 
 class MachineClock:
@@ -362,7 +362,9 @@ class MachineClock:
 
 
 def test_a_machine_that_slept_plans_nothing_by_the_locks_it_had_before(members: Members) -> None:
-    """C2: a laptop that was closed, a virtual machine that was stopped: the lock counts 30 s of everybody's time, as in Java."""
+    """C2: a laptop that was closed, a virtual machine that was stopped:
+    the lock counts 30 s of everybody's time, as in Java.
+    """
     clock, broker_clock = MachineClock(), FakeClock()
     with SimCluster(brokers=1, clock=broker_clock) as cluster:
         cluster.create_topic("T", queues=2)
@@ -386,7 +388,7 @@ def test_a_machine_that_slept_plans_nothing_by_the_locks_it_had_before(members: 
         assert all(0.0 <= ago_s < SOON_S for ago_s in locked_s_ago), locked_s_ago
 
 
-# --- what nobody expects ------------------------------------------------------------------------------------------
+# --- what nobody expects ------------------------------------------------------------------------------------
 
 
 class MoodyStrategy:

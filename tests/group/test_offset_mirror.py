@@ -205,7 +205,8 @@ def test_a_process_that_slept_before_it_sent_looks_whether_it_was_replaced(
 ) -> None:
     """C5, F5: the fenced zombie, paused between the store's commit and the mirror's first word."""
     clock = FakeClock()
-    # Whether the name server's answer still counts after such a sleep depends on who looks at the clock first.
+    # Whether the name server's answer still counts after such a sleep
+    # depends on who looks at the clock first.
     mirror = OffsetMirror(options(brokers), store, GROUP, clock=clock, again_after_s=0.01)
 
     def sleep_and_be_replaced(peer: Peer, request: RemotingCommand) -> None:
@@ -300,7 +301,8 @@ from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.group import offset_mirror
-# Without a wait at its end the process would show nothing; how long it waits for a broker that is late is not the question.
+# Without a wait at its end the process would show nothing;
+# how long it waits for a broker that is late is not the question.
 offset_mirror._AT_EXIT_S = float(sys.argv[2])
 options = ReadOptions.parse({"nameServers": sys.argv[1], "topic": "orders", "consumerGroup": "order-etl",
                              "offsetStore": "delta:/unused", "requestTimeoutMs": "60000"})

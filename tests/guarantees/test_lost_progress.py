@@ -40,7 +40,9 @@ def consumed_since(consumption: Consumption, reports: int) -> int:
 
 
 def test_the_checkpoint_of_an_older_batch_loses_and_doubles_nothing(consumption: Consumption) -> None:
-    """H2: its plans were made under claims that are gone; the state engine's state is of that batch as well."""
+    """H2: its plans were made under claims that are gone;
+    the state engine's state is of that batch as well.
+    """
     consumption.engine = "state"
     checkpoint = consumption.folder / "checkpoint"
     expected = dict(produce(consumption, first=0))
@@ -60,7 +62,9 @@ def test_the_checkpoint_of_an_older_batch_loses_and_doubles_nothing(consumption:
 
 
 def test_a_checkpoint_whose_first_plan_was_not_written_whole_is_begun_again(consumption: Consumption) -> None:
-    """H2: killed in that moment, it holds a temporary file, with which Spark 4.2 starts no query of its own."""
+    """H2: killed in that moment, it holds a temporary file,
+    with which Spark 4.2 starts no query of its own.
+    """
     leftover = consumption.folder / "checkpoint" / "offsets" / ".0.0e070b0f-aebe-437f-b4d5-4f4cbcc03b94.tmp"
     leftover.parent.mkdir(parents=True)
     leftover.touch()

@@ -31,14 +31,17 @@ def disks(tmp_path: Path) -> Iterator[dict[str, Disk]]:
 def test_a_disk_that_takes_nothing_ends_the_query_and_room_on_it_is_all_that_a_restart_needs(
     spark: SparkSession, cluster: ClusterUnderTest, disks: dict[str, Disk], tmp_path: Path
 ) -> None:
-    """H1: of the sink, the offset table and the checkpoint, full or read-only; the error tells the disk's own."""
+    """H1: of the sink, the offset table and the checkpoint, full or read-only;
+    the error tells the disk's own.
+    """
     consumption = Consumption(spark, cluster, tmp_path, cluster.create_topic(queues=1), "direct")
     expected = dict(produce_orders(cluster.name_servers, consumption.topic, 20))
     consumption.drain()
     expected |= produce_orders(cluster.name_servers, consumption.topic, 20, first=20)
 
     for place, disk in disks.items():
-        # First, since a write that failed for want of room leaves a file open, with which no disk becomes read-only.
+        # First, since a write that failed for want of room leaves a file open,
+        # with which no disk becomes read-only.
         disk.make_read_only()
         await_failure(consumption, "Read-only file system", place)
         disk.make_writable()

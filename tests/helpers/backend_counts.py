@@ -14,14 +14,16 @@ BACKENDS = ("sim", "real", "java")
 """The simulator, the real broker, and Java's own clients on the simulator."""
 
 COUNTS_FILE = "BACKEND_COUNTS_FILE"
-"""Environment variable: where a run that is a part of another leaves how many tests it carried out on each backend."""
+"""Environment variable: where a run that is a part of another leaves how
+many tests it carried out on each backend.
+"""
 
 
 class BackendCounts:
     """A pytest plugin: prints the counts and, when ``is_strict``, fails a run that left a backend out.
 
-    A backend is left out when tests of it were chosen but not one was carried out. A strict run of everything,
-    nothing deselected, must also have chosen some of each.
+    A backend is left out when tests of it were chosen but not one was carried out.
+    A strict run of everything, nothing deselected, must also have chosen some of each.
     """
 
     def __init__(self, *, is_strict: bool) -> None:
@@ -75,7 +77,9 @@ class BackendCounts:
             self.carried_out(report.nodeid)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Turn a run without one of the backends into a failed one where that matters; leave the counts if asked to."""
+        """Turn a run without one of the backends into a failed one where that matters;
+        leave the counts if asked to.
+        """
         if COUNTS_FILE in os.environ:
             Path(os.environ[COUNTS_FILE]).write_text(json.dumps(self._executed))
         if self._is_strict and self.left_out:

@@ -1,6 +1,7 @@
 """A real browser without a window, for pages that must work in one.
 
-Chromium on the PATH, or what ``fetch`` unpacked into ``.cache/chromium`` from Debian's packages, without installing them.
+Chromium on the PATH, or what ``fetch`` unpacked into ``.cache/chromium`` from Debian's packages,
+without installing them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Browser:
         self._profile = profile
 
     def document(self, page: Path, screenshot: Path, *, width: int = 1300, height: int = 950) -> str:
-        """The page's document after its scripts have run; what a person would see, as a PNG into ``screenshot``."""
+        """The page's document after its scripts have run; what a person would see,
+        as a PNG into ``screenshot``.
+        """
         libraries = os.pathsep.join(str(_HOME / each) for each in _LIBRARIES)
         done = subprocess.run(
             [

@@ -1,4 +1,6 @@
-"""Certificates for TLS tests, made by openssl: an authority and what it signs, or one that vouches for itself."""
+"""Certificates for TLS tests, made by openssl: an authority and what it signs,
+or one that vouches for itself.
+"""
 
 from __future__ import annotations
 

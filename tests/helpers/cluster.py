@@ -59,8 +59,8 @@ class Backend(Protocol):
 class ClusterUnderTest:
     """One test's view of a backend that is shared by the whole run.
 
-    Topics and groups are told apart by :meth:`unique_name`, so tests do not disturb each other; brokers a test
-    stopped are started again by :meth:`restore`.
+    Topics and groups are told apart by :meth:`unique_name`, so tests do not disturb each other;
+    brokers a test stopped are started again by :meth:`restore`.
     """
 
     def __init__(self, backend: Backend, kind: str) -> None:
@@ -135,7 +135,9 @@ class ClusterUnderTest:
         self._stopped.discard(name)
 
     def restart_name_server(self) -> None:
-        """Have the name server forget all brokers until :meth:`register_brokers` or the end of the test, or up to 30 s."""
+        """Have the name server forget all brokers until :meth:`register_brokers` or the end of the test,
+        or up to 30 s.
+        """
         self.backend.restart_name_server()
         self._is_forgetful = True
 
@@ -145,7 +147,9 @@ class ClusterUnderTest:
         self._is_forgetful = False
 
     def restore(self) -> None:
-        """Start every broker this test stopped, let the name server know all, and let no fault of its script meet the next test."""
+        """Start every broker this test stopped, let the name server know all,
+        and let no fault of its script meet the next test.
+        """
         for name in tuple(self._stopped):
             self.start_broker(name)
         if self._is_forgetful:

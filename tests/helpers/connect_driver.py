@@ -1,4 +1,6 @@
-"""A client of Spark Connect with a server of its own, as a notebook has one; it prints what came of each thing it tries, as JSON."""
+"""A client of Spark Connect with a server of its own, as a notebook has one;
+it prints what came of each thing it tries, as JSON.
+"""
 
 from __future__ import annotations
 

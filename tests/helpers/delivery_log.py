@@ -33,7 +33,9 @@ class Delivery(NamedTuple):
 
 
 def whole_lines(file: Path) -> list[str]:
-    """The lines of a file that others write; what has no end yet is left out, for a write is seen page by page."""
+    """The lines of a file that others write; what has no end yet is left out,
+    for a write is seen page by page.
+    """
     return file.read_text().rpartition("\n")[0].splitlines()
 
 

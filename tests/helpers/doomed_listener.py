@@ -1,4 +1,6 @@
-"""A listener for job ``consume``: the first worker process that has consumed enough waits for its machine to die."""
+"""A listener for job ``consume``: the first worker process that has
+consumed enough waits for its machine to die.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from pathlib import Path
 import pyspark_rocketmq as rmq
 
 FOLDER = "DOOMED_FOLDER"
-"""Variable of the executors' environment: where the doomed worker leaves its process id, in a file ``doomed``."""
+"""Variable of the executors' environment: where the doomed worker leaves its process id,
+in a file ``doomed``.
+"""
 DELIVERED_BEFORE = 250
 """Messages: more than one micro-batch of the test has, so that an earlier one was committed."""
 _WAITS_S = 120.0

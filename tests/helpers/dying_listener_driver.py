@@ -1,6 +1,8 @@
-"""Consumers, one by each engine, whose listener ends its worker in several ways, each once, and then consumes the rest.
+"""Consumers, one by each engine, whose listener ends its worker in several ways, each once,
+and then consumes the rest.
 
-``python -m tests.helpers.dying_listener_driver CONFIG_JSON``; a task may fail more often than the listener does.
+``python -m tests.helpers.dying_listener_driver CONFIG_JSON``;
+a task may fail more often than the listener does.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class DyingListener:
     def __call__(
         self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext
     ) -> ConsumeOrderlyStatus:
-        """Emit each message's order and step, and die at every twentieth message, as long as there are deaths."""
+        """Emit each message's order and step, and die at every twentieth message,
+        as long as there are deaths.
+        """
         self._log.note(messages)
         for message in messages:
             order_id, _, step = message.body.decode().partition(":")

@@ -6,7 +6,8 @@ import threading
 
 
 class FakeClock:
-    """Implements ``pyspark_rocketmq.clock.Clock``; wall clock and monotonic time advance together, unless it is stepped.
+    """Implements ``pyspark_rocketmq.clock.Clock``; wall clock and monotonic time advance together,
+    unless it is stepped.
 
     Safe to read and advance from several threads.
     """

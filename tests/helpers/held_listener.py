@@ -10,7 +10,9 @@ import pyspark_rocketmq as rmq
 from tests.helpers.wait import wait_until
 
 FOLDER = "HELD_FOLDER"
-"""Variable of the environment: where a call leaves a file with the message's body as its name, and waits for ``go``."""
+"""Variable of the environment: where a call leaves a file with the message's body as its name,
+and waits for ``go``.
+"""
 
 
 def on_message(

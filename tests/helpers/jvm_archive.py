@@ -1,4 +1,5 @@
-"""An archive of the classes that a Spark driver loads, which JVMs map into memory: a start takes half of the time.
+"""An archive of the classes that a Spark driver loads, which JVMs map into memory:
+a start takes half of the time.
 
 ``python -m tests.helpers.jvm_archive`` writes it, once for a version of Java and of the jars.
 """
@@ -22,7 +23,9 @@ _WRITING_S = 300.0
 
 
 def with_archive(more_jars: list[Path]) -> str:
-    """:data:`QUICK_JVM` for a driver with ``more_jars`` in front of Spark's, and the archive for it if there is one."""
+    """:data:`QUICK_JVM` for a driver with ``more_jars`` in front of Spark's,
+    and the archive for it if there is one.
+    """
     archive = _archive(tuple(more_jars))
     return f"{QUICK_JVM} {_QUIETLY} -XX:SharedArchiveFile={archive}" if archive.is_file() else QUICK_JVM
 

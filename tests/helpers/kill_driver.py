@@ -1,13 +1,15 @@
-"""Consumers that die together by SIGKILL, each at a given step of its micro-batch, again and again, and then finish.
+"""Consumers that die together by SIGKILL, each at a given step of its micro-batch, again and again,
+and then finish.
 
-``python -m tests.helpers.kill_driver CONFIG_JSON``: started anew after each death until it exits by itself.  It is
-its own process group, and everything in it dies at once: the driver, its JVM and, with their pipes, the workers.  Each kind
-of consumer is a group of its own; the first that is at its point waits there for the others, so that one start of Spark
-serves them all.
+``python -m tests.helpers.kill_driver CONFIG_JSON``: started anew after each death until it exits by itself.
+It is its own process group, and everything in it dies at once: the driver, its JVM and, with their pipes, the
+workers. Each kind of consumer is a group of its own; the first that is at its point waits there for the
+others, so that one start of Spark serves them all.
 
-``after_offset_commit`` and ``before_spark_commit`` are the last two moments our code has before Spark writes its own
-commit log entry: the offsets are stored, and the batch listeners are called.  Between the end of ``foreachBatch`` and
-that entry nothing durable happens, so a death there leaves the same tables and the same checkpoint behind.
+``after_offset_commit`` and ``before_spark_commit`` are the last two moments our code has before
+Spark writes its own commit log entry: the offsets are stored, and the batch listeners are called.
+Between the end of ``foreachBatch`` and that entry nothing durable happens, so a death there leaves
+the same tables and the same checkpoint behind.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ _ALL_THERE_S = 400.0
 
 @dataclass(frozen=True, kw_only=True)
 class Killer:
-    """Kills the whole process group when each consumer is at its point, each time at least one batch later."""
+    """Kills the whole process group when each consumer is at its point,
+    each time at least one batch later.
+    """
 
     consumer: str
     points: Mapping[str, Sequence[str]]
@@ -161,7 +165,8 @@ def make_listener(killer: Killer) -> Any:
         order_id, _, step = message.body.decode().partition(":")
         context.emit(order_id=order_id, step=step.rstrip("."), delivered_ns=time.time_ns())
         delivered += 1
-        # Within a queue's first range: the direct engine has one queue to a task, and each task a listener of its own.
+        # Within a queue's first range: the direct engine has one queue to a task,
+        # and each task a listener of its own.
         if delivered == 10:
             killer.reached("in_listener")
         # Differs between a batch and its replay, as a real listener's troubles do.
@@ -272,7 +277,8 @@ def main(config: Mapping[str, Any]) -> None:
     queries = []
     for consumer in consumers.values():
         queries.append(consumer.start(spark))
-        # Spark waits no longer than 10 s for the process that plans, and so many at once may take that on two cores.
+        # Spark waits no longer than 10 s for the process that plans,
+        # and so many at once may take that on two cores.
         wait_until(partial(_has_planner, queries[-1]), _ALL_THERE_S, reason="The start of a query")
     for query in queries:
         query.awaitTermination()

@@ -12,7 +12,9 @@ from pyspark_rocketmq.model import Message
 from tests.helpers.sending import patient_producer
 
 OUTPUT_SCHEMA = "order_id string, step string, delivered_ns bigint"
-"""Of listeners whose sink :func:`check_sink` reads; ``delivered_ns`` is :func:`time.time_ns` at the delivery."""
+"""Of listeners whose sink :func:`check_sink` reads;
+``delivered_ns`` is :func:`time.time_ns` at the delivery.
+"""
 STEPS = ("created", "paid", "packed", "shipped", "delivered")
 
 Orders = Mapping[str, Sequence[str]]
@@ -21,7 +23,8 @@ Orders = Mapping[str, Sequence[str]]
 def produce_orders(
     name_servers: str, topic: str, count: int, *, first: int = 0, body_bytes: int = 0
 ) -> Orders:
-    """Send ``count`` orders of five steps each by sharding key, until they can be read; the steps sent, by order id.
+    """Send ``count`` orders of five steps each by sharding key, until they can be read; the steps sent,
+    by order id.
 
     Steps of different orders are interleaved; bodies read ``orderId:step``, filled up to ``body_bytes``.
     """
@@ -51,10 +54,11 @@ def _body(order_id: str, step: str, size: int) -> bytes:
 
 
 def check_sink(path: Path | str, expected: Orders, *, but: str = "") -> OrderReport:
-    """The order check over a sink's table with columns ``order_id``, ``step`` and ``delivered_ns``, ``but`` for one topic.
+    """The order check over a sink's table with columns ``order_id``, ``step`` and ``delivered_ns``,
+    ``but`` for one topic.
 
-    Rows are read in the order in which listeners got their messages, which a table does not keep by itself: sorted
-    by position they would be in order whatever the engine did.
+    Rows are read in the order in which listeners got their messages, which a table does not keep by itself:
+    sorted by position they would be in order whatever the engine did.
     """
     table = (
         QueryBuilder()

@@ -26,7 +26,9 @@ class RangeFetcher:
 
     @property
     def skipped(self) -> range:
-        """The offsets passed over, and told of, because the broker no longer has them; empty without such a gap."""
+        """The offsets passed over, and told of, because the broker no longer has them;
+        empty without such a gap.
+        """
         return self._fetcher.ranges[0].skipped
 
     def chunks(self) -> Iterator[list[PullChunk]]:
@@ -36,8 +38,8 @@ class RangeFetcher:
 
         Raises:
             DataLoss: If the broker no longer has what was asked for and ``failOnDataLoss`` is true.
-            TailLost: In consumer mode, if the broker's queue ends before the range and ``failOnDataLoss`` is false.
-            RocketMQError: If the broker refuses, or does not answer for ``retry_timeout_s``.
+            TailLost: In consumer mode, if the broker's queue ends before the range and ``failOnDataLoss`` is
+            false. RocketMQError: If the broker refuses, or does not answer for ``retry_timeout_s``.
         """
         # Closed with this generator, so that a reader that stops half way gives the connection back.
         fetched = self._fetcher.chunks()

@@ -81,7 +81,8 @@ Script = Callable[[Peer, RemotingCommand], object]
 class ScriptedServer(Closing):
     """Listens on a free loopback port and runs ``script`` on every frame that comes.
 
-    ``script`` may be replaced at any time. Answers to our own requests go to ``answers`` instead of the script.
+    ``script`` may be replaced at any time. Answers to our own requests
+    go to ``answers`` instead of the script.
     """
 
     def __init__(self, script: Script | None = None, *, wrap: Wrap | None = None) -> None:
@@ -92,7 +93,8 @@ class ScriptedServer(Closing):
         self._all_peers: list[Peer] = []
         self._wrap = wrap or (lambda connected: connected)
         port = ReservedPort("127.0.0.1")
-        # Whoever asks a closed server is refused, so nobody else may get its port: as long as the server is known.
+        # Whoever asks a closed server is refused, so nobody else may get its port:
+        # as long as the server is known.
         weakref.finalize(self, port.release)
         self._listener = port.listener()
         self.address = f"127.0.0.1:{port.port}"

@@ -1,7 +1,8 @@
-"""A Spark program that reads and writes with credentials in every way there is and prints all it can about it.
+"""A Spark program that reads and writes with credentials in every way
+there is and prints all it can about it.
 
-``python -m tests.helpers.secrets_driver FOLDER < OPTIONS_JSON``: what it prints, logs and leaves below FOLDER is
-searched for the credentials by the test that runs it. It prints ``done`` when all went as it should.
+``python -m tests.helpers.secrets_driver FOLDER < OPTIONS_JSON``: what it prints, logs and leaves below FOLDER
+is searched for the credentials by the test that runs it. It prints ``done`` when all went as it should.
 """
 
 from __future__ import annotations
@@ -212,7 +213,9 @@ def _with_wrong_secret(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _jobs(options: Mapping[str, str], folder: Path) -> None:
-    """A job with a file of settings, which is not searched, and with settings that are misspelt or nearly right."""
+    """A job with a file of settings, which is not searched,
+    and with settings that are misspelt or nearly right.
+    """
     conf = folder.parent / "job.toml"
     entries = [f"{key} = {json.dumps(value)}" for key, value in options.items() if key != "topic"]
     conf.write_text(
@@ -237,7 +240,9 @@ def _jobs(options: Mapping[str, str], folder: Path) -> None:
 
 
 def _refused(spark: SparkSession, options: Mapping[str, str], folder: Path) -> None:
-    """What users see when the broker does not believe them; the secrets are right but for their last letter."""
+    """What users see when the broker does not believe them;
+    the secrets are right but for their last letter.
+    """
     wrong = _with_wrong_secret(options)
     malformed = {**options, "securityTokem": options["secretKey"], "tlsKeyPassword": " "}
     sealed = {**options, "tlsKeyPassword": f"{options['tlsKeyPassword']}?"}

@@ -1,4 +1,6 @@
-"""A cluster that serves only signed requests through TLS, of either kind: one broker, one user who may do a little."""
+"""A cluster that serves only signed requests through TLS, of either kind: one broker,
+one user who may do a little.
+"""
 
 from __future__ import annotations
 

@@ -23,14 +23,18 @@ _ADDRESS = re.compile(r'"([^"/ ]+:\d+)"')
 
 @contextmanager
 def patient_producer(name_servers: str) -> Iterator[Producer]:
-    """A producer that gives nothing up, since that may be stored all the same; what it has sent can be read when the block ends."""
+    """A producer that gives nothing up, since that may be stored all the same;
+    what it has sent can be read when the block ends.
+    """
     with Producer(name_servers, "tests", send_timeout_s=PATIENCE_S) as producer:
         yield producer
     await_dispatched(name_servers)
 
 
 def await_dispatched(name_servers: str) -> None:
-    """Wait until all that was stored before can be read: a real broker enters it in its queues a moment later."""
+    """Wait until all that was stored before can be read:
+    a real broker enters it in its queues a moment later.
+    """
     # The list of brokers is no JSON: it has bare integers for keys.
     listed = plain_remoting.call(name_servers, _GET_BROKER_CLUSTER_INFO).body.decode()
     addresses = _ADDRESS.findall(listed)
@@ -45,7 +49,9 @@ def _bytes_behind(address: str) -> int:
 
 
 def send_back_patiently(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For consumers that start in this process: what is given back to a broker that is late is not sent a second time."""
+    """For consumers that start in this process: what is given back to a
+    broker that is late is not sent a second time.
+    """
     as_asked = SendBackSettings.of
     monkeypatch.setattr(
         SendBackSettings,

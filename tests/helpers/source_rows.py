@@ -26,7 +26,9 @@ def row_of(message: MessageExt) -> Row:
 
 
 def rows_of(*planned: QueueRange, **changes: object) -> list[Row]:
-    """All rows of ranges that follow each other, a message with ``changes`` at each offset, and the marker rows."""
+    """All rows of ranges that follow each other, a message with ``changes`` at each offset,
+    and the marker rows.
+    """
     rows: list[Row] = []
     for each in planned:
         messages = [message_at(offset, queue=each.queue) for offset in range(each.start, each.end)]

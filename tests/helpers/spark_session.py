@@ -44,8 +44,9 @@ def make_session(
 ) -> SparkSession:
     """A local session on two cores with the jars for Delta and Avro, whose every larger sort spills.
 
-    A task may fail ``max_failures - 1`` times before its query ends. The tests' modules are on the workers' path, since listeners are pickled by reference.
-    ``jvm`` are the options of its JVM, in place of those that make it quick.
+    A task may fail ``max_failures - 1`` times before its query ends. The tests' modules are on
+    the workers' path, since listeners are pickled by reference. ``jvm`` are the options of its
+    JVM, in place of those that make it quick.
     """
     jars = extra_jars()
     options = f"-Dlog4j2.configurationFile={_CONF / 'log4j2.properties'} {jvm or with_archive(jars)}"

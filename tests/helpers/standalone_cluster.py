@@ -1,4 +1,6 @@
-"""Spark's own standalone cluster on this host: a master and workers, each a JVM, from the installed pyspark."""
+"""Spark's own standalone cluster on this host: a master and workers, each a JVM,
+from the installed pyspark.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ class StandaloneCluster:
             "SPARK_LOCAL_IP": _HOST,
         }
         try:
-            # Ports are chosen by who binds them: one that was free a moment ago may be somebody's page by now.
+            # Ports are chosen by who binds them: one that was free a
+            # moment ago may be somebody's page by now.
             master = self._start("master", "master.Master", "--port", "0", "--webui-port", "0")
             self.master = _said_by(master, r"Starting Spark master at (spark://\S+)")
             self._page = _said_by(master, r"Bound MasterWebUI to .* and started at (http://\S+)") + "/json/"
@@ -109,7 +112,8 @@ def _said_by(process: JavaProcess, what: str) -> str:
 
 
 def kill_machine_of(pid: int) -> Sequence[int]:
-    """SIGKILL at once to a Python worker and all that a lost machine takes along: daemon, executor, Spark's Worker.
+    """SIGKILL at once to a Python worker and all that a lost machine takes along: daemon, executor,
+    Spark's Worker.
 
     Returns:
         Who was killed, the Worker last.

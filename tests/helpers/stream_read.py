@@ -1,4 +1,6 @@
-"""A stream of ``format("rocketmq")`` without Spark: its reader is called as Spark calls it, in this process."""
+"""A stream of ``format("rocketmq")`` without Spark: its reader is called as Spark calls it,
+in this process.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PATIENCE_S = 60.0
-"""More than anything takes that a loaded machine lets stand still for a while; what comes early costs nothing."""
+"""More than anything takes that a loaded machine lets stand still for a while;
+what comes early costs nothing.
+"""
 _POLL_S = 0.005
 
 

@@ -1,7 +1,8 @@
 """Spark's daemon of Python workers, which has imported what every worker imports before it forks them.
 
-Only other people's packages: what the connector's own modules do when they are imported is done in each worker, as it
-is at users'. Spark runs it as ``python -m tests.helpers.warm_daemon WORKER_MODULE`` (``spark.python.daemon.module``).
+Only other people's packages: what the connector's own modules do when they are imported is done in
+each worker, as it is at users'. Spark runs it as ``python -m tests.helpers.warm_daemon
+WORKER_MODULE`` (``spark.python.daemon.module``).
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _THREADS = Path("/proc/self/task")
 
 
 def _refuse_threads() -> None:
-    """A fork takes one thread along, and whatever lock another one held; Spark's own daemon imports nothing for that."""
+    """A fork takes one thread along, and whatever lock another one held;
+    Spark's own daemon imports nothing for that.
+    """
     count = len(list(_THREADS.iterdir())) if _THREADS.is_dir() else threading.active_count()
     if count > 1:
         raise AssertionError(

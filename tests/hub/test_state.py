@@ -313,7 +313,9 @@ def test_a_task_does_not_keep_the_slot_that_another_one_needs_to_begin() -> None
 
 
 def test_a_task_waits_for_those_that_are_about_to_begin() -> None:
-    """D3: two seconds, as a slot may be somebody else's; Spark begins tasks one after the other, some with a new process."""
+    """D3: two seconds, as a slot may be somebody else's; Spark begins tasks one after the other,
+    some with a new process.
+    """
     driver = two_tasks(tasks=4, slots=4)
 
     assert told_of_work(driver.idles("one", 10.0)) == [("one", True)]

@@ -13,7 +13,8 @@ from tests.helpers.wait import wait_until
 from tests.java.clients import JavaClients
 from tests.real_broker import plain_remoting
 
-# A heartbeat in flight may keep one with a newer subscription from being sent; until the next, pulls are refused.
+# A heartbeat in flight may keep one with a newer subscription from being sent; until the next,
+# pulls are refused.
 _SOON_HEALED = {"heartbeatMillis": 1000}
 _GET_PRODUCER_CONNECTION_LIST = 204
 
@@ -79,7 +80,9 @@ def await_committed(
     queues: Iterable[MessageQueue],
     end: int,
 ) -> None:
-    """Wait until the broker has the member's group's offset ``end`` in all the queues, sent by this member."""
+    """Wait until the broker has the member's group's offset ``end`` in all the queues,
+    sent by this member.
+    """
 
     def committed() -> set[int]:
         member.persist()

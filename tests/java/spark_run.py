@@ -1,4 +1,6 @@
-"""The same scripted listener as Java's (``ScriptedListener.java``) in a query of ours, on a topic of the same cluster."""
+"""The same scripted listener as Java's (``ScriptedListener.java``) in a query of ours,
+on a topic of the same cluster.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ _STOP_S = 120.0
 
 @dataclass(frozen=True)
 class Script:
-    """What to answer: by the key of a batch's first message, the last answer again and again; others succeed."""
+    """What to answer: by the key of a batch's first message, the last answer again and again;
+    others succeed.
+    """
 
     answers: Mapping[str, Sequence[str]]
     folder: str

@@ -1,4 +1,6 @@
-"""One simulated broker, one JVM with Java's clients, and the requests between them in the words of sequences.json."""
+"""One simulated broker, one JVM with Java's clients,
+and the requests between them in the words of sequences.json.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def observed(requests: Iterable[Seen]) -> list[Row]:
 
 
 def _is_of_producers(seen: Seen) -> bool:
-    """Whether it is the heartbeat of a client that consumes nothing: the tests' producer has one every 30 s."""
+    """Whether it is the heartbeat of a client that consumes nothing:
+    the tests' producer has one every 30 s.
+    """
     return seen.request == "HEART_BEAT" and not decode_heartbeat(seen.command.body).consumers
 
 
@@ -70,7 +74,9 @@ def unlike(found: Set[Row], wanted: Set[Row]) -> set[Row]:
 
 
 def in_turn(rows: Iterable[Row], wanted: Iterable[str]) -> list[str]:
-    """As many of these requests as follow each other in this order; timers may have made any of them before its turn, too."""
+    """As many of these requests as follow each other in this order;
+    timers may have made any of them before its turn, too.
+    """
     requests = (request for _, request, _, _ in rows)
     # What was looked for is passed by the iterator, found or not.
     return list(takewhile(lambda each: each in requests, wanted))

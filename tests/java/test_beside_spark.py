@@ -72,7 +72,9 @@ class Pair:
     def _as_in_one_process(
         self, consumer: SparkConsumer, java: Mapping[str, list[Any]]
     ) -> dict[str, list[Any]]:
-        """Our calls, but for those of messages that were not committed at the end: a micro-batch is a restart to them."""
+        """Our calls, but for those of messages that were not committed at the end:
+        a micro-batch is a restart to them.
+        """
         ours = _sequences(consumer.script.events())
         if self._auto_commit:
             return ours
@@ -155,7 +157,9 @@ def outcomes(
 def test_an_orderly_listener_of_ours_sees_and_leaves_what_java_s_does(
     name: str, outcomes: dict[str, Any]
 ) -> None:
-    """D1-D6, F1: each queue's offsets, reconsumeTimes and answers in their order; what is left at the broker."""
+    """D1-D6, F1: each queue's offsets, reconsumeTimes and answers in their order;
+    what is left at the broker.
+    """
     outcome = outcomes[name]
     if isinstance(outcome, BaseException):
         raise outcome

@@ -1,4 +1,6 @@
-"""Java's concurrent push consumer and a concurrent query of ours in one group, on the same topic of a real broker."""
+"""Java's concurrent push consumer and a concurrent query of ours in one group,
+on the same topic of a real broker.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ class Group:
         )
 
     def await_shares(self, spark: SparkConsumer) -> dict[MessageQueue, str]:
-        """Wait until each member has half of the queues, of the topic and of the retry topic; who has which."""
+        """Wait until each member has half of the queues, of the topic and of the retry topic;
+        who has which.
+        """
         owner = f"{os.uname().nodename}@{self.name}"
         all_queues, shares = {*self.own, *self.retry}, dict[str, set[MessageQueue]]()
 
@@ -100,7 +104,9 @@ class Group:
                 self._client.send(address, message, queue, SendSettings(producer_group="tests"))
 
     def await_committed(self) -> None:
-        """Wait until the brokers have the group's offsets at the ends of all queues, those of the retry topic too."""
+        """Wait until the brokers have the group's offsets at the ends of all queues,
+        those of the retry topic too.
+        """
 
         def is_all() -> bool:
             self.java.persist()
@@ -130,8 +136,8 @@ def keys_of(events: Iterable[Mapping[str, Any]], *, retried: bool) -> list[str]:
 def test_java_and_spark_share_a_group_of_concurrent_listeners(
     spark: SparkSession, cluster: ClusterUnderTest, java: JavaClients, client: BrokerClient, tmp_path: Path
 ) -> None:
-    """B1, B7, E3, E6, F1: each queue is one's, what fails comes again at whoever has its retry queue, and every offset
-    ends at the queue's end.
+    """B1, B7, E3, E6, F1: each queue is one's, what fails comes again at whoever has its retry queue,
+    and every offset ends at the queue's end.
     """
     group = Group(cluster, java, client)
     with group.spark_member(spark, tmp_path) as ours:

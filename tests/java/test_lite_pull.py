@@ -90,7 +90,9 @@ def java_queue(topic: str, queue_id: int) -> dict[str, object]:
 def await_committed(
     cluster: ClusterUnderTest, client: BrokerClient, group: str, topic: str, offsets: list[int]
 ) -> None:
-    """Wait until these are the group's at the broker for queues 0 and on: they are sent without waiting for an answer."""
+    """Wait until these are the group's at the broker for queues 0 and on:
+    they are sent without waiting for an answer.
+    """
 
     def committed() -> list[int]:
         address = cluster.broker_addresses[_BROKER]
@@ -103,7 +105,9 @@ def await_committed(
 def test_a_subscriber_polls_everything_and_its_commit_reaches_the_broker(
     lite: Lite, topic: str, put: Put, cluster: ClusterUnderTest, client: BrokerClient
 ) -> None:
-    """A1, F6: all queues are assigned to the only member; shutdown sends what was committed (golden fact 14)."""
+    """A1, F6: all queues are assigned to the only member;
+    shutdown sends what was committed (golden fact 14).
+    """
     put(topic, 0, "a0", "a1", "a2")
     put(topic, 1, "b0", "b1")
     lite.start(topic=topic, tags="*")
@@ -168,7 +172,9 @@ def test_a_group_goes_on_where_it_committed(
 
 
 def test_only_messages_of_the_tags_arrive(lite: Lite, topic: str, put: Put) -> None:
-    """A4: filtered by the hash of the tag at the broker, by the tag at the client: Aa and BB have one hash."""
+    """A4: filtered by the hash of the tag at the broker, by the tag at the client:
+    Aa and BB have one hash.
+    """
     for number, tag in enumerate(("Aa", "BB", "C", "Aa")):
         put(topic, 0, f"{tag}-{number}", TAGS=tag)
     lite.start(topic=topic, tags="Aa || C")

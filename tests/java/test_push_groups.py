@@ -100,7 +100,8 @@ def test_members_share_the_queues_and_hand_them_over(
         assert client.lock_batch(address, group, "a-stranger", queues) == frozenset()
     for queue in queues:
         put(client, cluster, queue, "together")
-    # A message of before may come once more: what its offset was is told to the broker, which answers nothing.
+    # A message of before may come once more: what its offset was is told to the broker,
+    # which answers nothing.
     wait_until(
         lambda: set(offsets_by_queue(second.delivered())) == set(second.queues(topic)),
         3 * ANSWER_S,

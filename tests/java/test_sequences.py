@@ -1,9 +1,10 @@
 """Which requests Java's clients make of the simulator, in which order, is what was recorded on a real broker.
 
-Left out of the comparison is what timers and other clients of the recording put between: route updates, and offsets
-except at a shutdown; also pulls refused for a while because a heartbeat under way kept the client from sending one
-with its newer subscription. A pull that is held and one that was held in vain are the same thing at another moment.
-On a busy machine a timer may do anything that it does at all between any two requests.
+Left out of the comparison is what timers and other clients of the recording put between: route
+updates, and offsets except at a shutdown; also pulls refused for a while because a heartbeat under
+way kept the client from sending one with its newer subscription. A pull that is held and one that
+was held in vain are the same thing at another moment. On a busy machine a timer may do anything that
+it does at all between any two requests.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ _UNTIL_THEN = PULLS | {"HEART_BEAT"}
 def reset_story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[tuple[list[Row], list[Row]]]]:
     """The requests of a reset told to the next pull, and of one told to the members, in a cluster of its own.
 
-    It begins before the tests that judge it: Java waits ten seconds between hearing of a reset and obeying it.
+    It begins before the tests that judge it: Java waits ten seconds
+    between hearing of a reset and obeying it.
     """
     home = tmp_path_factory.mktemp("reset")
     with ThreadPoolExecutor(1) as thread:
@@ -241,7 +243,8 @@ def test_a_concurrent_group_lives_as_recorded(stage: Stage) -> None:
 def test_a_transactional_producer_lives_as_recorded(stage: Stage) -> None:
     """G1: each transaction is ended at once; the broker asks for the open one, which is committed then.
 
-    The recorded broker looked before it had noted the ends of the others, and asked for all three; so may this one.
+    The recorded broker looked before it had noted the ends of the others, and asked for all three;
+    so may this one.
     """
     stage.log.taken()
     states = ["COMMIT_MESSAGE", "ROLLBACK_MESSAGE", "UNKNOW"]
@@ -279,7 +282,9 @@ def test_a_transactional_producer_lives_as_recorded(stage: Stage) -> None:
 
 
 def test_a_pull_consumer_lives_as_recorded(stage: Stage) -> None:
-    """A1: DefaultMQPullConsumer, request by request: a pull, the group's offset, no match, an offset beyond the end."""
+    """A1: DefaultMQPullConsumer, request by request: a pull, the group's offset, no match,
+    an offset beyond the end.
+    """
     for queue_id in (0, 1):
         stage.put("FrA", queue_id, 20)
     stage.log.taken()
@@ -327,7 +332,9 @@ def test_a_lite_pull_consumer_of_assigned_queues_lives_as_recorded(stage: Stage)
 
 
 def test_a_member_with_short_heartbeats_lives_as_recorded(stage: Stage) -> None:
-    """B1: once the broker says it knows of them, a heartbeat has the fingerprint in place of the subscriptions."""
+    """B1: once the broker says it knows of them, a heartbeat has the
+    fingerprint in place of the subscriptions.
+    """
     stage.put("FrA", 1, TAGS="TagB")
     stage.log.taken()
     consumer = stage.push("hb", "FrHbG", "FrA", tags="TagB", useHeartbeatV2=True)
@@ -401,7 +408,8 @@ def test_a_broadcasting_member_lives_as_recorded(stage: Stage) -> None:
 def test_a_sql92_subscriber_lives_as_recorded(stage: Stage) -> None:
     """A4: the expression is checked; a bad one ends the start.
 
-    As recorded it is checked before the first heartbeat, but a timer sends that one where a start takes over a second.
+    As recorded it is checked before the first heartbeat,
+    but a timer sends that one where a start takes over a second.
     """
     stage.put("FrSql", 0, color="red", n="1")
     stage.put("FrSql", 1, color="blue", n="7")
@@ -450,9 +458,11 @@ def test_a_reset_is_obeyed_as_recorded(reset_story: Future[tuple[list[Row], list
 def test_an_idle_orderly_member_does_what_was_recorded(
     reset_story: Future[tuple[list[Row], list[Row]]],
 ) -> None:
-    """C2, B1, F1: what its timers do was recorded of another group; in which order is a matter of their periods.
+    """C2, B1, F1: what its timers do was recorded of another group;
+    in which order is a matter of their periods.
 
-    Of the retry topic only the pull: its offset and its route were sent and asked for later than this member lives.
+    Of the retry topic only the pull: its offset and its route were sent
+    and asked for later than this member lives.
     """
     lived = {row for rows in reset_story.result(8 * ANSWER_S) for row in rows}
     periodic = {

@@ -1,7 +1,8 @@
-"""Which requests mqadmin's commands make of the simulator, in which order, is what was recorded on a real broker.
+"""Which requests mqadmin's commands make of the simulator, in which order,
+is what was recorded on a real broker.
 
-Two requests of the recording are no command's, and their frames are played by themselves: the offsets that a client has
-(223: pairs 63 and 65), and a message for a client that is not there (309: pair 70).
+Two requests of the recording are no command's, and their frames are played by themselves: the offsets that a
+client has (223: pairs 63 and 65), and a message for a client that is not there (309: pair 70).
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ class Admin:
         (self.client_id,) = {word for word in connections.split() if word.endswith("@admin-order")}
 
     def run(self, wanted: Iterable[Row], *commands: str, without: frozenset[str] = frozenset()) -> list[Row]:
-        """The requests of the commands, one after another, routes left out, once all that are ``wanted`` were made."""
+        """The requests of the commands, one after another, routes left out,
+        once all that are ``wanted`` were made.
+        """
         log = self.stage.log
         log.taken()
         self.stage.java.submit("mqadmin.all", commands=[command.split() for command in commands])
@@ -126,7 +129,9 @@ def test_changes_are_made_as_recorded(admin: Admin) -> None:
 
 
 def test_questions_about_a_group_are_asked_as_recorded(admin: Admin) -> None:
-    """F5, A4: progress of one group and of all, its members, what a member says of itself, its configuration."""
+    """F5, A4: progress of one group and of all, its members, what a member says of itself,
+    its configuration.
+    """
     no_commands = {"INVOKE_BROKER_TO_GET_CONSUMER_STATUS", "GET_CONSUMER_STATUS_FROM_CLIENT"}
     without = frozenset({_ROUTES, "SEND_MESSAGE_V2", *no_commands})
     wanted = _of_commands(recorded("admin_on_orderly"), without)

@@ -38,7 +38,9 @@ _OF_THE_RUN = ("ORIGIN_MESSAGE_ID", "UNIQ_KEY")
 
 
 class StoredTrace:
-    """One scenario in a topic and a group, named as in the recording or otherwise: what is sent, and what is stored."""
+    """One scenario in a topic and a group, named as in the recording or otherwise: what is sent,
+    and what is stored.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""The demo's listener: fails the same steps on every machine, once, and emits nothing of what it gives back."""
+"""The demo's listener: fails the same steps on every machine, once,
+and emits nothing of what it gives back.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The demo's smaller parts: where queues go, what a run is called, how the cluster is stopped, what is reported."""
+"""The demo's smaller parts: where queues go, what a run is called, how the cluster is stopped,
+what is reported.
+"""
 
 from __future__ import annotations
 

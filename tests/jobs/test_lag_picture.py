@@ -59,7 +59,9 @@ def test_the_page_draws_itself_in_a_browser_without_a_network(
 
 
 def test_a_name_cannot_put_markup_into_the_page(tmp_path: Path, browser: Browser) -> None:
-    """H9: brokers, topics and groups are named by others; what looks like markup is shown as it is written."""
+    """H9: brokers, topics and groups are named by others;
+    what looks like markup is shown as it is written.
+    """
     markup = (
         "</script><script>document.title='foreign'</script><!--<img src=x onerror=document.title='foreign'>"
     )

@@ -1,4 +1,6 @@
-"""Jobs ``offsets reset``, ``skip`` and ``clone``: seen before they are done, refused where they would harm, fenced."""
+"""Jobs ``offsets reset``, ``skip`` and ``clone``: seen before they are done,
+refused where they would harm, fenced.
+"""
 
 from __future__ import annotations
 
@@ -351,7 +353,9 @@ def test_group_and_sink_are_set_back_together(shop: Shop, sink: DeltaSink) -> No
 
 
 def test_a_sink_follows_a_group_that_was_set_back_before_it(shop: Shop, sink: DeltaSink) -> None:
-    """H1, F5: the sink is looked at, its rows are deleted, and the same command is given with --rewind-sink."""
+    """H1, F5: the sink is looked at, its rows are deleted,
+    and the same command is given with --rewind-sink.
+    """
     back = functools.partial(shop.do, reset, ToOffset(10), sink=sink.path)
     back()
     with pytest.raises(JobFailed, match="10 rows that group etl would write again"):

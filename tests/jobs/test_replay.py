@@ -1,4 +1,6 @@
-"""Job ``replay``, in this process and on the run's Spark session: where its settings lead, and what it tells."""
+"""Job ``replay``, in this process and on the run's Spark session: where its settings lead,
+and what it tells.
+"""
 
 from __future__ import annotations
 

@@ -72,7 +72,9 @@ def a_row_each(batch: pa.RecordBatch, context: ConsumeOrderlyContext) -> Any:
 def consumed(
     listener: Orderly, planned: QueueRange = PLANNED, *, at_once: int = 4, **changes: object
 ) -> tuple[list[tuple[Any, ...]], QueueAck]:
-    """What a task of the direct engine gives out, pickled as for an executor: offset, name and size of rows, and the ack."""
+    """What a task of the direct engine gives out, pickled as for an executor: offset, name and size of rows,
+    and the ack.
+    """
     settings = OrderlySettings(consume_message_batch_max_size=at_once)
     engine = DirectEngine(RangeConsumer(ArrowListener(listener), OutputColumns.of(OUTPUT), settings))
     sent = cloudpickle.loads(cloudpickle.dumps(engine))
@@ -273,7 +275,7 @@ def test_a_message_that_is_an_object_and_one_of_a_batch_are_the_same() -> None:
     assert list(again) == messages[:1]
 
 
-# ------------------------------------------------------------------------------------------------- concurrent ones
+# ------------------------------------------------------------------------------------------------- concurrent
 
 
 def concurrently(
@@ -328,7 +330,7 @@ def test_a_concurrent_batch_has_the_attempts_of_messages_that_could_not_go_back(
     assert [(at, times) for at, _, times in rows][:4] == [(10, 2), (11, 2), (12, 0), (13, 0)]
 
 
-# ------------------------------------------------------------------------------------------------------ what fits
+# ------------------------------------------------------------------------------------------------------ what
 
 TYPES = (
     StructType().add("text", "string").add("data", "binary").add("whole", "integer").add("real", "float").add("price", "decimal(6,2)")

@@ -152,7 +152,7 @@ def test_an_exception_in_a_hook_is_logged_and_changes_nothing(caplog: pytest.Log
     )
 
 
-# --- around a concurrent listener's calls -------------------------------------------------------------------------
+# --- around a concurrent listener's calls -------------------------------------------------------------------
 
 
 def concurrent_call(

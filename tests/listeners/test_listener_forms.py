@@ -167,7 +167,7 @@ def test_the_rows_of_a_delivery_of_one_message_are_its_own() -> None:
     assert called(PandasListener(lambda frame, context: None), 7) == (None, [])
 
 
-# ------------------------------------------------------------------------------------------------------- opened ones
+# ------------------------------------------------------------------------------------------------------- open
 
 EVENTS: list[Any] = []
 
@@ -209,7 +209,9 @@ def _forget() -> Iterator[None]:
 
 @pytest.mark.parametrize("listener", [Recording, Recording()], ids=["class", "object"])
 def test_a_listener_with_a_connection_is_opened_once_per_process(listener: object) -> None:
-    """Not once per task: each of them gets a pickled copy, and the first one that was opened serves them all."""
+    """Not once per task: each of them gets a pickled copy,
+    and the first one that was opened serves them all.
+    """
     sent = cloudpickle.dumps(form_of(listener, "billing"))
     messages = [message_at(10)]
     for _ in range(3):
@@ -344,7 +346,7 @@ def test_a_listener_without_open_and_close_needs_neither() -> None:
     assert called(Bare()) == (SUCCESS, [])
 
 
-# --------------------------------------------------------------------------------------------------------- by name
+# --------------------------------------------------------------------------------------------------------- by
 
 
 @pytest.fixture
@@ -456,7 +458,7 @@ def test_what_can_be_called_with_messages_and_a_context_is_a_listener_however_it
         assert called(listener) == (SUCCESS, [])
 
 
-# ---------------------------------------------------------------------------------------------------- what is pickled
+# ---------------------------------------------------------------------------------------------------- what is
 
 LOCK = threading.Lock()
 
@@ -522,7 +524,7 @@ def test_a_function_of_the_main_program_takes_its_globals_along() -> None:
     assert why_not_picklable(with_a_global) is None, "a module's function is imported, not pickled"
 
 
-# ------------------------------------------------------------------------------------------------------------ context
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_context_tells_the_attempt_and_logs_where_it_is(caplog: pytest.LogCaptureFixture) -> None:

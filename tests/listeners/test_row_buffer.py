@@ -103,7 +103,9 @@ def test_the_rows_of_any_calls_stay_the_same_and_in_their_order(dice: random.Ran
 def test_rows_are_put_into_the_order_of_their_messages(
     dice: random.Random, where: str, *, is_shuffled: bool
 ) -> None:
-    """E6: those of one message stay in the order in which it emitted them, and those of others are left out."""
+    """E6: those of one message stay in the order in which it emitted them,
+    and those of others are left out.
+    """
     rows = [(offset, str(number), None) for offset in range(8) for number in range(dice.randrange(30))]
     if is_shuffled:
         dice.shuffle(rows)

@@ -1,4 +1,6 @@
-"""The notebooks run from their first cell to the last, on the simulator they start, and show what their texts say."""
+"""The notebooks run from their first cell to the last, on the simulator they start,
+and show what their texts say.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What every offset store promises; each store's test module runs this suite on its own store.
 
-``PositionConformance`` is what all of them can do; ``OffsetStoreConformance`` adds what only a store that fences can.
+``PositionConformance`` is what all of them can do;
+``OffsetStoreConformance`` adds what only a store that fences can.
 """
 
 from __future__ import annotations
@@ -144,7 +145,9 @@ class PositionConformance:
 
 
 class OffsetStoreConformance(PositionConformance):
-    """Needs fixtures ``clock`` (FakeClock at START_S), ``store`` (empty), and ``again``: opens the same store anew."""
+    """Needs fixtures ``clock`` (FakeClock at START_S), ``store`` (empty), and ``again``:
+    opens the same store anew.
+    """
 
     def test_a_first_claim_begins_at_the_given_start_with_epoch_1(self, store: OffsetStore) -> None:
         """C3: the start is stored with the claim, so that it is decided once."""

@@ -189,7 +189,9 @@ def test_a_handle_whose_log_files_were_cleaned_up_opens_the_table_again(path: Pa
     "left_over", ["a data file", "a commit not yet named", "a checkpoint nobody points to"]
 )
 def test_what_a_killed_writer_leaves_behind_counts_for_nothing(path: Path, left_over: str) -> None:
-    """H1: a commit is the one file operation that gives it its number; before that there are only files nobody names."""
+    """H1: a commit is the one file operation that gives it its number;
+    before that there are only files nobody names.
+    """
     store = DeltaOffsetStore(path)
     store.claim(GROUP, "client-1", {Q0: 0})
     store.commit(GROUP, [committed(Q0, 5)], query_id="q", batch_id=1)
@@ -209,7 +211,7 @@ def test_what_a_killed_writer_leaves_behind_counts_for_nothing(path: Path, left_
     assert store.read(GROUP)[Q0].next_offset == 6
 
 
-# ------------------------------------------------------------------------------------------ errors of a commit
+# ------------------------------------------------------------------------------------------ errors of a commi
 
 
 class FailingWrites:
@@ -396,7 +398,7 @@ def _create_with(path: Path, configuration: dict[str, str]) -> None:
     log_file.write_text("\n".join(map(json.dumps, actions)))
 
 
-# ------------------------------------------------------------------------------------------ tables of other releases
+# ------------------------------------------------------------------------------------------ tables of other r
 
 ADDED_SINCE = ("put_back", "statistics", "generation", "last_message", "shown", "sinks")
 FIRST_SCHEMA = pa.schema([field for field in SCHEMA if field.name not in ADDED_SINCE])
@@ -447,7 +449,9 @@ THIRD_SCHEMA = SCHEMA.insert(SCHEMA.get_field_index("put_back"), pa.field("uncom
 
 
 def test_a_table_with_a_column_that_is_no_longer_used_is_read_and_written(path: Path) -> None:
-    """F1, D4: version 3 kept there what was consumed without a commit; it is forgotten with the first change."""
+    """F1, D4: version 3 kept there what was consumed without a commit;
+    it is forgotten with the first change.
+    """
     DeltaTable.create(path, schema=THIRD_SCHEMA, partition_by=["consumer_group"])
     DeltaTable(path).alter.set_table_properties({VERSION_PROPERTY: "3"}, raise_if_not_exists=False)
     row = {"consumer_group": GROUP, **Q0._asdict(), "next_offset": 11, "epoch": 1, "uncommitted": "no JSON"}

@@ -1,4 +1,6 @@
-"""What is done beside the commits: the log stays short, the past stays readable, and no step may be the last one."""
+"""What is done beside the commits: the log stays short, the past stays readable,
+and no step may be the last one.
+"""
 
 from __future__ import annotations
 

@@ -95,7 +95,9 @@ def test_the_content_before_stays_beside_it(folder: Path, main: Path) -> None:
 
 
 def test_a_group_is_listed_once_and_only_if_it_can_be_read(folder: Path, main: Path) -> None:
-    """F1: killed between the two renames there is no offsets.json; killed before the first change there is only a beginning."""
+    """F1: killed between the two renames there is no offsets.json;
+    killed before the first change there is only a beginning.
+    """
     store = filled(folder, 7)
     main.rename(main.with_name("offsets.json.tmp"))
     assert (store.groups(), store.read(GROUP)[Q0].next_offset) == ((GROUP,), 0)

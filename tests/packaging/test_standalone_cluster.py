@@ -1,4 +1,6 @@
-"""A real standalone cluster of Spark's: how our code gets to its executors, and what the loss of one costs."""
+"""A real standalone cluster of Spark's: how our code gets to its executors,
+and what the loss of one costs.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,9 @@ def test_a_machine_that_is_killed_under_a_job_costs_nothing_but_time(
 
 @pytest.fixture
 def packed_environment(wheel: Path, tmp_path: Path) -> Path:
-    """As docs/how-to/deployment.md makes one; what the wheel needs is the tests' own, instead of a download."""
+    """As docs/how-to/deployment.md makes one; what the wheel needs is the tests' own,
+    instead of a download.
+    """
     made = tmp_path / "packed"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(made)], check=True)
     install = [sys.executable, "-m", "pip", "--python", str(made / "bin/python"), "install", "--quiet"]
@@ -136,8 +140,8 @@ def packed_environment(wheel: Path, tmp_path: Path) -> Path:
 def test_executors_run_in_an_environment_that_came_packed(
     spark_cluster: StandaloneCluster, brokers: SimCluster, packed_environment: Path, tmp_path: Path
 ) -> None:
-    """A program of one's own; nothing of ours is installed on the cluster, and the source is found by its name: in a batch, a
-    stream and SQL.
+    """A program of one's own; nothing of ours is installed on the cluster,
+    and the source is found by its name: in a batch, a stream and SQL.
     """
     folder = tmp_path / "driver"
     (folder / "environment").mkdir(parents=True)

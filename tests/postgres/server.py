@@ -2,8 +2,8 @@
 
     python -m tests.postgres.server     # its programs into .cache/, as `make test` does
 
-It refuses to run as root: started by root it runs as ``nobody``, who need not be able to see the cache, so the programs
-are copied into the server's folder.
+It refuses to run as root: started by root it runs as ``nobody``, who need not be able to see the cache,
+so the programs are copied into the server's folder.
 """
 
 from __future__ import annotations

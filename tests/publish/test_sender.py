@@ -169,7 +169,9 @@ def test_what_every_broker_refuses_is_refused(sender: Sender, brokers: Brokers) 
 
 
 def test_what_a_queue_that_is_gone_refuses_goes_to_those_there_are(brokers: Brokers) -> None:
-    """G3: also what waits; a batch of a queue of its own goes nowhere else, and a queue that is there refuses for another reason."""
+    """G3: also what waits; a batch of a queue of its own goes nowhere else,
+    and a queue that is there refuses for another reason.
+    """
     illegal = BrokerError(29, "request queueId[1] is illegal")
     asked: list[MessageQueue] = []
 

@@ -70,7 +70,7 @@ def read_rows(rows: list[dict[str, Any]], schema: pa.Schema, **given: Any) -> li
     return list(reader.rows(batch, 10))
 
 
-# --- columns and options ----------------------------------------------------------------------------------------
+# --- columns and options ------------------------------------------------------------------------------------
 
 
 def test_columns_are_found_without_regard_to_case() -> None:
@@ -140,7 +140,7 @@ def test_options_that_cannot_be_used_are_refused(given: dict[str, str], said: st
         options(**given)
 
 
-# --- rows -------------------------------------------------------------------------------------------------------
+# --- rows ---------------------------------------------------------------------------------------------------
 
 ALL = pa.schema(
     [
@@ -325,7 +325,7 @@ def test_row_keys_are_those_of_the_place_and_look_like_javas() -> None:
     assert RowKeys("a", 1, 2).of(7) == RowKeys("a", 1, 2).of(7)
 
 
-# --- selector -----------------------------------------------------------------------------------------------------
+# --- selector -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -359,7 +359,7 @@ def test_a_row_whose_queue_is_not_clear_is_refused(
         selector.of(row(0, **given))
 
 
-# --- requests ---------------------------------------------------------------------------------------------------
+# --- requests -----------------------------------------------------------------------------------------------
 
 
 def numbers(batch: SendBatch) -> list[int]:
@@ -421,7 +421,7 @@ def test_a_message_larger_than_a_request_goes_alone() -> None:
     assert list(builder.rest()) == []
 
 
-# --- the sample of keys -----------------------------------------------------------------------------------------
+# --- the sample of keys -------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.sets(st.integers(0, 60)), max_size=4))

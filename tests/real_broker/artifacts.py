@@ -1,4 +1,5 @@
-"""Jars, fetched once through Maven: RocketMQ's with our Java programs compiled against them, and Spark's for Avro.
+"""Jars, fetched once through Maven: RocketMQ's with our Java programs compiled against them,
+and Spark's for Avro.
 
 Everything lands in ``.cache/`` of the repository. A finished directory appears by one rename, so that an
 interrupted or a second, concurrent run never leaves or sees half of it.

@@ -7,8 +7,9 @@ from pathlib import Path
 # Every delay level waits one second: tests check the order of retries, not RocketMQ's patience.
 _DELAY_LEVELS = " ".join(["1s"] * 18)
 
-# Requests wait for the broker's turn as long as it takes: it is no error that the machine is busy with tests. By itself a
-# broker refuses what has waited for 200 ms (sends) to 5 s, and every send after one that took a second.
+# Requests wait for the broker's turn as long as it takes: it is no error that the machine is
+# busy with tests. By itself a broker refuses what has waited for 200 ms (sends) to 5 s, and
+# every send after one that took a second.
 _TEMPLATE = """\
 brokerClusterName=DefaultCluster
 brokerName={name}

@@ -119,8 +119,9 @@ class RealCluster(Closing):
     def stop_broker(self, name: str) -> None:
         """End a broker as a crash would; returns when its route is gone.
 
-        Its messages stay; offsets committed during the last five seconds may be lost and locks are. An orderly
-        shutdown of RocketMQ takes eleven seconds, most of them asleep, and would teach a client nothing more.
+        Its messages stay; offsets committed during the last five seconds may be lost and
+        locks are. An orderly shutdown of RocketMQ takes eleven seconds, most of them
+        asleep, and would teach a client nothing more.
         """
         self._brokers[name].kill()
         await_condition(lambda: not self._is_registered(name), f"{name} was not forgotten")
@@ -131,7 +132,9 @@ class RealCluster(Closing):
         self._await_broker(name)
 
     def restart_name_server(self) -> None:
-        """Kill the name server and start it again at its address; it knows no broker until one registers, within 30 s."""
+        """Kill the name server and start it again at its address; it knows no broker until one registers,
+        within 30 s.
+        """
         if self._name_server is None:
             raise HarnessError("The cluster is not running: enter its context first.")
         self._name_server.kill()
@@ -221,8 +224,8 @@ class RealCluster(Closing):
     def _ask_to_register(self, broker_address: str) -> bool:
         """Make a broker that is up register at once; always False.
 
-        A broker that starts before it has found the name server tries again only ten seconds later. Writing its
-        permission, even unchanged, registers it (``AdminBrokerProcessor.updateBrokerConfig``).
+        A broker that starts before it has found the name server tries again only ten seconds later.
+        Writing its permission, even unchanged, registers it (``AdminBrokerProcessor.updateBrokerConfig``).
         """
         with contextlib.suppress(OSError):
             tls = self._security.tls.client_context() if self._security is not None else None

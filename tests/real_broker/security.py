@@ -1,4 +1,5 @@
-"""What makes a cluster a secured one: the broker's access control, and TLS that wants clients to prove themselves.
+"""What makes a cluster a secured one: the broker's access control,
+and TLS that wants clients to prove themselves.
 
 Names of properties: RocketMQ 5.3.3 ``AuthConfig``, ``TlsSystemConfig``.
 """

@@ -1,4 +1,6 @@
-"""Every message of a range is stored once and in order, whatever becomes of requests and of the sender before."""
+"""Every message of a range is stored once and in order,
+whatever becomes of requests and of the sender before.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Servers that misbehave: every caller gets its answer or its error by its deadline, and nothing is left behind."""
+"""Servers that misbehave: every caller gets its answer or its error by its deadline,
+and nothing is left behind.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def silent(peer: Peer, request: RemotingCommand) -> None:
 
 @pytest.mark.parametrize("sent", [0, 1, 4, 7, 8, 20, -1])
 def test_an_answer_that_never_ends_is_a_timeout(sent: int) -> None:
-    """A1: slow-loris and a peer that vanished look alike: some bytes, then nothing, and no end of the stream."""
+    """A1: slow-loris and a peer that vanished look alike: some bytes, then nothing,
+    and no end of the stream.
+    """
 
     def begin(peer: Peer, request: RemotingCommand) -> None:
         peer.send_bytes(encode_frame(request.response(0, body=b"body"))[:sent])

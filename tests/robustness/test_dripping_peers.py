@@ -35,7 +35,10 @@ QUESTION = RemotingCommand(code=RequestCode.GET_MAX_OFFSET, ext_fields={"topic":
 PULL = PullRequest(consumer_group="G", queue=MessageQueue("T", "b", 0), queue_offset=0)
 DRIP_S = 0.004
 WAIT_S = 0.2
-"""How long they wait. Whoever waits for what drips instead is still waiting when pytest's own time is over."""
+"""How long they wait.
+
+Whoever waits for what drips instead is still waiting when pytest's own time is over.
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +63,9 @@ def dripping(peer: Peer, request: RemotingCommand) -> None:
 
 
 def test_a_caller_of_a_dripping_server_waits_until_his_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A1: each byte is a sign of life, and none is an answer; whoever waits without a thread is told as well."""
+    """A1: each byte is a sign of life, and none is an answer;
+    whoever waits without a thread is told as well.
+    """
     monkeypatch.setattr(channels, "RECEIVE_TICK_S", WAIT_S / 4)
     outcomes: SimpleQueue[RemotingCommand | RocketMQError] = SimpleQueue()
     with ScriptedServer(dripping) as server:

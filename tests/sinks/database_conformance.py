@@ -97,7 +97,9 @@ def prepared(database: Database, write: Callable[[Any, pa.Table], None] | None =
 
 
 def each_fault(database: Database, *, is_down_then: bool) -> Iterator[tuple[Faults, DatabaseSink]]:
-    """A sink for every statement and commit of a batch at which the connection can be lost, before and after it."""
+    """A sink for every statement and commit of a batch at which the connection can be lost,
+    before and after it.
+    """
     for number, is_done in ((number, is_done) for number in itertools.count() for is_done in (False, True)):
         database.clear()
         prepared(database)
@@ -128,7 +130,9 @@ class DatabaseConformance(SinkConformance):
     def test_a_connection_lost_at_any_statement_costs_no_row_and_doubles_none(
         self, database: Database, start: int
     ) -> None:
-        """H7, H1: before, at and after each statement and commit; the try after it has a connection of its own."""
+        """H7, H1: before, at and after each statement and commit;
+        the try after it has a connection of its own.
+        """
         tried = 0
         for faults, sink in each_fault(database, is_down_then=False):
             if start:
@@ -179,7 +183,9 @@ class DatabaseConformance(SinkConformance):
     def test_a_function_that_commits_is_found_out_at_its_first_batch(
         self, database: Database, commits: str, *, fails: bool
     ) -> None:
-        """H7: the query stops, and so does each one after it until somebody has looked; nothing counts as written."""
+        """H7: the query stops, and so does each one after it until somebody has looked;
+        nothing counts as written.
+        """
         insert = inserting(database)
 
         def commit(cursor: Any, at: str) -> None:

@@ -62,7 +62,9 @@ def run(
 
 
 class SinkConformance:
-    """Subclasses have the fixtures ``sink``, prepared for ``SCHEMA``, and ``stored``, which tells what it holds."""
+    """Subclasses have the fixtures ``sink``, prepared for ``SCHEMA``, and ``stored``,
+    which tells what it holds.
+    """
 
     @pytest.fixture
     def sink(self) -> Sink:
@@ -175,7 +177,9 @@ class SinkConformance:
         assert [row[:2] for row in stored()] == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
 
     def test_it_is_known_how_it_stands_before_a_query_and_with_every_batch(self, sink: Sink) -> None:
-        """H7: of a queue without rows, too, and of the life that is asked about only; the same in every run."""
+        """H7: of a queue without rows, too, and of the life that is asked about only;
+        the same in every run.
+        """
         [*before] = sink.standings(GROUP, {Q0: 0})
         run(sink, {Q0: 2, Q1: 3}, rows(Q0, 0, 2))
 
@@ -190,7 +194,9 @@ class SinkConformance:
 
     @pytest.mark.parametrize("queue", [Q0, Q1], ids=["behind", "absent"])
     def test_offsets_that_are_ahead_of_it_are_told(self, sink: Sink, queue: MessageQueue) -> None:
-        """H7: it was set back, restored, or failed over to a replica; what a reset has passed is not meant."""
+        """H7: it was set back, restored, or failed over to a replica;
+        what a reset has passed is not meant.
+        """
         run(sink, {Q0: 2}, rows(Q0, 0, 2))
         standings = sink.begin(GROUP, {Q0: 0, Q1: 0}).standings
         store = MemoryOffsetStore("ahead", clock=FakeClock())

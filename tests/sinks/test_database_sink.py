@@ -172,7 +172,9 @@ def test_a_column_that_changes_what_is_put_into_it_is_refused(database: SqliteFi
 
 
 def test_a_database_that_takes_small_and_capital_letters_for_one_costs_no_rows(database: SqliteFile) -> None:
-    """H7: as MySQL's usual collation does; what it cannot tell apart it refuses, and nothing is taken for written."""
+    """H7: as MySQL's usual collation does; what it cannot tell apart it refuses,
+    and nothing is taken for written.
+    """
     execute(
         database,
         "CREATE TABLE rocketmq_watermarks (consumer_group VARCHAR(255) NOT NULL COLLATE NOCASE, topic VARCHAR(255) NOT NULL COLLATE "

@@ -312,7 +312,7 @@ def test_the_log_is_looked_through_from_the_version_that_is_stood_at(sink: Delta
         new.version_of(newest, 4)
 
 
-# ------------------------------------------------------------------------------------------ RESTORE and rewind
+# ------------------------------------------------------------------------------------------ RESTORE and rewin
 
 
 @pytest.mark.parametrize("is_running", [True, False])
@@ -594,7 +594,7 @@ def test_only_queues_that_grow_are_written(sink: DeltaSink, path: Path) -> None:
     assert [(each["appId"], each["version"]) for each in transactions] == [(app_id(GROUP, Q0), 6)]
 
 
-# --------------------------------------------------------------------------------------------- schema evolution
+# --------------------------------------------------------------------------------------------- schema evoluti
 
 WITH_AMOUNT = SCHEMA.append(pa.field("amount", pa.float64()))
 

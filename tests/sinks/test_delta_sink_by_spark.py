@@ -101,7 +101,9 @@ class TestBySpark(SinkConformance):
 
 @pytest.mark.parametrize("kind", list(_TABLES)[1:])
 def test_tables_of_every_kind_take_rows(spark: SparkSession, path: Path, kind: str) -> None:
-    """H1, H2: another query goes on where the first one was, and nothing of a batch is left beside the table."""
+    """H1, H2: another query goes on where the first one was,
+    and nothing of a batch is left beside the table.
+    """
     make_table(spark, path, kind)
     run(prepared(path), {Q0: 2}, rows(Q0, 0, 2))
 
@@ -129,7 +131,9 @@ def test_what_breaks_a_constraint_ends_the_batch_and_leaves_nothing(
 
 
 def test_a_table_may_change_its_kind_and_keeps_its_watermarks(spark: SparkSession, path: Path) -> None:
-    """H1, H2: files by delta-rs, then a constraint, then none: each row once, of queues that stood still too."""
+    """H1, H2: files by delta-rs, then a constraint, then none: each row once,
+    of queues that stood still too.
+    """
     sink = prepared(path)
     run(sink, {Q0: 2, Q1: 1}, rows(Q0, 0, 2), rows(Q1, 0, 1))
     spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT known CHECK (step != 'unknown')")

@@ -72,7 +72,9 @@ def test_a_file_that_a_mount_shows_late_is_waited_for(path: Path, tmp_path: Path
 def test_a_table_that_was_made_anew_is_noticed_however_many_commits_it_has(
     path: Path, tmp_path: Path, commits: int
 ) -> None:
-    """H7: a batch reads the new table's watermarks, and adds nothing to its log on top of the old one's state."""
+    """H7: a batch reads the new table's watermarks,
+    and adds nothing to its log on top of the old one's state.
+    """
     sink = sink_at(path)
     for end in (1, 2, 3):
         run_batch(sink, {Q0: end}, rows(Q0, end - 1, end))

@@ -146,7 +146,9 @@ def test_two_sinks_of_one_place_are_refused(tmp_path: Path) -> None:
 
 
 def test_all_of_them_are_where_the_last_one_is(sinks: MultiSink) -> None:
-    """H2: a query without offsets goes on from there; of a queue that one has nothing of, from its beginning."""
+    """H2: a query without offsets goes on from there; of a queue that one has nothing of,
+    from its beginning.
+    """
     run(sinks, {Q0: 2}, rows(Q0, 0, 2))
     run(sinks._routes[0].sink, {Q0: 3, Q1: 1}, rows(Q0, 2, 3), rows(Q1, 0, 1))
 

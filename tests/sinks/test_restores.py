@@ -1,4 +1,6 @@
-"""RESTOREs are noticed as by a reader of the whole log, whoever committed what, and commits of others cost nothing."""
+"""RESTOREs are noticed as by a reader of the whole log, whoever committed what,
+and commits of others cost nothing.
+"""
 
 from __future__ import annotations
 
@@ -315,7 +317,9 @@ class Table:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_restores_of_a_table_are_noticed(tmp_path: Path, seed: int) -> None:
-    """H7: two groups, commits of others, checkpoints, logs that are cleaned up, sinks that start and that run."""
+    """H7: two groups, commits of others, checkpoints, logs that are cleaned up,
+    sinks that start and that run.
+    """
     chance = random.Random(seed)
     table = Table(tmp_path / "orders")
     for _ in range(25):
@@ -352,7 +356,9 @@ def test_a_group_that_stands_still_does_not_read_what_another_one_commits(
 
 
 def test_an_append_does_not_slip_over_a_restore(tmp_path: Path) -> None:
-    """H1: it would look as if the group had known of it; Delta's RESTORE sets the table's metadata, which conflicts."""
+    """H1: it would look as if the group had known of it; Delta's RESTORE sets the table's metadata,
+    which conflicts.
+    """
     path = tmp_path / "orders"
     run_batch(prepared(path), {Q0: 2}, rows(Q0, 0, 2))
     log = delta_log.TableLog(DeltaTable(path))

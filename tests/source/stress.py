@@ -1,12 +1,13 @@
 """A stream reads while its world changes at random: ``python -m tests.source.stress --seconds 600 --seed 7``.
 
-On the simulator, topics and queues are added, topics deleted and made anew, messages stored, brokers restarted, and old
-messages expire before they are read; the reader is killed at any step of a batch, too, drains now and then as with
-AvailableNow, and changes its limits.  At the end every message that is still there was read exactly once, each queue's in
-order, and no message of a deleted topic twice.  What the world does is a function of the seed; what the reader meets is
-the machine's.
+On the simulator, topics and queues are added, topics deleted and made anew, messages stored, brokers
+restarted, and old messages expire before they are read; the reader is killed at any step of a batch, too,
+drains now and then as with AvailableNow, and changes its limits. At the end every message that is still there
+was read exactly once, each queue's in order, and no message of a deleted topic twice. What the world does is
+a function of the seed; what the reader meets is the machine's.
 
-A topic is made anew when a plan has gone by without it: made anew before, it can look to any reader like the one that was.
+A topic is made anew when a plan has gone by without it: made anew before,
+it can look to any reader like the one that was.
 """
 
 from __future__ import annotations
@@ -188,7 +189,9 @@ class Reader:
         """Number of the newest plan, and its topics."""
 
     def has_forgotten(self, topic: str, plans: int) -> bool:
-        """Whether a plan that began after ``plans`` others has nothing of ``topic``; may be asked on any thread."""
+        """Whether a plan that began after ``plans`` others has nothing of ``topic``;
+        may be asked on any thread.
+        """
         number, topics = self._planned
         return number > plans and topic not in topics
 
@@ -330,7 +333,8 @@ def stress(seed: int, seconds: float) -> tuple[list[str], dict[str, int]]:
             thread.join()
         if world.failure is not None:
             raise world.failure
-        # A queue whose messages had all expired when it was first seen has nothing to be read, nor a place in a plan.
+        # A queue whose messages had all expired when it was first seen has nothing to be read,
+        # nor a place in a plan.
         ends = {
             queue: len(bodies)
             for queue, bodies in world.present().items()

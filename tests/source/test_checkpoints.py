@@ -138,7 +138,9 @@ def test_progress_tells_where_each_queue_ends(topics: Topics) -> None:
 
 
 def test_how_far_queues_are_behind_follows_from_the_progress(topics: Topics) -> None:
-    """maxOffsetsPerTrigger: what Kafka's source has as min, max and avgOffsetsBehindLatest, with and without a limit."""
+    """maxOffsetsPerTrigger: what Kafka's source has as min, max and avgOffsetsBehindLatest,
+    with and without a limit.
+    """
     topic = topics.make(8, 2, 0)
     stream = topics.stream(topic, maxOffsetsPerTrigger="5")
 

@@ -347,7 +347,9 @@ def test_a_pull_that_is_passed_over_is_sent_again(server: ScriptedServer) -> Non
 
 
 def test_bytes_over_all_ranges_are_bounded(server: ScriptedServer) -> None:
-    """Only the pulls that have room, by the largest answer so far, are sent; the first of a range always is."""
+    """Only the pulls that have room, by the largest answer so far, are sent;
+    the first of a range always is.
+    """
     server.script = lambda peer, request: found(peer, request, padding=300 * KIB)
     largest = 300 * KIB + 40
     most = 0
@@ -406,7 +408,7 @@ def test_nothing_is_asked_while_the_caller_does_not_take(server: ScriptedServer)
     assert server.next_peer().has_ended.wait(PATIENCE_S)
 
 
-# --- replicas ------------------------------------------------------------------------------------------------
+# --- replicas -----------------------------------------------------------------------------------------------
 
 
 def with_replica(wanted: list[QueuePartition], replica: ScriptedServer) -> list[QueuePartition]:
@@ -474,7 +476,9 @@ def test_a_replica_sends_back_to_the_master(server: ScriptedServer, replica: Scr
 def test_what_a_replica_does_not_have_the_master_is_asked_for(
     server: ScriptedServer, replica: ScriptedServer, pauses: FetcherPauses, code: int, next_begin_offset: int
 ) -> None:
-    """F4: a replica's word about what is not there is never believed; nothing is lost, nothing comes twice."""
+    """F4: a replica's word about what is not there is never believed; nothing is lost,
+    nothing comes twice.
+    """
     server.script = lambda peer, request: found(peer, request, suggest=1)
 
     def not_from_40(peer: Peer, request: RemotingCommand) -> None:

@@ -26,7 +26,9 @@ END = 10
 
 
 class OneBroker(ScriptedServer):
-    """Has messages 0 to 9 in each queue, the message at offset n stored at n ms; searches by time as brokers before 5 do."""
+    """Has messages 0 to 9 in each queue, the message at offset n stored at n ms;
+    searches by time as brokers before 5 do.
+    """
 
     def __init__(self) -> None:
         super().__init__(self._answer)
@@ -106,7 +108,9 @@ def looks() -> Iterator[Looks]:
 
 
 def test_brokers_are_looked_at_at_once(looks: Looks) -> None:
-    """C3: each of them answers when both have been asked, so that one that is silent costs its time-out once."""
+    """C3: each of them answers when both have been asked,
+    so that one that is silent costs its time-out once.
+    """
     both = threading.Barrier(2, timeout=PATIENCE_S)
     for broker in looks.brokers.values():
         broker.before_answer = both.wait

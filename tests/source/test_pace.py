@@ -140,7 +140,9 @@ def test_no_more_is_asked_for_than_may_be_held(topics: Topics) -> None:
 
 
 def test_messages_are_pulled_from_whom_the_option_says() -> None:
-    """readFrom: a replica without being told to, and the master for what the replica lacks; else the master alone."""
+    """readFrom: a replica without being told to, and the master for what the replica lacks;
+    else the master alone.
+    """
     with SimCluster(brokers=1, replicas=1) as sim:
         sim.set_replica_lag("broker-a", 5)
         topics = Topics(sim)

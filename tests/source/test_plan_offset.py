@@ -96,11 +96,13 @@ def test_a_plan_of_what_are_no_offsets_is_damaged(changes: dict[str, object]) ->
         offset_to_plan({"v": 1, "seq": 4, "plan": {"orders": {"broker-a": {"0": entry}}}})
 
 
-# --------------------------------------------------------------------------------------------------------- many queues
+# --------------------------------------------------------------------------------------------------------- ma
 
 
 def many(count: int, seed: int = 7) -> list[QueueRange]:
-    """A hundred queues on each broker of a topic, all of them somewhere else, some with messages that were put back."""
+    """A hundred queues on each broker of a topic, all of them somewhere else,
+    some with messages that were put back.
+    """
     chance = random.Random(seed)
     return [
         QueueRange(

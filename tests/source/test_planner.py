@@ -248,7 +248,9 @@ def test_a_limit_is_shared_by_the_queues_of_all_topics() -> None:
 
 
 def test_a_queue_gets_no_more_than_its_threshold_and_without_one_all_there_is() -> None:
-    """D13: Java's 1,000 would bound the throughput, for a queue gets its next messages with the next micro-batch."""
+    """D13: Java's 1,000 would bound the throughput,
+    for a queue gets its next messages with the next micro-batch.
+    """
     for group in (False, True):
         assert Planning({A0: (0, 5000)}, group=group).next() == [(A0, 0, 5000)]
         planning = Planning({A0: (0, 5000), A1: (0, 7)}, group=group, pullThresholdForQueue="1000")
@@ -256,7 +258,9 @@ def test_a_queue_gets_no_more_than_its_threshold_and_without_one_all_there_is() 
 
 
 def test_available_now_waits_for_a_topic_that_is_out_of_sight() -> None:
-    """H4: name servers forget a topic whose brokers are all away; what was there at the start is to be drained."""
+    """H4: name servers forget a topic whose brokers are all away;
+    what was there at the start is to be drained.
+    """
     payments = MessageQueue("payments", "broker-b", 0)
     planning = Planning({A0: (0, 5), payments: (0, 3)}, retryTimeoutMs="60000")
     planning.planner.prepare_available_now()
@@ -318,7 +322,10 @@ def test_how_long_a_listener_has_a_message_is_known_from_what_was_counted() -> N
 
 @pytest.mark.parametrize("timeout_ms", [5_000, 20_000])
 def test_a_drain_that_stands_still_ends_with_an_error_that_says_where(timeout_ms: int) -> None:
-    """H4: drainTimeoutMs; a message that always fails, and no limit, would hold it for ever. Any queue that moves is a sign of life."""
+    """H4: drainTimeoutMs; a message that always fails, and no limit, would hold it for ever.
+
+    Any queue that moves is a sign of life.
+    """
     planning = Planning(
         {A0: (0, 10), A1: (0, 3)},
         group=True,
@@ -545,7 +552,9 @@ def test_a_listener_gets_what_it_did_not_commit_again_when_there_is_more() -> No
 
 
 def test_a_plan_that_waits_for_more_messages_was_delivered_to_nobody() -> None:
-    """D4: with minOffsetsPerTrigger a plan may be put off; its messages are delivered when the wait is over."""
+    """D4: with minOffsetsPerTrigger a plan may be put off;
+    its messages are delivered when the wait is over.
+    """
     planning = Planning({A0: (0, 9)}, group=True, minOffsetsPerTrigger="10", maxTriggerDelay="1m")
     assert planning.next() == [(A0, 0, 9)]
     planning.commit(A0, 8)

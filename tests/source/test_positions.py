@@ -96,7 +96,9 @@ def test_a_queue_that_does_not_exist_cannot_end_a_read(topics: Topics) -> None:
 
 
 def test_a_batch_begins_and_ends_at_a_time(topics: Topics) -> None:
-    """startingTimestamp, endingTimestamp, F2: from the first message at or after one, to before the first at or after."""
+    """startingTimestamp, endingTimestamp, F2: from the first message at or after one,
+    to before the first at or after.
+    """
     topic, times = spread_over_time(topics, 5)
     begin, end = sorted(set(times))[1], sorted(set(times))[3]
 
@@ -153,7 +155,9 @@ def test_a_read_begins_where_a_group_stands(topics: Topics) -> None:
 
 
 def test_a_read_ends_where_a_group_stands(topics: Topics) -> None:
-    """endingOffsets=group, endingGroup: nothing of a queue without an offset of the group, or where it is not that far."""
+    """endingOffsets=group, endingGroup: nothing of a queue without an offset of the group,
+    or where it is not that far.
+    """
     topic = topics.make(5, 2)
     commit(topics, "reader", topic, 0, 3)
     commit(topics, "ahead", topic, 0, 4)

@@ -179,7 +179,9 @@ def test_a_group_goes_on_in_one_topic_while_it_cannot_begin_in_another() -> None
 
 
 def test_a_group_begins_each_topic_where_nobody_has_begun_it_yet() -> None:
-    """F2: offsets at the brokers are asked for and told by topic; a subscription added later begins by the options."""
+    """F2: offsets at the brokers are asked for and told by topic;
+    a subscription added later begins by the options.
+    """
     payments = MessageQueue("payments", "broker-a", 0)
     brokers = FakeBrokerOffsets({A0: 3})
     planning = Planning(

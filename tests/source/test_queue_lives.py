@@ -23,7 +23,9 @@ from tests.source.test_queue_claims import FakeBrokerOffsets, handed_over
 
 
 class FakeLog:
-    """A queue's messages by the second they were stored in; implements ``LifeWatch`` for any number of queues."""
+    """A queue's messages by the second they were stored in;
+    implements ``LifeWatch`` for any number of queues.
+    """
 
     def __init__(self) -> None:
         self.stored: dict[MessageQueue, list[int]] = {}
@@ -349,7 +351,8 @@ def test_a_reset_that_was_told_before_the_look_failed_is_followed() -> None:
 def test_a_reset_that_was_told_with_a_look_and_could_not_be_stored_is_stored_later(
     is_held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F5: the same look found a topic made anew, whose next life could not be stored either; a queue that was lost meanwhile may
+    """F5: the same look found a topic made anew, whose next life could not be stored either;
+    a queue that was lost meanwhile may
     have been reset again."""
     lives = Lives({A0: [1, 2, 3], A1: [1, 2]}, failOnDataLoss="false")
     lives.consume_all()
@@ -402,7 +405,9 @@ def test_bounds_that_are_older_than_the_claim_are_no_lost_messages() -> None:
 
 
 def test_a_life_that_begins_behind_messages_remembers_the_last_of_them_at_once() -> None:
-    """F4: else the end could be lost once more, and outgrown, before a message of the new life is consumed."""
+    """F4: else the end could be lost once more, and outgrown,
+    before a message of the new life is consumed.
+    """
     lives = Lives({A0: [1, 2]}, failOnDataLoss="false")
     lives.consume_all()
     del lives.log.stored[A0][1:]

@@ -401,7 +401,9 @@ def test_several_ranges_are_read_at_once_each_in_order(log: Log, partition: Queu
 def test_a_range_ends_with_the_message_that_makes_it_as_large_as_it_may_be(
     partition: QueuePartition, max_bytes: int, last: int
 ) -> None:
-    """D13: bodies are of two bytes here; the first message is read however large it is, or the queue would stand still."""
+    """D13: bodies are of two bytes here; the first message is read however large it is,
+    or the queue would stand still.
+    """
     seen, marked = read(replace(partition, max_bytes=max_bytes))
 
     assert seen == list(range(10, last + 1))

@@ -1,4 +1,7 @@
-"""Sessions that run slow tasks twice: what is refused, and what can only be warned of. And how many tasks run beside each other."""
+"""Sessions that run slow tasks twice: what is refused, and what can only be warned of.
+
+And how many tasks run beside each other.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ DOWN = {"broker-a": TransportError("broker-a", "the route names no master for th
 READS = BrokerSettings(slave_read_enable=True)
 
 
-# --- what is planned ------------------------------------------------------------------------------------------
+# --- what is planned ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("group", [False, True], ids=["plain", "group"])
@@ -202,7 +202,7 @@ def test_it_is_said_once_that_a_slave_is_read_and_that_the_master_is_back(
     assert "broker left out of this plan" not in caplog.text
 
 
-# --- with a slave ---------------------------------------------------------------------------------------------
+# --- with a slave -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""Where streams begin, and that they miss nothing and read nothing twice when stopped, restarted and given more queues."""
+"""Where streams begin, and that they miss nothing and read nothing twice when stopped,
+restarted and given more queues.
+"""
 
 from __future__ import annotations
 
@@ -87,9 +89,11 @@ def starts(topic: str, moment: int) -> Iterator[tuple[str, dict[str, str], list[
 def test_a_stream_reads_each_message_once_from_its_start_on(
     topics: Topics, start: str, by: str, fail_on_data_loss: str
 ) -> None:
-    """F2, H1, A2: startingOffsets, startingTimestamp, startingOffsetsByTimestamp, topicPattern, failOnDataLoss.
+    """F2, H1, A2: startingOffsets, startingTimestamp, startingOffsetsByTimestamp, topicPattern,
+    failOnDataLoss.
 
-    As the tests of Spark's Kafka source: stopped and started, data while stopped, 5 queues that become 10 while it runs.
+    As the tests of Spark's Kafka source: stopped and started, data while stopped,
+    5 queues that become 10 while it runs.
     """
     topic, moment = stored_before_and_after(topics)
     [(given, first)] = [(given, first) for name, given, first in starts(topic, moment) if name == start]
@@ -144,7 +148,9 @@ def test_a_topic_that_a_new_broker_has_too_is_read_there_from_its_start(
 
 
 def test_offsets_of_topics_stand_beside_a_topic_that_appears_later(topics: Topics) -> None:
-    """startingOffsets per topic, topicPattern: as Kafka's "topic-level offsets tolerate a new topic" (SPARK-58774)."""
+    """startingOffsets per topic, topicPattern: as Kafka's "topic-level
+    offsets tolerate a new topic" (SPARK-58774).
+    """
     old, whole, later = (topics.make(2, topic=f"level-{name}") for name in ("old", "whole", "queue"))
     begin = {old: "latest", later: {"broker-a": {"0": 1}}}
     stream = topics.stream(

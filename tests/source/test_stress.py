@@ -8,7 +8,9 @@ from tests.source.stress import stress
 
 
 def test_every_message_that_is_there_is_read_once_whatever_happens() -> None:
-    """A2, F4, H3, H4, failOnDataLoss, topicPattern: queues in order, over restarts of the query and of brokers."""
+    """A2, F4, H3, H4, failOnDataLoss, topicPattern: queues in order,
+    over restarts of the query and of brokers.
+    """
     seed = random.SystemRandom().randrange(1 << 32)
 
     problems, facts = stress(seed, seconds=3.0)

@@ -1,4 +1,6 @@
-"""Ranges with messages that cannot be decoded: a query ends when all before them is read, or keeps them as they are stored."""
+"""Ranges with messages that cannot be decoded: a query ends when all before them is read,
+or keeps them as they are stored.
+"""
 
 from __future__ import annotations
 

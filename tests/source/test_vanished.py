@@ -44,7 +44,9 @@ def test_a_deleted_topic_ends_the_query(topics: Topics) -> None:
 def test_a_stream_goes_on_without_a_deleted_topic_and_reads_it_from_its_start_when_made_anew(
     topics: Topics,
 ) -> None:
-    """failOnDataLoss, topicPattern: as Spark's "subscribe topic by pattern with topic recreation between batches"."""
+    """failOnDataLoss, topicPattern: as Spark's "subscribe topic by
+    pattern with topic recreation between batches".
+    """
     first, second = (topics.make(3, topic=name) for name in ("again-1", "again-2"))
     stream = topics.stream(None, topicPattern="again-.", routeRefreshMs="1", failOnDataLoss="false")
     assert stream.next_offsets() is not None

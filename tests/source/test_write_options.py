@@ -95,7 +95,9 @@ def test_a_topic_that_is_missing_for_all_the_time_fails_the_write_unless_brokers
 
 
 def test_all_tasks_of_a_write_go_by_what_the_driver_has_seen(cluster: ScriptedCluster) -> None:
-    """G7: also one that begins while the name server does not know the topic, or tells of some of its brokers only."""
+    """G7: also one that begins while the name server does not know the topic,
+    or tells of some of its brokers only.
+    """
     options = write_options(nameServers=cluster.name_server.address, requestTimeoutMs="60000")
     seen = seen_routes(options)
     rows = pa.RecordBatch.from_pylist([{"body": b"%d" % n, "shardingKey": str(n % 9)} for n in range(40)])
@@ -260,7 +262,9 @@ class Unhurried(FaultTable):
 def test_a_broker_that_failed_is_avoided_if_told(
     cluster: ScriptedCluster, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """sendLatencyFaultEnable: asked once, it is left alone; no time passes here, in which it would be asked again."""
+    """sendLatencyFaultEnable: asked once, it is left alone; no time passes here,
+    in which it would be asked again.
+    """
     monkeypatch.setattr(sink_task, "FaultTable", lambda _: Unhurried(clock))
     asked: list[RemotingCommand] = []
 
@@ -333,7 +337,9 @@ class FirstTask:
 def test_message_ids_come_of_the_id_of_the_write(
     cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """writeId; H6: in place of a stream's query id, too; with the number of the micro-batch, within foreachBatch as well."""
+    """writeId; H6: in place of a stream's query id, too; with the number of the micro-batch,
+    within foreachBatch as well.
+    """
     task = FirstTask({"sql.streaming.queryId": "query", "streaming.sql.batchId": "4"})
     monkeypatch.setattr(writer, "_task", lambda: task)
     rows = pa.RecordBatch.from_pylist([{"body": b"x"}])
@@ -389,7 +395,8 @@ def test_a_broker_that_says_nothing_is_waited_for_as_long_as_the_option_says(
 
 
 def test_connections_are_made_as_the_options_say() -> None:
-    """useTls, tlsCaFile, tlsCertFile, tlsKeyFile, tlsKeyPassword, tlsVerifyCertificate, tlsVerifyHostname, A5: what
+    """useTls, tlsCaFile, tlsCertFile, tlsKeyFile, tlsKeyPassword, tlsVerifyCertificate,
+    tlsVerifyHostname, A5: what
     they mean is tested with the transport."""
     files = {"tlsCertFile": "c.pem", "tlsKeyFile": "k.pem", "tlsKeyPassword": "p"}
     trusting = ConnectionSettings.of(

@@ -151,7 +151,9 @@ JAVA = {
     "zlib without its header": (3, zlib.compress(b"a" * 30)[2:-4], None),
     "gzip": (3, gzip.compress(b"a"), None),
 }
-"""Type, body, and what ``Lz4Compressor``, ``ZstdCompressor`` and ``ZlibCompressor`` of RocketMQ 5.3.3 make of it: None for an exception."""
+"""Type, body, and what ``Lz4Compressor``, ``ZstdCompressor`` and ``ZlibCompressor`` of RocketMQ
+5.3.3 make of it: None for an exception.
+"""
 
 
 @pytest.mark.parametrize(("compression_type", "body", "shown"), JAVA.values(), ids=JAVA)

@@ -114,7 +114,9 @@ def test_a_client_id_is_any_text_with_the_host_before_the_first_at_sign(case: di
 
 
 def test_the_fingerprint_of_a_heartbeat_is_the_hash_of_what_does_not_change() -> None:
-    """B1: its JSON without client id and versions, by ``String.hashCode``: members of one group have the same."""
+    """B1: its JSON without client id and versions, by ``String.hashCode``:
+    members of one group have the same.
+    """
     heartbeat = decode_heartbeat(golden("filter.json")["heartbeat_json"].encode())
     consumers = tuple(
         replace(data, subscriptions=tuple(replace(each, sub_version=0) for each in data.subscriptions))
