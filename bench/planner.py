@@ -19,7 +19,7 @@ from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.model import Message
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.options.positions import StartingOffsets
+from pyspark_rocketmq.options.positions import EARLIEST
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import ClusterView
 from pyspark_rocketmq.source.planner import MicroBatchPlanner
@@ -129,7 +129,7 @@ def plain_triggers(name_server: str, pool: ChannelPool) -> Triggers:
     watch = Stopwatch()
     options = _options(name_server)
     view = _timed_view(options, pool, watch)
-    progress = CheckpointProgress(view, StartingOffsets.earliest())
+    progress = CheckpointProgress(view, EARLIEST)
     return Triggers(options, _planner(options, view, progress, watch), watch, lambda _: None)
 
 
@@ -145,7 +145,7 @@ def group_triggers(name_server: str, pool: ChannelPool, table: Path) -> Triggers
         store=Timed(DeltaOffsetStore(table), watch, read=_STORE),
         ownership=OneMember(lambda: queues),
         view=view,
-        default_start=StartingOffsets.earliest(),
+        default_start=EARLIEST,
         clock=_CLOCK,
     )
     committer = DeltaOffsetStore(table)

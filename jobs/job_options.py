@@ -37,7 +37,7 @@ from pyspark_rocketmq.options.parsers import (
     text_value,
 )
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.options.subscription import EVERYTHING, Subscription, subscriptions_of, topic_problems
+from pyspark_rocketmq.options.subscription import Subscription, subscriptions_of, topic_problems
 from pyspark_rocketmq.options.write import SINK_GROUP, BodyCompression
 
 
@@ -311,10 +311,7 @@ class ConsumeSettings(ClusterAccess):
 
     def cross_field_problems(self) -> list[str]:
         """What would be ignored in silence, or fail only after Spark has started."""
-        problems = topic_problems(
-            {"topic": self.topic, "topics": self.topics, "subscriptions": self.subscriptions},
-            {"subscription": self.subscription != EVERYTHING, "sqlFilter": self.sql_filter is not None},
-        )
+        problems = topic_problems(self)
         if self.body_schema is not None:
             problems += [
                 f"options 'bodySchema' and '{key}' exclude each other: a message goes to a listener or "

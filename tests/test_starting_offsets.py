@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.options.positions import (
-    AT_A_GROUP,
+    COMMITTED,
+    EARLIEST,
+    LATEST,
     QueuePositions,
-    StartingOffsets,
     parse_ending_offsets,
     parse_ending_times,
     parse_starting_offsets,
@@ -23,11 +24,11 @@ from pyspark_rocketmq.options.positions import (
 
 @pytest.mark.parametrize("text", ["earliest", " EARLIEST "])
 def test_earliest_is_a_word(text: str) -> None:
-    assert parse_starting_offsets(text) == StartingOffsets.earliest()
+    assert parse_starting_offsets(text) == EARLIEST
 
 
 def test_latest_is_a_word() -> None:
-    assert parse_starting_offsets("Latest") == StartingOffsets.latest()
+    assert parse_starting_offsets("Latest") == LATEST
 
 
 def test_json_names_queues_and_the_others_start_at_earliest() -> None:
@@ -52,8 +53,8 @@ def test_json_may_name_whole_topics_beside_queues() -> None:
 
 
 def test_a_group_s_offsets_are_a_word() -> None:
-    assert parse_starting_offsets("GROUP") == StartingOffsets.committed()
-    assert parse_ending_offsets(" Group ") == AT_A_GROUP
+    assert parse_starting_offsets("GROUP") == COMMITTED
+    assert parse_ending_offsets(" Group ") == COMMITTED
 
 
 def test_endings_are_latest_unless_they_are_named() -> None:

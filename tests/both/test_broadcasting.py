@@ -18,7 +18,7 @@ from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.options.positions import StartingOffsets
+from pyspark_rocketmq.options.positions import LATEST
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source import sole_owner
 from pyspark_rocketmq.source.cluster_view import ClusterView
@@ -51,7 +51,7 @@ class Instance:
             store=store,
             ownership=self.member,
             view=view,
-            default_start=StartingOffsets.latest(),
+            default_start=LATEST,
             clock=SystemClock(),
         )
         self.planner = MicroBatchPlanner(options, view, progress, SystemClock(), lambda _: None)

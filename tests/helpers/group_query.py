@@ -13,7 +13,7 @@ from pyspark_rocketmq.listeners.messages import messages_of
 from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.options.positions import StartingOffsets
+from pyspark_rocketmq.options.positions import LATEST
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import ClusterView
 from pyspark_rocketmq.source.planner import MicroBatchPlanner
@@ -45,7 +45,7 @@ class GroupQuery:
             store=store,
             ownership=self.member,
             view=view,
-            default_start=StartingOffsets.latest(),
+            default_start=LATEST,
             clock=SystemClock(),
             broker_offsets=RemoteBrokerOffsets.of(options, pool, SystemClock()),
             life_watch=PullingLifeWatch(options, pool, SystemClock()),

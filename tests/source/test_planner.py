@@ -20,7 +20,7 @@ from pyspark_rocketmq.group.broker_offsets import BrokerOffsets, ResetWatch
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.options.positions import StartingOffsets
+from pyspark_rocketmq.options.positions import EARLIEST, LATEST, QueuePositions
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import Snapshot
 from pyspark_rocketmq.source.planner import MicroBatchPlanner
@@ -85,9 +85,9 @@ class FakeView:
         """Every look is at all there is."""
 
     def starting_positions(
-        self, snapshot: Snapshot, queues: Collection[MessageQueue], default: StartingOffsets
+        self, snapshot: Snapshot, queues: Collection[MessageQueue], default: QueuePositions
     ) -> dict[MessageQueue, int]:
-        at_end = default == StartingOffsets.latest()
+        at_end = default == LATEST
         return {q: snapshot.bounds[q].max_offset if at_end else snapshot.bounds[q].min_offset for q in queues}
 
 
@@ -99,7 +99,7 @@ class Planning:
         bounds: Mapping[MessageQueue, tuple[int, int]],
         *,
         group: bool = False,
-        start: StartingOffsets | None = None,
+        start: QueuePositions | None = None,
         store: MemoryOffsetStore | None = None,
         client_id: str = "me",
         down: Mapping[str, RocketMQError] | None = None,
@@ -116,7 +116,7 @@ class Planning:
         self.pauses: list[float] = []
         self.on_pause: list[Any] = []
         given = {"nameServers": "n:1", "topic": "orders"} | options
-        default = start or StartingOffsets.earliest()
+        default = start or EARLIEST
         self.ownership = OneMember(lambda: self.view.bounds)
         view: Any = self.view
         progress = (
@@ -203,7 +203,7 @@ def test_a_single_micro_batch_holds_all_that_is_stored_whatever_the_limits(group
 
 
 def test_a_stream_from_latest_skips_what_was_there() -> None:
-    planning = Planning({A0: (0, 5)}, start=StartingOffsets.latest())
+    planning = Planning({A0: (0, 5)}, start=LATEST)
 
     assert planning.next() is None
     planning.view.bounds[A0] = (0, 7)
@@ -212,7 +212,7 @@ def test_a_stream_from_latest_skips_what_was_there() -> None:
 
 def test_spark_gets_one_answer_for_the_initial_offset() -> None:
     """Spark asks twice in the first batch; a second look could be past the first batch's end."""
-    planning = Planning({A0: (0, 5)}, start=StartingOffsets.latest())
+    planning = Planning({A0: (0, 5)}, start=LATEST)
     planning.view.bounds[A0] = (0, 50)
 
     assert planning.planner.initial() == planning.offset
@@ -221,7 +221,7 @@ def test_spark_gets_one_answer_for_the_initial_offset() -> None:
 def test_a_queue_that_appears_while_the_query_runs_is_read_from_its_start() -> None:
     """A2"""
     for group in (False, True):
-        planning = Planning({A0: (0, 5)}, group=group, start=StartingOffsets.latest())
+        planning = Planning({A0: (0, 5)}, group=group, start=LATEST)
         assert planning.next() is None
 
         planning.view.bounds |= {B0: (3, 8)}
@@ -387,7 +387,7 @@ def test_an_operators_reset_is_picked_up_at_the_next_plan_and_fences_the_running
 
 def test_a_store_that_forgets_the_whole_group_ends_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
     """H2: otherwise the group would begin anew where the options say, perhaps at the end."""
-    planning = Planning({A0: (0, 9)}, group=True, start=StartingOffsets.latest())
+    planning = Planning({A0: (0, 9)}, group=True, start=LATEST)
     planning.next()
     monkeypatch.setattr(planning.store, "read", lambda _: {})
 
@@ -447,7 +447,7 @@ def test_a_queue_claimed_by_another_consumer_is_in_no_plan_any_more(caplog: pyte
 
 def test_a_new_group_begins_when_all_brokers_answer_and_then_where_the_option_says() -> None:
     """F2: a queue of a broker that comes late would look like one that was made later."""
-    planning = Planning({A0: (0, 10), B0: (0, 10)}, group=True, start=StartingOffsets.latest())
+    planning = Planning({A0: (0, 10), B0: (0, 10)}, group=True, start=LATEST)
     planning.view.down = {"broker-b": ConnectFailed("b:1", "refused")}
     assert planning.next() is None
     assert planning.store.read("g") == {}

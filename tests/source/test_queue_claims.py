@@ -12,7 +12,7 @@ from pyspark_rocketmq.group.broker_offsets import Addresses
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.options.positions import StartingOffsets
+from pyspark_rocketmq.options.positions import LATEST
 from tests.helpers.fake_clock import FakeClock
 from tests.source.test_planner import A0, A1, B0, Planning
 
@@ -63,7 +63,7 @@ def test_a_group_that_java_members_served_so_far_goes_on_where_they_came() -> No
 def test_a_group_that_nobody_served_begins_where_the_options_say() -> None:
     """F2: as without brokers' offsets."""
     brokers = FakeBrokerOffsets()
-    planning = Planning({A0: (0, 5)}, group=True, broker_offsets=brokers, start=StartingOffsets.latest())
+    planning = Planning({A0: (0, 5)}, group=True, broker_offsets=brokers, start=LATEST)
 
     assert planning.next() is None
     assert planning.store.read("g")[A0].next_offset == 5
@@ -76,7 +76,7 @@ def test_a_new_group_says_how_many_stored_messages_it_passes_over(
 ) -> None:
     """F2: once; a user who expects them would wait in vain."""
     bounds = {A0: (2, 5), A1: (0, 3), B0: (0, 0)}
-    planning = Planning(bounds, group=True, broker_offsets=brokers, start=StartingOffsets.latest())
+    planning = Planning(bounds, group=True, broker_offsets=brokers, start=LATEST)
 
     assert planning.next() is planning.next() is None
 
@@ -107,7 +107,7 @@ def test_members_that_begin_a_group_together_begin_it_at_one_place() -> None:
             broker_offsets=brokers,
             store=store,
             client_id=name,
-            start=StartingOffsets.latest(),
+            start=LATEST,
         )
         for name in ("first", "second")
     )
@@ -125,9 +125,7 @@ def test_members_that_begin_a_group_together_begin_it_at_one_place() -> None:
 def test_a_queue_made_after_the_group_began_at_the_brokers_is_read_from_its_start() -> None:
     """A2: its messages were sent while the group was there."""
     brokers = FakeBrokerOffsets({A0: 5})
-    planning = Planning(
-        {A0: (0, 5), A1: (0, 3)}, group=True, broker_offsets=brokers, start=StartingOffsets.latest()
-    )
+    planning = Planning({A0: (0, 5), A1: (0, 3)}, group=True, broker_offsets=brokers, start=LATEST)
 
     assert planning.next() == [(A1, 0, 3)]
 
@@ -141,7 +139,7 @@ def test_messages_that_were_given_back_are_read_from_the_first_wherever_the_grou
         {A0: (0, 5), RETRY: (2, 4)},
         group=True,
         broker_offsets=FakeBrokerOffsets() if has_broker_offsets else None,
-        start=StartingOffsets.latest(),
+        start=LATEST,
     )
 
     assert planning.next() == [(RETRY, 2, 4)]
@@ -150,7 +148,7 @@ def test_messages_that_were_given_back_are_read_from_the_first_wherever_the_grou
 
 def test_a_retry_topic_does_not_begin_the_group_in_the_topics_asked_for() -> None:
     """F2: their queues begin where the options say, not where queues made later do."""
-    planning = Planning({RETRY: (0, 1)}, group=True, start=StartingOffsets.latest())
+    planning = Planning({RETRY: (0, 1)}, group=True, start=LATEST)
     assert planning.next() == [(RETRY, 0, 1)]
     planning.commit(RETRY, 1)
 
@@ -165,9 +163,7 @@ def test_a_group_goes_on_in_one_topic_while_it_cannot_begin_in_another() -> None
     store = MemoryOffsetStore("test", clock=FakeClock())
     store.claim("g", "me", {A0: 3})
     payments = MessageQueue("payments", "broker-a", 0)
-    planning = Planning(
-        {A0: (0, 5), payments: (0, 9)}, group=True, store=store, start=StartingOffsets.latest()
-    )
+    planning = Planning({A0: (0, 5), payments: (0, 9)}, group=True, store=store, start=LATEST)
     planning.view.down = {"broker-b": ConnectFailed("b:1", "refused")}
 
     assert planning.next() == [(A0, 3, 5)]
@@ -184,9 +180,7 @@ def test_a_group_begins_each_topic_where_nobody_has_begun_it_yet() -> None:
     """
     payments = MessageQueue("payments", "broker-a", 0)
     brokers = FakeBrokerOffsets({A0: 3})
-    planning = Planning(
-        {A0: (0, 5), payments: (0, 9)}, group=True, broker_offsets=brokers, start=StartingOffsets.latest()
-    )
+    planning = Planning({A0: (0, 5), payments: (0, 9)}, group=True, broker_offsets=brokers, start=LATEST)
 
     assert planning.next() == [(A0, 3, 5)]
     assert brokers.writes == [{payments: 9}]

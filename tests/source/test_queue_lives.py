@@ -16,7 +16,7 @@ from pyspark_rocketmq.errors import (
     RocketMQError,
 )
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
-from pyspark_rocketmq.options.positions import StartingOffsets
+from pyspark_rocketmq.options.positions import EARLIEST, LATEST, QueuePositions
 from pyspark_rocketmq.source.queue_lives import Found
 from tests.source.test_planner import A0, A1, B0, Planning
 from tests.source.test_queue_claims import FakeBrokerOffsets, handed_over
@@ -80,7 +80,7 @@ class Lives:
         self,
         stored: Mapping[MessageQueue, list[int]],
         *,
-        start: StartingOffsets | None = None,
+        start: QueuePositions | None = None,
         **options: Any,
     ) -> None:
         self.log = FakeLog()
@@ -89,7 +89,7 @@ class Lives:
         self.planning = Planning(
             {queue: self.log.bounds(queue) for queue in stored},
             group=True,
-            start=start or StartingOffsets.earliest(),
+            start=start or EARLIEST,
             life_watch=self.log,
             broker_offsets=self.brokers,
             **options,
@@ -149,7 +149,7 @@ def test_a_topic_made_anew_that_grew_past_the_stored_offset_is_found_at_the_next
 
 def test_a_topic_made_anew_before_the_group_consumed_anything_is_found_too() -> None:
     """F4: by the message that the group's beginning passed over."""
-    lives = Lives({A0: [1, 2, 3]}, failOnDataLoss="false", start=StartingOffsets.latest())
+    lives = Lives({A0: [1, 2, 3]}, failOnDataLoss="false", start=LATEST)
     assert lives.next() is None
     lives.restart()
     lives.log.stored[A0] = [100 + at for at in range(9)]
@@ -160,7 +160,7 @@ def test_a_topic_made_anew_before_the_group_consumed_anything_is_found_too() -> 
 
 def test_a_group_that_consumed_nothing_is_told_of_the_loss() -> None:
     """F4: loud unless told otherwise."""
-    lives = Lives({A0: [1, 2, 3]}, start=StartingOffsets.latest())
+    lives = Lives({A0: [1, 2, 3]}, start=LATEST)
     assert lives.next() is None
     lives.restart()
     lives.log.stored[A0] = [100 + at for at in range(9)]
@@ -171,7 +171,7 @@ def test_a_group_that_consumed_nothing_is_told_of_the_loss() -> None:
 
 def test_a_group_that_consumed_nothing_goes_on_where_it_was_in_the_same_life() -> None:
     """F4, F5: a reset, too, passes over messages."""
-    lives = Lives({A0: [1, 2, 3], A1: [1, 2, 3]}, start=StartingOffsets.latest())
+    lives = Lives({A0: [1, 2, 3], A1: [1, 2, 3]}, start=LATEST)
     assert lives.next() is None
     lives.planning.store.reset("g", {A1: 2})
     assert lives.next() == [(A1, 2, 3)]

@@ -27,7 +27,7 @@ from pyspark_rocketmq.group.member import CALL_TIMEOUT_S, GroupCalls, RunningMem
 from pyspark_rocketmq.group.requests import ClientRemotingProcessor, ServerRequests
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetKey, OffsetStore
-from pyspark_rocketmq.options.positions import StartingOffsets
+from pyspark_rocketmq.options.positions import EARLIEST
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, ConsumeType, HeartbeatData
 
@@ -184,7 +184,7 @@ def _checked(share: Sequence[MessageQueue]) -> tuple[MessageQueue, ...]:
 def _consume_from_where(options: ReadOptions) -> ConsumeFromWhere:
     if options.starting_timestamp is not None:
         return ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
-    is_earliest = options.starting_offsets == StartingOffsets.earliest()
+    is_earliest = options.starting_offsets == EARLIEST
     return (
         ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
         if is_earliest

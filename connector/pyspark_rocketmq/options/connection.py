@@ -1,4 +1,4 @@
-"""The options that say which cluster it is and how it is reached, for reading and writing."""
+"""Options of reading and writing that say which cluster it is and how it is reached."""
 
 from __future__ import annotations
 
@@ -17,12 +17,21 @@ from pyspark_rocketmq.options.parsers import (
 )
 
 PLAIN_SOURCE_GROUP: Final = "pyspark-rocketmq-source"
-"""What brokers see where nobody's progress is read: a pull must name a group."""
+"""The group that brokers see where a query has none: a pull must name one."""
+_NEEDS: Final = {
+    "accessKey": "secretKey",
+    "secretKey": "accessKey",
+    "securityToken": "accessKey",
+    "tlsCaFile": "useTls=true",
+    "tlsCertFile": "useTls=true",
+    "tlsKeyFile": "tlsCertFile",
+    "tlsKeyPassword": "tlsCertFile",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ConnectionOptions(OptionSet):
-    """Base of what reads from a cluster and of what writes to it."""
+    """Base of the options of reading and of writing."""
 
     name_servers: tuple[str, ...] = everywhere_option("nameServers", address_list).doc(
         "Addresses of the RocketMQ name servers, `host:port`, several separated by `;`."
@@ -78,18 +87,12 @@ class ConnectionOptions(OptionSet):
     ).doc("How long a task goes on trying a broker that cannot be reached or is busy before it fails.")
 
     def security_problems(self) -> list[str]:
-        """Options that would be ignored in silence, which for security is worst."""
-        needs = (
-            ("accessKey", self.access_key, "secretKey", self.secret_key),
-            ("secretKey", self.secret_key, "accessKey", self.access_key),
-            ("securityToken", self.security_token, "accessKey", self.access_key),
-            ("tlsCaFile", self.tls_ca_file, "useTls=true", self.use_tls),
-            ("tlsCertFile", self.tls_cert_file, "useTls=true", self.use_tls),
-            ("tlsKeyFile", self.tls_key_file, "tlsCertFile", self.tls_cert_file),
-            ("tlsKeyPassword", self.tls_key_password, "tlsCertFile", self.tls_cert_file),
-        )
+        """Options of security that would be ignored without a word."""
+        given = self.given()
         problems = [
-            f"option '{key}' needs '{other}'" for key, given, other, met in needs if given and not met
+            f"option '{key}' needs '{other}'"
+            for key, other in _NEEDS.items()
+            if key in given and other.partition("=")[0] not in given
         ]
         if self.tls_ca_file is not None and not self.tls_verify_certificate:
             problems.append(
@@ -98,7 +101,7 @@ class ConnectionOptions(OptionSet):
         return problems
 
     def name_problems(self, names: Iterable[tuple[str, str, int]]) -> list[str]:
-        """Check :func:`resource_name`'s limits with the namespace: option key, name and limit."""
+        """Names that are too long together with the namespace, of option key, name and limit."""
         if self.namespace is None:
             return []
         return [

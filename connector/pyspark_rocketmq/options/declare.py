@@ -1,7 +1,4 @@
-"""How options are declared, parsed and shown: whatever an option is not, but how every option behaves.
-
-Parsing (all problems reported together), the unknown-key hint and redaction follow from the declaration.
-"""
+"""Declaration, parsing and redaction shared by all options."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from pyspark_rocketmq.options.parsers import Parser, closest
 
 
 class Use(StrEnum):
-    """What of the data source an option is for."""
+    """Where an option of the data source has a meaning."""
 
     STREAM = "stream"
     BATCH = "batch"
@@ -101,7 +98,7 @@ def _shown_default(value: object) -> str:
 
 
 def specs_of(options: type[OptionSet]) -> tuple[OptionSpec, ...]:
-    """What can be set, in the order of declaration."""
+    """What users can set, in the order of declaration."""
     specs = (field.metadata["spec"] for field in dataclasses.fields(options))
     return tuple(spec for spec in specs if not spec.internal)
 
@@ -133,26 +130,30 @@ class OptionSet:
         """Sentences on options that do not go together."""
         return []
 
+    def given(self) -> dict[str, OptionSpec]:
+        """The options whose values are not their defaults, by key."""
+        return {
+            field.metadata["spec"].key: field.metadata["spec"]
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        }
+
     def given_but_not_for(self, use: Use) -> list[str]:
-        """Keys of options of other uses that would change something there."""
-        found = []
-        for field in dataclasses.fields(self):
-            spec: OptionSpec = field.metadata["spec"]
-            is_given = getattr(self, field.name) != field.default
-            if is_given and spec.used_in and use not in spec.used_in:
-                found.append(spec.key)
-        return found
+        """Keys of given options that mean nothing there."""
+        return [key for key, spec in self.given().items() if spec.used_in and use not in spec.used_in]
+
+    def said_twice(self, *keys: str) -> list[str]:
+        """One problem if more than one of these mutually exclusive options is given, else none."""
+        given = self.given()
+        found = [f"'{key}'" for key in keys if key in given]
+        return [f"options {' and '.join(found)} exclude each other; give one"] if len(found) > 1 else []
 
     def __repr__(self) -> str:
-        shown = ", ".join(
-            f"{field.metadata['spec'].key}={_shown(field.metadata['spec'], getattr(self, field.name))}"
-            for field in dataclasses.fields(self)
+        values = {field.metadata["spec"]: getattr(self, field.name) for field in dataclasses.fields(self)}
+        shown = (
+            f"{spec.key}={'***' if spec.secret else masked(repr(value))}" for spec, value in values.items()
         )
-        return f"{type(self).__name__}({shown})"
-
-
-def _shown(spec: OptionSpec, value: object) -> str:
-    return "***" if spec.secret else masked(repr(value))
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def _parse_values(
@@ -193,14 +194,8 @@ def _text_of(value: object) -> str | None:
     return str(value) if isinstance(value, int | float) else None
 
 
-def said_twice(given: Mapping[str, object]) -> list[str]:
-    """One problem if more than one of these mutually exclusive options is set, else none."""
-    keys = [f"'{key}'" for key, is_given in given.items() if is_given]
-    return [f"options {' and '.join(keys)} exclude each other; give one"] if len(keys) > 1 else []
-
-
 def _instead_of(spec: OptionSpec, known: Container[str]) -> str:
-    """A job has not all of the source's options."""
+    """Name the alternatives of a required option that are ``known``: a job has not all of the source's."""
     others = [key for key in spec.instead if key.lower() in known]
     return "".join(f", or '{key}'" for key in others) + " in its place" * bool(others)
 
@@ -213,17 +208,14 @@ _NAMES_OF_KAFKA: Final[Mapping[str, str]] = {
     "assign": "startingOffsets",
     "includeheaders": "decodeProperties",
 }
-"""Options of Spark's Kafka source in lower case, and what says that here: those that are like it are others.
-"""
-
-
+"""Options of Spark's Kafka source in lower case, whose counterparts here have other names."""
 _MASKED_BY_SPARK: Final = re.compile("secret|password|token|access[.]?key", re.IGNORECASE)
-"""Names of options whose values Spark does not show (default of ``spark.redaction.regex``)."""
+"""Keys whose values Spark does not show (default of ``spark.redaction.regex``)."""
 
 
 def _unknown_key(key: str, specs: list[OptionSpec]) -> str:
     known = [spec.key for spec in specs]
-    # Who writes secretKey:VALUE means no key that goes on behind the colon.
+    # Behind the colon of secretKey:VALUE there is a secret.
     begin = re.match(r"\w?[\w.-]*", key)
     if begin is not None and begin.end() < len(key):
         return f"unknown option '{begin[0]}…'"

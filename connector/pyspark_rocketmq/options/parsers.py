@@ -39,7 +39,7 @@ def parses(type_name: str) -> Callable[[Callable[[str], T]], Parser[T]]:
 
 
 UNBOUNDED: Final = 2**31 - 1
-"""A bound from here on is none that anybody meets."""
+"""Documented as no bound."""
 
 
 def int_between(low: int, high: int) -> Parser[int]:
@@ -60,7 +60,7 @@ def int_between(low: int, high: int) -> Parser[int]:
 
 _LATEST_TIME_MS: Final = 2**62
 _TIMES_IN_SECONDS: Final = range(10**9, 10**10)
-"""Times from 2001 on, told in seconds: as milliseconds they would be of early 1970, before any message."""
+"""Times from 2001 on, given in seconds: as milliseconds they would be of early 1970, before any message."""
 
 
 def iso_time(text: str) -> datetime:
@@ -69,7 +69,7 @@ def iso_time(text: str) -> datetime:
     Raises:
         ValueError: If it is none.
     """
-    # What has no hyphen there are digits in a form of their own, whose meaning each option says.
+    # Digits without that hyphen mean what each option says.
     if text.strip()[4:5] != "-":
         raise ValueError(f"is no time in ISO 8601: {text}")
     at = datetime.fromisoformat(text.strip())
@@ -86,18 +86,9 @@ def time_ms(text: str) -> int:
             "is no time: neither milliseconds since the epoch, such as 1700000000000, nor ISO, such as "
             "2026-11-20T10:00 (UTC unless it says otherwise)"
         )
-    check_milliseconds(int(text))
+    if int(text) in _TIMES_IN_SECONDS:
+        raise ValueError(f"is in seconds; give milliseconds since the epoch, {int(text) * 1000}")
     return int(text)
-
-
-def check_milliseconds(time: int) -> None:
-    """Refuse what is a time in seconds; everything that is stored would be after it.
-
-    Raises:
-        ValueError: With the end of a sentence about ``time``.
-    """
-    if time in _TIMES_IN_SECONDS:
-        raise ValueError(f"is in seconds; give milliseconds since the epoch, {time * 1000}")
 
 
 _DURATION_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}

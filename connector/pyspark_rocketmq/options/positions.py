@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.options.connection import ConnectionOptions
-from pyspark_rocketmq.options.declare import Use, batch_option, read_option, said_twice
+from pyspark_rocketmq.options.declare import Use, batch_option, read_option
 from pyspark_rocketmq.options.parsers import (
-    check_milliseconds,
+    Parser,
     closest,
     one_of,
     parses,
@@ -26,25 +26,28 @@ from pyspark_rocketmq.options.parsers import (
     unique_members,
 )
 
-EARLIEST_OFFSET = -2
-LATEST_OFFSET = -1
+COMMITTED_OFFSET: Final = -3
+"""Where a group's committed offset says."""
+EARLIEST_OFFSET: Final = -2
+LATEST_OFFSET: Final = -1
+
+_OFFSET_WORDS: Final = {"earliest": EARLIEST_OFFSET, "latest": LATEST_OFFSET}
+_QUEUE_ID: Final = re.compile(r"0|[1-9][0-9]{0,8}")
 
 ParseValue = Callable[[object, str], int]
 """Makes a number of a JSON value; the text says of what. Raises ValueError with the end of a sentence."""
-_QUEUE_ID = re.compile(r"0|[1-9][0-9]{0,8}")
-_WORDS = {"earliest": EARLIEST_OFFSET, "latest": LATEST_OFFSET}
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePositions:
-    """A number for every queue: of its own, of its topic, or the default."""
+    """An offset, or a time in milliseconds, for every queue: its own, its topic's, or the default."""
 
     default: int = EARLIEST_OFFSET
     by_queue: Mapping[MessageQueue, int] = field(default_factory=dict)
     by_topic: Mapping[str, int] = field(default_factory=dict)
 
     def wanted(self, queue: MessageQueue) -> int:
-        """What is asked for ``queue``; below 0: EARLIEST_OFFSET, LATEST_OFFSET."""
+        """The number for ``queue``."""
         known = self.by_queue.get(queue)
         return self.by_topic.get(queue.topic, self.default) if known is None else known
 
@@ -54,46 +57,48 @@ class QueuePositions:
         return {queue.topic for queue in self.by_queue} | self.by_topic.keys()
 
 
-class PositionsForm(NamedTuple):
-    """How positions are written in one option."""
+EARLIEST: Final = QueuePositions(EARLIEST_OFFSET)
+LATEST: Final = QueuePositions(LATEST_OFFSET)
+COMMITTED: Final = QueuePositions(COMMITTED_OFFSET)
+
+
+class _PositionsForm(NamedTuple):
+    """How positions are written as JSON in one option."""
 
     shape: str
     parse_value: ParseValue
     words: tuple[str, ...] = ()
-    """Allowed in the place of the JSON, and of a topic's value."""
+    """Allowed in place of the JSON, and of a topic's value."""
 
     def parse(self, text: str, default: int) -> QueuePositions:
         """Parse the JSON; ``default`` is for queues it does not name.
 
         Raises:
-            ValueError: With the end of the sentence ``option='…' …``, naming the wrong part and the right
-                form.
+            ValueError: With the end of a sentence that names the wrong part and the right form.
         """
         by_queue: dict[MessageQueue, int] = {}
         by_topic: dict[str, int] = {}
         for topic, named in self._members(self._loaded(text), "the JSON"):
             if isinstance(named, dict):
                 by_queue |= self._queues(topic, named)
+            elif isinstance(named, str) and named.strip().lower() in self.words:
+                by_topic[topic] = _OFFSET_WORDS[named.strip().lower()]
             else:
-                by_topic[topic] = self._of_topic(named, topic)
+                by_topic[topic] = self.parse_value(named, f"topic {topic}")
         return QueuePositions(default, by_queue, by_topic)
 
     def _loaded(self, text: str) -> object:
         try:
             return json.loads(text, object_pairs_hook=unique_members)
         except json.JSONDecodeError as error:
-            words = "".join(
-                f"neither {word} nor " if not at else f"{word} nor " for at, word in enumerate(self.words)
-            )
+            allowed = f"neither {' nor '.join(self.words)} nor" if self.words else "not"
             close = closest(text, self.words)
-            raise ValueError(
-                f"is {words or 'not '}JSON of the shape {self.shape}; "
-                + (
-                    f"did you mean '{close}'?"
-                    if close
-                    else f"reading it as JSON failed at character {error.pos}: {error.msg}"
-                )
-            ) from error
+            hint = (
+                f"did you mean '{close}'?"
+                if close
+                else f"reading it as JSON failed at character {error.pos}: {error.msg}"
+            )
+            raise ValueError(f"is {allowed} JSON of the shape {self.shape}; {hint}") from error
         except RecursionError:
             raise ValueError(f"is nested too deeply; the shape is {self.shape}") from None
 
@@ -105,11 +110,6 @@ class PositionsForm(NamedTuple):
             for broker_name, queues in self._members(brokers, f"the value of topic {topic!r}")
             for queue_id, value in self._members(queues, f"the value of broker {broker_name!r}")
         }
-
-    def _of_topic(self, value: object, topic: str) -> int:
-        if isinstance(value, str) and value.strip().lower() in self.words:
-            return _WORDS[value.strip().lower()]
-        return self.parse_value(value, f"topic {topic}")
 
     def _members(self, value: object, where: str) -> list[tuple[str, object]]:
         if not isinstance(value, dict) or not value:
@@ -127,7 +127,7 @@ def _parse_queue_id(text: str, broker_name: str) -> int:
     return int(text)
 
 
-def whole_number(least: int, meaning: str) -> ParseValue:
+def _whole_number(least: int, meaning: str) -> ParseValue:
     """Parser of whole numbers from ``least`` on, described as ``meaning``."""
 
     def parse(value: object, where: str) -> int:
@@ -138,115 +138,47 @@ def whole_number(least: int, meaning: str) -> ParseValue:
     return parse
 
 
-COMMITTED_OFFSET: Final = -3
-"""Where a group's committed offset says."""
-
-AT_A_GROUP: Final = QueuePositions(COMMITTED_OFFSET)
-"""Every queue ends where a group stands."""
-
-_STARTS = PositionsForm(
-    '{"topic": {"brokerName": {"queueId": offset}}} or {"topic": "earliest"}',
-    whole_number(EARLIEST_OFFSET, "a whole number from 0 on, or -2 (earliest) or -1 (latest)"),
-    ("earliest", "latest"),
-)
-_ENDS = PositionsForm(
-    '{"topic": {"brokerName": {"queueId": offset}}} or {"topic": "latest"}',
-    whole_number(LATEST_OFFSET, "a whole number from 0 on, or -1 (latest)"),
-    ("latest",),
-)
-_milliseconds = whole_number(0, "a whole number of milliseconds since the epoch")
-
-
 def _time(value: object, where: str) -> int:
-    if isinstance(value, str):
-        try:
-            return time_ms(value)
-        except ValueError as problem:
-            raise ValueError(f"has a value for {where} that {problem}") from None
-    time = _milliseconds(value, where)
+    text = value if isinstance(value, str) else str(_milliseconds(value, where))
     try:
-        check_milliseconds(time)
+        return time_ms(text)
     except ValueError as problem:
         raise ValueError(f"has a value for {where} that {problem}") from None
-    return time
 
 
-_TIMES = PositionsForm(
-    '{"topic": time} or {"topic": {"brokerName": {"queueId": time}}}',
-    _time,
+_milliseconds = _whole_number(0, "a whole number of milliseconds since the epoch")
+_STARTS: Final = _PositionsForm(
+    '{"topic": {"brokerName": {"queueId": offset}}} or {"topic": "earliest"}',
+    _whole_number(EARLIEST_OFFSET, "a whole number from 0 on, or -2 (earliest) or -1 (latest)"),
+    ("earliest", "latest"),
 )
+_ENDS: Final = _PositionsForm(
+    '{"topic": {"brokerName": {"queueId": offset}}} or {"topic": "latest"}',
+    _whole_number(LATEST_OFFSET, "a whole number from 0 on, or -1 (latest)"),
+    ("latest",),
+)
+_TIMES: Final = _PositionsForm('{"topic": time} or {"topic": {"brokerName": {"queueId": time}}}', _time)
 
 
-@dataclass(frozen=True, slots=True)
-class StartingOffsets(QueuePositions):
-    """Where queues without progress begin; the default is EARLIEST_, LATEST_ or COMMITTED_OFFSET."""
+def _positions(
+    type_name: str, form: _PositionsForm, default: QueuePositions, words: Mapping[str, QueuePositions]
+) -> Parser[QueuePositions]:
+    """Parser of ``words`` and of JSON; queues that the JSON does not name are at ``default``."""
 
-    @classmethod
-    def earliest(cls) -> StartingOffsets:
-        """Every queue at its first message."""
-        return cls(EARLIEST_OFFSET)
+    @parses(type_name)
+    def parse(text: str) -> QueuePositions:
+        return words.get(text.strip().lower()) or form.parse(text, default.default)
 
-    @classmethod
-    def latest(cls) -> StartingOffsets:
-        """Every queue behind its last message."""
-        return cls(LATEST_OFFSET)
-
-    @classmethod
-    def committed(cls) -> StartingOffsets:
-        """Every queue where a group stands."""
-        return cls(COMMITTED_OFFSET)
+    return parse
 
 
-@parses("`earliest`, `latest`, `group` or JSON")
-def parse_starting_offsets(text: str) -> StartingOffsets:
-    """Parse ``earliest``, ``latest``, ``group`` or JSON; queues it does not name start at earliest.
-
-    Raises:
-        ValueError: With the end of the sentence ``startingOffsets='…' …``, naming the wrong part and the
-            right form.
-    """
-    words = {
-        "earliest": StartingOffsets.earliest(),
-        "latest": StartingOffsets.latest(),
-        "group": StartingOffsets.committed(),
-    }
-    if (word := text.strip().lower()) in words:
-        return words[word]
-    named = _STARTS.parse(text, EARLIEST_OFFSET)
-    return StartingOffsets(EARLIEST_OFFSET, named.by_queue, named.by_topic)
-
-
-@parses("`latest`, `group` or JSON")
-def parse_ending_offsets(text: str) -> QueuePositions:
-    """Parse ``latest``, ``group`` (in any case) or JSON; queues the JSON does not name end at latest.
-
-    Raises:
-        ValueError: As :func:`parse_starting_offsets`.
-    """
-    words = {"latest": QueuePositions(LATEST_OFFSET), "group": AT_A_GROUP}
-    if (word := text.strip().lower()) in words:
-        return words[word]
-    return _ENDS.parse(text, LATEST_OFFSET)
-
-
-@parses("JSON")
-def parse_starting_times(text: str) -> QueuePositions:
-    """Parse times as JSON; queues it does not name start at earliest.
-
-    Raises:
-        ValueError: As :func:`parse_starting_offsets`.
-    """
-    return _TIMES.parse(text, EARLIEST_OFFSET)
-
-
-@parses("JSON")
-def parse_ending_times(text: str) -> QueuePositions:
-    """Parse times as JSON; queues it does not name end at latest.
-
-    Raises:
-        ValueError: As :func:`parse_starting_offsets`.
-    """
-    return _TIMES.parse(text, LATEST_OFFSET)
+_START_WORDS: Final = {"earliest": EARLIEST, "latest": LATEST, "group": COMMITTED}
+parse_starting_offsets = _positions("`earliest`, `latest`, `group` or JSON", _STARTS, EARLIEST, _START_WORDS)
+parse_ending_offsets = _positions(
+    "`latest`, `group` or JSON", _ENDS, LATEST, {"latest": LATEST, "group": COMMITTED}
+)
+parse_starting_times = _positions("JSON", _TIMES, EARLIEST, {})
+parse_ending_times = _positions("JSON", _TIMES, LATEST, {})
 
 
 class NoMatchStrategy(StrEnum):
@@ -260,7 +192,7 @@ class NoMatchStrategy(StrEnum):
 class PositionOptions(ConnectionOptions):
     """Where reading begins and ends."""
 
-    starting_offsets: StartingOffsets | None = read_option(
+    starting_offsets: QueuePositions | None = read_option(
         "startingOffsets", parse_starting_offsets, None, default_text="latest (stream), earliest (batch)"
     ).doc(
         "Where a new query, or a consumer group without a stored offset, begins: `earliest`, `latest` "
@@ -324,7 +256,7 @@ class PositionOptions(ConnectionOptions):
 
     def ends_at_group(self) -> bool:
         """Whether a batch ends where a group stands."""
-        return self.ending_offsets == AT_A_GROUP
+        return self.ending_offsets == COMMITTED
 
     def problems_of_stream(self) -> list[str]:
         """Options that mean nothing to a stream."""
@@ -354,13 +286,10 @@ class PositionOptions(ConnectionOptions):
     def position_problems(
         self, is_read: Callable[[str], bool], what_is_read: str, *, reads_as_group: bool
     ) -> list[str]:
-        """Where to begin and to end is said once, and of what is read."""
-        starts = {
-            "startingOffsets": self.starting_offsets is not None,
-            "startingTimestamp": self.starting_timestamp is not None,
-            "startingOffsetsByTimestamp": self.starting_offsets_by_timestamp is not None,
-        }
-        problems = said_twice(starts) + said_twice(self._ends()) + self._group_problems(reads_as_group)
+        """Beginnings and ends that are given twice, contradict each other, or are of topics not read."""
+        problems = self.said_twice("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+        problems += self.said_twice("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+        problems += self._committed_problems(reads_as_group)
         begin, end = self.starting_timestamp, self.ending_timestamp
         if begin is not None and end is not None and begin > end:
             problems.append(f"option 'startingTimestamp' is {begin}, after 'endingTimestamp', which is {end}")
@@ -370,26 +299,16 @@ class PositionOptions(ConnectionOptions):
             ("endingOffsets", self.ending_offsets),
             ("endingOffsetsByTimestamp", self.ending_offsets_by_timestamp),
         ):
-            others = (
-                [topic for topic in sorted(named.topics) if not is_read(topic)] if named is not None else []
-            )
             problems += [
                 f"option '{key}' names topic '{topic}', but this query reads "
                 f"{what_is_read or 'only topics of its pattern'}"
-                for topic in others
+                for topic in sorted(set() if named is None else named.topics)
+                if not is_read(topic)
             ]
         return problems
 
-    def _ends(self) -> dict[str, bool]:
-        """The options that say where to end, and whether they do."""
-        return {
-            "endingOffsets": self.ending_offsets is not None,
-            "endingTimestamp": self.ending_timestamp is not None,
-            "endingOffsetsByTimestamp": self.ending_offsets_by_timestamp is not None,
-        }
-
-    def _group_problems(self, reads_as_group: bool) -> list[str]:
-        begins_at_group = self.starting_offsets == StartingOffsets.committed()
+    def _committed_problems(self, reads_as_group: bool) -> list[str]:
+        begins_at_group = self.starting_offsets == COMMITTED
         problems = []
         if begins_at_group and reads_as_group:
             problems.append(

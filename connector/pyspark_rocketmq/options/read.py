@@ -1,9 +1,7 @@
-"""Every option of reading with ``format("rocketmq")``, declared once.
+"""Every option of reading with ``format("rocketmq")``, and the rules between them.
 
-A field of :class:`ReadOptions` is the declaration: its key, parser, default, unit and text. Parsing (all
-problems reported together), the unknown-key hint, redaction and ``docs/options.md`` (``options_page``) come
-from it; nothing else in the package sees a map of strings.  Those of the cluster are in
-``options.connection``.
+Parsing, errors and ``docs/options.md`` follow from the declarations; nothing else in the package sees a map of
+strings.
 """
 
 from __future__ import annotations
@@ -41,7 +39,21 @@ from pyspark_rocketmq.options.subscription import (
 )
 
 DEFAULT_IN_FLIGHT_BYTES: Final = 64 << 20
+_PROPERTIES: Final = "properties"
 _DEFAULT_TRIGGER_DELAY_MS: Final = 15 * 60 * 1000
+_WHOLE_MESSAGES: Final = "whose listener gets whole messages"
+_IN_ORDER: Final = "which reads a queue in one task, in order"
+_NOT_OF_A_GROUP: Final = {
+    "topicPattern": "whose members must subscribe to the same topics",
+    "includeColumns": _WHOLE_MESSAGES,
+    "propertyColumns": _WHOLE_MESSAGES,
+    "decodeProperties=false": _WHOLE_MESSAGES,
+    "maxBytesPerTrigger": "which has 'pullThresholdSizeForQueue'",
+    "minOffsetsPerTrigger": "whose retries must not wait",
+    "minPartitions": _IN_ORDER,
+    "maxRecordsPerPartition": _IN_ORDER,
+}
+"""Options that mean nothing to a consumer group, and why."""
 
 
 class ReadFrom(StrEnum):
@@ -53,8 +65,8 @@ class ReadFrom(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class PaceOptions(PositionOptions):
-    """How much is read at once, from whom and how soon."""
+class ReadOptions(PositionOptions):
+    """Options of the source, for batch and for streams."""
 
     max_offsets_per_trigger: int | None = stream_option(
         "maxOffsetsPerTrigger", int_between(1, 2**62), None, unit="messages"
@@ -116,31 +128,6 @@ class PaceOptions(PositionOptions):
         "How long it may take until new queues, brokers and, with `topicPattern`, topics are found; "
         "Java's `pollNameServerInterval`."
     )
-
-    def trigger_delay_ms(self) -> int:
-        """How long a plan may wait for ``minOffsetsPerTrigger``."""
-        return _DEFAULT_TRIGGER_DELAY_MS if self.max_trigger_delay_ms is None else self.max_trigger_delay_ms
-
-    def pace_problems(self) -> list[str]:
-        """Bounds that contradict each other."""
-        problems = []
-        least, most = self.min_offsets_per_trigger, self.max_offsets_per_trigger
-        if least is not None and most is not None and least > most:
-            problems.append(
-                f"option 'minOffsetsPerTrigger' is {least}, above 'maxOffsetsPerTrigger', which is {most}"
-            )
-        if least is None and self.max_trigger_delay_ms is not None:
-            problems.append("option 'maxTriggerDelay' needs 'minOffsetsPerTrigger': nothing else waits")
-        return problems
-
-
-_PROPERTIES: Final = "properties"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ReadOptions(PaceOptions):
-    """Options of the source, for batch and for streams."""
-
     topic: str | None = read_option(
         "topic",
         resource_name("topic", MAX_TOPIC_LENGTH),
@@ -309,7 +296,7 @@ class ReadOptions(PaceOptions):
         return self.consume_orderly and self.message_model is MessageModel.CLUSTERING
 
     def goes_on_at_slaves(self) -> bool:
-        """Whether the slave of a master that is down is read from; not under locks, which the master gives (C1)."""
+        """Whether a master's slave is read while the master is down; not under locks, which it gives (C1)."""
         is_locked = self.consumer_group is not None and self.needs_locks()
         return self.read_from is not ReadFrom.MASTER and not is_locked
 
@@ -318,96 +305,96 @@ class ReadOptions(PaceOptions):
         retry = self.retry_topic()
         return self.subscribed() if retry is None else (*self.subscribed(), retry)
 
+    def trigger_delay_ms(self) -> int:
+        """How long a plan may wait for ``minOffsetsPerTrigger``."""
+        return _DEFAULT_TRIGGER_DELAY_MS if self.max_trigger_delay_ms is None else self.max_trigger_delay_ms
+
     def cross_field_problems(self) -> list[str]:
-        """Topics and beginnings are given once; group and store go together."""
-        problems = topic_problems(
-            {
-                "topic": self.topic,
-                "topics": self.topics,
-                "topicPattern": self.topic_pattern,
-                "subscriptions": self.subscriptions,
-            },
-            {"subscription": self.subscription != EVERYTHING, "sqlFilter": self.sql_filter is not None},
-        )
-        if self.consumer_group is not None and self.offset_store is None:
-            problems.append("option 'consumerGroup' needs 'offsetStore', which holds the group's offsets")
-        if not self.consume_orderly and self.consumer_group is None:
-            problems.append(
-                "option 'consumeOrderly' needs 'consumerGroup': without a group nothing is locked"
-            )
-        if self.hand_over_ranges and self.consumer_group is None:
-            problems.append(
-                "option 'handOverRanges' needs 'consumerGroup': only a consumer reads ranges by itself"
-            )
-        groups = {self.consumer_group, self.starting_group, self.ending_group}
-        if self.offset_store is not None and groups == {None}:
-            problems.append(
-                "option 'offsetStore' needs 'consumerGroup', 'startingGroup' or 'endingGroup', whose offsets "
-                "are to be used"
-            )
-        if self.offset_store is not None and self.consumer_group is not None:
-            store = StoreSpec.parse(self.offset_store)
-            problems += store.problems(self.message_model, consume_orderly=self.consume_orderly)
-        if self.message_model is MessageModel.BROADCASTING and self.instance_name is None:
-            problems.append(
-                "option 'messageModel=BROADCASTING' needs 'instanceName', under which this query's progress "
-                "is kept"
-            )
-        problems += self._room_problems()
-        problems += self.position_problems(
-            self._reads, ", ".join(self.subscribed()), reads_as_group=self.consumer_group is not None
-        )
+        """Options that contradict each other, lack another, or mean nothing with another."""
         names = [("consumerGroup", self.consumer_group or "", 255)]
         names += [("topic", topic, MAX_TOPIC_LENGTH) for topic in self.subscribed()]
-        problems += self.pace_problems() + self._of_plain_reads() + self._column_problems()
-        return problems + self.security_problems() + self.name_problems(names)
-
-    def _room_problems(self) -> list[str]:
-        """A member's machine room is told by its name, and a name with one is of no other use."""
-        strategy = self.allocate_message_queue_strategy.strip().partition(":")[0]
-        wants_room = strategy == "machineRoomNearby" and self.message_model is MessageModel.CLUSTERING
-        has_room = "/" in (self.instance_name or "")
-        if wants_room and not has_room and self.consumer_group is not None:
-            return [
-                (
-                    "option 'allocateMessageQueueStrategy=machineRoomNearby' needs an 'instanceName' that "
-                    "begins with this member's machine room, such as 'east/worker-1'"
-                )
-            ]
-        if has_room and self.message_model is MessageModel.BROADCASTING:
-            return [
-                (
-                    f"option 'instanceName={self.instance_name}' has a '/', and with "
-                    "'messageModel=BROADCASTING' this query's progress is kept under that name; leave it out"
-                )
-            ]
-        return []
+        return [
+            *topic_problems(self),
+            *self._group_problems(),
+            *self.position_problems(
+                self._reads, ", ".join(self.subscribed()), reads_as_group=self.consumer_group is not None
+            ),
+            *self._pace_problems(),
+            *self._column_problems(),
+            *self.security_problems(),
+            *self.name_problems(names),
+        ]
 
     def _reads(self, topic: str) -> bool:
         if self.topic_pattern is not None:
             return self.topic_pattern.fullmatch(topic) is not None
         return topic in self.subscribed()
 
-    def _of_plain_reads(self) -> list[str]:
-        """Options that mean nothing to a consumer group."""
-        whole, in_order = "whose listener gets whole messages", "which reads a queue in one task, in order"
-        chosen = (
-            ("topicPattern", self.topic_pattern, "whose members must subscribe to the same topics"),
-            ("includeColumns", self.include_columns, whole),
-            ("propertyColumns", self.property_columns, whole),
-            ("decodeProperties=false", not self.decode_properties, whole),
-            ("maxBytesPerTrigger", self.max_bytes_per_trigger, "which has 'pullThresholdSizeForQueue'"),
-            ("minOffsetsPerTrigger", self.min_offsets_per_trigger, "whose retries must not wait"),
-            ("minPartitions", self.min_partitions, in_order),
-            ("maxRecordsPerPartition", self.max_records_per_partition, in_order),
-        )
+    def _group_problems(self) -> list[str]:
+        problems = []
         if self.consumer_group is None:
-            return []
-        return [
-            f"option '{key}' does not go with 'consumerGroup', {reason}"
-            for key, given, reason in chosen
-            if given
-        ]
+            if not self.consume_orderly:
+                problems.append(
+                    "option 'consumeOrderly' needs 'consumerGroup': without a group nothing is locked"
+                )
+            if self.hand_over_ranges:
+                problems.append(
+                    "option 'handOverRanges' needs 'consumerGroup': only a consumer reads ranges by itself"
+                )
+            if self.offset_store is not None and self.starting_group is None and self.ending_group is None:
+                problems.append(
+                    "option 'offsetStore' needs 'consumerGroup', 'startingGroup' or 'endingGroup', whose "
+                    "offsets are to be used"
+                )
+        else:
+            if self.offset_store is None:
+                problems.append("option 'consumerGroup' needs 'offsetStore', which holds the group's offsets")
+            else:
+                store = StoreSpec.parse(self.offset_store)
+                problems += store.problems(self.message_model, consume_orderly=self.consume_orderly)
+            given = self.given()
+            problems += [
+                f"option '{shown}' does not go with 'consumerGroup', {reason}"
+                for shown, reason in _NOT_OF_A_GROUP.items()
+                if shown.partition("=")[0] in given
+            ]
+        if self.message_model is MessageModel.BROADCASTING and self.instance_name is None:
+            problems.append(
+                "option 'messageModel=BROADCASTING' needs 'instanceName', under which this query's progress "
+                "is kept"
+            )
+        return problems + self._room_problems()
+
+    def _room_problems(self) -> list[str]:
+        """A member's machine room is part of its name, and of use to one strategy alone."""
+        strategy = self.allocate_message_queue_strategy.strip().partition(":")[0]
+        is_shared = self.message_model is MessageModel.CLUSTERING
+        wants_room = strategy == "machineRoomNearby" and is_shared and self.consumer_group is not None
+        has_room = "/" in (self.instance_name or "")
+        if wants_room and not has_room:
+            problem = (
+                "option 'allocateMessageQueueStrategy=machineRoomNearby' needs an 'instanceName' that "
+                "begins with this member's machine room, such as 'east/worker-1'"
+            )
+            return [problem]
+        if has_room and not is_shared:
+            problem = (
+                f"option 'instanceName={self.instance_name}' has a '/', and with "
+                "'messageModel=BROADCASTING' this query's progress is kept under that name; leave it out"
+            )
+            return [problem]
+        return []
+
+    def _pace_problems(self) -> list[str]:
+        problems = []
+        least, most = self.min_offsets_per_trigger, self.max_offsets_per_trigger
+        if least is not None and most is not None and least > most:
+            problems.append(
+                f"option 'minOffsetsPerTrigger' is {least}, above 'maxOffsetsPerTrigger', which is {most}"
+            )
+        if least is None and self.max_trigger_delay_ms is not None:
+            problems.append("option 'maxTriggerDelay' needs 'minOffsetsPerTrigger': nothing else waits")
+        return problems
 
     def _column_problems(self) -> list[str]:
         problems = []

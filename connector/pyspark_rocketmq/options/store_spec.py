@@ -1,4 +1,4 @@
-"""Which offset store the text of option ``offsetStore`` names. Pure."""
+"""Which offset store option ``offsetStore`` names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BROKER_KEEPS_LITTLE: Final = (
 
 
 class StoreKind(StrEnum):
-    """What keeps the offsets."""
+    """What keeps a group's offsets."""
 
     DELTA = "delta"
     BROKER = "broker"
@@ -70,7 +70,7 @@ class StoreSpec:
         return cls(kind, place)
 
     def problems(self, message_model: MessageModel, *, consume_orderly: bool) -> list[str]:
-        """What a consumer of this kind asks for and the store does not promise."""
+        """Why such a consumer cannot use this store."""
         is_broadcast = message_model is MessageModel.BROADCASTING
         checks = (
             (self.kind is StoreKind.FILE and not is_broadcast, _FILE_IS_LOCAL),

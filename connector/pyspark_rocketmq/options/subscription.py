@@ -1,12 +1,12 @@
-"""What is read: one topic, several, or JSON ``{"topic": "expression"}`` with tags of their own."""
+"""Which topics and tags are read."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from pyspark_rocketmq.options.declare import said_twice
+from pyspark_rocketmq.options.declare import OptionSet
 from pyspark_rocketmq.options.parsers import (
     MAX_TOPIC_LENGTH,
     parses,
@@ -30,37 +30,30 @@ class Subscription(NamedTuple):
 
 
 def subscriptions_of(topics: Iterable[str], tags: str, sql_filter: str | None) -> tuple[Subscription, ...]:
-    """The same of each topic: a condition if there is one, else tags."""
+    """One subscription per topic: by the SQL92 condition if there is one, else by tags."""
     if sql_filter is not None:
         return tuple(Subscription(topic, sql_filter, is_sql92=True) for topic in topics)
     return tuple(Subscription(topic, tags) for topic in topics)
 
 
-def topic_problems(topics: Mapping[str, object], filters: Mapping[str, object]) -> list[str]:
-    """Sentences on options that say twice what is read.
-
-    Args:
-        topics: Options that name topics, of which one may be given, and which those are.
-        filters: Options that filter messages of all topics, likewise.
-    """
-    problems = said_twice(topics) + said_twice(filters)
-    if topics["subscriptions"]:
+def topic_problems(options: OptionSet) -> list[str]:
+    """Options that say twice which topics or which of their messages are read."""
+    filters = ("subscription", "sqlFilter")
+    problems = options.said_twice("topic", "topics", "topicPattern", "subscriptions")
+    problems += options.said_twice(*filters)
+    given = options.given()
+    if "subscriptions" in given:
         problems += [
             f"option 'subscriptions' has the tags of every topic; leave '{key}' out"
-            for key, is_given in filters.items()
-            if is_given
+            for key in filters
+            if key in given
         ]
     return problems
 
 
 @parses("JSON")
 def parse_subscriptions(text: str) -> tuple[Subscription, ...]:
-    """Parse the JSON, in its order.
-
-    Raises:
-        ValueError: With the end of the sentence ``subscriptions='…' …``, naming the wrong part and the right
-            form.
-    """
+    """Parse JSON ``{"topic": "expression"}``; the order is kept."""
     try:
         named = json.loads(text, object_pairs_hook=unique_members)
     except json.JSONDecodeError as error:

@@ -61,11 +61,11 @@ from pyspark_rocketmq.offsets.open import open_offset_store
 from pyspark_rocketmq.offsets.store import OffsetKey
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.positions import (
+    COMMITTED,
     EARLIEST_OFFSET,
     LATEST_OFFSET,
     NoMatchStrategy,
     QueuePositions,
-    StartingOffsets,
 )
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
@@ -399,7 +399,7 @@ class ClusterView:
         self._switched_off = switched_off
 
     def starting_positions(
-        self, snapshot: Snapshot, queues: Collection[MessageQueue], default: StartingOffsets
+        self, snapshot: Snapshot, queues: Collection[MessageQueue], default: QueuePositions
     ) -> dict[MessageQueue, int]:
         """Where each of ``queues`` begins when nothing is stored for it.
 
@@ -410,7 +410,7 @@ class ClusterView:
         if times is not None:
             return self._starting_at(times, snapshot, queues)
         wanted: QueuePositions = self._options.starting_offsets or default
-        if wanted == StartingOffsets.committed():
+        if wanted == COMMITTED:
             committed = self._committed(self._options.starting_group, snapshot, queues)
             wanted = QueuePositions(EARLIEST_OFFSET, committed)
         doubts = offsets_in_doubt(wanted, _of(snapshot.at_stand_ins, queues))

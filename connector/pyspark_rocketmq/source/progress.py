@@ -23,7 +23,7 @@ from pyspark_rocketmq.group.member import QueueOwnership
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.offsets.open import checked_rows
 from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
-from pyspark_rocketmq.options.positions import StartingOffsets
+from pyspark_rocketmq.options.positions import QueuePositions
 from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
 from pyspark_rocketmq.source.queue_claims import QueueClaims
 from pyspark_rocketmq.source.queue_lives import LifeWatch, QueueLives
@@ -91,7 +91,7 @@ class CheckpointProgress:
 
     begins_in_checkpoint: ClassVar[bool] = True
 
-    def __init__(self, view: ClusterView, default_start: StartingOffsets) -> None:
+    def __init__(self, view: ClusterView, default_start: QueuePositions) -> None:
         self._view = view
         self._default_start = default_start
 
@@ -166,7 +166,7 @@ class GroupProgress:
         store: OffsetStore,
         ownership: QueueOwnership,
         view: ClusterView,
-        default_start: StartingOffsets,
+        default_start: QueuePositions,
         clock: Clock,
         is_sole_owner: bool = False,
         broker_offsets: BrokerOffsets | None = None,

@@ -9,7 +9,7 @@ from pyspark_rocketmq.consume.positions import PassedOffsets
 from pyspark_rocketmq.group.broker_offsets import Addresses, BrokerOffsets
 from pyspark_rocketmq.model import MessageQueue, is_retry_topic
 from pyspark_rocketmq.offsets.store import NO_BATCH, OffsetRow, OffsetStore, QueueCommit
-from pyspark_rocketmq.options.positions import StartingOffsets
+from pyspark_rocketmq.options.positions import QueuePositions
 from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class QueueClaims:
         client_id: str,
         store: OffsetStore,
         view: ClusterView,
-        default_start: StartingOffsets,
+        default_start: QueuePositions,
         broker_offsets: BrokerOffsets | None,
     ) -> None:
         """The arguments are those of ``GroupProgress``."""

@@ -35,7 +35,7 @@ from pyspark_rocketmq.group.join import client_id, join_group, offset_key, unreg
 from pyspark_rocketmq.hub.session import HubAddress
 from pyspark_rocketmq.model import MessageModel, QueueRange
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
-from pyspark_rocketmq.options.positions import StartingOffsets
+from pyspark_rocketmq.options.positions import EARLIEST, LATEST
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import FIRST_CONTACT, ClusterView, Snapshot
 from pyspark_rocketmq.source.planner import MessageSizes, MicroBatchPlanner
@@ -96,7 +96,7 @@ class RocketMQBatchReader(DataSourceReader):
         snapshot = view.snapshot().with_stand_ins()
         if snapshot.out_of_sight:
             raise next(iter(snapshot.out_of_sight.values()))
-        starts = view.starting_positions(snapshot, snapshot.bounds.keys(), StartingOffsets.earliest())
+        starts = view.starting_positions(snapshot, snapshot.bounds.keys(), EARLIEST)
         ends = view.ending_positions(snapshot)
         ends_are_written = self._options.ending_offsets is not None and not self._options.ends_at_group()
         if ends_are_written and self._options.fail_on_data_loss:
@@ -222,7 +222,7 @@ def _progress(
     timing: MembershipTiming,
     line: DriverLine | None,
 ) -> ProgressSource:
-    default_start = StartingOffsets.latest()
+    default_start = LATEST
     if options.consumer_group is None or options.offset_store is None:
         return CheckpointProgress(view, default_start)
     store = open_group_store(options)
