@@ -12,7 +12,7 @@ from typing import Any
 from bench.cluster import fill
 from bench.measure import Result, Spread, Stopwatch, Target, Timed, load_average
 from jobs.demo.run import embedded_cluster
-from pyspark_rocketmq.client.admin import AdminClient
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Deadline, SystemClock
@@ -187,7 +187,7 @@ class _TimedPool:
 
 
 def _fill(name_server: str, pool: ChannelPool, *, per_queue: int) -> None:
-    admin = AdminClient(pool, _CLOCK, _TIMEOUT_S)
+    admin = BrokerClient(pool, _CLOCK, _TIMEOUT_S)
     names = NameServerClient((name_server,), pool, _CLOCK, _TIMEOUT_S)
     # TBW102 is on every broker, so its route tells where they are.
     for broker in names.route("TBW102", Deadline.after(_CLOCK, _TIMEOUT_S)).brokers:

@@ -15,8 +15,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from jobs.offset_view import Members
-from pyspark_rocketmq.client.admin import AdminClient
-from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.cluster import Cluster
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.errors import BrokerError, RocketMQError, TopicNotFound, TransportError
@@ -65,10 +64,9 @@ class ClusterLook:
         self._silent: dict[str, frozenset[str]] = {}
         self._listed: set[str] = set()
         """Groups of which a broker has told who their members are, or that there are none."""
-        self._pool = process_pool(ConnectionSettings.of(self._read_options("any")))
-        timeout_s = reach.request_timeout_ms / 1000
-        self.brokers = BrokerClient(self._pool, clock, timeout_s, namespace=namespace)
-        self._admin = AdminClient(self._pool, clock, timeout_s, namespace=namespace)
+        cluster = Cluster.of(self._read_options("any"), clock)
+        self._pool = cluster.pool
+        self.brokers = cluster.brokers()
 
     def snapshot(self, topic: str) -> Snapshot | None:
         """None of a topic that is gone, or of which no broker answers."""
@@ -186,7 +184,7 @@ class ClusterLook:
 
     def _queues_of(self, address: BrokerAddress, group: str, client_id: str) -> tuple[str, Any]:
         try:
-            return client_id, self._admin.running_info(address, group, client_id).queues
+            return client_id, self.brokers.running_info(address, group, client_id).queues
         except RocketMQError as error:
             logger.warning("member does not answer group=%s client_id=%s: %s", group, client_id, error)
             return client_id, None

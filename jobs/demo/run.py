@@ -35,9 +35,7 @@ from jobs.offset_view import view_offsets
 from jobs.offsets_show import print_offsets
 from jobs.running import RowCounter, await_query, progress_bar, spark_session
 from jobs.settings import JobFailed
-from pyspark_rocketmq.client.admin import AdminClient
-from pyspark_rocketmq.client.broker import BrokerClient
-from pyspark_rocketmq.client.nameserver import NameServerClient
+from pyspark_rocketmq.client.cluster import Cluster
 from pyspark_rocketmq.client.pool import process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import Deadline, SystemClock
@@ -158,10 +156,8 @@ class DemoTopic:
     def __init__(self, topic: str, name_servers: Sequence[str]) -> None:
         self._topic = topic
         self._clock = SystemClock()
-        pool = process_pool()
-        self._name_server = NameServerClient(tuple(name_servers), pool, self._clock, _REQUEST_TIMEOUT_S)
-        self._brokers = BrokerClient(pool, self._clock, _REQUEST_TIMEOUT_S)
-        self._admin = AdminClient(pool, self._clock, _REQUEST_TIMEOUT_S)
+        cluster = Cluster(tuple(name_servers), process_pool(), self._clock, _REQUEST_TIMEOUT_S)
+        self._name_server, self._brokers = cluster.name_server(), cluster.brokers()
 
     def ensure(self) -> tuple[MessageQueue, ...]:
         """Make the topic if it is missing; return its queues.
@@ -188,7 +184,7 @@ class DemoTopic:
                 f"'{self._topic}'. Make an empty topic with mqadmin updateTopic and name it: --option topic=…"
             ) from error
         for broker_name, share in share_queues(_masters(route), QUEUES).items():
-            self._admin.create_topic(_masters(route)[broker_name], self._topic, share)
+            self._brokers.create_topic(_masters(route)[broker_name], self._topic, share)
 
     def _await_route(self) -> TopicRoute:
         deadline = Deadline.after(self._clock, _ROUTE_TIMEOUT_S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
@@ -22,8 +21,8 @@ from tests.real_broker import plain_remoting
 
 
 @pytest.fixture
-def admin(pool: ChannelPool) -> AdminClient:
-    return AdminClient(pool, SystemClock(), request_timeout_s=ANSWER_S)
+def admin(pool: ChannelPool) -> BrokerClient:
+    return BrokerClient(pool, SystemClock(), request_timeout_s=ANSWER_S)
 
 
 def heartbeat(client: BrokerClient, address: str, group: str, topic: str) -> None:
@@ -32,7 +31,7 @@ def heartbeat(client: BrokerClient, address: str, group: str, topic: str) -> Non
 
 
 def test_a_group_s_members(
-    admin: AdminClient, client: BrokerClient, address: str, put: Put, queue: MessageQueue
+    admin: BrokerClient, client: BrokerClient, address: str, put: Put, queue: MessageQueue
 ) -> None:
     """A1: 203."""
     group = f"group-of-{queue.topic}"
@@ -47,7 +46,7 @@ def test_a_group_s_members(
 
 
 def test_a_broker_checks_an_expression_when_asked(
-    admin: AdminClient, address: str, group: str, cluster: ClusterUnderTest
+    admin: BrokerClient, address: str, group: str, cluster: ClusterUnderTest
 ) -> None:
     """A4: 46, the only request that refuses a bad SQL92 expression."""
     if cluster.kind == "sim":  # its brokers do not filter by properties, as by default

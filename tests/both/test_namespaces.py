@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
@@ -94,7 +93,7 @@ def test_a_group_of_a_namespace_is_another_group_than_the_one_outside(
         outside.lock_batch(address, f"{namespace}%{group}", "you", [_full(namespace, queue)]) == frozenset()
     )
     assert outside.lock_batch(address, group, "you", [queue]) == {queue}
-    connection = AdminClient(pool, CLOCK, ANSWER_S, namespace=namespace).consumer_connection(address, group)
+    connection = BrokerClient(pool, CLOCK, ANSWER_S, namespace=namespace).consumer_connection(address, group)
     assert set(connection.subscriptions) == {topic, retry_topic(group)}
     names = NameServerClient((cluster.name_servers,), pool, CLOCK, ANSWER_S, namespace=namespace)
     wait_until(lambda: names.topics(Deadline.after(CLOCK, ANSWER_S)) == (retry_topic(group), topic), ANSWER_S)

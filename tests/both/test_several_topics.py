@@ -9,7 +9,6 @@ from itertools import chain
 
 import pytest
 
-from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
@@ -113,7 +112,7 @@ def test_a_heartbeat_tells_of_every_subscription(
     """A3: it replaces the group's whole table, at the brokers of every topic."""
     query = start("me", subscriptions=f'{{"{topics[0]}": "paid", "{topics[1]}": "*"}}')
     assert query.member.await_settled(SOON_S)
-    admin = AdminClient(pool, SystemClock(), SOON_S)
+    admin = BrokerClient(pool, SystemClock(), SOON_S)
 
     wanted = {topics[0]: "paid", topics[1]: "*", retry_topic(group): "*"}
 

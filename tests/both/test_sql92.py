@@ -8,7 +8,6 @@ from queue import SimpleQueue
 
 import pytest
 
-from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.pool import ConnectionSettings
@@ -208,7 +207,7 @@ def test_a_group_subscribes_by_a_condition(
         assert member.await_settled(ANSWER_S)
         with ConnectionSettings().open_pool(SystemClock()) as pool:
             told = (
-                AdminClient(pool, SystemClock(), ANSWER_S).consumer_connection(address, group).subscriptions
+                BrokerClient(pool, SystemClock(), ANSWER_S).consumer_connection(address, group).subscriptions
             )
     finally:
         member.stop(ANSWER_S)

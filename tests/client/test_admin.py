@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.client.admin import AdminClient
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import (
@@ -28,7 +28,7 @@ ORDERS_0 = MessageQueue("FrOrder", "broker-a", 0)
 SQL = SubscriptionData(topic="FrSql", sub_string="a > 5", expression_type=SQL92, sub_version=1)
 BUSINESS_KEY = "k1"
 
-Call = Callable[[AdminClient, str], Any]
+Call = Callable[[BrokerClient, str], Any]
 
 CALLS: dict[str, tuple[int, Call]] = {
     "create topic": (13, lambda a, at: a.create_topic(at, "orders", 4)),
@@ -39,8 +39,8 @@ CALLS: dict[str, tuple[int, Call]] = {
 
 
 @pytest.fixture
-def admin(pool: ChannelPool) -> AdminClient:
-    return AdminClient(pool, SystemClock(), request_timeout_s=PATIENCE_S)
+def admin(pool: ChannelPool) -> BrokerClient:
+    return BrokerClient(pool, SystemClock(), request_timeout_s=PATIENCE_S)
 
 
 def replay(server: ScriptedServer, pair_id: int) -> None:
@@ -60,7 +60,7 @@ def replay(server: ScriptedServer, pair_id: int) -> None:
 
 
 @pytest.mark.parametrize("name", list(CALLS))
-def test_a_request_is_what_java_sends(server: ScriptedServer, admin: AdminClient, name: str) -> None:
+def test_a_request_is_what_java_sends(server: ScriptedServer, admin: BrokerClient, name: str) -> None:
     """A1: code, flag, ext fields and body fields equal a recorded frame of Java's tools;
     the answer is taken.
     """
@@ -76,7 +76,7 @@ def test_a_request_is_what_java_sends(server: ScriptedServer, admin: AdminClient
         assert loads(ours.body).keys() == loads(java.body).keys()
 
 
-def test_answers_become_values(server: ScriptedServer, admin: AdminClient) -> None:
+def test_answers_become_values(server: ScriptedServer, admin: BrokerClient) -> None:
     """A1: as mqadmin shows them."""
 
     def ask(name: str) -> Any:
@@ -96,7 +96,7 @@ def test_answers_become_values(server: ScriptedServer, admin: AdminClient) -> No
     ],
 )
 def test_refusals_are_errors_of_their_class(
-    server: ScriptedServer, admin: AdminClient, pair_id: int, name: str, error: type[BrokerError]
+    server: ScriptedServer, admin: BrokerClient, pair_id: int, name: str, error: type[BrokerError]
 ) -> None:
     """A1: by the answers of a real broker."""
     replay(server, pair_id)
@@ -108,7 +108,7 @@ def test_refusals_are_errors_of_their_class(
 
 @pytest.mark.parametrize("remark", [None, "there is unexpected error when get running info"])
 def test_a_member_that_answers_with_a_remark_alone_is_told_by_it(
-    admin: AdminClient, server: ScriptedServer, remark: str | None
+    admin: BrokerClient, server: ScriptedServer, remark: str | None
 ) -> None:
     """D12: as a Go client does; its broker hands the answer on."""
     server.script = lambda peer, request: peer.answer(request, 0, remark=remark)

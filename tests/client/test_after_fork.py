@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from broker_sim.cluster import SimCluster
-from pyspark_rocketmq.client import lifetime as after_fork
 from pyspark_rocketmq.client import pull_connection as process_lines
+from pyspark_rocketmq.client import transport as after_fork
 from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
 from pyspark_rocketmq.client.producer.async_sends import AsyncSends
 from pyspark_rocketmq.client.producer.producer import Producer, UniqueKeys
@@ -199,7 +199,7 @@ def test_a_lock_that_was_held_during_the_fork_is_free_in_the_child(
     sends.send(message(b"1")).result(PATIENCE_S)
     producer.send(message(b"1"))
     names = ("_lock", "_send_lock", "_changed", "_condition")
-    locks = [vars(one)[name] for one in after_fork._living for name in names if name in vars(one)]
+    locks = [vars(one)[name] for one in after_fork._renewed for name in names if name in vars(one)]
 
     def work() -> int:
         producer.send(message(b"2"))

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
@@ -92,23 +91,18 @@ def _names_in_json(value: Any) -> list[str]:
     return []
 
 
-BROKER_CALLS = {name: call for name, (_, call) in test_broker.CALLS.items()}
-ADMIN_CALLS: dict[str, Callable[[AdminClient, str], Any]] = {
-    name: call
-    for name, (_, call) in test_admin.CALLS.items()
-    if name in {"create topic", "check subscription"}
+CALLS: dict[str, Callable[[BrokerClient, str], Any]] = {
+    **{name: call for name, (_, call) in test_broker.CALLS.items()},
+    **{name: test_admin.CALLS[name][1] for name in ("create topic", "check subscription")},
 }
 
 
-@pytest.mark.parametrize("name", [*BROKER_CALLS, *ADMIN_CALLS])
+@pytest.mark.parametrize("name", CALLS)
 def test_a_request_names_topics_and_groups_with_their_namespace(
     answering: ScriptedServer, pool: ChannelPool, name: str
 ) -> None:
     """A6: in ext fields and in bodies, of every call."""
-    if name in BROKER_CALLS:
-        BROKER_CALLS[name](BrokerClient(pool, SystemClock(), PATIENCE_S, namespace="shop"), answering.address)
-    else:
-        ADMIN_CALLS[name](AdminClient(pool, SystemClock(), PATIENCE_S, namespace="shop"), answering.address)
+    CALLS[name](BrokerClient(pool, SystemClock(), PATIENCE_S, namespace="shop"), answering.address)
     names = names_in(answering.next_request())
 
     assert names

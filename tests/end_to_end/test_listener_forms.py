@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.client.admin import AdminClient
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
@@ -234,7 +234,7 @@ def test_a_running_query_consumes_one_message_for_an_administrator(consumption: 
     assert [line for lines in noted(folder).values() for line in lines] == ["0"]
 
 
-def wait_for_members(admin: AdminClient, address: str, group: str) -> list[str]:
+def wait_for_members(admin: BrokerClient, address: str, group: str) -> list[str]:
     found: list[str] = []
 
     def look() -> bool:

@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.client.admin import AdminClient
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
@@ -70,7 +70,7 @@ def test_a_go_member_that_subscribes_by_tags_consumes_them_and_can_be_asked(
     with go_consumer(cluster.name_servers, topic, _EXPRESSION, group, "tagged") as member:
         wait_until(lambda: len(set(member.messages())) == len(wanted), _TIMEOUT_S, reason="Go's messages")
         with ChannelPool(SystemClock()) as pool:
-            admin = AdminClient(pool, SystemClock(), PATIENCE_S)
+            admin = BrokerClient(pool, SystemClock(), PATIENCE_S)
             address = cluster.broker_addresses["broker-a"]
             connection = admin.consumer_connection(address, group)
             [client] = connection.connections

@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 from broker_sim.admin_bodies import SubscriptionGroupConfig, encode_group_config
-from pyspark_rocketmq.client.admin import AdminClient
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 
 
-class Administrator(AdminClient):
+class Administrator(BrokerClient):
     """An administrator who changes topics and groups, too."""
 
     def delete_topic(self, address: str, topic: str) -> None:
@@ -19,7 +19,7 @@ class Administrator(AdminClient):
 
     def put_group(self, address: str, config: SubscriptionGroupConfig) -> None:
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
-        self._checked(address, RemotingCommand(code=code, body=encode_group_config(config)))
+        self._call(address, RemotingCommand(code=code, body=encode_group_config(config)))
 
     def reset_back(self, address: str, group: str, topic: str, time_ms: int) -> None:
         """Reset the group to the first messages stored at or after a time, where that is not forward."""
@@ -51,4 +51,4 @@ class Administrator(AdminClient):
         return found
 
     def _request(self, address: str, code: RequestCode, **fields: str) -> RemotingCommand:
-        return self._checked(address, RemotingCommand(code=code, ext_fields=fields))
+        return self._call(address, RemotingCommand(code=code, ext_fields=fields))

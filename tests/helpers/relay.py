@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Self
 
 from broker_sim.server import ReservedPort
-from pyspark_rocketmq.client.lifetime import Closing
+from pyspark_rocketmq.client.transport import Closing
 from tests.helpers.wait import PATIENCE_S
 
 _CHUNK = 1 << 16

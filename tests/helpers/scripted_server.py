@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from broker_sim.server import ReservedPort
-from pyspark_rocketmq.client.lifetime import Closing
+from pyspark_rocketmq.client.transport import Closing
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 from pyspark_rocketmq.wire.framing import FrameDecoder

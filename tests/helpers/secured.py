@@ -13,7 +13,7 @@ from pathlib import Path
 from broker_sim.cluster import SimCluster
 from broker_sim.connection import ServerTls, TlsMode
 from broker_sim.security import Action, Policy, User
-from pyspark_rocketmq.client.admin import AdminClient
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.clock import Deadline, SystemClock
@@ -134,7 +134,7 @@ def _set_up(secured: SecuredCluster) -> None:
     settings = replace(secured.settings, access_key=ADMIN, secret_key=ADMIN_SECRET)
     with settings.open_pool(clock) as pool:
         deadline = Deadline.after(clock, PATIENCE_S)
-        AdminClient(pool, clock, PATIENCE_S).create_topic(secured.address, TOPIC, 4)
+        BrokerClient(pool, clock, PATIENCE_S).create_topic(secured.address, TOPIC, 4)
         user = {"username": USER, "password": SECRET, "userType": "Normal"}
         entries = [
             {"resource": resource, "actions": actions, "decision": "Allow"}

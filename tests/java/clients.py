@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from pyspark_rocketmq.client.lifetime import Closing
+from pyspark_rocketmq.client.transport import Closing
 from tests.real_broker.artifacts import compile_java, fetch_jars
 from tests.real_broker.java_process import java_command, java_environment
 

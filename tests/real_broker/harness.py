@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from pyspark_rocketmq.client.lifetime import Closing
+from pyspark_rocketmq.client.transport import Closing
 from tests.real_broker import broker_conf, plain_remoting
 from tests.real_broker.artifacts import compile_java, fetch_jars, fetch_spark_jars
 from tests.real_broker.errors import HarnessError

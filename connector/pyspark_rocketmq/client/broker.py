@@ -1,32 +1,34 @@
-"""Every request that sending and consuming make of a broker, as one typed call each.
+"""Every request made of a broker, as one typed call each.
 
-A call takes the broker's address first. Nothing here retries, caches or chooses a broker: that is the
-caller's decision. What administrators ask is in ``admin``.
+A call takes the broker's address first. Nothing here retries, caches or chooses a broker: callers do. Callers
+name topics and groups as users do; the namespace is added and removed here and nowhere else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
-from pyspark_rocketmq.client.calls import (
-    BrokerCalls,
-    command_of,
-    named_batch,
-    named_heartbeat,
-    named_pull,
-    named_settings,
-    raise_or_return,
-)
-from pyspark_rocketmq.clock import Deadline
-from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.display import peer_text
+from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, QueueBounds
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.requests import bodies, headers
-from pyspark_rocketmq.wire.requests.header_fields import Header, from_ext_fields
+from pyspark_rocketmq.wire.framing import Outgoing
+from pyspark_rocketmq.wire.namespace import (
+    queue_with_namespace,
+    queue_without_namespace,
+    with_namespace,
+    without_namespace,
+)
+from pyspark_rocketmq.wire.requests import admin, bodies, headers
+from pyspark_rocketmq.wire.requests.client_info import ConsumerRunningInfo, decode_running_info
+from pyspark_rocketmq.wire.requests.header_fields import Header, from_ext_fields, to_ext_fields
 from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, PullStatus, pull_result
+from pyspark_rocketmq.wire.requests.responses import checked
 from pyspark_rocketmq.wire.requests.send import (
     Batch,
     EncodedBatch,
@@ -38,54 +40,61 @@ from pyspark_rocketmq.wire.requests.send import (
     send_result,
 )
 from pyspark_rocketmq.wire.requests.topics import decode_topic_stats
+from pyspark_rocketmq.wire.subscription import SubscriptionData
 
-__all__ = [
-    "Batch",
-    "BrokerClient",
-    "PullRequest",
-    "PullResult",
-    "PullStatus",
-    "SendResult",
-    "SendSettings",
-]
+__all__ = ["Batch", "BrokerClient", "PullRequest", "PullResult", "PullStatus", "SendResult", "SendSettings"]
 
 _HOLD_SCAN_S: Final = 5.0
 """How late a broker may end the suspension of a pull (``PullRequestHoldService.run``)."""
+_READ_AND_WRITE: Final = 6
+"""A topic's permissions: 4 to read and 2 to write."""
 
 OnPull = Callable[[PullResult | RocketMQError], object]
 OnSend = Callable[[SendResult | RocketMQError], object]
+T = TypeVar("T")
 
 
-_BOUNDARY: Final = "LOWER"
-"""A search by time finds the first message at or after the time (``BoundaryType.LOWER``)."""
+def command_of(code: RequestCode, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
+    """A request from its header's fields."""
+    return RemotingCommand(code=code, ext_fields={} if header is None else to_ext_fields(header), body=body)
 
 
-class BrokerClient(BrokerCalls):
-    """What producers and consumers ask of brokers; errors as of :class:`BrokerCalls`."""
+class BrokerClient:
+    """Calls to brokers through a pool. Shared by any number of threads.
+
+    Every blocking call raises ``TransportError`` (retryable) when no answer comes, ``BrokerError`` or a
+    subclass when the broker says no, and ``RemoteProtocolError`` when the answer makes no sense. It waits at
+    most ``request_timeout_s`` for connection and answer together, unless it takes a deadline of its own.
+    Asynchronous calls call back exactly once, normally on the channel's reader thread, which must not block:
+    while it runs, no other answer of this broker is taken in.
+    """
+
+    def __init__(
+        self, pool: ChannelPool, clock: Clock, request_timeout_s: float = 3.0, *, namespace: str = ""
+    ) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._request_timeout_s = request_timeout_s
+        self._namespace = namespace
 
     # --- pull -----------------------------------------------------------------------------------------------
 
     def pull(self, address: str, request: PullRequest) -> PullResult:
         """Pull once; waits as long as the broker may hold the request."""
-        named = named_pull(self._namespace, request)
+        request = self._named_pull(request)
         deadline = self._pull_deadline(request)
-        answer = self._channel(address, deadline).request(named, deadline)
-        return raise_or_return(pull_result(named, answer, address))
+        answer = self._pool.get(address, deadline).request(request, deadline)
+        return _raise_or_return(pull_result(request, answer, address))
 
     def pull_async(self, address: str, request: PullRequest, on_result: OnPull) -> None:
-        """Pull without waiting; ``on_result`` is called once, normally on the channel's reader thread.
-
-        It must not block: while it runs, no other answer of this broker is taken in. It may pull again. It is
-        called on this thread if there is no connection and none can be made.
-        """
-        named = named_pull(self._namespace, request)
-        deadline = self._pull_deadline(request)
-        try:
-            channel = self._channel(address, deadline)
-        except RocketMQError as error:
-            on_result(error)
-            return
-        channel.submit(named, lambda outcome: on_result(pull_result(named, outcome, address)), deadline)
+        """Pull without waiting; ``on_result`` may pull again."""
+        named = self._named_pull(request)
+        self._submit(
+            address,
+            named,
+            self._pull_deadline(named),
+            lambda outcome: on_result(pull_result(named, outcome, address)),
+        )
 
     # --- send -----------------------------------------------------------------------------------------------
 
@@ -111,7 +120,7 @@ class BrokerClient(BrokerCalls):
         *,
         deadline: Deadline | None = None,
     ) -> None:
-        """As :meth:`send`, without waiting; ``on_result`` is called exactly once and must not block."""
+        """As :meth:`send`, without waiting."""
         command = self._send_command(message, queue, settings)
         self._send_async(address, command, queue, (message,), on_result, deadline=deadline)
 
@@ -129,7 +138,7 @@ class BrokerClient(BrokerCalls):
         return self._send(address, command, batch.queue, batch.messages, deadline)
 
     def send_batch_async(self, address: str, batch: Batch, settings: SendSettings, on_result: OnSend) -> None:
-        """As :meth:`send_batch`, without waiting; ``on_result`` is called exactly once and must not block.
+        """As :meth:`send_batch`, without waiting.
 
         Batches for one queue keep their order only if each is sent after the one before was answered: a
         broker works on several requests of one connection at once.
@@ -141,13 +150,12 @@ class BrokerClient(BrokerCalls):
         self, address: str, batch: EncodedBatch, settings: SendSettings, on_result: OnSend
     ) -> None:
         """As :meth:`send_batch_async`, of a batch that is bytes already."""
-        named = named_settings(self._namespace, settings)
-        full = replace(batch, queue=self._named_queue(batch.queue))
-        command = encoded_batch_command(full, named, self._now_ms())
+        named = replace(batch, queue=self._named_queue(batch.queue))
+        command = encoded_batch_command(named, self._named_settings(settings), self._now_ms())
         self._send_async(address, command, batch.queue, (), on_result)
 
     def end_transaction(self, address: str, header: headers.EndTransactionRequestHeader) -> None:
-        """Have a half message delivered or forgotten, oneway; ``address`` must be where it is stored.
+        """Commit or roll back a half message (one-way); ``address`` must be where it is stored.
 
         A loss is no harm: the broker asks for the message's state later.
         """
@@ -163,7 +171,7 @@ class BrokerClient(BrokerCalls):
         delay_level: int,
         max_reconsume_times: int,
     ) -> None:
-        """Have a message delivered again through the group's retry topic, by the broker that stores it.
+        """Have the broker that stores a message deliver it again through the group's retry topic.
 
         ``delay_level`` 0: the broker decides by the number of attempts; -1: straight to the dead-letter
         topic.
@@ -208,7 +216,8 @@ class BrokerClient(BrokerCalls):
             topic=self._named(queue.topic),
             queue_id=queue.queue_id,
             timestamp=timestamp_ms,
-            boundary_type=_BOUNDARY,
+            # the first message at or after the time
+            boundary_type="LOWER",
             broker_name=queue.broker_name,
         )
         return self._offset(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
@@ -260,8 +269,8 @@ class BrokerClient(BrokerCalls):
 
     def heartbeat(self, address: str, heartbeat: bodies.HeartbeatData) -> None:
         """Show this client's groups and their whole subscriptions: what is missing is unsubscribed."""
-        body = bodies.encode_heartbeat(named_heartbeat(self._namespace, heartbeat))
-        self._checked(address, command_of(RequestCode.HEART_BEAT, body=body))
+        body = bodies.encode_heartbeat(self._named_heartbeat(heartbeat))
+        self._call(address, command_of(RequestCode.HEART_BEAT, body=body))
 
     def unregister(
         self,
@@ -299,7 +308,7 @@ class BrokerClient(BrokerCalls):
     ) -> frozenset[MessageQueue]:
         """Lock queues for 60 s, or renew their locks; returns the queues that are now held."""
         command = self._lock_command(RequestCode.LOCK_BATCH_MQ, consumer_group, client_id, queues)
-        locked = bodies.decode_lock_response(self._checked(address, command, deadline).body)
+        locked = bodies.decode_lock_response(self._call(address, command, deadline).body)
         return frozenset(self._bare_queues(dict.fromkeys(locked)))
 
     def unlock_batch(
@@ -307,36 +316,111 @@ class BrokerClient(BrokerCalls):
     ) -> None:
         """Give queues free; those not held by this client stay as they are."""
         command = self._lock_command(RequestCode.UNLOCK_BATCH_MQ, consumer_group, client_id, queues)
-        self._checked(address, command)
+        self._call(address, command)
 
-    # --- how ------------------------------------------------------------------------------------------------
+    # --- administration -------------------------------------------------------------------------------------
+
+    def create_topic(self, address: str, topic: str, queue_nums: int) -> None:
+        """Create the topic on this broker, or change it, with ``queue_nums`` queues to read and to write."""
+        header = headers.CreateTopicRequestHeader(
+            topic=self._named(topic),
+            read_queue_nums=queue_nums,
+            write_queue_nums=queue_nums,
+            perm=_READ_AND_WRITE,
+            topic_sys_flag=0,
+            order=False,
+            attributes="",
+            force=False,
+        )
+        self._ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+
+    def consumer_connection(self, address: str, consumer_group: str) -> admin.ConsumerConnection:
+        """Who of the group is connected to this broker, and with which subscriptions.
+
+        Raises:
+            ConsumerNotOnline: If nobody is.
+        """
+        header = admin.GetConsumerConnectionListRequestHeader(consumer_group=self._named(consumer_group))
+        answer = self._ask(address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
+        connection = admin.decode_consumer_connection(answer.body)
+        subscriptions = {
+            self._bare(topic): replace(subscription, topic=self._bare(subscription.topic))
+            for topic, subscription in connection.subscriptions.items()
+        }
+        return replace(connection, subscriptions=subscriptions)
+
+    def check_subscription(
+        self, address: str, client_id: str, consumer_group: str, subscription: SubscriptionData
+    ) -> None:
+        """Ask whether the broker can filter by this subscription: only so is a bad SQL92 expression refused.
+
+        Raises:
+            ExpressionInvalid: If the expression does not compile.
+            BrokerError: If the broker does not filter by SQL92 (``enablePropertyFilter=false``, code 1).
+        """
+        named = replace(subscription, topic=self._named(subscription.topic))
+        body = admin.encode_client_config_check(client_id, self._named(consumer_group), named)
+        self._call(address, command_of(RequestCode.CHECK_CLIENT_CONFIG, body=body))
+
+    def running_info(self, address: str, consumer_group: str, client_id: str) -> ConsumerRunningInfo:
+        """What a running consumer tells of itself, under the names it uses itself.
+
+        Raises:
+            BrokerError: If it is not connected to this broker (code 1).
+            ConsumerNotOnline: If it did not answer the broker.
+            RemoteProtocolError: If it answered something else, or nothing but a remark.
+        """
+        header = admin.GetConsumerRunningInfoRequestHeader(
+            consumer_group=self._named(consumer_group), client_id=client_id
+        )
+        answer = self._ask(address, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+        if not answer.body:
+            # Of a Go client whose own call failed: its remark says why.
+            remark = peer_text(repr(answer.remark or ""))
+            raise RemoteProtocolError(f"Member {peer_text(client_id)} answered with nothing but {remark}.")
+        return decode_running_info(answer.body)
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    def _now_ms(self) -> int:
+        return int(self._clock.now_s() * 1000)
+
+    def _deadline(self) -> Deadline:
+        return Deadline.after(self._clock, self._request_timeout_s)
 
     def _pull_deadline(self, request: PullRequest) -> Deadline:
-        held_s = request.held_s
-        slack_s = _HOLD_SCAN_S if held_s else 0.0
-        return Deadline.after(self._clock, held_s + slack_s + self._request_timeout_s)
+        slack_s = _HOLD_SCAN_S if request.held_s else 0.0
+        return Deadline.after(self._clock, request.held_s + slack_s + self._request_timeout_s)
+
+    def _ask(self, address: str, code: RequestCode, header: Header) -> RemotingCommand:
+        return self._call(address, command_of(code, header))
+
+    def _call(
+        self, address: str, command: RemotingCommand, deadline: Deadline | None = None
+    ) -> RemotingCommand:
+        deadline = deadline or self._deadline()
+        return checked(command, self._pool.get(address, deadline).request(command, deadline), address)
+
+    def _oneway(self, address: str, command: RemotingCommand) -> None:
+        self._pool.get(address, self._deadline()).oneway(command)
+
+    def _submit(
+        self,
+        address: str,
+        request: RemotingCommand | Outgoing,
+        deadline: Deadline,
+        on_outcome: Callable[[RemotingCommand | RocketMQError], object],
+    ) -> None:
+        try:
+            channel = self._pool.get(address, deadline)
+        except RocketMQError as error:
+            on_outcome(error)
+        else:
+            channel.submit(request, on_outcome, deadline)
 
     def _offset(self, address: str, code: RequestCode, header: Header) -> int:
         answer = self._ask(address, code, header)
         return from_ext_fields(headers.OffsetResponseHeader, answer.ext_fields).offset
-
-    def _send_command(self, message: Message, queue: MessageQueue, settings: SendSettings) -> RemotingCommand:
-        named = named_settings(self._namespace, settings)
-        return send_command(message, self._named_queue(queue), named, self._now_ms())
-
-    def _batch_command(self, batch: Batch, settings: SendSettings) -> RemotingCommand:
-        named = named_settings(self._namespace, settings)
-        return batch_command(named_batch(self._namespace, batch), named, self._now_ms())
-
-    def _lock_command(
-        self, code: RequestCode, consumer_group: str, client_id: str, queues: Iterable[MessageQueue]
-    ) -> RemotingCommand:
-        request = bodies.LockBatchRequest(
-            consumer_group=self._named(consumer_group),
-            client_id=client_id,
-            queues=frozenset(map(self._named_queue, queues)),
-        )
-        return command_of(code, body=bodies.encode_lock_request(request))
 
     def _send(
         self,
@@ -346,8 +430,9 @@ class BrokerClient(BrokerCalls):
         messages: Sequence[Message],
         deadline: Deadline | None,
     ) -> SendResult:
-        answer = self._answer(address, command, deadline)
-        return raise_or_return(send_result(command, answer, address, queue, messages))
+        deadline = deadline or self._deadline()
+        answer = self._pool.get(address, deadline).request(command, deadline)
+        return _raise_or_return(send_result(command, answer, address, queue, messages))
 
     def _send_async(
         self,
@@ -359,14 +444,78 @@ class BrokerClient(BrokerCalls):
         *,
         deadline: Deadline | None = None,
     ) -> None:
-        deadline = deadline or self._deadline()
-        try:
-            channel = self._channel(address, deadline)
-        except RocketMQError as error:
-            on_result(error)
-            return
-        channel.submit(
+        self._submit(
+            address,
             command,
+            deadline or self._deadline(),
             lambda outcome: on_result(send_result(command, outcome, address, queue, messages)),
-            deadline,
         )
+
+    def _send_command(self, message: Message, queue: MessageQueue, settings: SendSettings) -> RemotingCommand:
+        named = self._named_settings(settings)
+        return send_command(message, self._named_queue(queue), named, self._now_ms())
+
+    def _batch_command(self, batch: Batch, settings: SendSettings) -> RemotingCommand:
+        if self._namespace:
+            messages = [replace(one, topic=self._named(one.topic)) for one in batch.messages]
+            batch = replace(batch, queue=self._named_queue(batch.queue), messages=messages)
+        return batch_command(batch, self._named_settings(settings), self._now_ms())
+
+    def _lock_command(
+        self, code: RequestCode, consumer_group: str, client_id: str, queues: Iterable[MessageQueue]
+    ) -> RemotingCommand:
+        request = bodies.LockBatchRequest(
+            consumer_group=self._named(consumer_group),
+            client_id=client_id,
+            queues=frozenset(map(self._named_queue, queues)),
+        )
+        return command_of(code, body=bodies.encode_lock_request(request))
+
+    # --- names: as users know them (bare), as brokers do (named) --------------------------------------------
+
+    def _named(self, resource: str) -> str:
+        return with_namespace(self._namespace, resource)
+
+    def _bare(self, resource: str) -> str:
+        return without_namespace(self._namespace, resource)
+
+    def _named_queue(self, queue: MessageQueue) -> MessageQueue:
+        return queue_with_namespace(self._namespace, queue)
+
+    def _bare_queues(self, by_queue: dict[MessageQueue, T]) -> dict[MessageQueue, T]:
+        return {queue_without_namespace(self._namespace, queue): value for queue, value in by_queue.items()}
+
+    def _named_pull(self, request: PullRequest) -> PullRequest:
+        if not self._namespace:
+            return request
+        return replace(
+            request,
+            consumer_group=self._named(request.consumer_group),
+            queue=self._named_queue(request.queue),
+        )
+
+    def _named_settings(self, settings: SendSettings) -> SendSettings:
+        """The template of new topics has no namespace."""
+        if not self._namespace:
+            return settings
+        return replace(settings, producer_group=self._named(settings.producer_group))
+
+    def _named_heartbeat(self, heartbeat: bodies.HeartbeatData) -> bodies.HeartbeatData:
+        consumers = [
+            replace(
+                consumer,
+                group_name=self._named(consumer.group_name),
+                subscriptions=tuple(
+                    replace(one, topic=self._named(one.topic)) for one in consumer.subscriptions
+                ),
+            )
+            for consumer in heartbeat.consumers
+        ]
+        producers = tuple(map(self._named, heartbeat.producers))
+        return replace(heartbeat, consumers=tuple(consumers), producers=producers)
+
+
+def _raise_or_return(outcome: T | RocketMQError) -> T:
+    if isinstance(outcome, RocketMQError):
+        raise outcome
+    return outcome

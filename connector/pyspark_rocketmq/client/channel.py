@@ -31,8 +31,7 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple
 
-from pyspark_rocketmq.client.lifetime import renew_in_children
-from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Transport
+from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Transport, renew_in_children
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import (
     ChannelClosed,

@@ -14,7 +14,6 @@ from functools import cached_property, partial
 from itertools import takewhile
 from typing import ClassVar, Final, TypeVar
 
-from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
@@ -81,10 +80,6 @@ class Cluster:
         """The brokers; each call ends within the time-out and ``at_most_s``."""
         timeout_s = min(self.timeout_s, at_most_s)
         return BrokerClient(self.pool, self.clock, timeout_s, namespace=self.namespace)
-
-    def admin(self) -> AdminClient:
-        """The brokers, for what administrators ask."""
-        return AdminClient(self.pool, self.clock, self.timeout_s, namespace=self.namespace)
 
     def routes(self, options: ReadOptions, name_server: NameServerClient | None = None) -> TopicRoutes:
         """The routes of all that ``options`` read, a group's retry topic included. For one thread."""

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from pyspark_rocketmq.client.channel import Channel, RequestHandler
-from pyspark_rocketmq.client.lifetime import Closing, renew_in_children
 from pyspark_rocketmq.client.tls import TlsConnector
-from pyspark_rocketmq.client.transport import Connect, TcpTransport
+from pyspark_rocketmq.client.transport import Closing, Connect, TcpTransport, renew_in_children
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
 from pyspark_rocketmq.options.connection import ConnectionOptions

@@ -21,9 +21,8 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Generic, TypeVar
 
-from pyspark_rocketmq.client.lifetime import renew_in_children
 from pyspark_rocketmq.client.pool import ConnectionSettings
-from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Connect, Transport
+from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Connect, Transport, renew_in_children
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import ChannelClosed, RequestTimeout, RocketMQError
 from pyspark_rocketmq.model import PulledBody

@@ -1,20 +1,66 @@
-"""One TCP connection: the only place with system calls on sockets.
+"""One TCP connection: the only place with system calls on sockets; and what a ``fork()`` does to connections.
 
-Rule 1: every ``OSError`` leaves here as a ``TransportError`` that names the address.  Rule 2: no call blocks
-without a bound.  Nothing here knows frames or requests.
+Rule 1: every ``OSError`` leaves here as a ``TransportError`` that names the address. Rule 2: no call blocks
+without a bound. Nothing here knows frames or requests.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
+import os
 import select
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, Self, TypeVar
+from weakref import WeakSet
 
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
+
+logger = logging.getLogger(__name__)
+
+
+class Closing:
+    """Base of what is closed where its ``with`` ends."""
+
+    def close(self) -> None:
+        """Release what is held. Idempotent."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Renewed(Protocol):
+    """Holds connections, locks, threads or counters that a child of ``fork()`` must not share."""
+
+    def renew(self) -> None:
+        """Replace them in the child, before anything else runs there; take no lock that is not new."""
+        ...
+
+
+_renewed: Final[WeakSet[Renewed]] = WeakSet()
+
+
+def renew_in_children(one: Renewed) -> None:
+    """Call :meth:`Renewed.renew` in every child that this process forks while ``one`` is in use."""
+    _renewed.add(one)
+
+
+def _renew_all() -> None:
+    for one in list(_renewed):
+        try:
+            one.renew()
+        except Exception:
+            logger.exception("not renewed after a fork: %r", one)
+
+
+os.register_at_fork(after_in_child=_renew_all)
 
 _ANY_REMOTE = ("192.0.2.1", 9)
 """A documentation address (RFC 5737): connecting a UDP socket to it sends nothing, but picks the outgoing

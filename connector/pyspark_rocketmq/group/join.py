@@ -138,7 +138,6 @@ def join_group(
     calls = GroupCalls(
         pool=pool,
         brokers=cluster.brokers(),
-        admin=cluster.admin(),
         routes=cluster.routes(options, cluster.name_server(options.route_refresh_ms / 1000)),
     )
     member = RunningMember(machine, heartbeat, calls, clock)

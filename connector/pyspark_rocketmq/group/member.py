@@ -27,7 +27,6 @@ from functools import partial
 from itertools import groupby
 from typing import Protocol, TypeVar
 
-from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.cluster import Routes, TopicRoutes, run_concurrently
@@ -156,7 +155,6 @@ class GroupCalls:
 
     pool: ChannelPool
     brokers: BrokerClient
-    admin: AdminClient
     routes: TopicRoutes
     """Of all topics the group subscribes to."""
 
@@ -450,7 +448,7 @@ class RunningMember:
     def _look_for_differences(self, address: str, listed: Sequence[str]) -> None:
         """Only warns, so it does not matter if the user may not ask (``Get`` on the group)."""
         try:
-            told = self._calls.admin.consumer_connection(address, self._group)
+            told = self._calls.brokers.consumer_connection(address, self._group)
         except RocketMQError as error:
             logger.debug("subscriptions not compared group=%s broker=%s: %s", self._group, address, error)
         else:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
-from pyspark_rocketmq.client.lifetime import renew_in_children
+from pyspark_rocketmq.client.transport import renew_in_children
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import ConnectFailed, RemoteProtocolError
 from pyspark_rocketmq.hub.session import (

@@ -28,6 +28,12 @@ class Found:
     """The highest source offset of each sending that was asked for; None where no message of it is there."""
 
 
+def brokers_of(how: QueuePartition) -> BrokerClient:
+    """The brokers of the cluster that a range is read from."""
+    pool = process_pool(how.connection)
+    return Cluster((), pool, SystemClock(), how.request_timeout_s, how.namespace).brokers()
+
+
 @dataclass(frozen=True, slots=True)
 class TargetTail:
     """One target queue; pickled to the executors."""
@@ -46,12 +52,7 @@ class TargetTail:
         Raises:
             RocketMQError: If the queue cannot be read.
         """
-        brokers = BrokerClient(
-            process_pool(self.how.connection),
-            SystemClock(),
-            self.how.request_timeout_s,
-            namespace=self.how.namespace,
-        )
+        brokers = brokers_of(self.how)
         address = self.how.address
         bounds = QueueBounds(brokers.min_offset(address, self.queue), brokers.max_offset(address, self.queue))
         highest: list[int | None] = [None] * len(sendings)

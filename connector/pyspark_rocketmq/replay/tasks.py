@@ -17,7 +17,6 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import process_pool
 from pyspark_rocketmq.client.producer.attempts import next_outcome
 from pyspark_rocketmq.client.producer.producer import Producer
@@ -25,7 +24,7 @@ from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline, SystemClock,
 from pyspark_rocketmq.errors import BrokerError, ConnectFailed, RocketMQError, TransportError
 from pyspark_rocketmq.model import MAX_MESSAGE_BYTES, Message, MessageQueue, SendStatus, TopicRoute
 from pyspark_rocketmq.replay.ranges import REPLAYED_BY, REPLAYED_FROM, Sending, resent_message
-from pyspark_rocketmq.replay.target import TargetTail
+from pyspark_rocketmq.replay.target import TargetTail, brokers_of
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.reader import read_queue
 from pyspark_rocketmq.wire.codes import MessageSysFlag, ResponseCode
@@ -185,16 +184,13 @@ class Resending:
         how, properties = self.partition, message.properties
         queue_offset = self.sending.offset_of(properties[REPLAYED_BY], properties[REPLAYED_FROM])
         assert queue_offset is not None
-        brokers = BrokerClient(
-            process_pool(how.connection), SystemClock(), how.request_timeout_s, namespace=how.namespace
-        )
         pull = PullRequest(
             consumer_group=how.consumer_group,
             queue=how.planned.queue,
             queue_offset=queue_offset,
             max_msg_nums=1,
         )
-        for stored in decode_stored_messages(brokers.pull(how.address, pull).body):
+        for stored in decode_stored_messages(brokers_of(how).pull(how.address, pull).body):
             # An inner batch holds more than this message; a body that could not be decoded was given on as it
             # is.
             whole = stored.queue_offset == queue_offset and not stored.sys_flag & MessageSysFlag.INNER_BATCH

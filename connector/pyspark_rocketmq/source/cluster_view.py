@@ -26,7 +26,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from pyspark_rocketmq.client.admin import AdminClient
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
 from pyspark_rocketmq.client.cluster import (
     Cluster,
@@ -83,8 +82,8 @@ class ExpressionCheck:
     A broker that cannot read the condition of a pull gives all messages, and does not say so.
     """
 
-    def __init__(self, admin: AdminClient, consumer_group: str) -> None:
-        self._admin = admin
+    def __init__(self, brokers: BrokerClient, consumer_group: str) -> None:
+        self._brokers = brokers
         self._group = consumer_group
         self._accepted: set[tuple[BrokerAddress, str]] = set()
 
@@ -99,7 +98,7 @@ class ExpressionCheck:
             return
         try:
             data = subscription_data(wanted, sub_version=0)
-            self._admin.check_subscription(address, _CLIENT_ID, self._group, data)
+            self._brokers.check_subscription(address, _CLIENT_ID, self._group, data)
         except BrokerError as error:
             if error.code != ResponseCode.SYSTEM_ERROR:
                 raise
@@ -224,7 +223,7 @@ class ClusterView:
         self._silent_until_s: dict[str, float] = {}
         """Broker names that did not answer in time, and until when they are asked briefly."""
         self._vanished = VanishedQueues(name_server, self._brokers, clock, self._timeout_s)
-        self._expressions = ExpressionCheck(cluster.admin(), options.consumer_group or PLAIN_SOURCE_GROUP)
+        self._expressions = ExpressionCheck(self._brokers, options.consumer_group or PLAIN_SOURCE_GROUP)
         self._retry_bounds = RetryBounds(options.consumer_group or "", self._brokers)
         self._without_statistics: set[BrokerAddress] = set()
         """Addresses that do not know the request for them, as a RocketMQ 5 Proxy's."""

@@ -12,8 +12,8 @@ import threading
 from concurrent.futures import Future
 from typing import Any, Final
 
-from pyspark_rocketmq.client.lifetime import renew_in_children
 from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.client.transport import renew_in_children
 from pyspark_rocketmq.errors import RocketMQError, TooManySends
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.requests.send import SendResult, ShardingKey

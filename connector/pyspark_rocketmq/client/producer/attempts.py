@@ -26,7 +26,7 @@ from queue import Empty, SimpleQueue
 from typing import Final, TypeVar
 
 from pyspark_rocketmq.client.broker import OnSend
-from pyspark_rocketmq.client.lifetime import renew_in_children
+from pyspark_rocketmq.client.transport import renew_in_children
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import BrokerError, ConnectFailed, RocketMQError, TransportError
 from pyspark_rocketmq.model import MessageQueue, TopicRoute

@@ -28,7 +28,6 @@ from queue import SimpleQueue
 from typing import Final, NoReturn, TypeVar
 
 from pyspark_rocketmq.client.broker import BrokerClient, OnSend
-from pyspark_rocketmq.client.lifetime import Closing, renew_in_children
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings
 from pyspark_rocketmq.client.producer.attempts import (
@@ -40,7 +39,7 @@ from pyspark_rocketmq.client.producer.attempts import (
     route_to_create,
     select_message_queue_by_hash,
 )
-from pyspark_rocketmq.client.transport import local_ip
+from pyspark_rocketmq.client.transport import Closing, local_ip, renew_in_children
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
 from pyspark_rocketmq.errors import (
     BrokerError,

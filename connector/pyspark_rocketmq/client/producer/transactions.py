@@ -26,9 +26,9 @@ from functools import partial
 from typing import Final
 
 from pyspark_rocketmq.client.broker import BrokerClient
-from pyspark_rocketmq.client.lifetime import Closing, renew_in_children
 from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.client.transport import Closing, renew_in_children
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError
 from pyspark_rocketmq.model import (
