@@ -13,9 +13,9 @@ from pyspark_rocketmq.consume.concurrent import (
     ACK_ALL,
     Answer,
     ConcurrentConsumption,
+    ConcurrentDelivery,
+    ConcurrentFinish,
     ConcurrentSettings,
-    Delivery,
-    Finish,
     answer_of,
     answer_of_failure,
 )
@@ -50,7 +50,7 @@ def deliveries(machine: ConcurrentConsumption, now_s: float = 0.0) -> list[list[
     return [list(delivery.indexes) for delivery in found]
 
 
-def take(machine: ConcurrentConsumption, now_s: float = 0.0) -> Delivery:
+def take(machine: ConcurrentConsumption, now_s: float = 0.0) -> ConcurrentDelivery:
     delivery = machine.next_delivery(now_s)
     assert delivery is not None
     return delivery
@@ -71,7 +71,7 @@ def test_a_range_without_messages_is_over_at_once() -> None:
     machine = consumption(0)
 
     assert machine.next_delivery(0.0) is None
-    assert (machine.finished, machine.done) == (Finish.EXHAUSTED, 0)
+    assert (machine.finished, machine.done) == (ConcurrentFinish.EXHAUSTED, 0)
 
 
 def test_the_offset_is_the_smallest_one_not_done() -> None:
@@ -84,7 +84,7 @@ def test_the_offset_is_the_smallest_one_not_done() -> None:
         reached.append(machine.done)
 
     assert reached == [0, 0, 3, 4]
-    assert machine.finished is Finish.EXHAUSTED
+    assert machine.finished is ConcurrentFinish.EXHAUSTED
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_failed_messages_are_done_once_they_are_sent_back() -> None:
     machine.sent_back(1, 0.0, is_stored=True)
     assert machine.done == 0
     machine.sent_back(0, 0.0, is_stored=True)
-    assert (machine.done, machine.finished) == (2, Finish.EXHAUSTED)
+    assert (machine.done, machine.finished) == (2, ConcurrentFinish.EXHAUSTED)
 
 
 def test_a_thread_is_not_free_before_its_messages_are_sent_back() -> None:
@@ -167,7 +167,7 @@ def test_failed_messages_are_dropped_in_broadcasting() -> None:
     settled = machine.answered(0, Answer(ReturnType.SUCCESS, 1, 0))
 
     assert (list(settled.done), list(settled.send_back), list(settled.dropped)) == ([0], [], [1])
-    assert (machine.done, machine.finished) == (2, Finish.EXHAUSTED)
+    assert (machine.done, machine.finished) == (2, ConcurrentFinish.EXHAUSTED)
 
 
 def test_what_could_not_be_sent_back_is_consumed_again_after_five_seconds() -> None:
@@ -181,11 +181,11 @@ def test_what_could_not_be_sent_back_is_consumed_again_after_five_seconds() -> N
     machine.answered(1, Answer(ReturnType.SUCCESS, 1, 0))
     assert machine.next_delivery(5.9) is None
     assert machine.wake_s() == 6.0
-    assert (machine.done, machine.finished, machine.failures(0)) == (0, None, 1)
+    assert (machine.done, machine.finished, machine.failures.get(0, 0)) == (0, None, 1)
     again = take(machine, 6.0)
     assert list(again.indexes) == [0]
     machine.answered(again.number, Answer(ReturnType.SUCCESS, 1, 0))
-    assert (machine.done, machine.failures(0)) == (2, 0)
+    assert (machine.done, machine.failures.get(0, 0)) == (2, 0)
 
 
 def test_a_second_failure_to_send_back_ends_the_run_with_a_hole() -> None:
@@ -199,7 +199,7 @@ def test_a_second_failure_to_send_back_ends_the_run_with_a_hole() -> None:
 
     assert (machine.next_delivery(60.0), machine.finished) == (None, None)
     machine.answered(1, Answer(ReturnType.SUCCESS, 1, 0))
-    assert (machine.finished, machine.done, machine.failures(0)) == (Finish.SUSPENDED, 0, 2)
+    assert (machine.finished, machine.done, machine.failures.get(0, 0)) == (ConcurrentFinish.SUSPENDED, 0, 2)
 
 
 def test_a_range_that_begins_with_a_hole_delivers_it_alone_first() -> None:
@@ -207,7 +207,7 @@ def test_a_range_that_begins_with_a_hole_delivers_it_alone_first() -> None:
     machine = consumption(3, batch=2, failures={0: 2})
     probe = take(machine)
 
-    assert (list(probe.indexes), machine.failures(0)) == ([0], 2)
+    assert (list(probe.indexes), machine.failures.get(0, 0)) == ([0], 2)
     assert machine.next_delivery(0.0) is None
     machine.answered(probe.number, LATER)
     assert machine.next_delivery(0.0) is None
@@ -221,7 +221,7 @@ def test_a_hole_that_stays_ends_the_run_at_once() -> None:
     machine.answered(take(machine).number, LATER)
     machine.sent_back(0, 0.0, is_stored=False)
 
-    assert (machine.finished, machine.done, machine.failures(0)) == (Finish.SUSPENDED, 0, 3)
+    assert (machine.finished, machine.done, machine.failures.get(0, 0)) == (ConcurrentFinish.SUSPENDED, 0, 3)
 
 
 def test_messages_of_a_call_that_takes_too_long_are_sent_back_without_it() -> None:
@@ -239,7 +239,7 @@ def test_messages_of_a_call_that_takes_too_long_are_sent_back_without_it() -> No
     assert list(machine.expired(901.0)) == [16, 17]
     for index in (16, 17):
         machine.sent_back(index, 902.0, is_stored=True)
-    assert (machine.finished, machine.done, machine.calls_lost) == (Finish.EXHAUSTED, 20, 1)
+    assert (machine.finished, machine.done, machine.calls_lost) == (ConcurrentFinish.EXHAUSTED, 20, 1)
 
 
 def test_a_late_answer_counts_only_for_what_was_not_sent_back() -> None:
@@ -253,7 +253,7 @@ def test_a_late_answer_counts_only_for_what_was_not_sent_back() -> None:
 
     assert (list(late.done), list(late.send_back)) == ([16], [17])
     machine.sent_back(17, 11.0, is_stored=True)
-    assert (machine.finished, machine.calls_lost) == (Finish.EXHAUSTED, 0)
+    assert (machine.finished, machine.calls_lost) == (ConcurrentFinish.EXHAUSTED, 0)
 
 
 def test_an_expired_message_that_cannot_be_sent_back_holds_the_offset() -> None:
@@ -266,7 +266,7 @@ def test_an_expired_message_that_cannot_be_sent_back_holds_the_offset() -> None:
     assert (machine.wake_s(), machine.expired(14.9), machine.next_delivery(14.9)) == (15.0, (), None)
     assert list(machine.expired(15.0)) == [0]
     machine.sent_back(0, 15.0, is_stored=False)
-    assert (machine.finished, machine.done, machine.calls_lost) == (Finish.SUSPENDED, 0, 1)
+    assert (machine.finished, machine.done, machine.calls_lost) == (ConcurrentFinish.SUSPENDED, 0, 1)
 
 
 def test_an_expired_message_whose_call_ends_meanwhile_is_consumed_again() -> None:
@@ -288,7 +288,7 @@ def test_a_run_ends_when_every_thread_is_lost() -> None:
     machine.sent_back(0, 10.0, is_stored=True)
 
     assert machine.next_delivery(10.0) is None
-    assert (machine.finished, machine.done) == (Finish.THREADS_LOST, 1)
+    assert (machine.finished, machine.done) == (ConcurrentFinish.THREADS_LOST, 1)
 
 
 def test_a_thread_that_comes_back_late_goes_on() -> None:
@@ -310,7 +310,7 @@ def test_after_its_time_a_run_delivers_nothing_new() -> None:
 
     assert (machine.next_delivery(61.0), machine.finished) == (None, None)
     machine.answered(0, Answer(ReturnType.SUCCESS, 1, 0))
-    assert (machine.finished, machine.done) == (Finish.SLICE_USED, 2)
+    assert (machine.finished, machine.done) == (ConcurrentFinish.SLICE_USED, 2)
 
 
 def test_a_run_that_is_given_up_delivers_nothing_new() -> None:
@@ -322,7 +322,7 @@ def test_a_run_that_is_given_up_delivers_nothing_new() -> None:
 
     assert (machine.next_delivery(1.0), machine.finished) == (None, None)
     machine.answered(0, Answer(ReturnType.SUCCESS, 1, 0))
-    assert (machine.finished, machine.done) == (Finish.GIVEN_UP, 2)
+    assert (machine.finished, machine.done) == (ConcurrentFinish.GIVEN_UP, 2)
 
 
 def test_a_slow_success_counts_as_a_time_out() -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pyspark_rocketmq.consume.concurrent import (
     ACK_ALL,
     ConcurrentConsumption,
+    ConcurrentDelivery,
+    ConcurrentFinish,
     ConcurrentSettings,
-    Delivery,
-    Finish,
     answer_of,
     answer_of_failure,
 )
@@ -64,12 +64,12 @@ class Life:
             failures={0: first_failures} if first_failures else {},
         )
         self.now_s = 0.0
-        self.out: dict[int, Delivery] = {}
+        self.out: dict[int, ConcurrentDelivery] = {}
         self.with_listener: dict[int, int] = {}
         self.going_back: set[int] = set()
         self.loss = chance.choice([0.0, 0.1, 0.9])
 
-    def run(self) -> Finish:
+    def run(self) -> ConcurrentFinish:
         machine = self.machine
         while (finished := machine.finished) is None:
             before = machine.done
@@ -143,7 +143,7 @@ class Life:
         self.machine.sent_back(index, self.now_s, is_stored=is_stored)
         if is_stored:
             self.queue.remove(self.start + index, self.queue.sent_back)
-        elif self.machine.failures(index) == 1:
+        elif self.machine.failures.get(index) == 1:
             # A call that still runs has its message back, and nobody else is given it.
             running = [number for number, delivery in self.out.items() if index in delivery.indexes]
             self.with_listener.update((index, number) for number in running)
@@ -169,8 +169,8 @@ def test_whatever_happens_each_message_is_acknowledged_or_stored_before_the_offs
         life = Life(chance, queue, offset, failures)
         finished = life.run()
         offset += life.machine.done
-        failures = life.machine.failures(life.machine.done)
-        assert (offset == queue.count) is (finished is Finish.EXHAUSTED)
+        failures = life.machine.failures.get(life.machine.done, 0)
+        assert (offset == queue.count) is (finished is ConcurrentFinish.EXHAUSTED)
         if offset == queue.count:
             break
     assert offset == queue.count

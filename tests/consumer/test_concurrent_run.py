@@ -622,7 +622,7 @@ def test_what_goes_wrong_where_a_call_has_ended_fails_the_run() -> None:
 
     class Unreadable(list[MessageExt]):
         def __getitem__(self, index: Any) -> Any:
-            if index == 7:
+            if index == slice(7, 8):
                 raise MemoryError
             return super().__getitem__(index)
 

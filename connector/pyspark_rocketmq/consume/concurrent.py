@@ -8,19 +8,19 @@ The rules are those of Java's ``ConsumeMessageConcurrentlyService`` and ``Proces
 3. A failed message is to be sent back and is done once a broker has it (E3). In broadcasting it is dropped
    (E5).
 4. One that could not be sent back is consumed again after 5 s, alone or with others of its kind (E4). Java
-   goes on so for ever; here the second time in a row ends the run: nothing new is delivered, and the queue is
-   planned again, after 5 s, from the first message that is not done.
+   repeats this for ever; here the second time in a row ends the run: nothing new is delivered, and the queue
+   is planned again, after 5 s, from the first message that is not done.
 5. Messages whose call has lasted longer than consumeTimeout are to be sent back with level 3, at most 16 in
    one round, and are done with that; what the call answers later no longer counts for them (E7).
 6. ``done`` is the smallest message not done, and never goes back (E6).
-7. A run that has lasted 60 s delivers nothing new, and what is out is waited for, so that a micro-batch ends.
-   A run that is given up, because its queue was taken away or reset or the query stops, does so at once.
+7. A run that has lasted 60 s delivers nothing new, and waits for what is out, so that a micro-batch ends. A
+   run that is given up (its queue was taken away or reset, or the query stops) does so at once.
 8. A range whose first message could not be sent back before begins with it alone: while it fails, the others,
    which would be delivered again, wait.
 
-A call that never returns keeps its thread.  When all threads are gone so the run ends with what is done.
+A call that never returns keeps its thread. When all threads are lost, the run ends with what is done.
 
-Messages are indexes ``0 … count-1`` in queue order; whoever drives the machine knows their offsets.
+Messages are indexes ``0 … count-1`` in queue order; the caller knows their offsets.
 
 Source: RocketMQ 5.3.3 ``ConsumeMessageConcurrentlyService.ConsumeRequest.run``, ``processConsumeResult``.
 """
@@ -30,7 +30,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heappop, heappush
 from math import inf
@@ -43,6 +43,10 @@ ACK_ALL: Final = sys.maxsize
 """A context's ackIndex that no listener has touched: every message is done."""
 BROKER_DECIDES: Final = 0
 """A context's delay level that no listener has touched: 3 + the message's reconsume times."""
+
+# An Enum member costs a slow lookup at each use.
+_CONSUME_SUCCESS: Final = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+_SUCCESS: Final = ReturnType.SUCCESS
 
 
 class Answer(NamedTuple):
@@ -57,7 +61,7 @@ class Answer(NamedTuple):
     """A sentence for the user where the listener broke its contract."""
 
     def ended_after(self, lasted_s: float, timeout_s: float) -> ReturnType:
-        """How a call that took so long ended, for hooks."""
+        """How a call of this duration ended, for hooks."""
         may_be_slow = self.return_type not in {ReturnType.EXCEPTION, ReturnType.RETURNNULL}
         return ReturnType.TIME_OUT if lasted_s >= timeout_s and may_be_slow else self.return_type
 
@@ -71,15 +75,17 @@ def answer_of(status: object, *, ack_index: object, delay_level: object, count: 
         delay_level: The context's.
         count: Messages of the delivery.
     """
+    if status is _CONSUME_SUCCESS and ack_index is ACK_ALL and delay_level is BROKER_DECIDES:
+        return Answer(_SUCCESS, count, BROKER_DECIDES)
     level, level_problem = _whole(delay_level, "delay_level_when_next_consume", BROKER_DECIDES)
     if status is None:
         return Answer(ReturnType.RETURNNULL, 0, level, _RETURNED_NONE)
     if status == ConsumeConcurrentlyStatus.RECONSUME_LATER:
         return Answer(ReturnType.FAILED, 0, level, level_problem)
-    if status != ConsumeConcurrentlyStatus.CONSUME_SUCCESS:
+    if status != _CONSUME_SUCCESS:
         return Answer(ReturnType.FAILED, 0, level, _no_status(status))
     index, index_problem = _whole(ack_index, "ack_index", -1)
-    return Answer(ReturnType.SUCCESS, max(0, min(index + 1, count)), level, index_problem or level_problem)
+    return Answer(_SUCCESS, max(0, min(index + 1, count)), level, index_problem or level_problem)
 
 
 def answer_of_failure(*, delay_level: object) -> Answer:
@@ -124,7 +130,7 @@ _GOING_BACK: Final = 2
 _DONE: Final = 3
 
 
-class Finish(StrEnum):
+class ConcurrentFinish(StrEnum):
     """Why a run makes no more deliveries."""
 
     EXHAUSTED = "EXHAUSTED"
@@ -137,13 +143,13 @@ class Finish(StrEnum):
     """The queue goes to another member or to another offset, or the query stops."""
 
 
-class Delivery(NamedTuple):
+class ConcurrentDelivery(NamedTuple):
     """Messages for one listener call."""
 
     number: int
-    """Tells deliveries of a run apart."""
+    """Unique within a run."""
     indexes: Sequence[int]
-    """Ascending; consecutive unless they are consumed again."""
+    """Ascending; a ``range`` unless they are consumed again."""
 
 
 class Settled(NamedTuple):
@@ -151,11 +157,10 @@ class Settled(NamedTuple):
 
     done: Sequence[int]
     """Messages the answer has acknowledged; rows they emitted may leave."""
-    send_back: Sequence[int]
+    send_back: Sequence[int] = ()
     """To be sent back with the answer's delay level; each is reported by ``sent_back``."""
-    dropped: Sequence[int]
+    dropped: Sequence[int] = ()
     """Failed in broadcasting: done without success."""
-    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,8 +198,10 @@ class _Out:
 
     indexes: Sequence[int]
     expires_s: float
+    with_listener: int
+    """Messages neither sent back nor on their way back; counts until the answer."""
+    going_back: int = 0
     is_answered: bool = False
-    going_back: set[int] = field(default_factory=set)
 
 
 class ConcurrentConsumption:
@@ -224,8 +231,10 @@ class ConcurrentConsumption:
         self.settings = settings
         """The consumer's."""
         self._batch_size = settings.consume_message_batch_max_size
+        self._most_calls = settings.consume_thread_max
         self._state = bytearray(count)
-        self._done = 0
+        self.done = 0
+        """The smallest index not done; ``count`` when all are."""
         self._next = 0
         """First index never delivered in this run."""
         self._failures = dict(failures)
@@ -238,7 +247,7 @@ class ConcurrentConsumption:
         self._expiring: set[int] = set()
         """The round of expired messages under way."""
         self._expiry: list[tuple[float, int]] = []
-        """A heap of moments and deliveries; what is no longer so is passed over."""
+        """A heap of moments and deliveries; entries out of date are skipped."""
         self._awaited = 0
         """Messages with the listener or on their way back."""
         self._deliveries = 0
@@ -249,25 +258,20 @@ class ConcurrentConsumption:
         self._is_given_up = False
 
     @property
-    def done(self) -> int:
-        """The smallest index not done; ``count`` when all are."""
-        return self._done
-
-    @property
-    def finished(self) -> Finish | None:
+    def finished(self) -> ConcurrentFinish | None:
         """Why the run is over; None while there is something to do or to wait for."""
         if self._awaited:
             return None
         if self._is_suspended:
-            return Finish.SUSPENDED
-        if self._is_given_up and self._done < self._count:
-            return Finish.GIVEN_UP
+            return ConcurrentFinish.SUSPENDED
+        if self._is_given_up and self.done < self._count:
+            return ConcurrentFinish.GIVEN_UP
         if not self._again:
             if self._next >= self._count:
-                return Finish.EXHAUSTED
+                return ConcurrentFinish.EXHAUSTED
             if self._is_slice_over:
-                return Finish.SLICE_USED
-        return None if self._is_free else Finish.THREADS_LOST
+                return ConcurrentFinish.SLICE_USED
+        return None if len(self._out) < self._most_calls else ConcurrentFinish.THREADS_LOST
 
     @property
     def calls_lost(self) -> int:
@@ -275,29 +279,30 @@ class ConcurrentConsumption:
         return len(self._out)
 
     @property
-    def all_failures(self) -> Mapping[int, int]:
-        """:meth:`failures` of messages that are not done, by index, ascending; 0 for those left out."""
+    def failures(self) -> Mapping[int, int]:
+        """How often in a row messages not done could not be sent back, by index, ascending; 0 for the others."""
         return dict(sorted(self._failures.items()))
 
-    def failures(self, index: int) -> int:
-        """How often in a row a message could not be sent back; added to its reconsume times."""
-        return self._failures.get(index, 0)
+    def failures_of(self, indexes: Sequence[int]) -> Sequence[int]:
+        """:attr:`failures` of each message, to be added to its reconsume times; empty if none failed."""
+        return [self._failures.get(index, 0) for index in indexes] if self._failures else ()
 
-    def next_delivery(self, now_s: float) -> Delivery | None:
+    def next_delivery(self, now_s: float) -> ConcurrentDelivery | None:
         """The next messages for the listener; None without a free thread or anything to deliver now."""
-        if self._is_suspended or self._is_given_up or not self._is_free:
+        if not self._may_deliver:
             return None
-        indexes: Sequence[int] = self._due_again(now_s) or self._fresh(now_s)
+        indexes: Sequence[int] = (self._again and self._due_again(now_s)) or self._fresh(now_s)
         if not indexes:
             return None
         number = self._deliveries
         self._deliveries += 1
-        out = self._out[number] = _Out(indexes, now_s + self.settings.consume_timeout_s)
-        heappush(self._expiry, (out.expires_s, number))
+        expires_s = now_s + self.settings.consume_timeout_s
+        self._out[number] = _Out(indexes, expires_s, len(indexes))
+        heappush(self._expiry, (expires_s, number))
         self._awaited += len(indexes)
         for index in indexes:
             self._state[index] = _WITH_LISTENER
-        return Delivery(number, indexes)
+        return ConcurrentDelivery(number, indexes)
 
     def give_up(self) -> None:
         """Make no further delivery; what is out is waited for."""
@@ -311,26 +316,23 @@ class ConcurrentConsumption:
         """
         out = self._out[number]
         out.is_answered = True
-        here = [index for index in out.indexes if self._state[index] == _WITH_LISTENER]
-        last_done = out.indexes[answer.acknowledged - 1] if answer.acknowledged else -1
+        indexes = out.indexes
+        if answer.acknowledged == out.with_listener == len(indexes):
+            # Nearly every delivery.
+            del self._out[number]
+            self._settle(indexes)
+            return Settled(indexes)
+        here = [index for index in indexes if self._state[index] == _WITH_LISTENER]
+        last_done = indexes[answer.acknowledged - 1] if answer.acknowledged else -1
         done = [index for index in here if index <= last_done]
         failed = here[len(done) :]
         is_dropped = self.settings.message_model is MessageModel.BROADCASTING
-        for index in done:
-            self._settle(index)
-        for index in failed:
-            if is_dropped:
-                self._settle(index)
-            else:
-                self._begin_back(index, number)
+        self._settle(here if is_dropped else done)
+        if not is_dropped:
+            self._begin_back(failed, number)
         if not out.going_back:
             del self._out[number]
-        return Settled(
-            done,
-            () if is_dropped else failed,
-            failed if is_dropped else (),
-            answer.problem,
-        )
+        return Settled(done, dropped=failed) if is_dropped else Settled(done, failed)
 
     def expired(self, now_s: float) -> Sequence[int]:
         """Messages to be sent back with level 3 now, because their call takes too long; at most one round's.
@@ -342,14 +344,16 @@ class ConcurrentConsumption:
         found: list[int] = []
         while self._expiry and len(found) < EXPIRED_PER_ROUND:
             expires_s, number = self._expiry[0]
-            here = self._with_listener(expires_s, number)
-            if here and expires_s > now_s:
-                break
+            here: list[int] = []
+            if self._is_with_listener(expires_s, number):
+                if expires_s > now_s:
+                    break
+                indexes = self._out[number].indexes
+                here = [index for index in indexes if self._state[index] == _WITH_LISTENER]
             taken = here[: EXPIRED_PER_ROUND - len(found)]
             if len(taken) == len(here):
                 heappop(self._expiry)
-            for index in taken:
-                self._begin_back(index, number)
+            self._begin_back(taken, number)
             found += taken
         self._expiring.update(found)
         return tuple(found)
@@ -362,10 +366,10 @@ class ConcurrentConsumption:
         """
         number = self._delivery_of.pop(index)
         out = self._out[number]
-        out.going_back.discard(index)
+        out.going_back -= 1
         self._expiring.discard(index)
         if is_stored:
-            self._settle(index)
+            self._settle([index])
         else:
             self._keep(index, number, now_s)
         if out.is_answered and not out.going_back:
@@ -373,18 +377,16 @@ class ConcurrentConsumption:
 
     def wake_s(self) -> float:
         """When time alone changes what is to be done; infinite if it does not."""
-        while self._expiry and not self._with_listener(*self._expiry[0]):
+        while self._expiry and not self._is_with_listener(*self._expiry[0]):
             heappop(self._expiry)
         expires_s = self._expiry[0][0] if self._expiry and not self._expiring else inf
-        may_deliver = self._is_free and not self._is_suspended and not self._is_given_up
-        again_s = self._again[0][0] if self._again and may_deliver else inf
-        return min(expires_s, again_s)
+        return min(expires_s, self._again[0][0]) if self._again and self._may_deliver else expires_s
 
     # --- what is delivered ----------------------------------------------------------------------------------
 
     @property
-    def _is_free(self) -> bool:
-        return len(self._out) < self.settings.consume_thread_max
+    def _may_deliver(self) -> bool:
+        return len(self._out) < self._most_calls and not (self._is_suspended or self._is_given_up)
 
     def _fresh(self, now_s: float) -> Sequence[int]:
         start = self._next
@@ -402,40 +404,48 @@ class ConcurrentConsumption:
 
     # --- what becomes of a message --------------------------------------------------------------------------
 
-    def _with_listener(self, expires_s: float, number: int) -> list[int]:
-        """Messages of the delivery that expire at that moment."""
+    def _is_with_listener(self, expires_s: float, number: int) -> bool:
+        """Whether messages of the delivery expire at that moment."""
         out = self._out.get(number)
-        if out is None or out.is_answered or out.expires_s != expires_s:
-            return []
-        return [index for index in out.indexes if self._state[index] == _WITH_LISTENER]
+        return (
+            out is not None and not out.is_answered and out.expires_s == expires_s and out.with_listener > 0
+        )
 
-    def _begin_back(self, index: int, number: int) -> None:
-        self._state[index] = _GOING_BACK
-        self._delivery_of[index] = number
-        self._out[number].going_back.add(index)
+    def _begin_back(self, indexes: Sequence[int], number: int) -> None:
+        if not indexes:
+            return
+        out = self._out[number]
+        out.going_back += len(indexes)
+        out.with_listener -= len(indexes)
+        for index in indexes:
+            self._state[index] = _GOING_BACK
+            self._delivery_of[index] = number
 
     def _keep(self, index: int, number: int, now_s: float) -> None:
         """The message could not be sent back: it stays, and the offset does not pass it."""
         out, due_s = self._out[number], now_s + SEND_BACK_PAUSE_S
-        self._failures[index] = self.failures(index) + 1
-        is_second = self._failures[index] > 1
-        if not is_second and not out.is_answered:
+        failures = self._failures[index] = self._failures.get(index, 0) + 1
+        if failures == 1 and not out.is_answered:
             # Its call still runs: it is tried to be sent back again, not consumed again.
             self._state[index] = _WITH_LISTENER
+            out.with_listener += 1
             out.expires_s = due_s
             heappush(self._expiry, (due_s, number))
             return
         self._state[index] = _WAITING
         self._awaited -= 1
-        if is_second:
+        if failures > 1:
             self._is_suspended = True
         else:
             self._again.append((due_s, index))
 
-    def _settle(self, index: int) -> None:
-        self._state[index] = _DONE
-        self._awaited -= 1
-        self._failures.pop(index, None)
-        self._is_probing = self._is_probing and index != 0
-        while self._done < self._count and self._state[self._done] == _DONE:
-            self._done += 1
+    def _settle(self, indexes: Sequence[int]) -> None:
+        state = self._state
+        for index in indexes:
+            state[index] = _DONE
+            if self._failures:
+                self._failures.pop(index, None)
+        self._awaited -= len(indexes)
+        while self.done < self._count and state[self.done] == _DONE:
+            self.done += 1
+        self._is_probing = self._is_probing and self.done == 0

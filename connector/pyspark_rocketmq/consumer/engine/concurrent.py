@@ -1,25 +1,16 @@
 """The concurrent engine: one range through the listener, many calls at once.
 
-One range of one queue: drives the concurrent machine, calls the listener many times at once, keeps emitted
-rows.
+Listener calls and send-backs run elsewhere and report through events to the thread that calls ``consume``. A
+call whose messages are all done settles itself: its thread, or the event loop, goes on with the next delivery,
+since waking another thread first would cost a listener of some milliseconds a tenth of its rate. Whoever holds
+the run's guard owns the machine and everything else of the run; nothing waits under the guard. No Spark here.
 
-Listener calls and send-backs run elsewhere and report through events to the thread that calls ``consume``.  A
-call whose messages are all done reports itself: its thread, or the event loop, goes on with the next delivery
-at once, since to wake another one first would cost a listener of some milliseconds a tenth of its rate.  The
-machine, and everything else of a run, belongs to who holds the run's guard; nothing waits under it.  No Spark
-here.
+Rows leave only below the offset the run has reached. A run normally ends with every message done or sent back,
+so these are all rows. Where a message could not be sent back, the offset stays at it, and rows of messages
+above are dropped: their messages are delivered again with the next range, and emit again. So a row reaches the
+sink from exactly the run that passes its message, and that offset is the sink's watermark of the queue.
 
-Rows leave only below the offset the run has reached.  A run normally ends with every message done or sent
-back, so that these are all rows.  Where a message could be sent back nowhere the offset stays at it, and rows
-of messages above are given up: their messages are delivered again with the next range, and emit again.  So a
-row reaches the sink from exactly the run that passes its message, and the sink's watermark per queue, which
-is that offset, fits as it is.
-
-The concurrent engine: each task takes the planned ranges it reads through the user's listener, many calls at
-once.
-
-Runs where a range is read, without shuffle and state, as the direct engine does.  A range is gathered and
-checked before anything of it is delivered, because the whole of it is acknowledged.
+The whole of a range is acknowledged, so all of it has arrived before anything is delivered.
 """
 
 from __future__ import annotations
@@ -40,10 +31,11 @@ from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.concurrent import (
     EXPIRED_DELAY_LEVEL,
     SEND_BACK_PAUSE_S,
+    Answer,
     ConcurrentConsumption,
+    ConcurrentDelivery,
+    ConcurrentFinish,
     ConcurrentSettings,
-    Delivery,
-    Finish,
 )
 from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck
@@ -52,7 +44,6 @@ from pyspark_rocketmq.errors import ListenerError, RocketMQError
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
 from pyspark_rocketmq.listeners.calls import (
     CallEnded,
-    Event,
     ListenerCall,
     ListenerWorkers,
     SendBackEnded,
@@ -66,8 +57,8 @@ from pyspark_rocketmq.listeners.context import (
 )
 from pyspark_rocketmq.listeners.errors import tell_failure, tell_problem
 from pyspark_rocketmq.listeners.event_loop import is_async
-from pyspark_rocketmq.listeners.forms import Call, FailedListener, ListenerForm
-from pyspark_rocketmq.listeners.messages import ArrivedMessages
+from pyspark_rocketmq.listeners.forms import FailedListener, ListenerForm
+from pyspark_rocketmq.listeners.messages import taker_of
 from pyspark_rocketmq.listeners.row_buffer import (
     IN_MEMORY_BYTES,
     Emitted,
@@ -82,7 +73,7 @@ from pyspark_rocketmq.source.schema import ReadPiece
 logger = logging.getLogger(__name__)
 
 _EVENTS_AT_ONCE: Final = 64
-"""Then it is looked for calls that take too long, too."""
+"""Taken in before the next look for calls that take too long."""
 
 SendBackCall = Callable[[MessageExt, int], None]
 """Sends a message back with a delay level; raises RocketMQError when no broker has stored it."""
@@ -115,7 +106,7 @@ class ConcurrentRun(RangeRun):
         self._hooks = hooks
         self._orders = orders
         self._run_call = self._run_async if is_async(listener) else self._run
-        self._in_arrow = messages.in_arrow if isinstance(messages, ArrivedMessages) else None
+        self._take = taker_of(messages, in_arrow=isinstance(listener, ArrowListener))
         self._guard = threading.Lock()
         self._wakes_s = inf
         """When ``consume`` looks at the machine again, if no event comes before."""
@@ -123,10 +114,10 @@ class ConcurrentRun(RangeRun):
         """From then on nobody touches the machine."""
         self._defect: BaseException | None = None
         """What went wrong elsewhere, for ``consume`` to raise."""
-        self._out: dict[int, tuple[Delivery, ListenerCall]] = {}
+        self._out: dict[int, tuple[Sequence[int], ListenerCall]] = {}
+        """By number of the delivery: its messages' indexes, and the call."""
         self._above: list[tuple[int, int, list[Emitted]]] = []
-        """A heap of the rows above the offset that the run has reached, each call's: its first index, the
-        memory they take, and the rows."""
+        """A heap of the rows above the offset reached: for each call its first index, bytes and rows."""
         self._above_bytes = 0
         self._machine = ConcurrentConsumption(
             count=len(messages),
@@ -150,8 +141,7 @@ class ConcurrentRun(RangeRun):
                 self._is_over = True
         if self._machine.calls_lost:
             logger.error(
-                "%d listener calls have not returned and keep their threads; their messages were sent back "
-                "%s "
+                "%d listener calls have not returned and keep their threads; their messages were sent back %s "
                 "consumeTimeout_s=%g",
                 self._machine.calls_lost,
                 self._planned.queue,
@@ -165,17 +155,16 @@ class ConcurrentRun(RangeRun):
         machine = self._machine
         return self._ack_of(
             machine.done,
-            machine.all_failures,
+            machine.failures,
             finished=machine.finished,
             suspended_until_s=self._suspended_until_s(),
             sent_back=self._sent_back,
         )
 
     def _suspended_until_s(self) -> float | None:
-        if self._machine.finished is Finish.SUSPENDED:
+        if self._machine.finished is ConcurrentFinish.SUSPENDED:
             return self._clock.now_s() + SEND_BACK_PAUSE_S
-        # A queue that stands still without a suspension would be given longer ranges, or none until more
-        # comes.
+        # A queue that stands still without a suspension would get longer ranges, or none until more comes.
         return self._clock.now_s() if self._stands_still(self._machine.done) else None
 
     # --- deliveries -----------------------------------------------------------------------------------------
@@ -200,12 +189,17 @@ class ConcurrentRun(RangeRun):
             self._deliver(delivery)
         self._machine.give_up()
 
-    def _deliver(self, delivery: Delivery) -> None:
-        messages = self._delivered(delivery.indexes)
+    def _deliver(self, delivery: ConcurrentDelivery) -> None:
+        number, indexes = delivery
+        messages: Sequence[MessageExt]
+        if isinstance(indexes, range):
+            messages = self._take(indexes.start, indexes.stop, self._machine.failures_of(indexes))
+        else:
+            messages = [self._message(index) for index in indexes]
         context = ConsumeConcurrentlyContext(messages, self._output, self._file)
         call = ListenerCall(messages, context, timeout_s=self._machine.settings.consume_timeout_s)
-        self._out[delivery.number] = (delivery, call)
-        self._workers.call(delivery.number, partial(self._run_call, delivery.number, call))
+        self._out[number] = (indexes, call)
+        self._workers.call(number, partial(self._run_call, number, call))
 
     def _run(self, number: int, call: ListenerCall) -> bool:
         call.run(self._listener, self._hooks, self._clock)
@@ -233,91 +227,76 @@ class ConcurrentRun(RangeRun):
             self._workers.wake()
         return True
 
-    def _delivered(self, indexes: Sequence[int]) -> Sequence[MessageExt]:
-        first, last = indexes[0], indexes[-1]
-        if self._in_arrow is not None and last - first == len(indexes) - 1:
-            return self._in_arrow(first, last + 1, [self._machine.failures(index) for index in indexes])
-        return [self._message(index) for index in indexes]
-
     def _message(self, index: int) -> MessageExt:
         message = self._messages[index]
-        failures = self._machine.failures(index)
-        if not failures:
-            return message
-        return message._replace(reconsume_times=message.reconsume_times + failures)
+        failures = self._machine.failures_of([index])
+        return (
+            message._replace(reconsume_times=message.reconsume_times + failures[0]) if failures else message
+        )
 
     def _take_in_events(self) -> None:
-        """Wait for one, and take in what has come with it: calls that begin together often end together."""
-        is_timed = self._wakes_s < inf
-        event = self._workers.next_event(
-            max(0.0, self._wakes_s - self._clock.monotonic_s()) if is_timed else None
-        )
+        """Wait for an event and take in all that came with it: calls that begin together often end together."""
+        timeout_s = None if self._wakes_s == inf else max(0.0, self._wakes_s - self._clock.monotonic_s())
         for _ in range(_EVENTS_AT_ONCE):
+            event = self._workers.next_event(timeout_s)
             if event is None:
                 return
             with self._guard:
-                self._take_in(event)
-                # Who is free now is not to wait until all others are looked at.
+                match event:
+                    case CallEnded(number, failure):
+                        self._settle(number, failure)
+                    case SendBackEnded(index, failure):
+                        self._take_in_send_back(index, failure)
+                # Start idle workers now instead of after draining the event queue.
                 self._deliver_all()
-            event = self._workers.next_event(0.0)
-        if event is not None:
-            with self._guard:
-                self._take_in(event)
-
-    def _take_in(self, event: Event) -> None:
-        match event:
-            case CallEnded(number, failure):
-                self._settle(number, failure)
-            case SendBackEnded(index, failure):
-                self._take_in_send_back(index, failure)
+            timeout_s = 0.0
 
     def _settle(self, number: int, fatal: BaseException | None) -> None:
-        delivery, call = self._out.pop(number)
+        indexes, call = self._out.pop(number)
+        messages, context = call.messages, call.context
         self._answered_s = self._clock.monotonic_s()
         if fatal is not None:
             raise ListenerError(
-                f"The listener raised {type(fatal).__name__}, which ends its task "
-                f"{self._describe(call.messages)}; "
+                f"The listener raised {type(fatal).__name__}, which ends its task {self._describe(messages)}; "
                 "the task's messages are delivered again."
             ) from fatal
         answer = call.answer
         assert answer is not None
-        if call.context.broken is not None:
-            raise call.context.broken_at(self._describe(call.messages)) from call.context.broken
-        if call.failure is not None:
-            self._last_error = tell_failure("listener failed", self._describe(call.messages), call.failure)
+        if context.broken is not None:
+            raise context.broken_at(self._describe(messages)) from context.broken
+        self._count(call, answer)
+        done, send_back, dropped = self._machine.answered(number, answer)
+        emitted = context.take_emitted()
+        if emitted:
+            self._keep_rows(emitted, done, indexes)
+        if self._above:
+            self._pass_rows_on()
+        if send_back or dropped:
+            self._failed += 1
+            for index in dropped:
+                position = self._describe([self._messages[index]])
+                logger.warning("message failed in broadcasting and is dropped %s", position)
+            if send_back:
+                self._begin_send_back(send_back, answer.delay_level)
+
+    def _count(self, call: ListenerCall, answer: Answer) -> None:
         self._messages_ok += answer.acknowledged
         self._messages_failed += len(call.messages) - answer.acknowledged
         self._calls += 1
         self._calls_s += call.lasted_s
-        settled = self._machine.answered(number, answer)
-        if settled.problem is not None:
-            self._last_error = tell_problem(settled.problem, self._describe(call.messages))
-        self._keep_rows(call.context.take_emitted(), settled.done, delivery.indexes)
-        if settled.send_back or settled.dropped:
-            self._failed += 1
-        for index in settled.dropped:
-            logger.warning(
-                "message failed in broadcasting and is dropped %s", self._describe([self._messages[index]])
-            )
-        if settled.send_back:
-            self._begin_send_back(settled.send_back, answer.delay_level)
+        if call.failure is not None:
+            self._last_error = tell_failure("listener failed", self._describe(call.messages), call.failure)
+        if answer.problem is not None:
+            self._last_error = tell_problem(answer.problem, self._describe(call.messages))
 
     def _keep_rows(self, emitted: list[Emitted], done: Sequence[int], delivered: Sequence[int]) -> None:
-        if not emitted and not self._above:
-            return
-        if len(delivered) == len(done) == 1 and not self._above and done[0] < self._machine.done:
-            # As mostly.
-            self._rows.add(emitted)
-            return
-        if emitted and isinstance(delivered, range) and len(done) == len(delivered):
+        if isinstance(delivered, range) and len(done) == len(delivered):
             self._keep(done[0], emitted if len(done) == 1 else self._in_order(emitted, done))
-        elif emitted:
-            # Other calls' messages may be between them.
-            for index in done:
-                self._keep(index, self._in_order(emitted, [index]))
-            self._file.drop(emitted)
-        self._pass_rows_on()
+            return
+        # Other calls' messages may be between them.
+        for index in done:
+            self._keep(index, self._in_order(emitted, [index]))
+        self._file.drop(emitted)
 
     def _in_order(self, emitted: list[Emitted], done: Sequence[int]) -> list[Emitted]:
         offsets = list(map(self._offsets.offset_at, done))
@@ -349,17 +328,16 @@ class ConcurrentRun(RangeRun):
         expired = self._machine.expired(self._clock.monotonic_s())
         if not expired:
             return
-        for number, (delivery, call) in self._out.items():
-            if not set(expired).isdisjoint(delivery.indexes):
+        for number, (indexes, call) in self._out.items():
+            if not set(expired).isdisjoint(indexes):
                 logger.error("listener call takes too long %s", self._describe(call.messages))
                 self._workers.abandon(number)
         if not self._is_broadcast:
             self._begin_send_back(expired, EXPIRED_DELAY_LEVEL)
             return
         for index in expired:
-            logger.warning(
-                "message expired in broadcasting and is dropped %s", self._describe([self._messages[index]])
-            )
+            position = self._describe([self._messages[index]])
+            logger.warning("message expired in broadcasting and is dropped %s", position)
             self._machine.sent_back(index, self._clock.monotonic_s(), is_stored=True)
 
     def _begin_send_back(self, indexes: Sequence[int], delay_level: int) -> None:
@@ -370,31 +348,12 @@ class ConcurrentRun(RangeRun):
         if failure is None:
             self._sent_back += 1
         elif isinstance(failure, RocketMQError):
-            self._last_error = tell_failure(
-                "message could not be sent back, the offset stays at it",
-                self._describe([self._messages[index]]),
-                failure,
-            )
+            position = self._describe([self._messages[index]])
+            what = "message could not be sent back, the offset stays at it"
+            self._last_error = tell_failure(what, position, failure)
         else:
             raise failure
         self._machine.sent_back(index, self._clock.monotonic_s(), is_stored=failure is None)
-
-
-def put_off(planned: QueueRange, read: int, clock: Clock, last_error: str) -> QueueAck:
-    """What is to be committed of a range whose listener could not be opened: of ``read`` messages none is passed or sent back."""
-    return QueueAck.of(
-        planned,
-        next_offset=planned.start,
-        reconsume_times=planned.reconsume_times,
-        put_back=planned.put_back,
-        suspended_until_s=clock.now_s() + SEND_BACK_PAUSE_S,
-        read=read,
-        consumed=0,
-        failed=1,
-        finished=str(Finish.SUSPENDED),
-        last_error=last_error,
-        listener_s=0.0,
-    )
 
 
 class ConcurrentEngine:
@@ -434,16 +393,15 @@ class ConcurrentEngine:
 
     def _consume(self, arrived: ArrivedRange, orders: RangeOrders) -> Consumed:
         with self._listener.lease() as listener:
-            rows, ack = self._through(listener, arrived, orders)
+            if isinstance(listener, FailedListener):
+                rows, ack = _put_off(arrived, listener)
+            else:
+                rows, ack = self._run(arrived, listener, orders)
         return Consumed(rows, arrived.acknowledged(ack), self._output.rows)
 
-    def _through(
-        self, listener: Call, arrived: ArrivedRange, orders: RangeOrders
+    def _run(
+        self, arrived: ArrivedRange, listener: MessageListenerConcurrently, orders: RangeOrders
     ) -> tuple[list[Emitted], QueueAck]:
-        if isinstance(listener, FailedListener):
-            # To fail its calls would send a whole backlog back, and drop it in broadcasting.
-            last_error = tell_failure("listener not opened", str(arrived.planned.queue), listener.error())
-            return [], put_off(arrived.planned, len(arrived.messages), SystemClock(), last_error)
         # Workers of its own, so that a call the range before has given up cannot answer into this one.
         with closing(workers_for(listener, self._settings.consume_thread_max)) as workers:
             run = ConcurrentRun(
@@ -459,3 +417,24 @@ class ConcurrentEngine:
                 orders=orders,
             )
             return run.consume(), run.ack()
+
+
+def _put_off(arrived: ArrivedRange, listener: FailedListener) -> tuple[list[Emitted], QueueAck]:
+    """Suspend a range whose listener could not be opened.
+
+    To fail its calls would send a whole backlog back, and drop it in broadcasting.
+    """
+    planned = arrived.planned
+    return [], QueueAck.of(
+        planned,
+        next_offset=planned.start,
+        reconsume_times=planned.reconsume_times,
+        put_back=planned.put_back,
+        suspended_until_s=SystemClock().now_s() + SEND_BACK_PAUSE_S,
+        read=len(arrived.messages),
+        consumed=0,
+        failed=1,
+        finished=str(ConcurrentFinish.SUSPENDED),
+        last_error=tell_failure("listener not opened", str(planned.queue), listener.error()),
+        listener_s=0.0,
+    )
