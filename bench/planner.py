@@ -114,8 +114,8 @@ class Triggers:
         parts = {name: seconds * 1000 for name, seconds in spent.items()}
         with self._watch.time(_PARTITIONS):
             _, ranges = self._planner.plan_of(offset)
-            addresses = self._planner.addresses(ranges)
-            count = len(partitions_of(ranges, self._options, addresses, self._planner.replicas()))
+            seen = self._planner.snapshot_for(ranges, can_wait=True)
+            count = len(partitions_of(ranges, self._options, seen.addresses, seen.replicas))
         parts[_PARTITIONS] = spent[_PARTITIONS] * 1000
         if count != _QUEUES:
             raise RuntimeError(f"{count} of {_QUEUES} queues were planned.")

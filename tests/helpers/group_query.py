@@ -77,9 +77,8 @@ class GroupQuery:
 
     def _read(self, planned: QueueRange) -> tuple[list[MessageExt], QueueRange]:
         """Messages, and the range as far as it was read."""
-        addresses = self.planner.addresses([planned])
-        slaves = self.planner.stand_ins([planned])
-        (partition,) = partitions_of([planned], self.options, addresses, self.planner.replicas(), slaves)
+        seen = self.planner.snapshot_for([planned], can_wait=True)
+        (partition,) = partitions_of([planned], self.options, seen.addresses, seen.replicas, seen.slaves)
         *batches, marker = read_queue(partition)
         rows = [row for batch in batches for row in batch.to_pylist()]
         messages = messages_of([[row[name] for row in rows] for name in MESSAGE_COLUMNS])

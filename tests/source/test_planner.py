@@ -66,12 +66,12 @@ class FakeView:
             },
             unreachable=dict(self.down),
             absent=self.absent,
-            stand_ins={
+            slaves={
                 queue.broker_name: BrokerAddress(f"{queue.broker_name}-slave:1")
                 for queue in self.at_slaves
                 if queue.broker_name in self.down
             },
-            at_stand_ins={
+            slave_bounds={
                 queue: QueueBounds(*bounds)
                 for queue, bounds in self.at_slaves.items()
                 if queue.broker_name in self.down
@@ -688,7 +688,7 @@ def test_a_replayed_plan_waits_for_a_broker_that_is_down_at_the_restart() -> Non
     planning.on_pause.append(planning.view.not_in_route.clear)
     planned = [QueueRange(queue=queue, start=0, end=10) for queue in (A0, B0)]
 
-    assert planning.planner.addresses(planned).keys() == {"broker-a", "broker-b"}
+    assert planning.planner.snapshot_for(planned, can_wait=True).addresses.keys() == {"broker-a", "broker-b"}
     assert sum(planning.pauses) < 5
 
 

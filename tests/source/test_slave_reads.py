@@ -178,8 +178,9 @@ def test_a_logged_plan_is_read_from_a_slave_that_has_all_of_it(high: int, waits:
     planning.planner.latest(planning.offset)
     planned = [QueueRange(queue=A0, start=0, end=10)]
 
-    assert planning.planner.addresses(planned) == {"broker-b": "broker-b:1"}
-    assert planning.planner.stand_ins(planned) == ({} if waits else {"broker-a": "broker-a-slave:1"})
+    snapshot = planning.planner.snapshot_for(planned, can_wait=True)
+    assert snapshot.addresses == {"broker-b": "broker-b:1"}
+    assert snapshot.slaves == ({} if waits else {"broker-a": "broker-a-slave:1"})
     assert bool(planning.pauses) is waits
 
 

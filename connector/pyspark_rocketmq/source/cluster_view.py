@@ -1,39 +1,19 @@
 """Queues, bounds, and starting and ending positions of all topics, as the planner sees them.
 
-What the planner and the batch reader see of the cluster: queues of all topics, their bounds, starting
-positions.
-
-Of a broker whose master is down, its slave tells what it has, apart from what masters tell: see
-:mod:`~pyspark_rocketmq.consume.slave_reads`.
-
-Owns the name server and broker calls that planning needs: one statistics request per broker and topic, never
-one per queue.  Knows nothing of Spark, groups or offsets.
-
-Bounds of a group's retry queues for members that may read them, but may not ask for a topic's statistics.
-
-To a broker with access control a retry topic is its group, and statistics need the right ``Get`` where
-consuming needs ``Sub`` alone.  Every answer to a pull tells the queue's bounds, so a pull from the end asks
-for them; what it brings when something has come since is the price.
-
-SQL92 conditions, which brokers are asked about before they are believed to filter by them.
+Costs one statistics request per broker and topic, never one per queue.  What the slave of a broker without a
+master has is kept apart from what masters have: see :mod:`~pyspark_rocketmq.consume.slave_reads`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
-from pyspark_rocketmq.client.cluster import (
-    Cluster,
-    Routes,
-    at_brokers,
-    at_queues,
-    subscription_data,
-)
+from pyspark_rocketmq.client.cluster import Cluster, Routes, at_brokers, at_queues, subscription_data
 from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
 from pyspark_rocketmq.clock import Clock, Deadline, RetryPolicy, SystemClock, call_with_retry
 from pyspark_rocketmq.consume.positions import (
@@ -62,7 +42,7 @@ from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.positions import (
     COMMITTED,
     EARLIEST_OFFSET,
-    LATEST_OFFSET,
+    LATEST,
     NoMatchStrategy,
     QueuePositions,
 )
@@ -72,88 +52,17 @@ from pyspark_rocketmq.options.subscription import Subscription
 from pyspark_rocketmq.source.topic_changes import MatchingTopics, Vanished, VanishedQueues
 from pyspark_rocketmq.wire.codes import ResponseCode
 
-_CLIENT_ID = "pyspark-rocketmq"
-"""A broker looks at none here."""
-
-
-class ExpressionCheck:
-    """Asks each broker once whether it takes a condition.
-
-    A broker that cannot read the condition of a pull gives all messages, and does not say so.
-    """
-
-    def __init__(self, brokers: BrokerClient, consumer_group: str) -> None:
-        self._brokers = brokers
-        self._group = consumer_group
-        self._accepted: set[tuple[BrokerAddress, str]] = set()
-
-    def ask(self, address: BrokerAddress, wanted: Subscription) -> None:
-        """Return if the broker filters by it.
-
-        Raises:
-            ExpressionInvalid: If it cannot read the condition, or filters by none.
-            RocketMQError: If it does not answer.
-        """
-        if not wanted.is_sql92 or (address, wanted.topic) in self._accepted:
-            return
-        try:
-            data = subscription_data(wanted, sub_version=0)
-            self._brokers.check_subscription(address, _CLIENT_ID, self._group, data)
-        except BrokerError as error:
-            if error.code != ResponseCode.SYSTEM_ERROR:
-                raise
-            raise ExpressionInvalid(
-                error.code, error.remark, request=error.request, address=error.address
-            ) from error
-        self._accepted.add((address, wanted.topic))
-
-
 logger = logging.getLogger(__name__)
 
-
-class RetryBounds:
-    """Remembers where each queue ended, which is where the next pull asks."""
-
-    def __init__(self, consumer_group: str, brokers: BrokerClient) -> None:
-        self._group = consumer_group
-        self._brokers = brokers
-        self._ends: dict[MessageQueue, int] = {}
-
-    def ask(self, address: BrokerAddress, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
-        """Bounds of ``queues``, all of them at ``address``.
-
-        Raises:
-            RocketMQError: If the broker refuses or does not answer.
-        """
-        return {queue: self._ask_one(address, queue) for queue in queues}
-
-    def _ask_one(self, address: BrokerAddress, queue: MessageQueue) -> QueueBounds:
-        end = self._ends.get(queue, 0)
-        request = PullRequest(consumer_group=self._group, queue=queue, queue_offset=end, max_msg_nums=1)
-        pulled = self._brokers.pull(address, request)
-        target = pulled.reset_from(end)
-        if target is not None:
-            # The broker has forgotten it with this answer.
-            logger.warning(
-                "reset of a retry queue not followed, reset it again with the right Get on the group "
-                "group=%s %s "
-                "target=%d",
-                self._group,
-                queue,
-                target,
-            )
-        self._ends[queue] = pulled.max_offset
-        return QueueBounds(min_offset=pulled.min_offset, max_offset=pulled.max_offset)
-
-
 FIRST_CONTACT: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
-"""How the first look is tried: a wrong address must end in an error soon, not in an idle query."""
+"""For the first snapshot: a wrong address must end in an error soon, not in an idle query."""
+_CLIENT_ID: Final = "pyspark-rocketmq"
+"""Brokers do not look at it here."""
 _SILENT_TIMEOUT_S: Final = 1.0
 _SILENT_S: Final = 30.0
-"""A broker that did not answer costs each plan a second at most for so long; then it is given the whole time
-once more, in case it is only slow."""
+"""For so long after a timeout a broker costs each plan at most ``_SILENT_TIMEOUT_S``."""
 _Queues = Mapping[str, Sequence[MessageQueue]]
-"""A broker's, by topic."""
+"""One broker's, by topic."""
 _Outcome = dict[MessageQueue, QueueBounds] | RocketMQError
 
 
@@ -165,45 +74,45 @@ class Snapshot:
     addresses: Mapping[str, BrokerAddress]
     """Where each broker name is read from."""
     unreachable: Mapping[str, RocketMQError]
-    """Broker names that did not answer, with the reason; their queues are not in ``bounds``."""
+    """Why broker names did not answer; their queues are not in ``bounds``."""
     absent: Mapping[str, RocketMQError] = field(default_factory=dict)
     """Topics that were there and that no living broker has at this moment."""
     replicas: Mapping[str, Mapping[int, BrokerAddress]] = field(default_factory=dict)
-    """The living replicas of each broker name that has some, by broker id."""
-    stand_ins: Mapping[str, BrokerAddress] = field(default_factory=dict)
-    """Slaves that serve in the place of a master that is down; such brokers are in ``unreachable``, too."""
-    at_stand_ins: Mapping[MessageQueue, QueueBounds] = field(default_factory=dict)
-    """What these have of every queue of their brokers, which may be less than the master has."""
+    """The living slaves of each broker name that has some, by broker id."""
+    slaves: Mapping[str, BrokerAddress] = field(default_factory=dict)
+    """Slaves to read instead of a master that is down; such brokers are in ``unreachable``, too."""
+    slave_bounds: Mapping[MessageQueue, QueueBounds] = field(default_factory=dict)
+    """What these have of all queues of their brokers, which may be less than the master has."""
 
     def bounds_of(self, queue: MessageQueue) -> QueueBounds:
-        """What can be read of a queue, from its master or the slave in its place."""
+        """What can be read of a queue, from its master or the slave that is read instead."""
         found = self.bounds.get(queue)
-        return self.at_stand_ins[queue] if found is None else found
-
-    @property
-    def without_readers(self) -> Mapping[str, RocketMQError]:
-        """As ``out_of_sight``, but for what can be read from a slave."""
-        return {name: error for name, error in self.out_of_sight.items() if name not in self.stand_ins}
-
-    def with_stand_ins(self) -> Snapshot:
-        """The same with what slaves tell in the place of what their masters would."""
-        return replace(
-            self,
-            bounds={**self.bounds, **self.at_stand_ins},
-            addresses={**self.addresses, **self.stand_ins},
-            unreachable={
-                name: error for name, error in self.unreachable.items() if name not in self.stand_ins
-            },
-        )
+        return self.slave_bounds[queue] if found is None else found
 
     @property
     def out_of_sight(self) -> Mapping[str, RocketMQError]:
         """Why queues may be missing, by broker or topic; empty when all there are were seen."""
         return {**self.unreachable, **self.absent}
 
+    @property
+    def unreadable(self) -> Mapping[str, RocketMQError]:
+        """As ``out_of_sight``, without what can be read from a slave."""
+        return {name: error for name, error in self.out_of_sight.items() if name not in self.slaves}
+
+    def with_slaves(self) -> Snapshot:
+        """The same with slaves in place of the masters that are down."""
+        if not self.slaves:
+            return self
+        return replace(
+            self,
+            bounds={**self.bounds, **self.slave_bounds},
+            addresses={**self.addresses, **self.slaves},
+            unreachable={name: error for name, error in self.unreachable.items() if name not in self.slaves},
+        )
+
 
 class ClusterView:
-    """The topics of one query, seen through a pool of channels."""
+    """The topics of one query. For one thread."""
 
     def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
         self._options = options
@@ -221,17 +130,20 @@ class ClusterView:
         self._brokers = cluster.brokers()
         self._briefly = cluster.brokers(at_most_s=_SILENT_TIMEOUT_S)
         self._silent_until_s: dict[str, float] = {}
-        """Broker names that did not answer in time, and until when they are asked briefly."""
+        """Until when brokers that timed out are called with the short timeout, by broker name."""
         self._vanished = VanishedQueues(name_server, self._brokers, clock, self._timeout_s)
-        self._expressions = ExpressionCheck(self._brokers, options.consumer_group or PLAIN_SOURCE_GROUP)
-        self._retry_bounds = RetryBounds(options.consumer_group or "", self._brokers)
+        self._group = options.consumer_group or PLAIN_SOURCE_GROUP
+        self._accepted: set[tuple[BrokerAddress, str]] = set()
+        """Brokers that filter by a topic's SQL92 condition."""
+        self._retry_ends: dict[MessageQueue, int] = {}
+        """Where the group's retry queues ended, if their statistics may not be read."""
         self._without_statistics: set[BrokerAddress] = set()
-        """Addresses that do not know the request for them, as a RocketMQ 5 Proxy's."""
+        """Addresses that do not know that request, such as a RocketMQ 5 Proxy's."""
         self._known_queues: tuple[Routes | None, Mapping[str, _Queues]] = (None, {})
         self._switched_off: frozenset[tuple[str, str]] = frozenset()
-        """Topic and broker name of what may not be read for now."""
+        """Topics and broker names that must not be read for now."""
         self._seen: dict[str, TopicRoute] = {}
-        """Topics that were there at some time, with their last route."""
+        """The last route of each topic that was ever there."""
 
     def routes(self) -> Routes:
         """The topics' routes, at most ``routeRefreshMs`` old.
@@ -244,8 +156,7 @@ class ClusterView:
         """
         deadline = Deadline.after(self._clock, self._timeout_s)
         if self._matching is not None:
-            # Those that were there and are not named any more are asked for all the same: their brokers may
-            # be away.
+            # A topic that name servers no longer list is queried all the same: its brokers may be away.
             self._routes.follow(self._matching.look(deadline) | self._seen.keys())
         routes = self._routes.look(deadline)
         self._seen.update(routes.by_topic)
@@ -255,7 +166,7 @@ class ClusterView:
         return routes
 
     def snapshot(self) -> Snapshot:
-        """Bounds of every readable queue; topics and brokers that cannot be asked are named, not raised.
+        """Bounds of every readable queue; topics and brokers that do not answer are reported, not raised.
 
         Raises:
             TopicNotFound: As :meth:`routes`.
@@ -275,22 +186,26 @@ class ClusterView:
                 unreachable[name] = outcome
             else:
                 bounds |= outcome
-        stand_ins = self._stand_ins(routes, queues.keys() - addresses.keys())
-        at_stand_ins: dict[MessageQueue, QueueBounds] = {}
-        for name, outcome in self._at_slaves(stand_ins, queues).items():
+        slaves: dict[str, BrokerAddress] = {}
+        if self._options.goes_on_at_slaves():
+            # The replica that Java's clients choose.
+            replicas = _replicas(routes, queues.keys() - addresses.keys())
+            slaves = {name: of_broker[min(of_broker)] for name, of_broker in replicas.items()}
+        slave_bounds: dict[MessageQueue, QueueBounds] = {}
+        for name, outcome in self._at_slaves(slaves, queues).items():
             if isinstance(outcome, RocketMQError):
-                slave = stand_ins.pop(name)
+                slave = slaves.pop(name)
                 unreachable[name] = TransportError(
                     name,
                     f"the route names no master for this broker, and its slave {slave} cannot be read: "
                     f"{outcome}",
                 )
             else:
-                at_stand_ins |= outcome
+                slave_bounds |= outcome
         if unreachable:
-            # The routes may be stale: a broker that moved is found by asking again, not by waiting 30 s.
+            # The routes may be stale: a new query finds a broker that moved before they expire.
             self._routes.invalidate()
-        if unreachable and not bounds and not at_stand_ins:
+        if unreachable and not bounds and not slave_bounds:
             raise next(iter(unreachable.values()))
         return Snapshot(
             bounds=bounds,
@@ -298,20 +213,14 @@ class ClusterView:
             unreachable=unreachable,
             absent=routes.absent,
             replicas=_replicas(routes, addresses),
-            stand_ins=stand_ins,
-            at_stand_ins=at_stand_ins,
+            slaves=slaves,
+            slave_bounds=slave_bounds,
         )
-
-    def _stand_ins(self, routes: Routes, names: Collection[str]) -> dict[str, BrokerAddress]:
-        """The slave to ask of each broker without a master, as Java's clients choose it: the route's."""
-        if not names or not self._options.goes_on_at_slaves():
-            return {}
-        return {name: slaves[min(slaves)] for name, slaves in _replicas(routes, names).items()}
 
     def _at_slaves(
         self, slaves: Mapping[str, BrokerAddress], queues: Mapping[str, _Queues]
     ) -> dict[str, _Outcome]:
-        """What each slave has, if it serves pulls; a slave that refuses takes nothing from the other brokers."""
+        """What each slave has if it serves pulls, else its error."""
 
         def ask(name: str) -> _Outcome:
             try:
@@ -328,21 +237,20 @@ class ClusterView:
         missing = [queue for wanted in queues.values() for queue in wanted if queue not in found]
         if missing:
             raise TransportError(address, f"the slave does not know {missing[0]}")
-        # Without slaveReadEnable it tells its bounds and refuses pulls, which would hold up every micro-batch.
+        # Without slaveReadEnable it has bounds and refuses pulls, which would hold up every micro-batch.
         queue, bounds = next(iter(found.items()))
-        group = self._options.consumer_group or PLAIN_SOURCE_GROUP
         request = PullRequest(
-            consumer_group=group, queue=queue, queue_offset=bounds.max_offset, max_msg_nums=1
+            consumer_group=self._group, queue=queue, queue_offset=bounds.max_offset, max_msg_nums=1
         )
         self._briefly.pull(address, request)
         return found
 
     def vanished(self, known: Sequence[QueueRange], snapshot: Snapshot | None) -> list[Vanished]:
-        """Queues of ``known`` that are gone for good; those of brokers out of sight are not.
+        """Queues of ``known``, each with its next offset as ``end``, that are gone for good.
 
         Args:
-            known: Where each queue would be read next (``end``).
-            snapshot: The newest look; None if no topic was to be seen.
+            known: Those of brokers that do not answer are not gone.
+            snapshot: The newest one; None if no topic was found.
         """
         missing = known
         if snapshot is not None:
@@ -359,14 +267,14 @@ class ClusterView:
         return found
 
     def forget_deleted(self, snapshot: Snapshot) -> None:
-        """Look no more for topics of a pattern that are absent from ``snapshot`` because they were deleted for good."""
+        """Forget topics of a pattern that ``snapshot`` lacks because they were deleted."""
         if self._matching is not None:
             absent = (topic for topic in snapshot.absent if topic in self._seen)
             queues = (queue for topic in absent for queue in self._seen[topic].subscribe_queues(topic))
             self.vanished([QueueRange(queue=queue, start=0, end=0) for queue in queues], snapshot)
 
     def _queues_of(self, routes: Routes) -> Mapping[str, _Queues]:
-        """The routes' queues by broker and topic, sorted; a route serves many plans."""
+        """The routes' queues by broker and topic, sorted; made once for many plans."""
         known_routes, queues = self._known_queues
         if routes is not known_routes:
             by_broker: dict[str, dict[str, list[MessageQueue]]] = {}
@@ -374,11 +282,11 @@ class ClusterView:
                 by_broker.setdefault(queue.broker_name, {}).setdefault(queue.topic, []).append(queue)
             queues = by_broker
             self._known_queues = routes, queues
-            self._tell_switched_off(routes)
+            self._report_switched_off(routes)
         return queues
 
-    def _tell_switched_off(self, routes: Routes) -> None:
-        """Say once of each topic at a broker that an operator has switched reading off, or on again."""
+    def _report_switched_off(self, routes: Routes) -> None:
+        """Log once that an operator has switched reading of a topic at a broker off, or on again."""
         switched_off = frozenset(
             (topic, data.broker_name)
             for topic, route in routes.by_topic.items()
@@ -388,8 +296,7 @@ class ClusterView:
         for topic, broker_name in sorted(switched_off - self._switched_off):
             logger.warning(
                 "reading is switched off, its queues wait topic=%s broker=%s; give the permission back: "
-                "mqadmin "
-                "updateTopicPerm, or the broker's brokerPermission",
+                "mqadmin updateTopicPerm, or the broker's brokerPermission",
                 topic,
                 peer_text(broker_name),
             )
@@ -400,7 +307,7 @@ class ClusterView:
     def starting_positions(
         self, snapshot: Snapshot, queues: Collection[MessageQueue], default: QueuePositions
     ) -> dict[MessageQueue, int]:
-        """Where each of ``queues`` begins when nothing is stored for it.
+        """Where each of ``queues`` begins if no offset of it is stored.
 
         Raises:
             OptionError: If startingOffsets names offsets or queues that do not exist.
@@ -412,10 +319,10 @@ class ClusterView:
         if wanted == COMMITTED:
             committed = self._committed(self._options.starting_group, snapshot, queues)
             wanted = QueuePositions(EARLIEST_OFFSET, committed)
-        doubts = offsets_in_doubt(wanted, _of(snapshot.at_stand_ins, queues))
+        doubts = offsets_in_doubt(wanted, _of(snapshot.slave_bounds, queues))
         self._await_masters(doubts, "startingOffsets")
         positions, problems = starting_positions(wanted, {queue: snapshot.bounds[queue] for queue in queues})
-        self._refuse(problems, snapshot, {"startingOffsets": wanted})
+        self._refuse("startingOffsets", wanted, problems, snapshot)
         return positions
 
     def ending_positions(self, snapshot: Snapshot) -> dict[MessageQueue, int]:
@@ -427,37 +334,36 @@ class ClusterView:
         times = self._options.ending_times()
         if times is not None:
             ends, _ = self._times(times, snapshot, snapshot.bounds.keys())
-            doubts = ends_in_doubt(times, ends, _of(snapshot.at_stand_ins, ends))
+            doubts = ends_in_doubt(times, ends, _of(snapshot.slave_bounds, ends))
             self._await_masters(doubts, "endingOffsetsByTimestamp")
-            self._refuse((), snapshot, {"endingOffsetsByTimestamp": times})
+            self._refuse("endingOffsetsByTimestamp", times, (), snapshot)
             return ends
-        wanted = self._options.ending_offsets or QueuePositions(LATEST_OFFSET)
+        wanted = self._options.ending_offsets or LATEST
         if self._options.ends_at_group():
-            # Of a queue without an offset the group has consumed nothing.
+            # The group has consumed nothing of a queue without an offset.
             committed = self._committed(self._options.ending_group, snapshot, snapshot.bounds.keys())
             wanted = QueuePositions(EARLIEST_OFFSET, committed)
-        self._await_masters(offsets_in_doubt(wanted, snapshot.at_stand_ins), "endingOffsets")
+        self._await_masters(offsets_in_doubt(wanted, snapshot.slave_bounds), "endingOffsets")
         ends, problems = ending_positions(wanted, snapshot.bounds)
-        self._refuse(problems, snapshot, {"endingOffsets": wanted})
+        self._refuse("endingOffsets", wanted, problems, snapshot)
         return ends
 
     def _starting_at(
         self, times: QueuePositions, snapshot: Snapshot, queues: Collection[MessageQueue]
     ) -> dict[MessageQueue, int]:
         positions, unmatched = self._times(times, snapshot, queues)
-        doubts = starts_in_doubt(times, positions, _of(snapshot.at_stand_ins, positions))
+        doubts = starts_in_doubt(times, positions, _of(snapshot.slave_bounds, positions))
         self._await_masters(doubts, "startingOffsetsByTimestamp")
         if self._options.starting_offsets_by_timestamp_strategy is NoMatchStrategy.ERROR and unmatched:
             raise OptionError(
                 tuple(
                     f"{queue} has no message stored at or after {times.wanted(queue)} (ms since the epoch), "
-                    "where it is to "
-                    "begin; correct the time, or set startingOffsetsByTimestampStrategy=latest to begin with "
-                    "the next one."
+                    "where it is to begin; correct the time, or set startingOffsetsByTimestampStrategy=latest "
+                    "to begin with the next one."
                     for queue in unmatched
                 )
             )
-        self._refuse((), snapshot, {"startingOffsetsByTimestamp": times})
+        self._refuse("startingOffsetsByTimestamp", times, (), snapshot)
         return positions
 
     def _times(
@@ -481,7 +387,7 @@ class ClusterView:
     def _committed(
         self, group: str | None, snapshot: Snapshot, queues: Collection[MessageQueue]
     ) -> dict[MessageQueue, int]:
-        """Where a group stands that options name; queues without an offset of it are left out."""
+        """The committed offsets of a group that options name; queues without one are left out."""
         assert group is not None, "options that say 'group' name it"
         store = self._options.offset_store
         if store is not None and StoreSpec.parse(store).kind is not StoreKind.BROKER:
@@ -490,14 +396,13 @@ class ClusterView:
             found = {queue: rows[queue].next_offset for queue in queues if queue in rows}
         else:
             # A slave's copy of the group's offsets is seconds old.
-            self._await_masters(sorted(_of(snapshot.at_stand_ins, queues)), f"the offset of group {group}")
+            self._await_masters(sorted(_of(snapshot.slave_bounds, queues)), f"the offset of group {group}")
             known = RemoteBrokerOffsets(group, self._brokers).read(queues, snapshot.addresses)
             found = {queue: offset for queue, offset in known.items() if offset >= 0}
         if queues and not found and len(queues) == len(snapshot.bounds):
             logger.warning(
                 "group %s has no offset in any of %d queue(s), so it stands before their first messages; is "
-                "its name right? It "
-                "was looked up %s",
+                "its name right? It was looked up %s",
                 group,
                 len(queues),
                 "at the brokers" if store is None else f"in offsetStore={masked(store)}",
@@ -505,7 +410,7 @@ class ClusterView:
         return found
 
     def _await_masters(self, queues: Sequence[MessageQueue], wanted: str) -> None:
-        """Raise where only a master that is down could tell; who asks may ask again."""
+        """Raise a retryable error if ``queues``, of a master that is down, are not empty."""
         if queues:
             raise TransportError(
                 queues[0].broker_name,
@@ -515,20 +420,19 @@ class ClusterView:
             )
 
     def _refuse(
-        self, problems: Sequence[str], snapshot: Snapshot, named: Mapping[str, QueuePositions]
+        self, option: str, positions: QueuePositions, problems: Sequence[str], snapshot: Snapshot
     ) -> None:
         """Raise what is wrong with an option, unless lost messages are to be passed over."""
         found = [*problems]
         if not snapshot.out_of_sight:
-            for option, positions in named.items():
-                found += unknown_queue_problems(positions, snapshot.bounds.keys(), option)
+            found += unknown_queue_problems(positions, snapshot.bounds.keys(), option)
         if found and self._options.fail_on_data_loss:
             raise OptionError(tuple(found))
 
     def _outcomes(
         self, queues: Mapping[str, _Queues], addresses: Mapping[str, BrokerAddress]
     ) -> dict[str, _Outcome]:
-        """What each broker answered; all are asked at once, so that one that is down costs its time-out once."""
+        """Each broker's answer; all are called at once, so that their timeouts do not add up."""
 
         def ask(name: str) -> _Outcome:
             bounds: dict[MessageQueue, QueueBounds] = {}
@@ -551,7 +455,7 @@ class ClusterView:
     def _bounds_on(
         self, brokers: BrokerClient, address: BrokerAddress, topic: str, queues: Sequence[MessageQueue]
     ) -> dict[MessageQueue, QueueBounds]:
-        self._expressions.ask(address, self._options.subscription_of(topic))
+        self._check_expression(address, self._options.subscription_of(topic))
         try:
             statistics = self._statistics(brokers, address, topic)
         except TopicNotFound:
@@ -561,20 +465,59 @@ class ClusterView:
         except NoPermission:
             if topic != self._options.retry_topic():
                 raise
-            return self._retry_bounds.ask(address, queues)
+            return {queue: self._retry_bounds(address, queue) for queue in queues}
         found = {queue: statistics[queue] for queue in queues if queue in statistics}
-        # Statistics cover the write queues only; a topic being shrunk has more queues to read than to write.
-        # A proxy has none.
+        # Statistics cover write queues alone; a topic that is made smaller has more to read. A proxy has none.
         for queue in queues:
             if queue not in found:
                 low = brokers.min_offset(address, queue)
                 found[queue] = QueueBounds(min_offset=low, max_offset=brokers.max_offset(address, queue))
         return found
 
+    def _check_expression(self, address: BrokerAddress, wanted: Subscription) -> None:
+        """Refuse a SQL92 condition that the broker cannot filter by: pulls would bring all messages.
+
+        Raises:
+            ExpressionInvalid: If it cannot read the condition, or filters by none.
+        """
+        if not wanted.is_sql92 or (address, wanted.topic) in self._accepted:
+            return
+        try:
+            data = subscription_data(wanted, sub_version=0)
+            self._brokers.check_subscription(address, _CLIENT_ID, self._group, data)
+        except BrokerError as error:
+            if error.code != ResponseCode.SYSTEM_ERROR:
+                raise
+            raise ExpressionInvalid(
+                error.code, error.remark, request=error.request, address=error.address
+            ) from error
+        self._accepted.add((address, wanted.topic))
+
+    def _retry_bounds(self, address: BrokerAddress, queue: MessageQueue) -> QueueBounds:
+        """Bounds of a retry queue by a pull from its end, at the price of the message that may be there.
+
+        Brokers treat a retry topic as its group: statistics need ``Get``, consuming needs ``Sub`` alone.
+        """
+        end = self._retry_ends.get(queue, 0)
+        request = PullRequest(consumer_group=self._group, queue=queue, queue_offset=end, max_msg_nums=1)
+        pulled = self._brokers.pull(address, request)
+        target = pulled.reset_from(end)
+        if target is not None:
+            # The broker forgets it with this answer.
+            logger.warning(
+                "reset of a retry queue not followed, reset it again with the right Get on the group "
+                "group=%s %s target=%d",
+                self._group,
+                queue,
+                target,
+            )
+        self._retry_ends[queue] = pulled.max_offset
+        return QueueBounds(min_offset=pulled.min_offset, max_offset=pulled.max_offset)
+
     def _statistics(
         self, brokers: BrokerClient, address: BrokerAddress, topic: str
     ) -> Mapping[MessageQueue, QueueBounds]:
-        """What the server says of all queues in one request; nothing where it does not know that request."""
+        """The bounds of all queues by one request; empty if the server does not know that request."""
         if address in self._without_statistics:
             return {}
         try:
@@ -590,7 +533,7 @@ class ClusterView:
 
 
 def check_topics(options: ReadOptions) -> None:
-    """See that the topics of a query are there, before it makes anything.
+    """Check that the topics of a query exist, before it makes anything.
 
     Raises:
         TopicNotFound: If no living broker has one of them.

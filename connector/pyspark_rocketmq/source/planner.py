@@ -1,16 +1,15 @@
-"""Plans micro-batches: asks cluster and progress, lets ``consume.planning`` decide, waits.
+"""Plans micro-batches: queries cluster and progress, decides by ``consume.planning``, waits where Spark cannot.
 
-Lives in the source runner, a long-lived process without a SparkSession, where an exception ends the query and
+Runs in the source runner, a long-lived process without a SparkSession, where an exception ends the query and
 nothing times out by itself.  Hence: every call below has a deadline; a broker that cannot be reached costs
 its queues this micro-batch and not the query; only what the user must act on is raised.
-
-How large the messages of a queue are, about: seen by pulling a few before a plan that is limited in bytes.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Final, NamedTuple, TypeVar
 
@@ -21,7 +20,7 @@ from pyspark_rocketmq.consume.positions import stored_by_ms
 from pyspark_rocketmq.consume.slave_reads import has_range
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OffsetError, RocketMQError, TopicNotFound, TransportError
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange
+from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import FIRST_CONTACT, ClusterView, Snapshot
 from pyspark_rocketmq.source.progress import ProgressSource
@@ -30,14 +29,22 @@ from pyspark_rocketmq.source.ranges import Offset, offset_to_plan, plan_to_offse
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _UNKNOWN_BYTES: Final = 1024.0
 _WEIGHT_OF_NEW: Final = 0.5
+_FIRST_OWNERSHIP_S: Final = 5.0
+"""How long the first plan waits for a group to give this member its queues."""
+_PAUSE_S: Final = 0.5
+"""Between two attempts while the cluster does not answer, or a suspended queue has no due time."""
+_MOST_SHOWN: Final = 5
+"""Queues named in an error."""
 
 
 class MessageSizes:
-    """One pull for each topic and broker at a look, where most waits to be read. Not for members of a group.
+    """About how large a queue's messages are, by a pull per topic and broker before a plan limited in bytes.
 
-    A broker tells of an operator's reset of a group once, with whatever pull of the group comes next.
+    Not for a group: a broker reports an operator's reset once, with whatever pull of the group comes next.
     """
 
     def __init__(self, brokers: BrokerClient, consumer_group: str) -> None:
@@ -46,16 +53,13 @@ class MessageSizes:
         self._known: dict[tuple[str, str], float] = {}
 
     def look(self, progress: Mapping[MessageQueue, QueueProgress], snapshot: Snapshot) -> None:
-        """See how large the next messages are; what cannot be seen stays as it was known."""
+        """Measure the next messages of the longest backlogs; what does not answer stays as it was."""
         longest: dict[tuple[str, str], tuple[int, MessageQueue]] = {}
         for queue, at in progress.items():
-            if queue not in snapshot.bounds:
-                # Its master is down.
-                continue
-            backlog = snapshot.bounds[queue].max_offset - at.next_offset
+            bounds = snapshot.bounds.get(queue)
             place = queue.topic, queue.broker_name
-            if backlog > longest.get(place, (0, queue))[0]:
-                longest[place] = backlog, queue
+            if bounds is not None and bounds.max_offset - at.next_offset > longest.get(place, (0, queue))[0]:
+                longest[place] = bounds.max_offset - at.next_offset, queue
         for place, (_, queue) in longest.items():
             seen = self._seen(queue, progress[queue].next_offset, snapshot)
             if seen is not None:
@@ -78,31 +82,16 @@ class MessageSizes:
         return len(pulled.body) / (pulled.next_begin_offset - next_offset)
 
 
-T = TypeVar("T")
-
-_FIRST_OWNERSHIP_S = 5.0
-"""How long the first plan waits for a group to give this member its queues."""
-_PAUSE_S = 0.5
-"""Between two looks at a cluster that is not there, or at a suspended queue that has no due time."""
-
-
-_MOST_SHOWN = 5
-"""Queues named in an error."""
-
-
 class _Attempt(NamedTuple):
     snapshot: Snapshot
     plan: Plan
     ranges: Sequence[QueueRange]
     left: Mapping[MessageQueue, int]
-    """Where queues stand that an AvailableNow query has not read to their ends."""
+    """Next offsets of queues that an AvailableNow query has not read to their ends."""
 
 
 class MicroBatchPlanner:
-    """The plan of the next micro-batch, from where the last one stopped.
-
-    Single-threaded, as Spark's call loop is.
-    """
+    """The plan of the next micro-batch, from where the last one stopped. For one thread."""
 
     def __init__(
         self,
@@ -130,23 +119,21 @@ class MicroBatchPlanner:
         self._planned_at_s: float | None = None
         """When the last plan with something to run was made."""
         self._gone: set[MessageQueue] = set()
-        """Queues of the newest checkpoint that are no longer there: what comes under their names is new."""
+        """Queues of the newest checkpoint that were deleted: what comes under their names is new."""
         self._drain_watch = DrainWatch()
         self._held_up: frozenset[QueueRange] = frozenset()
-        """As of the last plan: told already."""
+        """As of the last plan: logged already."""
         self._caps: dict[MessageQueue, int] | None = None
-        self._in_contact = False
+        """Where an AvailableNow query ends."""
         self._is_ready = False
         self._initial: Offset | None = None
-        self._newest: Mapping[MessageQueue, QueueBounds] = {}
-        self._addresses: Mapping[str, BrokerAddress] = {}
-        self._replicas: Mapping[str, Mapping[int, BrokerAddress]] = {}
         self._seen: Snapshot | None = None
-        """The last look; its slaves are read in the place of masters that are down."""
+        """The newest one; None before first contact."""
         self._known: tuple[Offset, tuple[int, tuple[QueueRange, ...]]] = ({}, (0, ()))
+        """The offset written last, and what it holds."""
 
     def initial(self) -> Offset:
-        """The offset before the first micro-batch; Spark asks twice and must get one answer."""
+        """The offset before the first micro-batch; the same at each call."""
         if self._initial is None:
             self._initial = self._at_first_contact(self._first_offset)
         return self._initial
@@ -158,16 +145,14 @@ class MicroBatchPlanner:
         )
 
     def _stored_by_ms(self, before_ms: int, snapshot: Snapshot, previous: Sequence[QueueRange]) -> int:
-        """What the next offset says of a plain stream's messages; a group's offset rows remember the messages."""
+        """When a plain stream's messages were stored, for the next offset; a group's rows know the messages."""
         if not self._progress.begins_in_checkpoint:
             return 0
-        known = [was.queue for was in previous]
-        return stored_by_ms(before_ms, snapshot.with_stand_ins().bounds, known)
+        return stored_by_ms(before_ms, snapshot.with_slaves().bounds, [was.queue for was in previous])
 
     def prepare_available_now(self) -> None:
         """Take what is stored now as the end of this query."""
-        snapshot = self._whole_snapshot(with_slaves=True)
-        bounds = {**snapshot.at_stand_ins, **snapshot.bounds}
+        bounds = self._whole_snapshot(can_read_slaves=True).with_slaves().bounds
         self._caps = {queue: each.max_offset for queue, each in bounds.items()}
 
     def all_at_once(self, start: Offset) -> Offset:
@@ -184,67 +169,47 @@ class MicroBatchPlanner:
         return self.latest(start)
 
     def runnable(self, offset: Offset) -> Sequence[QueueRange]:
-        """The ranges of a plan to run now, with the addresses to read them from in :meth:`addresses`.
-
-        Spark asks for a plan it has logged; after a restart that may be an old one.
-        """
+        """The ranges to run now of a plan that Spark has logged; after a restart that may be an old one."""
         ranges = self._progress.runnable(self.plan_of(offset)[1])
         return [planned for planned in ranges if planned.count > 0]
 
     def listener_ms(self, queue: MessageQueue) -> float | None:
-        """How long the group's listener has a message of ``queue``, about; None if that is not known."""
+        """How long the group's listener takes per message of ``queue``; None if unknown."""
         return self._progress.listener_ms(queue)
 
     def newest(self) -> Mapping[MessageQueue, QueueBounds]:
-        """Bounds as of the last look, for progress reports."""
-        return self._newest
+        """Bounds as of the last plan, for progress reports."""
+        return {} if self._seen is None else self._seen.bounds
 
-    def addresses(self, planned: Sequence[QueueRange]) -> Mapping[str, BrokerAddress]:
-        """Where masters are, from the newest plan's look if it has places for all of ``planned``.
+    def snapshot_for(self, planned: Collection[QueueRange], *, can_wait: bool) -> Snapshot:
+        """The newest snapshot, with those slaves alone that have all of ``planned``.
 
-        A plan that is run again after a restart may name a broker that is down now, without a slave that has
-        all that is planned; it is waited for as long as ``retryTimeoutMs``, after which its address is
-        missing.
+        Args:
+            planned: A plan that runs again after a restart may name a broker that is down now, without a slave
+                that has all that is planned.
+            can_wait: Whether to wait for such a broker, ``retryTimeoutMs`` at most; then its address is missing.
 
         Raises:
             RocketMQError: If the cluster cannot be reached at first contact.
         """
         patience = self._patience()
-        if not self._in_contact:
-            self._at_first_contact(self._look)
+        snapshot = self._seen or self._at_first_contact(self._look)
         names = {each.queue.broker_name for each in planned}
-        while (
-            not self._addresses.keys() | self.stand_ins(planned).keys() >= names and not patience.has_passed
-        ):
+        while True:
+            snapshot = _with_slaves_that_have(planned, snapshot)
+            is_complete = snapshot.addresses.keys() | snapshot.slaves.keys() >= names
+            if is_complete or not can_wait or patience.has_passed:
+                return snapshot
             logger.warning(
-                "waiting for a broker without an address, wanted=%s",
-                peer_text(",".join(sorted(names))),
+                "waiting for a broker without an address, wanted=%s", peer_text(",".join(sorted(names)))
             )
             self._pause(_PAUSE_S)
-            self._retried(patience)
-        return self._addresses
-
-    def stand_ins(self, planned: Collection[QueueRange]) -> Mapping[str, BrokerAddress]:
-        """Slaves to read ``planned`` from where masters are down, as of the same look: those that have all of it."""
-        if self._seen is None:
-            return {}
-        bounds = self._seen.at_stand_ins
-        lacking = {
-            each.queue.broker_name
-            for each in planned
-            if each.queue not in bounds or not has_range(bounds[each.queue], each)
-        }
-        return {name: at for name, at in self._seen.stand_ins.items() if name not in lacking}
-
-    def replicas(self) -> Mapping[str, Mapping[int, BrokerAddress]]:
-        """Where the replicas of those brokers are, by broker id; none for a broker without a living one."""
-        return self._replicas
+            snapshot = self._retried(patience)
 
     def latest(self, start: Offset) -> Offset:
         """The offset that holds the next plan, or ``start`` when there is nothing to do.
 
-        With AvailableNow this waits for suspended queues and for brokers that are down: returning ``start``
-        would end the query before it has drained.
+        AvailableNow waits for suspended queues and for brokers that are down: ``start`` would end the query.
 
         Raises:
             DataLoss: If wanted messages are gone and ``failOnDataLoss`` is true.
@@ -288,7 +253,7 @@ class MicroBatchPlanner:
         }
 
     def _check_drain(self, left: Mapping[MessageQueue, int]) -> None:
-        """Raise if a group's drain made no progress for ``drainTimeoutMs``: a message fails for ever."""
+        """Raise if a group's drain made no progress for ``drainTimeoutMs``: a message always fails."""
         if self._options.consumer_group is None:
             return
         stands_for_s = self._drain_watch.stands_for_s(left, self._clock.monotonic_s())
@@ -320,7 +285,7 @@ class MicroBatchPlanner:
             self._progress.await_ready(_FIRST_OWNERSHIP_S)
 
     def _unsettled_error(self) -> RocketMQError | None:
-        """Why an AvailableNow query cannot end yet: queues of its own are still in another member's hands."""
+        """Why an AvailableNow query cannot end yet: another member holds queues allocated to it."""
         if self._caps is None or self._progress.await_ready(0.0):
             return None
         return RocketMQError(
@@ -331,8 +296,8 @@ class MicroBatchPlanner:
         )
 
     def _attempt(self, previous: Sequence[QueueRange], stored_by_ms: int) -> _Attempt | RocketMQError:
-        """One look at cluster and progress, and the plan from it; or the fault that may pass."""
-        if not self._in_contact:
+        """One plan from a new snapshot; or an error that may pass."""
+        if self._seen is None:
             self._at_first_contact(self._look)
         try:
             self._progress.begin_reading()
@@ -353,7 +318,7 @@ class MicroBatchPlanner:
     def _without_vanished(
         self, previous: Sequence[QueueRange], snapshot: Snapshot | None
     ) -> Sequence[QueueRange]:
-        """Positions of queues that are there or may come back.
+        """``previous`` without deleted queues.
 
         Raises:
             DataLoss: If a queue is gone that was not read to its end, and ``failOnDataLoss`` is true.
@@ -375,12 +340,10 @@ class MicroBatchPlanner:
         return [planned for planned in previous if planned.queue not in self._gone]
 
     def _not_planned(self, previous: Sequence[QueueRange]) -> list[QueueRange]:
-        """What an AvailableNow query is to read of queues that no plan has had yet."""
+        """Queues that an AvailableNow query is to read and has not planned yet, as empty ranges."""
         planned = {known.queue for known in previous}
-        caps = sorted((self._caps or {}).items())
-        return [
-            QueueRange(queue=queue, start=0, end=0) for queue, cap in caps if cap and queue not in planned
-        ]
+        wanted = sorted(queue for queue, cap in (self._caps or {}).items() if cap and queue not in planned)
+        return [QueueRange(queue=queue, start=0, end=0) for queue in wanted]
 
     def _remember(self, offset: Offset, ranges: Sequence[QueueRange]) -> Offset:
         self._planned_at_s = self._clock.monotonic_s()
@@ -421,11 +384,11 @@ class MicroBatchPlanner:
             if self._options.fail_on_data_loss:
                 raise gap.to_error()
             logger.warning("offset gap skipped %s", gap)
-        self._tell_held_up(plan.held_up)
+        self._report_held_up(plan.held_up)
         return plan
 
-    def _tell_held_up(self, held_up: Sequence[QueueRange]) -> None:
-        """Once a minute, when they have been given out again: nothing moves on before somebody acts."""
+    def _report_held_up(self, held_up: Sequence[QueueRange]) -> None:
+        """Log queues that stand still until somebody acts, each time their messages were given out again."""
         for had in held_up:
             if had not in self._held_up:
                 logger.error(
@@ -440,7 +403,7 @@ class MicroBatchPlanner:
         self._held_up = frozenset(held_up)
 
     def _missing_error(self, snapshot: Snapshot, previous: Sequence[QueueRange]) -> RocketMQError | None:
-        """Why an AvailableNow query cannot end yet although nothing is planned: a queue is out of sight."""
+        """Why an AvailableNow query cannot end yet although nothing is planned: a queue is missing."""
         for queue, cap in sorted((self._caps or {}).items()):
             if queue in snapshot.bounds:
                 continue
@@ -460,14 +423,14 @@ class MicroBatchPlanner:
     def _at_first_contact(self, action: Callable[[], T]) -> T:
         return call_with_retry(action, FIRST_CONTACT, self._patience(), self._pause)
 
-    def _whole_snapshot(self, *, with_slaves: bool = False) -> Snapshot:
-        """A look that waits, as long as ``retryTimeoutMs``, for the brokers of every topic; for masters, or slaves in their place."""
+    def _whole_snapshot(self, *, can_read_slaves: bool = False) -> Snapshot:
+        """A snapshot with every master, or with slaves instead; waits for them, ``retryTimeoutMs`` at most."""
         patience = self._patience()
-        snapshot = self._retried(patience) if self._in_contact else self._at_first_contact(self._look)
-        while missing := snapshot.without_readers if with_slaves else snapshot.out_of_sight:
+        snapshot = self._at_first_contact(self._look) if self._seen is None else self._retried(patience)
+        while missing := snapshot.unreadable if can_read_slaves else snapshot.out_of_sight:
             if patience.has_passed:
                 raise next(iter(missing.values()))
-            # A topic that is deleted while this waits would be waited for in vain.
+            # Do not wait for a topic that was deleted meanwhile.
             self._view.forget_deleted(snapshot)
             self._pause(_PAUSE_S)
             snapshot = self._retried(patience)
@@ -485,33 +448,42 @@ class MicroBatchPlanner:
 
     def _look(self) -> Snapshot:
         snapshot = self._view.snapshot()
-        self._tell_slaves(snapshot)
+        self._report_slaves(snapshot)
         for broker_name, error in snapshot.unreachable.items():
-            if broker_name in snapshot.stand_ins:
-                continue
-            logger.warning("broker left out of this plan broker=%s: %s", peer_text(broker_name), error)
+            if broker_name not in snapshot.slaves:
+                logger.warning("broker left out of this plan broker=%s: %s", peer_text(broker_name), error)
         for topic, error in snapshot.absent.items():
             logger.warning("topic left out of this plan topic=%s: %s", topic, error)
-        self._in_contact = True
-        self._newest = snapshot.bounds
-        self._addresses, self._replicas = snapshot.addresses, snapshot.replicas
         self._seen = snapshot
         return snapshot
 
-    def _tell_slaves(self, snapshot: Snapshot) -> None:
-        """Say when a slave is read in its master's place, and when that is over."""
-        before = {} if self._seen is None else self._seen.stand_ins
-        for name in sorted(snapshot.stand_ins.keys() - before.keys()):
+    def _report_slaves(self, snapshot: Snapshot) -> None:
+        """Log when a slave is read instead of its master, and when that is over."""
+        before = {} if self._seen is None else self._seen.slaves
+        for name in sorted(snapshot.slaves.keys() - before.keys()):
             logger.warning(
                 "master is down, its slave is read instead; what it has not copied waits for the master "
                 "broker=%s slave=%s",
                 peer_text(name),
-                snapshot.stand_ins[name],
+                snapshot.slaves[name],
             )
-        for name in sorted((before.keys() - snapshot.stand_ins.keys()) & snapshot.addresses.keys()):
+        for name in sorted((before.keys() - snapshot.slaves.keys()) & snapshot.addresses.keys()):
             logger.info("master is back and read again broker=%s", peer_text(name))
 
 
+def _with_slaves_that_have(planned: Collection[QueueRange], snapshot: Snapshot) -> Snapshot:
+    if not snapshot.slaves:
+        return snapshot
+    bounds = snapshot.slave_bounds
+    lacking = {
+        each.queue.broker_name
+        for each in planned
+        if each.queue not in bounds or not has_range(bounds[each.queue], each)
+    }
+    slaves = {name: address for name, address in snapshot.slaves.items() if name not in lacking}
+    return replace(snapshot, slaves=slaves)
+
+
 def _may_pass(error: RocketMQError) -> bool:
-    """After first contact a missing topic means that all its brokers are away: a name server forgets them."""
+    """Whether to try again: name servers forget a topic that was there while all its brokers are away."""
     return error.retryable or isinstance(error, TopicNotFound)

@@ -115,7 +115,7 @@ class CheckpointProgress:
         ends = {planned.queue: planned.end for planned in previous}
         at_slaves = {
             queue: QueueProgress(next_offset=ends[queue])
-            for queue, bounds in snapshot.at_stand_ins.items()
+            for queue, bounds in snapshot.slave_bounds.items()
             if queue in ends and bounds.allow(ends[queue])
         }
         return at_slaves | {
@@ -242,7 +242,7 @@ class GroupProgress:
         self._terms = {
             queue: term
             for queue, term in held.items()
-            if queue in snapshot.bounds or queue in snapshot.at_stand_ins
+            if queue in snapshot.bounds or queue in snapshot.slave_bounds
         }
         rows = self._reading.result() if self._reading is not None else self._store.read(self._group)
         self._reading = None
@@ -302,7 +302,7 @@ class GroupProgress:
         """
         standing = {
             queue: rows[queue]
-            for queue, bounds in snapshot.at_stand_ins.items()
+            for queue, bounds in snapshot.slave_bounds.items()
             if queue in self._terms
             and self._claimed.get(queue) == self._terms[queue]
             and queue in rows

@@ -170,14 +170,14 @@ class QueueLives:
         unknown: dict[MessageQueue, LastMessage] = {}
         for queue, row in rows.items():
             last = LastMessage.from_text(row.last_message)
-            is_known = self._copied.get(queue) == (row.epoch, snapshot.stand_ins[queue.broker_name])
+            is_known = self._copied.get(queue) == (row.epoch, snapshot.slaves[queue.broker_name])
             if last is not None and not is_known:
                 unknown[queue] = last
         for name in sorted({queue.broker_name for queue in unknown}):
             wanted = {queue: last for queue, last in unknown.items() if queue.broker_name == name}
             places = {queue: last.queue_offset for queue, last in wanted.items()}
             try:
-                found = self._watch.look(places, snapshot.stand_ins)
+                found = self._watch.look(places, snapshot.slaves)
             except RocketMQError as error:
                 logger.warning(
                     "queues wait for their master, its slave does not show what was consumed group=%s "
@@ -189,7 +189,7 @@ class QueueLives:
                 continue
             for queue, last in wanted.items():
                 if found[queue].message == last:
-                    self._copied[queue] = rows[queue].epoch, snapshot.stand_ins[name]
+                    self._copied[queue] = rows[queue].epoch, snapshot.slaves[name]
                 else:
                     logger.warning(
                         "queue waits for its master, its slave has not the message consumed last group=%s %s "
@@ -201,7 +201,7 @@ class QueueLives:
         return frozenset(
             queue
             for queue, row in rows.items()
-            if self._copied.get(queue) == (row.epoch, snapshot.stand_ins[queue.broker_name])
+            if self._copied.get(queue) == (row.epoch, snapshot.slaves[queue.broker_name])
         )
 
     def resets(self) -> dict[MessageQueue, int]:

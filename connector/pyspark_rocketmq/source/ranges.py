@@ -110,7 +110,7 @@ def partitions_of(
     options: ReadOptions,
     addresses: Mapping[str, BrokerAddress],
     replicas: Mapping[str, Mapping[int, BrokerAddress]],
-    stand_ins: Mapping[str, BrokerAddress] | None = None,
+    slaves: Mapping[str, BrokerAddress] | None = None,
 ) -> list[QueuePartition]:
     """One partition per non-empty range.
 
@@ -119,7 +119,7 @@ def partitions_of(
         options: The query's.
         addresses: Where masters are, by broker name.
         replicas: Where the replicas of these masters are.
-        stand_ins: Slaves to read from where there is no master.
+        slaves: Slaves to read from where there is no master.
 
     Raises:
         TransportError: If the name server knows no address of a range's broker any more.
@@ -130,7 +130,7 @@ def partitions_of(
             continue
         broker_name = queue_range.queue.broker_name
         is_slave = broker_name not in addresses
-        address = (addresses if not is_slave else stand_ins or {}).get(broker_name)
+        address = (addresses if not is_slave else slaves or {}).get(broker_name)
         if address is None:
             raise TransportError(
                 broker_name,

@@ -82,18 +82,18 @@ class RocketMQBatchReader(DataSourceReader):
             min_partitions=self._options.min_partitions,
             max_records=self._options.max_records_per_partition,
         )
-        for name, address in snapshot.stand_ins.items():
+        for name, address in snapshot.slaves.items():
             logger.warning(
                 "master is down, what its slave has is read instead: messages that it has not copied are "
                 "missing broker=%s slave=%s",
                 peer_text(name),
                 address,
             )
-        masters = {name: at for name, at in snapshot.addresses.items() if name not in snapshot.stand_ins}
-        return partitions_of(parts, self._options, masters, snapshot.replicas, snapshot.stand_ins)
+        masters = {name: at for name, at in snapshot.addresses.items() if name not in snapshot.slaves}
+        return partitions_of(parts, self._options, masters, snapshot.replicas, snapshot.slaves)
 
     def _ranges(self, view: ClusterView) -> tuple[Snapshot, list[QueueRange]]:
-        snapshot = view.snapshot().with_stand_ins()
+        snapshot = view.snapshot().with_slaves()
         if snapshot.out_of_sight:
             raise next(iter(snapshot.out_of_sight.values()))
         starts = view.starting_positions(snapshot, snapshot.bounds.keys(), EARLIEST)
@@ -182,23 +182,20 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # noqa: ARG002 - explicit ranges
         """One partition per range of ``end``; more or fewer if asked for, or if ranges are handed over."""
         planned = self._planner.runnable(end)
-        if self._options.consumer_group is not None:
-            # Ranges of a broker that is away are left out: their progress is in the store, and the others go
-            # on.
-            addresses = self._planner.addresses(())
-            slaves = self._planner.stand_ins(planned)
+        is_group = self._options.consumer_group is not None
+        snapshot = self._planner.snapshot_for(planned, can_wait=not is_group)
+        addresses, slaves = snapshot.addresses, snapshot.slaves
+        if is_group:
+            # The store has the progress of a broker that is away: the other brokers' ranges go on.
             readable = addresses.keys() | slaves.keys()
             planned = [new for new in planned if new.queue.broker_name in readable]
         else:
-            addresses = self._planner.addresses(planned)
-            slaves = self._planner.stand_ins(planned)
             planned = split_ranges(
                 planned,
                 min_partitions=self._options.min_partitions,
                 max_records=self._options.max_records_per_partition,
             )
-        replicas = self._planner.replicas()
-        partitions = partitions_of(planned, self._options, addresses, replicas, slaves)
+        partitions = partitions_of(planned, self._options, addresses, snapshot.replicas, slaves)
         if not self._options.hand_over_ranges:
             return partitions
         slots = 0 if self._line is None else self._line.slots()
