@@ -16,12 +16,12 @@ import pytest
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.model import Message, MessageQueue, QueueBounds, TopicRoute
+from pyspark_rocketmq.model import Message, MessageQueue, TopicRoute
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.replay import tasks
 from pyspark_rocketmq.replay.ranges import Sending
-from pyspark_rocketmq.replay.target import TargetTopic
-from pyspark_rocketmq.replay.tasks import RESEND_COLUMNS, LookForRanges, Resending, ResendRanges
+from pyspark_rocketmq.replay.target import TargetTopic, read_tail
+from pyspark_rocketmq.replay.tasks import RESEND_COLUMNS, Resending, ResendRanges, TargetQueue
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.readers import RocketMQBatchReader
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
@@ -36,16 +36,6 @@ from tests.helpers.wait import wait_until
 MESSAGES = 30
 AT_ONCE = 8
 ONE_TASK = pa.RecordBatch.from_pydict({"id": [0]})
-
-
-class Killed(ResendRanges):
-    """Dies after its second batch is stored and before it knows."""
-
-    def store(self, producer: Producer, messages: Sequence[Message], part: Resending) -> SendResult:
-        result = super().store(producer, messages, part)
-        if any(message.body == b"12" for message in messages):
-            raise RocketMQError("killed")
-        return result
 
 
 @pytest.fixture
@@ -99,16 +89,12 @@ def part_of(
     return Resending(
         partition=replace(partition, columns=RESEND_COLUMNS),
         sending=sending,
-        tail=target.tail(sending.target),
+        target=target.partition(sending.target),
     )
 
 
-def resend(
-    cluster: ClusterUnderTest,
-    part: Resending,
-    how: type[ResendRanges] = ResendRanges,
-) -> int:
-    task = how(
+def resend(cluster: ClusterUnderTest, part: Resending) -> int:
+    task = ResendRanges(
         parts=[part],
         name_servers=(cluster.name_servers,),
         send_timeout_s=ANSWER_S,
@@ -121,10 +107,8 @@ def resend(
 
 def look(part: Resending) -> Sending:
     """How far the range has come, as a later run finds."""
-    [rows] = list(LookForRanges([(part.tail, [part.sending])])([ONE_TASK]))
-    [found] = rows.to_pylist()
-    bounds = QueueBounds(found["minOffset"], found["maxOffset"])
-    until = part.sending.stored_until(found["highest"], bounds, fail_on_data_loss=True)
+    bounds, [highest] = read_tail(part.target, [part.sending], part.sending.target_offset)
+    until = part.sending.stored_until(highest, bounds, fail_on_data_loss=True)
     return replace(part.sending, source=replace(part.sending.source, end=until))
 
 
@@ -218,14 +202,28 @@ def test_a_message_that_the_target_does_not_take_is_named(
 
 
 def test_after_a_death_at_any_point_the_rest_is_sent_and_nothing_twice(
-    cluster: ClusterUnderTest, client: BrokerClient, queue: MessageQueue, copy: MessageQueue
+    cluster: ClusterUnderTest,
+    client: BrokerClient,
+    queue: MessageQueue,
+    copy: MessageQueue,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """H3 ★: other writers send between, and behind, what is looked for."""
+    store = TargetQueue.store
+
+    def store_and_die(target: TargetQueue, messages: Sequence[Message]) -> SendResult:
+        result = store(target, messages)
+        if any(message.body == b"12" for message in messages):
+            raise RocketMQError("killed")
+        return result
+
     part = part_of(cluster, queue, copy)
     address = cluster.broker_addresses["broker-a"]
     assert look(part).source.count == 0
-    with pytest.raises(RocketMQError, match="killed"):
-        resend(cluster, part, Killed)
+    with monkeypatch.context() as patch:
+        patch.setattr(TargetQueue, "store", store_and_die)
+        with pytest.raises(RocketMQError, match="killed"):
+            resend(cluster, part)
     with Producer((cluster.name_servers,), "p", send_timeout_s=ANSWER_S) as producer:
         producer.send(Message(topic=copy.topic, body=b"other's"), queue=copy)
     await_readable(client, address, copy, 2 * AT_ONCE + 1)

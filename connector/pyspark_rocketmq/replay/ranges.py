@@ -1,14 +1,14 @@
-"""What is left to replay, in which steps, how messages are marked, how far a range came.
+"""What is left to replay, in which steps, how messages are marked, and how far a range came. Pure.
 
-A range goes to one queue, in order, by one sender, each batch after the one before is stored.  So what is
-stored of it is always its beginning, and the highest source offset found in the target tells how long that
-is.
+One sender sends a range to one queue, in order, and each batch after the one before is stored. So what is
+stored of a range is always its beginning, and the highest source offset in the target tells how long that is.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Final
@@ -18,22 +18,23 @@ from pyspark_rocketmq.model import Message, MessageQueue, QueueBounds, QueueRang
 from pyspark_rocketmq.wire.properties import OF_ONE_DELIVERY, UNIQ_KEY
 from pyspark_rocketmq.wire.requests.send import select_by_hash
 
+logger = logging.getLogger(__name__)
+
 REPLAYED_FROM: Final = "REPLAYED_FROM"
 """Property of a replayed message: ``topic/brokerName/queueId/queueOffset`` of the original, by which a reader
-drops doubles."""
+drops duplicates."""
 REPLAYED_BY: Final = "REPLAYED_BY"
-"""Property of a replayed message: the run that began to send it, by which a later one finds what is stored of
-its steps."""
+"""Property of a replayed message: the run that sent it, by which a later run finds what is stored."""
 KEPT_AS: Final = "REPLAYED_BY_BEFORE"
-"""Property of a replayed message whose original had a ``REPLAYED_BY`` of its own, another run's or its
-producer's: what it said."""
+"""Property of a replayed message: the ``REPLAYED_BY`` that its original had."""
 _LEFT_OUT: Final = OF_ONE_DELIVERY - {UNIQ_KEY}
-"""The msgId stays, as where Java sends a message on that it has consumed: ``MessageClientIDSetter.setUniqID``
-gives one only to a message without."""
+"""The msgId stays, as when Java sends on a message that it has consumed (``MessageClientIDSetter.setUniqID``)."""
+MAX_STEPS: Final = 1_000_000
+"""A broker may claim any offset, and each step costs a Spark job."""
 
 
 def origin_of(origin: MessageQueue, queue_offset: int | str) -> str:
-    """What ``REPLAYED_FROM`` says."""
+    """The value of ``REPLAYED_FROM``."""
     return "/".join((*map(str, origin), str(queue_offset)))
 
 
@@ -49,22 +50,19 @@ def resent_message(
     return replace(original, topic=topic, properties=kept)
 
 
-logger = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sending:
-    """What was about to be sent."""
+    """A range that a run was about to send."""
 
     run: str
-    """Which run: ``REPLAYED_BY`` of its messages."""
+    """``REPLAYED_BY`` of its messages."""
     source: QueueRange
     target: MessageQueue
     target_offset: int
     """Where the target ended before the first message was sent."""
 
     def offset_of(self, replayed_by: str | None, replayed_from: str | None) -> int | None:
-        """The source offset of a message in the target, by its two properties; None if it has none."""
+        """The source offset of a message in the target, by its two properties; None if it is another's."""
         if replayed_by != self.run or replayed_from is None:
             return None
         prefix = origin_of(self.source.queue, "")
@@ -77,12 +75,12 @@ class Sending:
         """The first source offset that is not stored.
 
         Args:
-            highest: Of the source offsets found in the target behind ``target_offset``.
-            bounds: Of the target, as it was looked through.
-            fail_on_data_loss: Whether messages that are gone may have been none of these.
+            highest: The highest source offset found in the target from ``target_offset`` on.
+            bounds: Those of the target when it was read.
+            fail_on_data_loss: Whether to fail if the target has deleted messages that may be of this range.
 
         Raises:
-            DataLoss: If the target lost what would tell.
+            DataLoss: If the target lost the messages that would tell.
         """
         name = str(self.target)
         if bounds.max_offset < self.target_offset:
@@ -103,27 +101,22 @@ class Sending:
                     self.target_offset,
                     gone,
                     f"Whether messages of {self.source} were among those that the target has deleted since "
-                    "cannot be told. Set "
-                    "failOnDataLoss=false to send them all, or replay with another record.",
+                    "cannot be told. Set failOnDataLoss=false to send them all, or replay with another "
+                    "record.",
                 )
             logger.warning("replay begins anew, its target has only %s: %s", gone, self.source)
         return self.source.start
 
 
-MAX_STEPS: Final = 1_000_000
-"""A broker may tell any offset; each step costs a job of Spark's."""
-Stretch = tuple[int, int]
-"""First queue offset, and exclusive end."""
-
-
-def without(
-    planned: Iterable[QueueRange], done: Mapping[MessageQueue, Iterable[Stretch]]
-) -> list[QueueRange]:
-    """``planned`` without the ranges of ``done``, in order; these may overlap."""
+def without(planned: Iterable[QueueRange], done: Iterable[QueueRange]) -> list[QueueRange]:
+    """``planned`` without the ranges ``done``, which may overlap; in order."""
+    done_of = defaultdict(list)
+    for one in done:
+        done_of[one.queue].append((one.start, one.end))
     left: list[QueueRange] = []
     for whole in planned:
         start = whole.start
-        for done_start, done_end in sorted(done.get(whole.queue, ())):
+        for done_start, done_end in sorted(done_of[whole.queue]):
             if done_start >= whole.end:
                 break
             if done_start > start:
@@ -137,7 +130,7 @@ def without(
 def steps_of(ranges: Sequence[QueueRange], most: int) -> list[list[QueueRange]]:
     """The ranges cut into steps of about ``most`` offsets each, every queue's in order.
 
-    A step has at most one stretch of each queue, and queues move together: they end with the last step.
+    A step has at most one range of each queue. All queues progress together and end with the last step.
 
     Raises:
         OptionError: If there would be more than ``MAX_STEPS``; none of them is made then.
@@ -149,9 +142,9 @@ def steps_of(ranges: Sequence[QueueRange], most: int) -> list[list[QueueRange]]:
             "or replay less at once"
         )
         raise OptionError((problem,), where="replay")
-    by_queue: dict[MessageQueue, list[QueueRange]] = {}
+    by_queue = defaultdict(list)
     for one in ranges:
-        by_queue.setdefault(one.queue, []).append(one)
+        by_queue[one.queue].append(one)
     steps: list[list[QueueRange]] = []
     for layer in zip_longest(*by_queue.values()):
         parts = [one for one in layer if one is not None and one.count]
@@ -174,7 +167,7 @@ def steps_of(ranges: Sequence[QueueRange], most: int) -> list[list[QueueRange]]:
 def target_queue(source: MessageQueue, targets: Sequence[MessageQueue]) -> MessageQueue:
     """The queue for all messages of ``source``, so that their order stays: its namesake, else one by hash.
 
-    The same at every run as long as the target topic has the same queues.
+    Every run chooses the same queue as long as the target topic has the same queues.
     """
     for target in targets:
         if (target.broker_name, target.queue_id) == (source.broker_name, source.queue_id):

@@ -1,8 +1,8 @@
-"""Which ranges were replayed into which topic, in a Delta table: a second run adds nothing.
+"""A Delta table of the ranges replayed into a topic, by which a second run adds nothing.
 
 Two rows for each queue and step: one before anything is sent, which says where the target queue ended, and
-one after all is stored.  Where the second one is missing the target says what is stored
-(:mod:`pyspark_rocketmq.replay.ranges`), and a later run writes the row.
+one after all is stored. If the second is missing, a later run reads from the target what is stored
+(:mod:`pyspark_rocketmq.replay.ranges`) and writes the row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, table_uri
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
-from pyspark_rocketmq.replay.ranges import Sending, Stretch
+from pyspark_rocketmq.replay.ranges import Sending
 from pyspark_rocketmq.wire.namespace import with_namespace
 
 _SCHEMA = pa.schema(
@@ -39,43 +39,32 @@ _SCHEMA = pa.schema(
     ]
 )
 _BEGUN: Final = "begun"
-"""About to be sent; of no meaning beside a row of the same run and range's start that says stored."""
+"""About to be sent; void once a row of the same run and start of range says stored."""
 _STORED: Final = "stored"
 
 
 class ReplayRecord:
-    """Of one target topic.
-
-    What was chosen of a source topic, by tags or SQL92, is part of what was replayed: other messages of the
-    same range are others.
-    """
+    """The record of one target topic, for one subscription to each source topic."""
 
     def __init__(
         self, path: str | Path, target: str, expression_of: Callable[[str], str], *, namespace: str = ""
     ) -> None:
-        """Look at ``path`` for what went to ``target`` of ``namespace``.
-
-        ``expression_of`` gives the subscription to a source topic.
-        """
+        """Use the table at ``path``; ``expression_of`` gives the subscription to a source topic."""
         self._path = table_uri(path)
         self._bare_target = target
         self._target = with_namespace(namespace, target)
         self._expression_of = expression_of
 
-    def done(self) -> dict[MessageQueue, list[Stretch]]:
-        """What was replayed, by source queue.
+    def done(self) -> list[QueueRange]:
+        """The source ranges that were replayed.
 
         Raises:
             RocketMQError: If the table cannot be read.
         """
-        found: dict[MessageQueue, list[Stretch]] = {}
-        for state, one in self._rows():
-            if state == _STORED and one.source.count:
-                found.setdefault(one.source.queue, []).append((one.source.start, one.source.end))
-        return {queue: sorted(parts) for queue, parts in found.items()}
+        return [one.source for state, one in self._rows() if state == _STORED and one.source.count]
 
     def unfinished(self) -> list[Sending]:
-        """What was begun and is not known to be stored: its run is at work, or has failed.
+        """Ranges that were begun and are not known to be stored: their run is active, or has failed.
 
         Raises:
             RocketMQError: If the table cannot be read.
@@ -85,7 +74,7 @@ class ReplayRecord:
         return [one for state, one in rows if state == _BEGUN and _identity(one) not in ended]
 
     def begin(self, sendings: Sequence[Sending]) -> None:
-        """The messages of these are about to be sent.
+        """Record that the messages of these are about to be sent.
 
         Raises:
             RocketMQError: If the table cannot be written; then nothing may be sent.
@@ -93,10 +82,10 @@ class ReplayRecord:
         self._append(_BEGUN, sendings, "Nothing of them was sent.")
 
     def finish(self, sendings: Sequence[Sending]) -> None:
-        """The messages of these are stored; a range that was begun may end earlier now.
+        """Record that the messages of these are stored; a range that was begun may end earlier now.
 
         Raises:
-            RocketMQError: If the table cannot be written: the next run will look for them in the target.
+            RocketMQError: If the table cannot be written: the next run finds them in the target.
         """
         self._append(_STORED, sendings, "The next run will find their messages in the target.")
 
@@ -131,7 +120,7 @@ class ReplayRecord:
             ) from error
 
     def _rows(self) -> list[tuple[str, Sending]]:
-        """State and range of what went to this target with these subscriptions."""
+        """State and range of each row of this target and these subscriptions."""
         found = []
         for target, expression, topic, broker, queue_id, start, end, state, run, *place, at in self._table():
             if target == self._target and expression == self._expression_of(topic):

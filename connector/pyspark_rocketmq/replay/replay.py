@@ -1,39 +1,36 @@
-"""``Replay``: reads ranges of queues again and writes them elsewhere, in steps that are each whole.
+"""``Replay``: reads ranges of queues again and writes them elsewhere, in steps that are each atomic.
 
-Rule 1: what is replayed is fixed when it is planned: neither new messages nor new queues join in on the way.
-Rule 2: no group is named, so none is touched; brokers see pulls of ``pyspark-rocketmq-source``.
+Rule 1: a replay is fixed when it is planned: neither new messages nor new queues join later.
+Rule 2: a replay names no group, so it touches none; brokers see pulls of ``pyspark-rocketmq-source``.
 Rule 3: a second run with the same target adds nothing twice. A table has every message's position, and each
-step is a MERGE by position, in one commit. A topic has no such thing: each step is recorded before it is sent
-and after it is stored, and what became of one whose run ended in between is looked up in the target itself.
+step is a MERGE by position, in one commit. A topic has no such key, so each step is recorded before it is
+sent and after it is stored; the target itself shows how much of an interrupted step is stored.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from delta.tables import DeltaTable
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.consume.planning import split_ranges
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OptionError, SchemaError
-from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
+from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.options.parsers import MAX_TOPIC_LENGTH, resource_name
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.replay.ranges import Sending, steps_of, without
 from pyspark_rocketmq.replay.record import ReplayRecord
-from pyspark_rocketmq.replay.target import TargetTopic
+from pyspark_rocketmq.replay.target import TargetTopic, read_tail
 from pyspark_rocketmq.replay.tasks import (
-    FOUND_SCHEMA,
     RESEND_COLUMNS,
     SENT_SCHEMA,
-    LookForRanges,
     ReadRanges,
     Resending,
     ResendRanges,
@@ -50,31 +47,31 @@ from pyspark_rocketmq.wire.namespace import without_namespace
 logger = logging.getLogger(__name__)
 
 _TASKS_END_S: Final = 2.0
-"""For so long a Python worker goes on whose task was cancelled (Spark's default of
-``spark.python.task.killTimeout``)."""
+"""How long a Python worker may run after its task was cancelled (``spark.python.task.killTimeout``)."""
+_TOPIC_NAME: Final = resource_name("topic", MAX_TOPIC_LENGTH)
 
 OnStep = Callable[[int, int], None]
-"""Told how many offsets are done, and of how many, before the first step and after each."""
+"""Called with the offsets done and their total, before the first step and after each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySummary:
-    """What one run did."""
+    """The result of one run."""
 
     queues: int
     planned: int
     """Offsets between the starting and the ending positions."""
     recorded: int
-    """Of these, replayed into the same topic by earlier runs and left out."""
+    """Of these, left out because earlier runs replayed them into the same topic."""
     written: int
-    """Rows added to the table, or messages sent: less than planned where a filter left some out, a run before
-    had written them to the table, or offsets hold no message."""
+    """Rows added to the table, or messages sent: less than planned where a filter left some out, the table
+    had them already, or offsets hold no message."""
     steps: int
     seconds: float
 
 
 class Replay:
-    """One reading of queues, to one target or several."""
+    """Reads queues again, into a table or another topic."""
 
     def __init__(
         self,
@@ -83,13 +80,12 @@ class Replay:
         *,
         offsets_per_step: int = 200_000,
     ) -> None:
-        """Prepare; nothing is asked of the cluster yet.
+        """Check the options, without a request to the cluster.
 
         Args:
             spark: A classic session, for a table one with Delta Lake.
             options: Those of ``spark.read.format("rocketmq")``: what to read, from where to where, how.
-            offsets_per_step: About how many offsets are read between two commits; a run that fails leaves
-                whole steps.
+            offsets_per_step: About how many offsets are read between two commits.
 
         Raises:
             OptionError: If an option is wrong, or is one of streams.
@@ -108,7 +104,7 @@ class Replay:
             raise OptionError(tuple(problems), where="options of a replay")
 
     def to_table(self, path: str, on_step: OnStep | None = None) -> ReplaySummary:
-        """Add every message that the Delta table at ``path`` lacks, by position; makes the table.
+        """Add every message that the Delta table at ``path`` lacks, by position; make the table if missing.
 
         Each step is one commit, and adds nothing twice even when several runs write at the same time.
 
@@ -124,11 +120,10 @@ class Replay:
         )
         missing = [name for name in POSITION_COLUMNS if name not in names.fieldNames()]
         if missing:
-            problem = (
-                f"option 'includeColumns' leaves out {', '.join(missing)}, by which a table is kept "
-                "free of doubles"
+            missed = ", ".join(missing)
+            raise OptionError(
+                (f"option 'includeColumns' leaves out {missed}, by which a table is kept free of doubles",)
             )
-            raise OptionError((problem,))
         check_delta(self._spark)
         DeltaTable.createIfNotExists(self._spark).location(path).addColumns(names).execute()
         table = DeltaTable.forPath(self._spark, path)
@@ -148,26 +143,25 @@ class Replay:
             [counts] = merged.collect()
             return int(counts["num_inserted_rows"])
 
-        return self._run(self._partitions(options), write, on_step, in_order=False)
+        return self._run(_partitions(options), write, on_step, in_order=False)
 
     def to_topic(self, topic: str, record: str, on_step: OnStep | None = None) -> ReplaySummary:
-        """Send the messages to ``topic``, each queue's to one queue in order, with all that they carry.
+        """Send the messages to ``topic``, each queue's to one queue in order, with body, properties and flag.
 
-        Delays, transactions and what else brokers wrote about the first delivery are left out;
+        Properties that brokers wrote about the first delivery (delays, transactions …) are left out;
         ``REPLAYED_FROM`` is added.
 
         Args:
             topic: Must exist, unless its brokers create topics; none of those that are read.
-            record: Path or URI of the Delta table that tells later runs what was replayed; made if missing.
+            record: Path or URI of the Delta table in which later runs see what was replayed; made if missing.
                 Not for two runs to one topic at the same time.
-            on_step: Told of progress.
+            on_step: Reports progress.
 
         Raises:
-            OptionError: If the topic is no name of a topic or one of those that are read, or the session
+            OptionError: If the topic's name is invalid or it is one of those that are read, or the session
                 runs tasks twice.
             StorageNotShared: If ``record`` is a folder that other machines do not have.
-            DataLoss: If an earlier run ended within a step and the target does not tell any more what it had
-                sent.
+            DataLoss: If an earlier run ended within a step and the target no longer shows what it had sent.
             RocketMQError: If messages cannot be read or sent. What is stored of the step under way is not
                 sent again.
         """
@@ -176,7 +170,7 @@ class Replay:
         topic = _topic_name(without_namespace(options.namespace or "", topic))
         whole = replace(options, include_columns=(), property_columns=(), decode_properties=True)
         partitions = {
-            queue: replace(one, columns=RESEND_COLUMNS) for queue, one in self._partitions(whole).items()
+            queue: replace(one, columns=RESEND_COLUMNS) for queue, one in _partitions(whole).items()
         }
         if topic in {queue.topic for queue in partitions}:
             problem = (
@@ -192,14 +186,14 @@ class Replay:
             namespace=options.namespace or "",
         )
         check_shared(self._spark, {"record": record})
-        self._take_up(recorded, targets)
+        self._finish_interrupted(recorded, targets)
         run = uuid.uuid4().hex
 
         def write(parts: list[QueuePartition]) -> int:
             sendings = targets.sendings(run, [part.planned for part in parts])
             recorded.begin(sendings)
             resendings = [
-                Resending(partition=part, sending=sending, tail=targets.tail(sending.target))
+                Resending(partition=part, sending=sending, target=targets.partition(sending.target))
                 for part, sending in zip(parts, sendings, strict=True)
             ]
             send = ResendRanges(
@@ -214,8 +208,8 @@ class Replay:
 
         return self._run(partitions, write, on_step, in_order=True, done=recorded.done())
 
-    def _take_up(self, recorded: ReplayRecord, targets: TargetTopic) -> None:
-        """See how far a run has come that ended within a step, and record that."""
+    def _finish_interrupted(self, recorded: ReplayRecord, targets: TargetTopic) -> None:
+        """Find in the target how far an interrupted step came, and record that."""
         unfinished = recorded.unfinished()
         if not unfinished:
             return
@@ -227,18 +221,15 @@ class Replay:
         by_target: dict[MessageQueue, list[Sending]] = {}
         for one in unfinished:
             by_target.setdefault(one.target, []).append(one)
-        groups = [(targets.tail(target), sendings) for target, sendings in by_target.items()]
-        found = run_tasks(self._spark, LookForRanges(groups), len(groups), FOUND_SCHEMA).collect()
-        recorded.finish([self._ended(groups[row["task"]][1][row["sending"]], row) for row in found])
-
-    def _ended(self, one: Sending, found: Row) -> Sending:
-        """With the range that is stored."""
-        until = one.stored_until(
-            found["highest"],
-            QueueBounds(found["minOffset"], found["maxOffset"]),
-            fail_on_data_loss=self._options.fail_on_data_loss,
-        )
-        return replace(one, source=replace(one.source, end=until))
+        ended: list[Sending] = []
+        for target, sendings in by_target.items():
+            begin = min(one.target_offset for one in sendings)
+            bounds, highest = read_tail(targets.partition(target), sendings, begin)
+            for one, offset in zip(sendings, highest, strict=True):
+                fails = self._options.fail_on_data_loss
+                until = one.stored_until(offset, bounds, fail_on_data_loss=fails)
+                ended.append(replace(one, source=replace(one.source, end=until)))
+        recorded.finish(ended)
 
     def _run(
         self,
@@ -247,12 +238,12 @@ class Replay:
         on_step: OnStep | None,
         *,
         in_order: bool,
-        done: Mapping[MessageQueue, Collection[tuple[int, int]]] | None = None,
+        done: Iterable[QueueRange] = (),
     ) -> ReplaySummary:
-        """Step by step; ``in_order`` keeps a queue's range in one task."""
+        """Write step by step; ``in_order`` keeps a queue's range in one task."""
         begun_s = time.monotonic()
         planned = [one.planned for _, one in sorted(partitions.items())]
-        left = without(planned, done or {})
+        left = without(planned, done)
         total = sum(one.count for one in left)
         steps = steps_of(left, self._offsets_per_step)
         written = finished = 0
@@ -274,20 +265,20 @@ class Replay:
         )
 
     def _split(self, step: Sequence[QueueRange]) -> list[QueueRange]:
-        """For all cores, however few queues there are."""
+        """Use all cores, however few queues there are."""
         wanted = self._options.min_partitions or self._spark.sparkContext.defaultParallelism
         return split_ranges(step, min_partitions=wanted, max_records=self._options.max_records_per_partition)
 
-    @staticmethod
-    def _partitions(options: ReadOptions) -> dict[MessageQueue, QueuePartition]:
-        """One for each queue with messages, as a batch plans it."""
-        whole = dataclasses.replace(options, min_partitions=None, max_records_per_partition=None)
-        planned = RocketMQBatchReader(whole).partitions()
-        return {one.planned.queue: one for one in planned if isinstance(one, QueuePartition)}
+
+def _partitions(options: ReadOptions) -> dict[MessageQueue, QueuePartition]:
+    """One for each queue with messages, as a batch plans it."""
+    whole = replace(options, min_partitions=None, max_records_per_partition=None)
+    planned = RocketMQBatchReader(whole).partitions()
+    return {one.planned.queue: one for one in planned if isinstance(one, QueuePartition)}
 
 
 def _same_position(ranges: Sequence[QueueRange]) -> str:
-    """When a row of the table is a row that was read; the bounds are for Delta to skip files by."""
+    """The condition of the MERGE; its bounds let Delta skip files."""
     same = " AND ".join(f"t.{name} = s.{name}" for name in POSITION_COLUMNS)
     topics = ", ".join(f"'{topic}'" for topic in sorted({one.queue.topic for one in ranges}))
     first, end = min(one.start for one in ranges), max(one.end for one in ranges)
@@ -308,9 +299,6 @@ def _check_columns(path: str, has: Collection[str], wanted: Collection[str]) -> 
 
 def _topic_name(topic: str) -> str:
     try:
-        return _parse_topic_name(topic)
+        return _TOPIC_NAME(topic)
     except ValueError as error:
         raise OptionError((f"topic {peer_text(topic)!r} {error}",), where="options of a replay") from None
-
-
-_parse_topic_name = resource_name("topic", MAX_TOPIC_LENGTH)

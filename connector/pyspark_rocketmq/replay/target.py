@@ -1,9 +1,10 @@
-"""The target topic: its queues, their ends, what they hold."""
+"""The target topic: its queues, their ends, and what they hold."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.cluster import Cluster, PatientLookup
@@ -19,97 +20,82 @@ from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.reader import read_queue
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What a look at a target queue brought."""
+class TargetTail(NamedTuple):
+    """What the end of a target queue holds."""
 
     bounds: QueueBounds
     highest: tuple[int | None, ...]
-    """The highest source offset of each sending that was asked for; None where no message of it is there."""
+    """The highest source offset of each sending; None where no message of it is there."""
 
 
 def brokers_of(how: QueuePartition) -> BrokerClient:
-    """The brokers of the cluster that a range is read from."""
+    """The client with which a task asks the partition's broker."""
     pool = process_pool(how.connection)
     return Cluster((), pool, SystemClock(), how.request_timeout_s, how.namespace).brokers()
 
 
-@dataclass(frozen=True, slots=True)
-class TargetTail:
-    """One target queue; pickled to the executors."""
+def read_tail(how: QueuePartition, sendings: Sequence[Sending], from_offset: int) -> TargetTail:
+    """Read a target queue from ``from_offset`` to its present end, other writers' messages included.
 
-    how: QueuePartition
-    """How it is read: queue and broker, whatever the range."""
+    Args:
+        how: Queue and broker, whatever the range.
+        sendings: Whose messages to find.
+        from_offset: Where to begin.
 
-    @property
-    def queue(self) -> MessageQueue:
-        """Which."""
-        return self.how.planned.queue
-
-    def look(self, sendings: Sequence[Sending], from_offset: int) -> Found:
-        """Read the queue from ``from_offset`` to its present end, other writers' messages included.
-
-        Raises:
-            RocketMQError: If the queue cannot be read.
-        """
-        brokers = brokers_of(self.how)
-        address = self.how.address
-        bounds = QueueBounds(brokers.min_offset(address, self.queue), brokers.max_offset(address, self.queue))
-        highest: list[int | None] = [None] * len(sendings)
-        start = max(from_offset, bounds.min_offset)
-        if start >= bounds.max_offset:
-            return Found(bounds=bounds, highest=tuple(highest))
-        tail = replace(
-            self.how,
-            planned=QueueRange(queue=self.queue, start=start, end=bounds.max_offset),
-            columns=("queueOffset",),
-            property_columns=(REPLAYED_BY, REPLAYED_FROM),
-            # What expires meanwhile is older than what is looked for, or missed by stored_until.
-            fail_on_data_loss=False,
-        )
-        for rows in read_queue(tail):
-            pairs = zip(
-                rows.column(REPLAYED_BY).to_pylist(), rows.column(REPLAYED_FROM).to_pylist(), strict=True
-            )
-            for replayed_by, replayed_from in pairs:
-                if replayed_by is None:
-                    continue
-                for at, sending in enumerate(sendings):
-                    offset = sending.offset_of(replayed_by, replayed_from)
-                    if offset is not None and offset >= (highest[at] or 0):
-                        highest[at] = offset
-        return Found(bounds=bounds, highest=tuple(highest))
+    Raises:
+        RocketMQError: If the queue cannot be read.
+    """
+    brokers, queue = brokers_of(how), how.planned.queue
+    bounds = QueueBounds(brokers.min_offset(how.address, queue), brokers.max_offset(how.address, queue))
+    highest: list[int | None] = [None] * len(sendings)
+    start = max(from_offset, bounds.min_offset)
+    if start >= bounds.max_offset:
+        return TargetTail(bounds, tuple(highest))
+    tail = replace(
+        how,
+        planned=QueueRange(queue=queue, start=start, end=bounds.max_offset),
+        columns=("queueOffset",),
+        property_columns=(REPLAYED_BY, REPLAYED_FROM),
+        # What expires meanwhile is older than what is looked for, or stored_until notices that it is gone.
+        fail_on_data_loss=False,
+    )
+    for rows in read_queue(tail):
+        by, origins = (rows.column(name).to_pylist() for name in tail.property_columns)
+        for replayed_by, replayed_from in zip(by, origins, strict=True):
+            if replayed_by is None:
+                continue
+            for at, sending in enumerate(sendings):
+                offset = sending.offset_of(replayed_by, replayed_from)
+                if offset is not None and offset >= (highest[at] or 0):
+                    highest[at] = offset
+    return TargetTail(bounds, tuple(highest))
 
 
 class TargetTopic:
-    """Asked by the driver."""
+    """The driver's view of the target topic."""
 
     def __init__(self, options: ReadOptions, topic: str) -> None:
-        """Ask for the topic's queues; they stay the same from here on.
-
-        Looks for them as long as ``retryTimeoutMs``.
+        """Look up the topic's queues, for up to ``retryTimeoutMs``; they stay the same from here on.
 
         Raises:
             RocketMQError: If it has none.
         """
         self._options = options
+        self._topic = topic
+        clock = SystemClock()
         pool = process_pool(ConnectionSettings.of(options))
-        timeout_s = options.request_timeout_ms / 1000
-        namespace = options.namespace or ""
         self._producer = Producer(
             options.name_servers,
             PLAIN_SOURCE_GROUP,
             pool=pool,
-            send_timeout_s=timeout_s,
-            namespace=namespace,
+            send_timeout_s=options.request_timeout_ms / 1000,
+            namespace=options.namespace or "",
         )
-        clock = SystemClock()
         self._brokers = Cluster.of(options, clock, pool=pool).brokers()
         self._queues = PatientLookup(self._producer, clock, options.retry_timeout_ms / 1000).queues(topic)
-        self._topic = topic
 
     def route(self) -> TopicRoute:
-        """What tasks need to know of the topic to find its brokers when these have just restarted.
+        """The topic's route, for tasks whose name server may have just restarted.
 
         Raises:
             RocketMQError: If it cannot be had.
@@ -117,7 +103,7 @@ class TargetTopic:
         return self._producer.route(self._topic)
 
     def sendings(self, run: str, sources: Sequence[QueueRange]) -> list[Sending]:
-        """Where the ranges go, and where that ends now; nothing is sent yet.
+        """Where the ranges go, and where those queues end now.
 
         Raises:
             RocketMQError: If a broker does not answer.
@@ -129,30 +115,28 @@ class TargetTopic:
             for one, target in zip(sources, targets, strict=True)
         ]
 
-    def tail(self, target: MessageQueue) -> TargetTail:
-        """How to look at a queue of the topic.
+    def partition(self, target: MessageQueue) -> QueuePartition:
+        """How a task reads a queue of the topic; of no range yet.
 
         Raises:
             RocketMQError: If no broker has it.
         """
         options = self._options
-        return TargetTail(
-            QueuePartition(
-                planned=QueueRange(queue=target, start=0, end=0),
-                address=self._address(target),
-                subscription=EVERYTHING,
-                consumer_group=PLAIN_SOURCE_GROUP,
-                with_marker=False,
-                fail_on_data_loss=False,
-                keeps_undecodable=True,
-                pull_batch_size=options.pull_batch_size,
-                pulls_in_flight=options.pulls_in_flight,
-                request_timeout_s=options.request_timeout_ms / 1000,
-                retry_timeout_s=options.retry_timeout_ms / 1000,
-                max_in_flight_bytes=options.max_in_flight_bytes,
-                connection=ConnectionSettings.of(options),
-                namespace=options.namespace or "",
-            )
+        return QueuePartition(
+            planned=QueueRange(queue=target, start=0, end=0),
+            address=self._address(target),
+            subscription=EVERYTHING,
+            consumer_group=PLAIN_SOURCE_GROUP,
+            with_marker=False,
+            fail_on_data_loss=False,
+            keeps_undecodable=True,
+            pull_batch_size=options.pull_batch_size,
+            pulls_in_flight=options.pulls_in_flight,
+            request_timeout_s=options.request_timeout_ms / 1000,
+            retry_timeout_s=options.retry_timeout_ms / 1000,
+            max_in_flight_bytes=options.max_in_flight_bytes,
+            connection=ConnectionSettings.of(options),
+            namespace=options.namespace or "",
         )
 
     def _address(self, target: MessageQueue) -> BrokerAddress:

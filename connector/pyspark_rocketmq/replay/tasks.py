@@ -1,7 +1,7 @@
-"""What the tasks of a replay run: a range each, given on as rows or sent to the target topic in order.
+"""The tasks of a replay: each reads one range and gives it on as rows or sends it to the target topic.
 
-The functions go to ``mapInArrow`` over one number for each task, and hold the ranges: what was planned is
-what is read, however often Spark evaluates the step and whatever has happened to the topic since.
+The functions go to ``mapInArrow`` over one number per task, and hold the ranges. So Spark reads what was
+planned, however often it evaluates the step and whatever has happened to the topic since.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pyspark_rocketmq.client.producer.attempts import next_outcome
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline, SystemClock, call_with_retry
 from pyspark_rocketmq.errors import BrokerError, ConnectFailed, RocketMQError, TransportError
-from pyspark_rocketmq.model import MAX_MESSAGE_BYTES, Message, MessageQueue, SendStatus, TopicRoute
+from pyspark_rocketmq.model import MAX_MESSAGE_BYTES, Message, SendStatus, TopicRoute
 from pyspark_rocketmq.replay.ranges import REPLAYED_BY, REPLAYED_FROM, Sending, resent_message
-from pyspark_rocketmq.replay.target import TargetTail, brokers_of
+from pyspark_rocketmq.replay.target import brokers_of, read_tail
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.reader import read_queue
 from pyspark_rocketmq.wire.codes import MessageSysFlag, ResponseCode
@@ -34,14 +34,14 @@ from pyspark_rocketmq.wire.requests.pull import PullRequest
 from pyspark_rocketmq.wire.requests.send import EncodedBatch, SendResult, split_batch
 
 Row = tuple[int, Message]
-"""Source offset and what is sent."""
+"""Source offset, and what is sent."""
 
 
 class QueueSender:
-    """For one range.
+    """Sends one range, each message once.
 
-    After a request of which it is not known whether it was stored, the queue is looked at before anything is
-    sent again; before that a moment passes, in which a request that was still on its way can arrive.
+    After a request that may or may not be stored, the sender reads the target before it sends anything
+    again. It waits before that, so that a request still on its way can arrive.
     """
 
     def __init__(
@@ -59,15 +59,15 @@ class QueueSender:
 
         Args:
             send: Stores messages, all or none, or raises.
-            stored_until: Looks at the target: the first source offset that is not stored there.
-            clock: For the time a batch is tried.
+            stored_until: Reads from the target the first source offset that is not stored there.
+            clock: Measures how long a batch is tried.
             sleep: Waits so many seconds.
-            is_repeated: Whether somebody may have sent a part of the range before.
-            settle_s: How long a request may be on its way whose sender has given it up.
+            is_repeated: Whether an earlier attempt of the task may have sent a part of the range.
+            settle_s: How long a request that timed out may still be on its way.
             retry_timeout_s: For how long a batch is tried.
         """
         self._send = send
-        self._look = stored_until
+        self._read_stored_until = stored_until
         self._clock = clock
         self._sleep = sleep
         self._settle_s = settle_s
@@ -89,7 +89,7 @@ class QueueSender:
             self._sleep(self._settle_s)
             self._is_on_its_way = False
         if self._is_unsure:
-            self._stored_until = self._look()
+            self._stored_until = self._read_stored_until()
             self._is_unsure = False
         missing = [message for queue_offset, message in rows if queue_offset >= self._stored_until]
         if not missing:
@@ -97,8 +97,7 @@ class QueueSender:
         try:
             self._send(missing)
         except RocketMQError as error:
-            # Where no connection could be made nothing was sent; a broker that answers has nothing left to
-            # do.
+            # Without a connection nothing was sent; a broker that answers has nothing left to do.
             self._is_unsure = self._is_unsure or not isinstance(error, ConnectFailed)
             self._is_on_its_way = isinstance(error, TransportError) and self._is_unsure
             raise
@@ -107,17 +106,21 @@ class QueueSender:
 _COMPRESSION: Final = int(MessageSysFlag.COMPRESSED | MessageSysFlag.COMPRESSION_MASK)
 RESEND_COLUMNS = ("queueOffset", "body", "properties", "flag")
 SENT_SCHEMA = "task bigint, sent bigint"
-FOUND_SCHEMA = "task bigint, sending bigint, highest bigint, minOffset bigint, maxOffset bigint"
 
 
 def run_tasks(
     spark: SparkSession,
-    function: ReadRanges | LookForRanges | ResendRanges,
+    function: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     count: int,
     schema: StructType | str,
 ) -> DataFrame:
     """A DataFrame of ``count`` tasks, each of which runs ``function`` for its number."""
     return spark.range(0, count, 1, count).mapInArrow(function, schema)
+
+
+def _numbers(batches: Iterable[pa.RecordBatch]) -> Iterator[int]:
+    for batch in batches:
+        yield from batch.column(0).to_pylist()
 
 
 @dataclass(frozen=True)
@@ -128,38 +131,8 @@ class ReadRanges:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows of the source."""
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from read_queue(self.partitions[number])
-
-
-@dataclass(frozen=True)
-class LookForRanges:
-    """Looks through a target queue for what is stored of ranges whose run has ended."""
-
-    groups: Sequence[tuple[TargetTail, Sequence[Sending]]]
-    """One for each task."""
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """A row for each sending, of :data:`FOUND_SCHEMA`.
-
-        Raises:
-            RocketMQError: If the queue cannot be read.
-        """
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                tail, sendings = self.groups[number]
-                found = tail.look(sendings, min(one.target_offset for one in sendings))
-                count = len(sendings)
-                yield pa.RecordBatch.from_pydict(
-                    {
-                        "task": pa.array([number] * count, pa.int64()),
-                        "sending": pa.array(range(count), pa.int64()),
-                        "highest": pa.array(found.highest, pa.int64()),
-                        "minOffset": pa.array([found.bounds.min_offset] * count, pa.int64()),
-                        "maxOffset": pa.array([found.bounds.max_offset] * count, pa.int64()),
-                    }
-                )
+        for number in _numbers(batches):
+            yield from read_queue(self.partitions[number])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,42 +142,16 @@ class Resending:
     partition: QueuePartition
     """Of the columns :data:`RESEND_COLUMNS`."""
     sending: Sending
-    tail: TargetTail
-
-    def as_stored(self, message: Message) -> tuple[Message, int]:
-        """``message`` with its stored body and the compression bits of its sysFlag.
-
-        What expands beyond the limit of a message was stored, and is stored again, compressed.
-
-        Raises:
-            RocketMQError: If the broker does not answer.
-        """
-        if len(message.body) <= MAX_MESSAGE_BYTES:
-            return message, 0
-        how, properties = self.partition, message.properties
-        queue_offset = self.sending.offset_of(properties[REPLAYED_BY], properties[REPLAYED_FROM])
-        assert queue_offset is not None
-        pull = PullRequest(
-            consumer_group=how.consumer_group,
-            queue=how.planned.queue,
-            queue_offset=queue_offset,
-            max_msg_nums=1,
-        )
-        for stored in decode_stored_messages(brokers_of(how).pull(how.address, pull).body):
-            # An inner batch holds more than this message; a body that could not be decoded was given on as it
-            # is.
-            whole = stored.queue_offset == queue_offset and not stored.sys_flag & MessageSysFlag.INNER_BATCH
-            if whole and stored.sys_flag & MessageSysFlag.COMPRESSED and stored.body != message.body:
-                return replace(message, body=stored.body), stored.sys_flag & _COMPRESSION
-        return message, 0
+    target: QueuePartition
+    """How the target queue is read, whatever the range."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResendRanges:
     """Sends the range's messages to one queue, batch after batch, each message once.
 
-    A batch is tried for ``retryTimeoutMs``. A task that is run again goes on where the target says that the
-    one before has come.
+    A batch is tried for ``retryTimeoutMs``. A task that runs again continues where the target shows that the
+    attempt before it ended.
     """
 
     parts: Sequence[Resending]
@@ -213,7 +160,7 @@ class ResendRanges:
     route: TopicRoute
     """Of the target topic, as the driver has seen it."""
     messages_at_once: int = 1024
-    """Of one batch at most; it has a body of 4 MiB at most besides."""
+    """Most messages of a batch, whose body has at most 4 MiB besides."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """How many are stored, a row for each task.
@@ -224,24 +171,23 @@ class ResendRanges:
         """
         context = TaskContext.get()
         is_repeated = context is not None and context.attemptNumber() > 0
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                sent = self._resend(self.parts[number], is_repeated=is_repeated)
-                yield pa.RecordBatch.from_pydict({"task": [number], "sent": [sent]})
+        for number in _numbers(batches):
+            sent = self._resend(self.parts[number], is_repeated=is_repeated)
+            yield pa.RecordBatch.from_pydict({"task": [number], "sent": [sent]})
 
     def _resend(self, part: Resending, *, is_repeated: bool) -> int:
-        partition, origin = part.partition, part.sending.source.queue
+        partition = part.partition
         producer = Producer(
             self.name_servers,
             f"{partition.consumer_group}-replay",
             pool=process_pool(partition.connection),
             send_timeout_s=self.send_timeout_s,
-            # A broker has stored each message; whether another one does is for it to say.
+            # The source's broker has stored each message; the target's decides for itself.
             max_message_size=MAX_BODY_BYTES,
             namespace=partition.namespace,
         )
         producer.know(part.sending.target.topic, self.route)
-        target = _Target(self, producer, part)
+        target = TargetQueue(part, producer, self.send_timeout_s)
         sender = QueueSender(
             target.send,
             target.stored_until,
@@ -255,68 +201,94 @@ class ResendRanges:
         for rows in read_queue(partition):
             for start in range(0, rows.num_rows, self.messages_at_once):
                 cut = rows.slice(start, self.messages_at_once)
-                messages = _messages(cut, origin, part.sending)
+                messages = _messages(cut, part.sending)
                 offsets = iter(cut.column("queueOffset").to_pylist())
                 for together in split_batch(messages):
                     sender.put([(next(offsets), message) for message in together])
                 sent += len(messages)
         return sent
 
-    def store(self, producer: Producer, messages: Sequence[Message], part: Resending) -> SendResult:
-        """Send a batch with its UNIQ_KEYs; a message too large for a batch goes alone, as stored."""
-        body = encode_batch(messages)
-        target = part.sending.target
-        outcomes: SimpleQueue[SendResult | RocketMQError] = SimpleQueue()
-        if len(messages) == 1 and len(body) > MAX_MESSAGE_BYTES:
-            alone, sys_flag = part.as_stored(messages[0])
-            producer.send_as_stored(alone, target, sys_flag, outcomes.put)
-        else:
-            producer.send_encoded(EncodedBatch(queue=target, body=body), outcomes.put)
-        outcome = next_outcome(outcomes, self.send_timeout_s)
-        if isinstance(outcome, BrokerError) and outcome.code == ResponseCode.MESSAGE_ILLEGAL:
-            origins = ", ".join(message.properties[REPLAYED_FROM] for message in (messages[0], messages[-1]))
-            raise RocketMQError(
-                f"{target} takes no message such as {origins} (topic/broker/queue/offset; the first and the "
-                "last of the request): "
-                f"{outcome} Raise maxMessageSize at the brokers of the target, or replay without it."
-            ) from outcome
-        if isinstance(outcome, RocketMQError):
-            raise outcome
-        return outcome
 
+class TargetQueue:
+    """The target queue of one range."""
 
-class _Target:
-    """The target queue as the sender of one range sees it."""
-
-    def __init__(self, resend: ResendRanges, producer: Producer, part: Resending) -> None:
-        self._resend = resend
-        self._producer = producer
+    def __init__(self, part: Resending, producer: Producer, send_timeout_s: float) -> None:
         self._part = part
-        self._tail = part.tail
         self._sending = part.sending
-        self._fail_on_data_loss = part.partition.fail_on_data_loss
+        self._producer = producer
+        self._send_timeout_s = send_timeout_s
 
     def send(self, messages: Sequence[Message]) -> None:
-        result = self._resend.store(self._producer, messages, self._part)
+        """Store messages.
+
+        Raises:
+            RocketMQError: If they are not stored, or less durably than the broker is set up for.
+        """
+        result = self.store(messages)
         if result.status is not SendStatus.SEND_OK:
             raise RocketMQError(
-                f"{self._tail.queue}: {len(messages)} messages were stored with status {result.status.name}, "
-                "less durably than the broker is set up for. See to its disk or its replica and replay "
-                "again: what is stored then is not sent twice."
+                f"{self._sending.target}: {len(messages)} messages were stored with status "
+                f"{result.status.name}, less durably than the broker is set up for. See to its disk or its "
+                "replica and replay again: what is stored then is not sent twice."
             )
         # What comes next is looked for from here on.
         self._sending = replace(self._sending, target_offset=result.queue_offset)
 
     def stored_until(self) -> int:
-        found = self._tail.look([self._sending], self._sending.target_offset)
-        return self._sending.stored_until(
-            found.highest[0], found.bounds, fail_on_data_loss=self._fail_on_data_loss
+        """Read from the queue the first source offset that is not stored."""
+        bounds, [highest] = read_tail(self._part.target, [self._sending], self._sending.target_offset)
+        fails = self._part.partition.fail_on_data_loss
+        return self._sending.stored_until(highest, bounds, fail_on_data_loss=fails)
+
+    def store(self, messages: Sequence[Message]) -> SendResult:
+        """Send a batch with its UNIQ_KEYs; a message too large for a batch goes alone, as stored."""
+        body = encode_batch(messages)
+        target = self._sending.target
+        outcomes: SimpleQueue[SendResult | RocketMQError] = SimpleQueue()
+        if len(messages) == 1 and len(body) > MAX_MESSAGE_BYTES:
+            alone, sys_flag = self._as_stored(messages[0])
+            self._producer.send_as_stored(alone, target, sys_flag, outcomes.put)
+        else:
+            self._producer.send_encoded(EncodedBatch(queue=target, body=body), outcomes.put)
+        outcome = next_outcome(outcomes, self._send_timeout_s)
+        if isinstance(outcome, BrokerError) and outcome.code == ResponseCode.MESSAGE_ILLEGAL:
+            origins = ", ".join(message.properties[REPLAYED_FROM] for message in (messages[0], messages[-1]))
+            raise RocketMQError(
+                f"{target} takes no message such as {origins} (topic/broker/queue/offset; the first and the "
+                f"last of the request): {outcome} Raise maxMessageSize at the brokers of the target, or "
+                "replay without it."
+            ) from outcome
+        if isinstance(outcome, RocketMQError):
+            raise outcome
+        return outcome
+
+    def _as_stored(self, message: Message) -> tuple[Message, int]:
+        """``message`` with its stored body, and the compression bits of its sysFlag.
+
+        A body that expands beyond the limit of a message was stored compressed, and is again.
+        """
+        if len(message.body) <= MAX_MESSAGE_BYTES:
+            return message, 0
+        how, properties = self._part.partition, message.properties
+        queue_offset = self._sending.offset_of(properties[REPLAYED_BY], properties[REPLAYED_FROM])
+        assert queue_offset is not None
+        pull = PullRequest(
+            consumer_group=how.consumer_group,
+            queue=how.planned.queue,
+            queue_offset=queue_offset,
+            max_msg_nums=1,
         )
+        for stored in decode_stored_messages(brokers_of(how).pull(how.address, pull).body):
+            # An inner batch holds more than this message; a body that cannot be decoded was kept as it is.
+            whole = stored.queue_offset == queue_offset and not stored.sys_flag & MessageSysFlag.INNER_BATCH
+            if whole and stored.sys_flag & MessageSysFlag.COMPRESSED and stored.body != message.body:
+                return replace(message, body=stored.body), stored.sys_flag & _COMPRESSION
+        return message, 0
 
 
-def _messages(rows: pa.RecordBatch, origin: MessageQueue, sending: Sending) -> list[Message]:
-    topic = sending.target.topic
-    offsets, bodies, properties, flags = (rows.column(name).to_pylist() for name in RESEND_COLUMNS)
+def _messages(rows: pa.RecordBatch, sending: Sending) -> list[Message]:
+    topic, origin = sending.target.topic, sending.source.queue
+    columns = (rows.column(name).to_pylist() for name in RESEND_COLUMNS)
     return [
         resent_message(
             topic,
@@ -325,5 +297,5 @@ def _messages(rows: pa.RecordBatch, origin: MessageQueue, sending: Sending) -> l
             queue_offset,
             sending.run,
         )
-        for queue_offset, body, pairs, flag in zip(offsets, bodies, properties, flags, strict=True)
+        for queue_offset, body, pairs, flag in zip(*columns, strict=True)
     ]
