@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -13,6 +14,7 @@ from pyspark_rocketmq.client.broker import OnSend
 from pyspark_rocketmq.client.producer.attempts import FaultTable
 from pyspark_rocketmq.errors import BrokerError, RequestTimeout, RocketMQError, RowNotSent, SystemBusy
 from pyspark_rocketmq.model import MessageQueue, SendStatus
+from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.publish.batches import Destination, SendBatch
 from pyspark_rocketmq.publish.rows import SinkRow
 from pyspark_rocketmq.publish.sender import Sender
@@ -21,12 +23,13 @@ from tests.helpers.fake_clock import FakeClock
 
 A0, A1 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)
 B0 = MessageQueue("t", "b", 0)
+OPTIONS = replace(WriteOptions.parse({"nameServers": "h:1", "topic": "t"}), max_in_flight_bytes=100)
 BUSY = SystemBusy(2, "broker busy")
 
 
 def batch_of(number: int, destination: Destination = A0, size: int = 1) -> SendBatch:
     row = SinkRow(number, "t", b"", b"", None, None, None, None)
-    return SendBatch(destination, 0, count=1, size=size, first=row, last=row)
+    return SendBatch(destination, 0, row, row, count=1, size=size)
 
 
 def stored_at(queue: MessageQueue, status: SendStatus = SendStatus.SEND_OK) -> SendResult:
@@ -46,13 +49,10 @@ class QuickWaits(SimpleQueue[Any]):
         return super().get()
 
 
-def sender_of(brokers: Brokers, **given: Any) -> Sender:
+def sender_of(brokers: Brokers, options: dict[str, Any] | None = None, **given: Any) -> Sender:
     waits = QuickWaits()
     waits.clock = brokers.clock
-    settings = {
-        "max_bytes": 100, "send_timeout_s": 5.0, "retry_timeout_s": 120.0, "require_send_ok": True
-    } | given  # fmt: skip
-    sender = Sender(brokers.begin, brokers.clock, **settings)
+    sender = Sender(brokers.begin, brokers.clock, replace(OPTIONS, **(options or {})), **given)
     sender._outcomes = waits
     return sender
 
@@ -74,7 +74,6 @@ class Brokers:
         self.clock = clock
 
     def begin(self, sent: SendBatch, queue: MessageQueue, on_result: OnSend) -> None:
-        assert sent.first is not None
         number = sent.first.number
         self.sends.append((number, queue))
         outcome = self.script(queue)
@@ -260,7 +259,7 @@ def test_what_cannot_be_stored_as_it_should_be_fails(
 
 def test_a_broker_may_store_less_durably_if_that_is_enough(brokers: Brokers) -> None:
     """G2: requireSendOk=false."""
-    sender = sender_of(brokers, require_send_ok=False)
+    sender = sender_of(brokers, {"require_send_ok": False})
     brokers.script = lambda queue: stored_at(queue, SendStatus.SLAVE_NOT_AVAILABLE)
 
     sender.put(batch_of(0))
@@ -318,7 +317,7 @@ def test_whatever_brokers_do_each_queue_gets_its_batch_once_and_in_order(
         return answers[what]
 
     brokers.script = answer
-    sender = sender_of(brokers, retry_timeout_s=1e9)
+    sender = sender_of(brokers, {"retry_timeout_ms": 10**12})
     for number, queue in enumerate(queues):
         sender.put(batch_of(number, queue))
         if number % 3 == 0 and brokers.kept:
@@ -340,6 +339,6 @@ def test_a_send_is_waited_for_as_long_as_one_may_take() -> None:
     began_s = brokers.clock.monotonic_s()
 
     with pytest.raises(AssertionError, match="no outcome"):
-        send_all(sender_of(brokers, send_timeout_s=600.0), batch_of(1))
+        send_all(sender_of(brokers, {"request_timeout_ms": 600_000}), batch_of(1))
 
     assert brokers.clock.monotonic_s() - began_s > 600.0

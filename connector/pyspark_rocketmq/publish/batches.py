@@ -1,7 +1,4 @@
-"""Which queue each row of a task goes to, and in which request. Pure.
-
-A row goes to a queue of its own or to any queue of its topic; the requests of a destination keep its rows' order.
-"""
+"""Assigns each row of a task to a queue and a request, which keep the order of their rows. Pure."""
 
 from __future__ import annotations
 
@@ -22,16 +19,19 @@ from pyspark_rocketmq.wire.messages import BATCH_MEMBER_OVERHEAD, batch_member
 from pyspark_rocketmq.wire.properties import decode_properties
 from pyspark_rocketmq.wire.requests.send import ShardingKey
 
+logger = logging.getLogger(__name__)
+
 _STORED_OVERHEAD: Final = 320
-"""Bytes a member may take in the broker's log beside what is sent: head, hosts, topic and the broker's own
-properties. The log's limit of one batch is that of one message."""
+"""Bytes a member may take in the broker's log besides what is sent: head, hosts, topic and the broker's own
+properties. The log's limit of a batch is that of a message."""
+_MOST_KNOWN_KEYS: Final = 100_000
 
 Destination = MessageQueue | str
-"""A queue, or a topic whose queues take turns."""
+"""A queue, or a topic if any of its queues will do."""
 
 
 def compression_of(options: WriteOptions) -> CompressionType | None:
-    """How long bodies are compressed; None if they are not."""
+    """The compression of large bodies; None if they are not compressed."""
     wanted = options.compression_type
     return None if wanted is BodyCompression.NONE else CompressionType[wanted.name]
 
@@ -42,35 +42,26 @@ class SendBatch:
 
     destination: Destination
     sys_flag: int
+    first: SinkRow
+    last: SinkRow
     parts: list[bytes] = field(default_factory=list)
     """Members as a batch holds them, in pieces."""
     count: int = 0
     size: int = 0
     """Bytes, as stored."""
-    first: SinkRow | None = None
-    last: SinkRow | None = None
     single: Message | None = None
-    """The one message in place of members: brokers take no batch of delayed ones, and a batch has no room for
-    the largest."""
+    """The only message, in place of members: brokers take no batch of delayed messages, and a batch has no
+    room for the largest."""
 
     def shown(self) -> str:
-        """Which rows these are."""
-        assert self.first is not None
-        assert self.last is not None
+        """The rows, in an error's text."""
         if self.count == 1:
             return self.first.shown
         return f"{self.first.shown} to {self.last.shown}, {self.count} messages"
 
-    def _add(self, row: SinkRow, size: int) -> None:
-        if self.first is None:
-            self.first = row
-        self.last = row
-        self.count += 1
-        self.size += size
-
 
 class BatchBuilder:
-    """Builds requests of the rows of one task: by destination, in their order, up to a size."""
+    """Builds the requests of one task: rows of one destination, in their order, up to a size."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._most_messages = options.batch_size
@@ -80,31 +71,33 @@ class BatchBuilder:
         self._open: dict[Destination, SendBatch] = {}
 
     def add(self, row: SinkRow, destination: Destination) -> Iterator[SendBatch]:
-        """Take in the next row; what is now complete, in the order in which it must be sent."""
+        """Add the next row; returns the batches that are now complete, in the order to send them."""
         batch = self._open.get(destination)
         body, sys_flag = self._compressed(row, into_compressed=batch is not None and batch.sys_flag != 0)
         size = len(body) + len(row.properties_data) + BATCH_MEMBER_OVERHEAD + _STORED_OVERHEAD
         is_single = row.delay is not None or size > self._most_bytes
-        # All members of a batch have its flags; to keep the order, others begin a new one.
+        # All members of a batch share its flags; other flags begin a new batch, which keeps the order.
         if batch is not None and (
             is_single or batch.sys_flag != sys_flag or batch.size + size > self._most_bytes
         ):
             yield self._open.pop(destination)
             batch = None
         if is_single:
-            yield _alone(row, destination, size)
+            yield _single(row, destination, size)
             return
         if batch is None:
-            batch = self._open[destination] = SendBatch(destination, sys_flag)
+            batch = self._open[destination] = SendBatch(destination, sys_flag, row, row)
         batch.parts += batch_member(body, row.properties_data)
-        batch._add(row, size)  # noqa: SLF001 - of this module
+        batch.last = row
+        batch.count += 1
+        batch.size += size
         if batch.count >= self._most_messages or batch.size >= self._most_bytes:
             yield self._open.pop(destination)
 
     def _compressed(self, row: SinkRow, *, into_compressed: bool) -> tuple[bytes, int]:
-        """The body as a member of a batch, and its flags; the producer does it for a message that goes alone.
+        """The body as a member of a batch, and its flags; the producer compresses single messages.
 
-        A batch that is compressed takes short bodies compressed, too, instead of ending before each of them.
+        A compressed batch compresses short bodies, too, instead of ending before each of them.
         """
         if self._compression is None or row.delay is not None:
             return row.body, 0
@@ -113,29 +106,22 @@ class BatchBuilder:
         return compress(row.body, self._compression)
 
     def rest(self) -> Iterator[SendBatch]:
-        """What is not complete, when no row comes any more."""
-        while self._open:
-            yield self._open.pop(next(iter(self._open)))
+        """The incomplete batches, after the last row."""
+        yield from self._open.values()
+        self._open.clear()
 
 
-def _alone(row: SinkRow, destination: Destination, size: int) -> SendBatch:
+def _single(row: SinkRow, destination: Destination, size: int) -> SendBatch:
     properties = decode_properties(row.properties_data)
     if row.delay is not None:
         name, text = row.delay
         properties[name] = text
-    batch = SendBatch(destination, 0)
-    batch.single = Message(topic=row.topic, body=row.body, properties=properties)
-    batch._add(row, size)  # noqa: SLF001 - of this module
-    return batch
-
-
-logger = logging.getLogger(__name__)
-
-_MOST_KNOWN_KEYS: Final = 100_000
+    message = Message(topic=row.topic, body=row.body, properties=properties)
+    return SendBatch(destination, 0, row, row, count=1, size=size, single=message)
 
 
 class QueueSelector:
-    """Selects the queues of a task's rows; looks up a topic's queues once, so that keys stay."""
+    """Selects the queues of a task's rows; looks up a topic's queues once, so that a key keeps its queue."""
 
     def __init__(
         self,
@@ -143,12 +129,12 @@ class QueueSelector:
         sampler: KeySampler | None = None,
         queues_now: Callable[[str], Sequence[MessageQueue]] = lambda _: (),
     ) -> None:
-        """Look at nothing yet.
+        """Look up nothing yet.
 
         Args:
-            queues_of: Looks for the queues of a topic.
-            sampler: Is given the sharding keys seen.
-            queues_now: As ``queues_of``, whatever was seen of the topic before.
+            queues_of: Looks up the queues of a topic.
+            sampler: Gets the sharding keys.
+            queues_now: As ``queues_of``, without any cache.
         """
         self._queues_of = queues_of
         self._queues_now = queues_now
@@ -169,7 +155,7 @@ class QueueSelector:
         return found
 
     def any_of(self, topic: str) -> Sequence[MessageQueue]:
-        """Where rows of the topic may go that have neither key nor queue.
+        """The queues for rows of the topic that have neither key nor queue.
 
         Raises:
             RocketMQError: As of :meth:`queues`.
@@ -177,9 +163,9 @@ class QueueSelector:
         return self._now.get(topic) or self.queues(topic)
 
     def instead_of(self, queue: MessageQueue) -> Sequence[MessageQueue]:
-        """The queues that its topic has now, if ``queue`` is not among them any more; else none.
+        """The queues that the topic has now, if ``queue`` is not among them any more; else none.
 
-        Keys and rows with a queue of their own stay where they were.
+        Rows with a sharding key or a queue of their own keep the queues of the first look-up.
         """
         try:
             now = self._queues_now(queue.topic)
@@ -195,7 +181,7 @@ class QueueSelector:
         """The queue that the row names or that its sharding key hashes to; else its topic.
 
         Raises:
-            RowNotSent: If it names no queue that there is.
+            RowNotSent: If there is no such queue.
         """
         if row.queue_id is not None:
             return self._named(row)

@@ -1,8 +1,7 @@
-"""Rows arranged by sharding key, and the check that no key came from two tasks.
+"""Arranges rows by sharding key, and checks that no key came from two tasks.
 
-Of more keys than a sample holds, those with the smallest hashes stay; the comparison goes up to the smallest
-of the samples' greatest hashes.  A DataFrame that is not arranged by key has most of its keys in several
-tasks: one is found.
+A sample keeps the keys with the smallest hashes, and samples are compared up to the hash that all of them
+cover. That is enough: most keys of a DataFrame that is not arranged are in several tasks.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _SHOWN_CHARACTERS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class KeySample:
-    """Topics and sharding keys of a task, by hash."""
+    """Sharding keys of a task, by the hash of topic and key."""
 
     keys: dict[int, str]
     end: int
-    """Every key of the task with a hash below this is here."""
+    """The sample has all keys of the task with a hash below this."""
 
 
 @dataclass(slots=True)
@@ -41,7 +40,7 @@ class KeySampler:
     _end: int = 1 << 64
 
     def add(self, topic: str, sharding_key: str) -> None:
-        """Take in a key, which may come again."""
+        """Add a key, perhaps again."""
         digest = hashlib.blake2b(f"{topic}\0{sharding_key}".encode(), digest_size=8).digest()
         number = int.from_bytes(digest, "big")
         if number >= self._end:
@@ -51,7 +50,7 @@ class KeySampler:
             self._shrink()
 
     def sample(self) -> KeySample:
-        """Of what was added so far."""
+        """The keys added so far."""
         if len(self._found) > MOST_KEYS:
             self._shrink()
         return KeySample(self._found, self._end)
@@ -63,7 +62,7 @@ class KeySampler:
 
 
 def keys_of_several_tasks(samples: Iterable[KeySample]) -> list[str]:
-    """Sharding keys that more than one of the tasks sent, as far as the samples tell."""
+    """Sharding keys that the samples of several tasks share."""
     known = list(samples)
     end = min((sample.end for sample in known), default=0)
     seen: set[int] = set()
@@ -82,14 +81,13 @@ _POSITION = "_rocketmqPosition"
 def by_sharding_key(rows: DataFrame, *, partitions: int | None = None) -> DataFrame:
     """The same rows, those of one ``shardingKey`` in one partition, in the order of ``rows``.
 
-    That order is the one in which ``rows.collect()`` gives them: to publish in the order of a column, sort by
-    it first. Rows without a key are spread.  It costs one shuffle, and a sort within each partition.
+    That is the order of ``rows.collect()``: to publish in the order of a column, sort by it first. Rows
+    without a key are spread. Costs one shuffle, and a sort within each partition.
 
     Args:
         rows: Not a stream; of a stream, arrange the DataFrame that ``foreachBatch`` gets.
         partitions: Tasks that will send; by default as many as Spark runs at once, or, through Spark Connect,
-            which does not tell that, ``spark.sql.shuffle.partitions``, of which adaptive execution joins
-            small ones.
+            ``spark.sql.shuffle.partitions``.
 
     Raises:
         SchemaError: If ``rows`` is a stream, or has no column ``shardingKey``.
@@ -109,11 +107,8 @@ def by_sharding_key(rows: DataFrame, *, partitions: int | None = None) -> DataFr
     # Numbers partitions and their rows in ascending order.
     numbered = rows.withColumn(_POSITION, sf.monotonically_increasing_id())
     key = sf.coalesce(sf.col(SHARDING_KEY).cast("string"), sf.col(_POSITION).cast("string"))
-    count = partitions or _cores(rows.sparkSession)
+    spark = rows.sparkSession
+    # Spark Connect does not say how many tasks run at once.
+    count = partitions or (spark.sparkContext.defaultParallelism if is_classic(spark) else None)
     arranged = numbered.repartition(key) if count is None else numbered.repartition(count, key)
     return arranged.sortWithinPartitions(_POSITION).drop(_POSITION)
-
-
-def _cores(spark: object) -> int | None:
-    """How many tasks run at once; None if the session does not tell."""
-    return spark.sparkContext.defaultParallelism if is_classic(spark) else None

@@ -1,6 +1,6 @@
-"""Rows made into messages as they are stored: bytes, and where they go.
+"""Makes rows into messages as they are stored: bytes and destination.
 
-Everything that can be wrong with a row is found here, before anything of it is sent, and told with its keys.
+Finds everything that can be wrong with a row before the row is sent, and names the row by its keys.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ _TYPES: Final[Mapping[str, tuple[str, Callable[[DataType], bool]]]] = {
 
 
 def column_positions(schema: StructType, options: WriteOptions) -> dict[str, int]:
-    """Where each column of the sink is among the rows' columns, whose names may differ in case.
+    """The position of each of the sink's columns in ``schema``, whose names may differ in case.
 
-    A column whose value an option fixes is not among them.
+    Columns whose value an option fixes are left out.
 
     Raises:
         SchemaError: With a sentence for every problem.
@@ -94,10 +94,8 @@ def column_positions(schema: StructType, options: WriteOptions) -> dict[str, int
         positions[name] = position
     problems += _missing(positions, options)
     if problems:
-        raise SchemaError(
-            'Rows cannot be written with format("rocketmq"):'
-            + "".join(f"\n  - {problem}" for problem in problems)
-        )
+        lines = "".join(f"\n  - {problem}" for problem in problems)
+        raise SchemaError(f'Rows cannot be written with format("rocketmq"):{lines}')
     for name in fixed_values(options):
         positions.pop(name, None)
     return positions
@@ -134,16 +132,15 @@ def _unknown(name: str) -> str:
 
 
 MOST_PROPERTIES_BYTES: Final = names.MAX_PROPERTIES_BYTES - 512
-"""A broker adds its own ones (``CLUSTER``, ``MSG_REGION``, ``TRACE_ON`` …), and refuses the whole batch if
-they do not fit."""
+"""A broker adds its own (``CLUSTER``, ``MSG_REGION``, ``TRACE_ON`` …), and refuses a batch if they do not fit."""
 
 _TOPIC_NAME: Final = resource_name("topic", MAX_TOPIC_LENGTH)
 _SURELY_SHORT: Final = MOST_PROPERTIES_BYTES // 3
-"""Characters that fit whatever they are."""
+"""Characters that fit, whatever they are: UTF-8 takes at most three bytes for each."""
 
 
 class SinkRow(NamedTuple):
-    """One message to be."""
+    """One message to send."""
 
     number: int
     """Of the row in its task, from 0."""
@@ -154,22 +151,21 @@ class SinkRow(NamedTuple):
     queue_id: int | None
     broker_name: str | None
     delay: tuple[str, str] | None
-    """Property and value that have the broker keep the message back."""
+    """Property and value that make the broker delay the message."""
     keys: str | None = None
     msg_id: str | None = None
 
     @property
     def shown(self) -> str:
-        """What a person would know the row by."""
+        """Number and keys of the row, in an error's text."""
         return _shown(self.number, self.keys, self.sharding_key, self.msg_id)
 
 
 class RowKeys:
     """The UNIQ_KEYs of a task's rows: the same for the same write, batch, partition and row.
 
-    32 hexadecimal digits like Java's: 20 of a hash, 12 of the row's number. Where Java has the time of the
-    message, they have almost zero, so that ``mqadmin queryMsgByUniqueKey`` looks from the beginning of the
-    month.
+    32 hexadecimal digits like Java's: 20 of a hash, 12 of the row's number. Those that are Java's time of
+    the message are almost zero, so ``mqadmin queryMsgByUniqueKey`` looks from the beginning of the month.
     """
 
     def __init__(self, write_id: str, batch_id: int, partition_id: int) -> None:
@@ -177,7 +173,7 @@ class RowKeys:
         self._prefix = hashlib.blake2b(name, digest_size=10).hexdigest().upper()
 
     def of(self, number: int) -> str:
-        """That of the row of this number in its task."""
+        """The key of the task's row ``number``."""
         return f"{self._prefix}{number:012X}"
 
 
@@ -187,7 +183,7 @@ class RowReader:
 
     options: WriteOptions
     positions: Mapping[str, int]
-    """Of the columns, by their names here."""
+    """Of the columns, by :func:`column_positions`."""
     row_keys: RowKeys
 
     def rows(self, batch: pa.RecordBatch, first: int) -> Iterator[SinkRow]:
@@ -256,15 +252,12 @@ class RowReader:
     ) -> bytes:
         if not given and not self.options.properties:
             return _encode_usual(keys, tags, unique_key)
-        properties = dict(self.options.properties)
-        properties.update(
-            {name: text for name, text in given or () if text and name not in names.OF_ONE_DELIVERY}
-        )
-        return _encode_all(properties, keys, tags, unique_key)
+        own = {name: text for name, text in given or () if text and name not in names.OF_ONE_DELIVERY}
+        return _encode_all(dict(self.options.properties) | own, keys, tags, unique_key)
 
 
 def _encode_usual(keys: str | None, tags: str | None, unique_key: str) -> bytes:
-    """The same as :func:`_encode_all` of no other properties, at a fraction of the cost."""
+    """As :func:`_encode_all` without other properties, at a fraction of the cost."""
     text = f"{names.UNIQ_KEY}\1{unique_key}\2"
     count = 1
     if tags:
@@ -302,7 +295,7 @@ def _required(value: Any, column: str) -> Any:
 
 @lru_cache(maxsize=1024)
 def _topic(name: str | None, namespace: str | None) -> str:
-    """A column's topic, as strictly as option ``topic``."""
+    """The topic of a row, checked as option ``topic`` is."""
     try:
         topic = _TOPIC_NAME(_required(name, TOPIC))
     except ValueError as problem:

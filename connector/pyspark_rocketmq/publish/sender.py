@@ -1,16 +1,16 @@
-"""Requests under way: one at a time for each queue, in their order, and tried again until they are stored.
+"""Sends the batches of one task: one at a time for each queue, in order, and again until they are stored.
 
-Theory.  Everything here is done by the one thread that puts batches in; the callbacks of sends only leave
-outcomes in ``_outcomes``.  A batch stays at the head of its queue's buffer until it is acknowledged, so that
-nothing overtakes it. A retry after a lost answer may store a batch twice, one copy behind the other.
+Only the thread that puts batches in does anything here; the callbacks of sends only leave outcomes in
+``_outcomes``. A batch stays at the head of its queue's buffer until it is acknowledged, so nothing overtakes
+it. A retry after a lost answer may store a batch twice, one copy behind the other.
 
-Rule 1: a batch for a queue of its own is tried on that queue only (G5); any other moves to another broker's
-queue (G3), also after a refusal that another broker may not share, until each has refused it, and from a
-queue that its topic has no more.
-Rule 2: a batch that may go anywhere waits in a common line for a queue that has nothing to do, never behind a
-    request that may hang: a broker that does not answer holds up what it was given, and nothing else.
-Rule 3: when ``finish`` returns, every batch is acknowledged; when anything raises, those that are not told of
-may or may not be stored.
+Rule 1: a batch for a queue of its own is tried on that queue only (G5). Any other batch moves to another
+broker's queue after a failure (G3), after a refusal that another broker may not share, until each broker has
+refused it, and from a queue that its topic has no more.
+Rule 2: a batch that may go anywhere waits for a queue that is idle, never behind a request that may hang: a
+broker that does not answer delays its own batches and no others.
+Rule 3: when ``finish`` returns, every batch is acknowledged. When anything raises, the batches that were not
+reported may or may not be stored.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pyspark_rocketmq.client.producer.producer import RETRIED_ELSEWHERE
 from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline
 from pyspark_rocketmq.errors import BrokerError, RocketMQError, RowNotSent
 from pyspark_rocketmq.model import MessageQueue, SendStatus
+from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.publish.batches import SendBatch
 from pyspark_rocketmq.wire.requests.send import SendResult
 
@@ -39,26 +40,25 @@ Begin = Callable[[SendBatch, MessageQueue, OnSend], None]
 
 @dataclass(slots=True)
 class _Sending:
-    """A batch that is not acknowledged yet."""
+    """A batch that is not acknowledged."""
 
     batch: SendBatch
     failures: int = 0
     deadline: Deadline | None = None
-    """Until when it is tried, from its first attempt on."""
+    """Of its attempts; set at the first one."""
     begun_s: float = 0.0
-    """When its last attempt was."""
+    """When its last attempt began."""
     due_s: float = 0.0
-    """When it may be tried (next)."""
+    """When its next attempt may begin."""
     choices: Sequence[MessageQueue] = ()
-    """Where it may go; of one for a queue of its own, none. Brokers that refused it are not among them any
-    more."""
+    """Where it may go, without brokers that refused it; none if it has a queue of its own."""
     failed_broker: str | None = None
-    """Where its last attempt failed; another one is next, if there is any."""
+    """Where its last attempt failed; the next one avoids it if possible."""
 
 
 @dataclass(slots=True)
 class _QueueBuffer:
-    """What waits for one queue; the head is under way, or waits for its next attempt."""
+    """The batches of one queue; the head is under way, or waits for its next attempt."""
 
     waiting: deque[_Sending] = field(default_factory=deque)
     is_under_way: bool = False
@@ -71,11 +71,8 @@ class Sender:
         self,
         begin: Begin,
         clock: Clock,
+        options: WriteOptions,
         *,
-        max_bytes: int,
-        send_timeout_s: float,
-        retry_timeout_s: float,
-        require_send_ok: bool,
         faults: FaultTable | None = None,
         instead_of: Callable[[MessageQueue], Sequence[MessageQueue]] = lambda _: (),
     ) -> None:
@@ -84,38 +81,34 @@ class Sender:
         Args:
             begin: Begins a send.
             clock: For retries.
-            max_bytes: Of what is not acknowledged; a batch that is larger goes alone.
-            send_timeout_s: How long one send may take.
-            retry_timeout_s: How long a batch is tried, from its first attempt on.
-            require_send_ok: Whether a batch that is stored less durably than it should be is a failure.
-            faults: Notes how brokers do; those it advises against are avoided by batches that may go
-                anywhere.
-            instead_of: Asked after a refusal: the queues there are now, if that one is gone; else none.
+            options: Limits of bytes under way and of times, and whether a batch must be stored durably.
+            faults: Records how brokers do; batches that may go anywhere avoid those it advises against.
+            instead_of: Called after a refusal: the queues there are now, if that one is gone; else none.
         """
         self._begin = begin
         self._clock = clock
-        self._max_bytes = max_bytes
-        self._send_timeout_s = send_timeout_s
-        self._retry_timeout_s = retry_timeout_s
-        self._require_send_ok = require_send_ok
-        self._buffers: dict[MessageQueue, _QueueBuffer] = {}
+        self._max_bytes = options.max_in_flight_bytes
+        self._send_timeout_s = options.request_timeout_ms / 1000
+        self._retry_timeout_s = options.retry_timeout_ms / 1000
+        self._require_send_ok = options.require_send_ok
         self._faults = faults
         self._instead_of = instead_of
+        self._buffers: dict[MessageQueue, _QueueBuffer] = {}
         self._outcomes: SimpleQueue[tuple[MessageQueue, SendResult | RocketMQError]] = SimpleQueue()
         self._bytes = 0
         self._turn = 0
         self._moved: list[_Sending] = []
-        """Failed at a broker; each waits for its time and then for an idle queue of another one."""
-        self._lines: dict[str, deque[_Sending]] = {}
-        """By topic, in order: what waits for any idle queue."""
+        """Batches that failed at one broker, until they go to an idle queue of another."""
+        self._unplaced: dict[str, deque[_Sending]] = {}
+        """By topic, in order: batches that wait for any idle queue."""
         self.messages = 0
         """Acknowledged."""
 
     def put(self, batch: SendBatch, queues: Sequence[MessageQueue] = ()) -> None:
-        """Have ``batch`` sent; waits while too much is under way.
+        """Send ``batch`` when its turn comes; waits while too much is under way.
 
         Args:
-            batch: Goes to its queue, behind all put in before.
+            batch: Goes to its queue, behind all that were put before.
             queues: Where it may go if its destination is a topic.
 
         Raises:
@@ -123,8 +116,8 @@ class Sender:
         """
         self._bytes += batch.size
         if isinstance(batch.destination, str):
-            line = self._lines.setdefault(batch.destination, deque())
-            line.append(_Sending(batch, choices=queues))
+            waiting = self._unplaced.setdefault(batch.destination, deque())
+            waiting.append(_Sending(batch, choices=queues))
         else:
             self._append(batch.destination, _Sending(batch))
         self._settle()
@@ -137,7 +130,7 @@ class Sender:
         """
         while self._buffers or self._moved:
             self._wait()
-        assert not self._lines
+        assert not self._unplaced
 
     def _settle(self) -> None:
         while not self._outcomes.empty():
@@ -148,17 +141,17 @@ class Sender:
             self._wait()
 
     def _place(self) -> None:
-        """Give idle queues what may go there, those that have failed elsewhere first."""
+        """Give batches to idle queues, those that failed elsewhere first."""
         now_s = self._clock.monotonic_s()
         self._moved = [one for one in self._moved if one.due_s > now_s or not self._is_placed(one)]
-        for topic, line in list(self._lines.items()):
-            while line and self._is_placed(line[0]):
-                line.popleft()
-            if not line:
-                del self._lines[topic]
+        for topic, waiting in list(self._unplaced.items()):
+            while waiting and self._is_placed(waiting[0]):
+                waiting.popleft()
+            if not waiting:
+                del self._unplaced[topic]
 
     def _is_placed(self, sending: _Sending) -> bool:
-        """Whether a queue with nothing to do was found, the next in turn."""
+        """Append to the next idle queue in turn; whether there was one."""
         queues, failed_broker = sending.choices, sending.failed_broker
         if self._faults is not None:
             queues = self._faults.preferred(queues, failed_broker)
@@ -190,7 +183,7 @@ class Sender:
             self._begin_head(queue, buffer)
 
     def _wait(self) -> None:
-        """Until an outcome has come or a retry is due."""
+        """Wait until an outcome comes or a retry is due."""
         now_s = self._clock.monotonic_s()
         dues = [buffer.waiting[0].due_s for buffer in self._buffers.values() if not buffer.is_under_way]
         dues += [one.due_s for one in self._moved if one.due_s > now_s]
@@ -208,8 +201,8 @@ class Sender:
         head = buffer.waiting[0]
         if self._faults is not None:
             took_ms = (self._clock.monotonic_s() - head.begun_s) * 1000
-            told = SendOutcome.ANSWERED if isinstance(outcome, SendResult) else SendOutcome.of(outcome)
-            self._faults.note(queue.broker_name, took_ms, told)
+            kind = SendOutcome.ANSWERED if isinstance(outcome, SendResult) else SendOutcome.of(outcome)
+            self._faults.note(queue.broker_name, took_ms, kind)
         if isinstance(outcome, SendResult):
             self._check_status(head.batch, queue, outcome)
             self.messages += head.batch.count
@@ -241,7 +234,7 @@ class Sender:
                 return
         if not error.retryable and head.choices and (queues := self._instead_of(queue)):
             logger.warning("queue is gone, trying the others of its topic %s: %s", queue, error)
-            for sending in (head, *self._moved, *self._lines.get(queue.topic, ())):
+            for sending in (head, *self._moved, *self._unplaced.get(queue.topic, ())):
                 if queue in sending.choices:
                     sending.choices = queues
             return

@@ -1,11 +1,11 @@
-"""The writers of ``format("rocketmq")``: what every task does with its rows, and what the driver sees of it.
+"""The writers of ``format("rocketmq")``: the work of each task, and of the driver.
 
-Order.  A task sends its rows in the order in which it gets them: those of one sharding key go to one queue,
-one request after another.  Nothing orders two tasks, and Spark lets a Python sink not ask for an arrangement
-of the rows: that all rows of a key come to one task is up to the DataFrame (``by_sharding_key``), and is
+Order. A task sends its rows in the order in which it gets them: those of one sharding key go to one queue,
+one request after another. Nothing orders two tasks, and Spark offers a Python sink no way to ask for an
+arrangement: all rows of a key come to one task only if the DataFrame says so (``by_sharding_key``), which is
 checked afterwards.
 
-Delivery.  At least once: a task ends when all its messages are acknowledged, and a task, batch or query that
+Delivery. At least once: a task ends when all its messages are acknowledged, and a task, batch or query that
 runs again sends its rows again, under the same UNIQ_KEYs.
 """
 
@@ -15,6 +15,7 @@ import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -42,10 +43,10 @@ SeenRoutes = Mapping[str, TopicRoute]
 
 
 def seen_routes(options: WriteOptions) -> SeenRoutes:
-    """The route of option ``topic`` if it can be had at once; topics of a column are looked up by the tasks.
+    """The route of option ``topic`` if the cluster answers at once; tasks look up the topics of a column.
 
-    All tasks of a write, and those that are run again, spread sharding keys over the queues of this one look,
-    whichever of the topic's brokers restarts meanwhile.
+    All tasks of a write, and those that run again, spread sharding keys over the queues of this one look-up,
+    whichever broker restarts meanwhile.
     """
     if options.topic is None:
         return {}
@@ -55,7 +56,7 @@ def seen_routes(options: WriteOptions) -> SeenRoutes:
         deadline = Deadline.after(clock, cluster.timeout_s)
         return {options.topic: cluster.name_server().route(options.topic, deadline)}
     except RocketMQError as error:
-        # The tasks look for it longer, and from where they run.
+        # Tasks try longer, and from where they run.
         logger.warning(
             "topic not seen by the driver, its tasks will look for it topic=%s: %s", options.topic, error
         )
@@ -69,14 +70,14 @@ def send_rows(
     row_keys: RowKeys,
     seen: SeenRoutes | None = None,
 ) -> tuple[int, KeySample]:
-    """Send all rows; once all are acknowledged, their number and a sample of sharding keys.
+    """Send all rows and wait until they are acknowledged; returns their number and a sample of sharding keys.
 
     Args:
         batches: The rows of the task, in order.
         options: Of the sink.
         positions: Of the columns.
         row_keys: Make the messages' UNIQ_KEYs.
-        seen: Routes that all tasks of the write go by.
+        seen: Routes that all tasks of the write use.
 
     Raises:
         RocketMQError: If a row is no message or cannot be sent; rows before it may be stored.
@@ -105,12 +106,9 @@ def send_rows(
             lambda topic: producer.queues(topic, may_create=False, afresh=True),
         )
         sender = Sender(
-            _Sends(producer).begin,
+            partial(_begin_send, producer),
             clock,
-            max_bytes=options.max_in_flight_bytes,
-            send_timeout_s=options.request_timeout_ms / 1000,
-            retry_timeout_s=options.retry_timeout_ms / 1000,
-            require_send_ok=options.require_send_ok,
+            options,
             faults=FaultTable(clock) if options.send_latency_fault_enable else None,
             instead_of=selector.instead_of,
         )
@@ -133,21 +131,15 @@ def _send_batches(
     yield from builder.rest()
 
 
-@dataclass(frozen=True, slots=True)
-class _Sends:
-    """How the sender begins a send."""
-
-    producer: Producer
-
-    def begin(self, send_batch: SendBatch, queue: MessageQueue, on_result: OnSend) -> None:
-        if send_batch.single is None:
-            batch = EncodedBatch(queue=queue, body=b"".join(send_batch.parts), sys_flag=send_batch.sys_flag)
-            self.producer.send_encoded(batch, on_result)
-            return
-        try:
-            self.producer.send_async(send_batch.single, on_result, queue=queue)
-        except RocketMQError as error:
-            on_result(error)
+def _begin_send(producer: Producer, send_batch: SendBatch, queue: MessageQueue, on_result: OnSend) -> None:
+    if send_batch.single is None:
+        batch = EncodedBatch(queue=queue, body=b"".join(send_batch.parts), sys_flag=send_batch.sys_flag)
+        producer.send_encoded(batch, on_result)
+        return
+    try:
+        producer.send_async(send_batch.single, on_result, queue=queue)
+    except RocketMQError as error:
+        on_result(error)
 
 
 _QUERY_ID = "sql.streaming.queryId"
@@ -157,41 +149,42 @@ _BATCH_ID = "streaming.sql.batchId"
 
 @dataclass(frozen=True)
 class SentMessage(WriterCommitMessage):
-    """What one task did."""
+    """The result of one task."""
 
     messages: int
     keys: KeySample
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Sink:
-    """What both writers share; pickled to the tasks."""
+class _Writer:
+    """The parts of both writers; pickled to the tasks."""
 
-    options: WriteOptions
-    positions: Mapping[str, int]
-    seen: SeenRoutes
+    def __init__(
+        self, options: WriteOptions, positions: Mapping[str, int], seen: SeenRoutes | None = None
+    ) -> None:
+        self._options = options
+        self._positions = positions
+        self._seen = seen
 
-    def send(self, batches: Iterator[pa.RecordBatch], write_id: str, batch_id: int) -> SentMessage:
-        partition_id = _task().partitionId()
-        row_keys = RowKeys(write_id, batch_id, partition_id)
-        messages, keys = send_rows(batches, self.options, self.positions, row_keys, self.seen)
-        return SentMessage(messages, keys)
+    def _send(self, batches: Iterator[pa.RecordBatch], write_id: str, batch_id: int) -> SentMessage:
+        row_keys = RowKeys(write_id, batch_id, _task().partitionId())
+        return SentMessage(*send_rows(batches, self._options, self._positions, row_keys, self._seen))
 
-    def out_of_order(self, messages: Sequence[WriterCommitMessage | None]) -> KeysOutOfOrder | None:
-        """What is wrong if two tasks sent rows of one sharding key."""
+    @staticmethod
+    def _out_of_order(messages: Sequence[WriterCommitMessage | None]) -> KeysOutOfOrder | None:
+        """The error if two tasks sent rows of one sharding key."""
         sent = [one for one in messages if isinstance(one, SentMessage)]
         logger.info("rows sent messages=%d tasks=%d", sum(one.messages for one in sent), len(sent))
         twice = keys_of_several_tasks(one.keys for one in sent)
         return KeysOutOfOrder(twice) if twice else None
 
 
-class RocketMQWriter(DataSourceArrowWriter):
+class RocketMQWriter(_Writer, DataSourceArrowWriter):
     """``df.write.format("rocketmq")``."""
 
     def __init__(
         self, options: WriteOptions, positions: Mapping[str, int], seen: SeenRoutes | None = None
     ) -> None:
-        self._sink = _Sink(options=options, positions=positions, seen=seen or {})
+        super().__init__(options, positions, seen)
         self._write_id = options.write_id or uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SentMessage:
@@ -200,17 +193,17 @@ class RocketMQWriter(DataSourceArrowWriter):
         Raises:
             RowNotSent: If a row cannot be sent; rows before it may be stored.
         """
-        # Within foreachBatch each micro-batch is a write of its own, whatever writeId says.
+        # Within foreachBatch each micro-batch is a write of its own, even with writeId.
         batch_id = _task().getLocalProperty(_BATCH_ID)
-        return self._sink.send(iterator, self._write_id, int(batch_id or 0))
+        return self._send(iterator, self._write_id, int(batch_id or 0))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """See whether the order of sharding keys was kept.
+        """Check that the order of sharding keys was kept.
 
         Raises:
             KeysOutOfOrder: If two tasks sent rows of one sharding key; all rows are stored.
         """
-        wrong = self._sink.out_of_order(messages)
+        wrong = self._out_of_order(messages)
         if wrong is not None:
             raise wrong
 
@@ -218,14 +211,8 @@ class RocketMQWriter(DataSourceArrowWriter):
         """Nothing can be taken back: what is stored stays."""
 
 
-class RocketMQStreamWriter(DataSourceStreamArrowWriter):
+class RocketMQStreamWriter(_Writer, DataSourceStreamArrowWriter):
     """``df.writeStream.format("rocketmq")``."""
-
-    def __init__(
-        self, options: WriteOptions, positions: Mapping[str, int], seen: SeenRoutes | None = None
-    ) -> None:
-        self._sink = _Sink(options=options, positions=positions, seen=seen or {})
-        self._write_id = options.write_id
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SentMessage:
         """Send one task's rows of a micro-batch; all are acknowledged when it returns.
@@ -239,15 +226,14 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):
                 "Spark does not tell which micro-batch this is, without which a message sent again could not "
                 "be told from a new one. Write with foreachBatch and df.write instead."
             )
-        return self._sink.send(iterator, self._write_id or query_id, int(batch_id))
+        return self._send(iterator, self._options.write_id or query_id, int(batch_id))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
         """Warn if the order of sharding keys was not kept.
 
-        The batch is stored, and no task knows the keys of another before it is. A failure would have every
-        restart of the query send it again, and fail again.
+        The batch is stored: if this failed, every restart of the query would send it again, and fail again.
         """
-        wrong = self._sink.out_of_order(messages)
+        wrong = self._out_of_order(messages)
         if wrong is not None:
             logger.warning("batch %d of the stream goes on out of order: %s", batchId, wrong)
 
