@@ -1,7 +1,4 @@
-"""Job ``consume``: a message listener as a streaming consumer into a Delta table.
-
-Making sure that a user's message listener can be found by its name.
-"""
+"""Job ``consume``: a message listener as a streaming consumer into a Delta table."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ import pyspark_rocketmq as rmq
 from jobs.job_options import ConsumeSettings
 from jobs.running import RowCounter, StopSignals, await_query, check_ended_well, spark_session
 from jobs.settings import JobFailed
-from pyspark_rocketmq.consumer import push_consumer as lost_offsets
+from pyspark_rocketmq.consumer import push_consumer
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.listeners.forms import form_of
 
@@ -80,7 +77,7 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
     if settings.listener is not None:
         check_listener(settings.listener, settings.py_files, orderly=settings.consume_orderly)
     # Says where the group goes on.
-    lost_offsets.logger.setLevel(logging.INFO)
+    push_consumer.logger.setLevel(logging.INFO)
     counter = RowCounter()
     with spark_session("consume") as spark:
         for path in settings.py_files:

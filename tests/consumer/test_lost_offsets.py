@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_rocketmq.consumer.push_consumer import check_sink, seed_offsets_from_sink, tell_where_it_goes_on
+from pyspark_rocketmq.consumer.push_consumer import check_sink, log_unused_start, seed_offsets_from_sink
 from pyspark_rocketmq.model import ConsumeFromWhere
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
@@ -94,7 +94,7 @@ def test_a_beginning_that_is_not_used_is_told(
     if is_known:
         store.claim(GROUP, "me", {Q0: 5})
     with caplog.at_level(logging.INFO, "pyspark_rocketmq.consumer.push_consumer"):
-        tell_where_it_goes_on(store, GROUP, where)
+        log_unused_start(store, GROUP, where)
 
     told = [text for text in caplog.messages if f"so consume_from_where={where} is not used" in text]
     assert len(told) == is_told

@@ -6,6 +6,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -437,7 +438,7 @@ def test_offsets_are_mirrored_unless_nobody_shares_them(settings: dict[str, Any]
 
     options = ReadOptions.parse(consumer._source_options())
     committer = consumer._committer(
-        options, consumer._store(options), None, lambda: "query", engine=None, hub=None, drains=False
+        options, consumer._store(options), None, Future(), engine=None, hub=None, drains=False
     )
 
     assert (committer._mirror is not None) is is_mirrored

@@ -1,14 +1,14 @@
-"""The driver's side of a query that gives up queues while its batch runs: the hub, commits ahead of the batch's end, and a watch on the store.
+"""The driver's side of giving up queues during a batch: the hub, early commits, and a watch on the store.
 
 | thread | does |
 |---|---|
 | ``rocketmq-hub`` | talks to planner and tasks, decides |
 | ``rocketmq-early-commits`` | commits what tasks hand over, one part after the other |
 | ``rocketmq-batch-over`` | tells the planner that a batch is over, once the brokers have its offsets |
-| ``rocketmq-hub-watch`` | compares the offset store's epochs with those of a batch that takes long, asks how many tasks can run, and ends it all with the query |
+| ``rocketmq-hub-watch`` | compares the store's epochs with a long batch's, counts task slots, ends with the query |
 
-While a batch is committed at its end, nothing is committed ahead of it: parts are taken until the job is
-over, and the end waits for those that were taken.
+At the batch's end nothing is committed early: parts are taken until the job is over, and the end waits for
+those that were taken.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _ALIVE_EVERY: Final = 5
 
 
 class BatchEnd(NamedTuple):
-    """What is left to do after a batch's job."""
+    """The parts of a batch's job that were handed over."""
 
     plan: int = 0
     taken: frozenset[str] = frozenset()
-    """Ids of the parts that were handed over while the job ran."""
+    """Ids of all."""
     left: tuple[Part, ...] = ()
-    """Handed over and not committed, because that failed: to be committed with the rest."""
+    """Those whose early commit failed: to be committed with the rest."""
 
 
 class DriverHub:
-    """One query's; from its making to its :meth:`close`, or the query's end."""
+    """The hub of one query, until :meth:`close` or the query's end."""
 
     def __init__(
         self,
@@ -60,11 +60,11 @@ class DriverHub:
         """Listen, and start the threads.
 
         Args:
-            host: Where planner and tasks find this process.
-            bind_host: Where it listens.
-            must_ask: Whether every task can reach this process for sure.
-            slots: How many tasks can run at the same time, as of now.
-            read_epochs: The epochs that the offset store has.
+            host: The address of this process for planner and tasks.
+            bind_host: The address to listen at.
+            must_ask: Whether every task can certainly reach this process.
+            slots: How many tasks can run at the same time now.
+            read_epochs: Reads the epochs from the offset store.
             clock: The system's.
             look_every_s: Pause between two looks at the store.
 
@@ -105,11 +105,11 @@ class DriverHub:
 
     @property
     def secret(self) -> str:
-        """What option ``hubSecret`` takes."""
+        """The value of option ``hubSecret``."""
         return self._hub.address.to_text()
 
     def lives_with(self, is_alive: Callable[[], bool]) -> None:
-        """Close soon after ``is_alive`` says no."""
+        """Close soon after ``is_alive`` is false."""
         self._is_alive = is_alive
 
     def close(self) -> None:
@@ -118,21 +118,21 @@ class DriverHub:
         self._is_look_wanted.set()
 
     def stop_tasks(self, within_s: float) -> bool:
-        """Have tasks end after their current calls and commit their batch; whether it was in time."""
+        """End tasks after their current calls and wait for the commit; whether it was in time."""
         self._hub.stop()
         return self._has_no_batch.wait(within_s)
 
     # --- a batch --------------------------------------------------------------------------------------------
 
     def begin(self, batch_id: int, commit: Callable[[Part], None]) -> HubTerms | None:
-        """Before the job of a batch: what its tasks are told; nothing once this is closed.
+        """Begin a batch before its job; what its tasks need to know, None once the hub is closed.
 
-        A batch that was begun has an :meth:`end`, and is :meth:`over` or :meth:`failed`.
+        Call :meth:`end` after the job, then :meth:`over` or :meth:`failed`.
 
         Args:
             batch_id: Spark's.
-            commit: Commits a part that a task hands over while the job runs; on another thread, never two at
-                a time.
+            commit: Commits a part that a task hands over while the job runs; called on another thread, one
+                part at a time.
         """
         self._has_no_batch.clear()
         if self._is_closed:
@@ -145,7 +145,7 @@ class DriverHub:
         return HubTerms(self._hub.address, batch_id, must_ask)
 
     def end(self, *, could_ask: bool | None) -> BatchEnd:
-        """After the job: take nothing more, and return when what was taken is committed or has failed."""
+        """After the job: take nothing more, and wait until what was taken is committed or has failed."""
         self._began_s = float("inf")
         plan, taken = self._hub.batch_ends(could_ask=could_ask)
         is_through: Future[None] = Future()
@@ -155,7 +155,7 @@ class DriverHub:
         return BatchEnd(plan, taken, tuple(self._left))
 
     def over(self, plan: int, is_shown: Callable[[], None]) -> None:
-        """All of a batch is committed or dropped: tell the planner once ``is_shown`` has returned."""
+        """Tell the planner that a batch is committed or dropped, once ``is_shown`` has returned."""
         self._has_no_batch.set()
         self._over.put((plan, is_shown))
 
@@ -174,7 +174,7 @@ class DriverHub:
         try:
             self._commit(part)
         except Exception:
-            # With the batch's end it is tried once more, and fails the batch if it must.
+            # It is tried once more at the batch's end, and fails the batch if it must.
             logger.exception(
                 "a part of the batch could not be committed ahead of its end queues=%d", len(part.queues)
             )
@@ -191,11 +191,11 @@ class DriverHub:
                 logger.exception("failure of a thread that commits ahead of a batch's end, going on")
 
     def _run_over(self) -> None:
-        while (told := self._over.get()) is not None:
+        while (over := self._over.get()) is not None:
             if not self._over.empty():
-                # Of an older plan than the newest there is nothing to say any more.
+                # Only the newest plan matters.
                 continue
-            plan, is_shown = told
+            plan, is_shown = over
             try:
                 is_shown()
             except Exception:
@@ -212,7 +212,7 @@ class DriverHub:
             looks += 1
             try:
                 self._look(is_asked=is_asked)
-                # Executors come and go. Not at a batch's beginning: the JVM takes milliseconds to say it.
+                # Executors come and go. Not asked when a batch begins: the JVM takes milliseconds.
                 self._hub.slots_are(self._slots())
                 if looks % _ALIVE_EVERY == 0 and not self._is_alive():
                     self._is_closed = True
@@ -220,7 +220,7 @@ class DriverHub:
                 logger.info(
                     "epochs could not be compared with the running batch's, trying again", exc_info=True
                 )
-        # Who waits for the end of a batch must not find the threads gone that it waits for.
+        # The end of a batch waits for these threads.
         while not self._has_no_batch.wait(self._look_every_s):
             continue
         self._hub.close()

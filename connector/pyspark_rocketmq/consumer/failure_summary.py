@@ -1,4 +1,4 @@
-"""What the driver says of listeners that fail: which queues wait, since when and why, now and then."""
+"""The driver's log of failing listeners: now and then, which queues wait, since when and why."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class FailureSummary:
     """A batch listener that logs a summary while queues are suspended or messages are sent back."""
 
     def __init__(self, consumer_group: str, clock: Clock, *, tries_for_ever: bool, drains: bool) -> None:
-        """Say nothing yet.
+        """Log nothing yet.
 
         Args:
             consumer_group: Named in each summary.
-            clock: Measures what passes between two of them.
+            clock: Measures the pause between two summaries.
             tries_for_ever: Whether a message that always fails is never given up.
-            drains: Whether the query is to end by itself, which it cannot while a queue is suspended.
+            drains: Whether the query should end by itself, which it cannot while a queue is suspended.
         """
         self._group = consumer_group
         self._clock = clock
@@ -50,7 +50,7 @@ class FailureSummary:
             logger.warning("%s", summary)
 
     def add(self, report: BatchReport) -> str | None:
-        """What to say after a batch."""
+        """The summary that is due after a batch, if any."""
         now_s = self._clock.now_s()
         for ack in report.acks:
             self._add(ack, now_s)

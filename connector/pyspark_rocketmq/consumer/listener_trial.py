@@ -1,4 +1,4 @@
-"""A listener tried without Spark and brokers: for tests of listeners."""
+"""``run_listener``: calls an orderly listener without Spark and brokers, for tests."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ _START_S: Final = 1_700_000_000.0
 
 
 class ListenerRun(NamedTuple):
-    """What became of the messages given to :func:`run_listener`."""
+    """The result of :func:`run_listener`."""
 
     rows: list[dict[str, Any]]
-    """Those that reach the sink: ``queueOffset``, which is the message's place among those given, and the
-    listener's columns."""
+    """Those that reach the sink: ``queueOffset``, the message's index, and the listener's columns."""
     consumed: int
-    """So many messages, from the first on, are done: acknowledged, or dead letters."""
+    """How many messages, from the first on, are acknowledged or dead letters."""
     failed: int
     """Deliveries that were given back."""
     dead_letters: list[MessageExt]
     last_error: str
-    """Why the last of them was; empty if none was."""
+    """Of the last of them; empty if none failed."""
 
 
 def run_listener(
@@ -55,7 +54,7 @@ def run_listener(
         consume_message_batch_max_size: Most messages per call.
         max_reconsume_times: How often a message that fails is delivered again before it is a dead letter; -1,
             no limit.
-        max_suspensions: The run ends when the queue was suspended so often: some message fails for ever.
+        max_suspensions: The run ends after so many suspensions, if a message always fails.
 
     Raises:
         OptionError: If the listener has none of these forms.

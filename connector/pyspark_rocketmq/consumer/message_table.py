@@ -1,9 +1,9 @@
 """A consumer without a listener: every message is one row, its body decoded by Spark's own functions.
 
-Rule 1: every message is passed. A body of which no column could be decoded is a row, too, with nulls and the
-body in a column of its own: one bad record must not stop a queue.
-Rule 2: decoding is an expression on one row and leaves ack rows alone, so that no row of the engine can be
-    lost or doubled by it.
+Rule 1: a bad record must not stop a queue. A body of which no column could be decoded is a row, too, with
+nulls and the body in a column of its own.
+Rule 2: decoding is an expression on one row and leaves ack rows alone, so it can neither lose nor duplicate a
+row.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _CORRUPT = "_corrupt"
 def json_body(schema: str | StructType, options: dict[str, str] | None = None) -> Decode:
     """Decode bodies by ``from_json`` with Spark's own ``options`` (``timestampFormat``, ``allowComments`` …).
 
-    What is no JSON, or has a value that does not fit its column, is a bad record as a whole.
+    A body that is no JSON, or has a value that does not fit its column, is a bad record as a whole.
     """
     spark_options = {**(options or {}), "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
 
     def decode(body: Column) -> Column:
-        # Here and not before: a schema given as text can be parsed only where there is a session.
+        # Not earlier: parsing a schema given as text needs a session.
         with_corrupt = StructType([*listener_schema(schema).fields]).add(_CORRUPT, "string")
         parsed = sf.from_json(body.cast("string"), with_corrupt, spark_options)
         return sf.when(parsed[_CORRUPT].isNull(), parsed.dropFields(_CORRUPT))
@@ -55,7 +55,7 @@ def json_body(schema: str | StructType, options: dict[str, str] | None = None) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageTable:
-    """What the rows of a table of messages are made of."""
+    """Columns of a table of messages."""
 
     decode: Decode
     message_columns: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class MessageTable:
     """Name of the column with the bodies that could not be decoded; null in all other rows."""
 
     def rows(self, ranges: DataFrame) -> DataFrame:
-        """The engine's rows of a stream of planned ranges: data rows and an ack row per queue.
+        """Data rows and an ack row per queue, of a stream of planned ranges.
 
         Raises:
             SchemaError: If a column is unknown, named twice or one that the engine needs, or the bodies are
@@ -75,7 +75,7 @@ class MessageTable:
         fields = [source[name] for name in (*POSITION_COLUMNS, _BODY, *self.message_columns)]
         passed = StructType(fields).add(ACK_COLUMN, "string")
         rows = ranges.mapInArrow(TableEngine(passed), passed)
-        # Inside of when() Spark refuses what would make several rows of one, or none.
+        # Inside when() Spark refuses functions that make several rows of one, or none.
         decoded = rows.withColumn(
             "_decoded", sf.when(sf.col(ACK_COLUMN).isNull(), self.decode(sf.col(_BODY)))
         )
@@ -130,8 +130,7 @@ class MessageTable:
 def is_text_valid(column: Column, kind: DataType) -> Column:
     """Whether all strings of a value are UTF-8, at any depth; true for null.
 
-    Avro, and a cast from binary, take bytes for text as they are, which neither Arrow nor other readers of a
-    table can read.
+    Avro, and a cast from binary, take any bytes as text, which neither Arrow nor other readers can read.
     """
     match kind:
         case StringType():
@@ -150,7 +149,7 @@ def is_text_valid(column: Column, kind: DataType) -> Column:
 
 
 class TableEngine:
-    """The function for ``mapInArrow`` on the source: reads ranges, gives messages and acks."""
+    """The function for ``mapInArrow`` on the source: reads ranges, yields messages and acks."""
 
     def __init__(self, schema: StructType) -> None:
         self._names = schema.fieldNames()[:-1]
@@ -161,7 +160,7 @@ class TableEngine:
         return self.rows(read_tickets(batches))
 
     def rows(self, pieces: Iterable[ReadPiece]) -> Iterator[pa.RecordBatch]:
-        """Messages as rows; behind each range's last one its ack row."""
+        """Messages as rows; after each range its ack row."""
         last = ""
         for piece in pieces:
             if isinstance(piece, RangeEnd):
@@ -173,13 +172,13 @@ class TableEngine:
 
     def _data_rows(self, messages: pa.RecordBatch) -> pa.RecordBatch:
         nulls = pa.nulls(messages.num_rows, pa.string())
-        # Messages that are of no retry topic have no originTopic.
+        # Only messages of a retry topic have an originTopic.
         kept = [messages.column(name) if name in messages.schema.names else nulls for name in self._names]
         return pa.RecordBatch.from_arrays([*kept, nulls], schema=self._columns.schema)
 
     def _ack_row(self, end: RangeEnd, last: str) -> pa.RecordBatch:
         planned = end.planned
-        # As the engines say it of a range whose broker was away: the queue may go on at once.
+        # As in the engines, a range whose broker was away: the queue may continue at once.
         brought_nothing = planned.count == 0
         ack = QueueAck.of(
             planned,

@@ -1,20 +1,15 @@
-"""`PushConsumer`: takes what a user configures and starts the query.
+"""``PushConsumer``: takes what the user configures under RocketMQ's own names and starts the query.
 
-``PushConsumer``: RocketMQ's consumer, whose engine is a streaming query.
-
-Takes what the user configures under RocketMQ's own names and starts the query: source in consumer mode,
-engine, committer.
-
-Where a group goes on that is started again: at its progress in the offset store, or, if the store has lost
-that, in the sink.
+A group that starts again continues at its progress in the offset store, or, if the store has lost that, where
+its sink is.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,11 +75,11 @@ logger = logging.getLogger(__name__)
 
 
 def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
-    """Give a group without rows in the store the sink's watermarks; nothing for a new group.
+    """Start a group that has no rows in the store at the watermarks of its sink; nothing for a new group.
 
-    Beginning where the options say would pass over messages, or consume all of them again. The watermarks are
-    what the store knew, or one batch more. A group of Java and Spark members goes on where its brokers say,
-    if that is farther.
+    Starting where the options say would skip messages, or consume all of them again. The watermarks are what
+    the store had, or one batch more. A group of Java and Spark members continues where its brokers say, if
+    that is further.
 
     Raises:
         OffsetError: If the sink's log cannot be read.
@@ -109,7 +104,7 @@ def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) 
 
 
 def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
-    """See, before a sink is prepared, that it has all rows that the group's offsets say it has.
+    """Check, before a sink is prepared, that it has all rows that the group's offsets say it has.
 
     Raises:
         SinkSetBack: If it lacks some: it was deleted, replaced, restored to an earlier state, or failed over.
@@ -134,8 +129,8 @@ def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
     for name in strangers(rows, standings):
         logger.warning(
             "the sink %s is new to group %s, which wrote into others before: it gets what is consumed from "
-            "now on. If it "
-            "shall have what came before, stop the query and reset the group's offsets (offsets reset)",
+            "now on. If it shall have what came before, stop the query and reset the group's offsets "
+            "(offsets reset)",
             name,
             consumer_group,
         )
@@ -144,10 +139,10 @@ def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
 def reset_to_sink(
     store: OffsetStore, sink: Sink | Route | Sequence[Sink | Route], consumer_group: str
 ) -> dict[MessageQueue, int]:
-    """Move a group's offsets back to where its sink is; returns where each queue goes on.
+    """Move a group's offsets back to where its sink is; returns where each queue continues.
 
     For a sink that was restored to an earlier state or failed over. Stop the query before. What brokers have
-    deleted since then is a gap, as ``failOnDataLoss`` says. Queues of which the sink lacks nothing stay where
+    deleted since then is a gap, as of ``failOnDataLoss``. Queues of which the sink lacks nothing stay where
     they are.
 
     Raises:
@@ -165,10 +160,8 @@ def reset_to_sink(
     return targets
 
 
-def tell_where_it_goes_on(store: OffsetStore, consumer_group: str, where: ConsumeFromWhere) -> None:
-    """Log that ``where`` is not used because the group has progress; users expect to begin anew.
-
-    Nothing with the default, CONSUME_FROM_LAST_OFFSET, which nobody had to give.
+def log_unused_start(store: OffsetStore, consumer_group: str, where: ConsumeFromWhere) -> None:
+    """Log that ``where``, unless it is the default, is not used because the group has progress.
 
     Raises:
         OffsetStoreUnavailable: If the store cannot be read.
@@ -179,8 +172,8 @@ def tell_where_it_goes_on(store: OffsetStore, consumer_group: str, where: Consum
     if rows:
         logger.info(
             "group %s goes on where it was: %r has its progress in %d queues, so consume_from_where=%s is "
-            "not used. To "
-            "consume messages again, stop the query and reset the group's offsets (offsets reset)",
+            "not used. To consume messages again, stop the query and reset the group's offsets "
+            "(offsets reset)",
             consumer_group,
             store,
             len(rows),
@@ -189,7 +182,7 @@ def tell_where_it_goes_on(store: OffsetStore, consumer_group: str, where: Consum
 
 
 _DEFAULT_MAX_OFFSETS_PER_TRIGGER = 100_000
-"""A backlog of millions must not become one micro-batch: a queue's share is gathered in memory."""
+"""Bounds the memory of a task, which holds a queue's share of the micro-batch."""
 _QUERY_ID_TIMEOUT_S = 60.0
 
 
@@ -197,7 +190,7 @@ class PushConsumer:
     """A consumer of one topic or several; configure, subscribe, register a listener, start.
 
     Args:
-        consumer_group: The group whose offsets are used.
+        consumer_group: The group, in RocketMQ's sense.
         name_servers: ``host:port``, several separated by ``;``.
         offset_store: Where the group's offsets are kept: a store, or what option ``offsetStore`` takes.
         message_model: A member or its name. CLUSTERING shares the queues among the group's members;
@@ -208,26 +201,24 @@ class PushConsumer:
             default.
         consume_message_batch_max_size: Most messages per listener call, 1..1024.
         max_reconsume_times: How often a message that fails is delivered again before it goes to the group's
-            dead letters (``%DLQ%GROUP``) and its queue goes on; -1, no limit, or 16 with a concurrent
-            listener.
+            dead letters (``%DLQ%GROUP``); -1, no limit, or 16 with a concurrent listener.
         suspend_current_queue_time_millis: Pause of a queue after SUSPEND, clamped to 10..30000 ms.
-        consume_thread_max: Most calls of the listener at the same time in one task, 1..1000; of an orderly
-            one for different queues, and only where calls are slow.
-        consume_timeout_s: From this duration on a listener's call counts as TIME_OUT; a concurrent one's
+        consume_thread_max: Most calls of the listener at the same time in one task, 1..1000; an orderly
+            listener is called for different queues at once, and only if calls are slow.
+        consume_timeout_s: Duration from which a listener's call counts as TIME_OUT; a concurrent listener's
             messages are sent back then.
         max_offsets_per_trigger: Most messages of one micro-batch.
         allocate_message_queue_strategy: How the members share the queues; the same for all of them.
-        instance_name: Names this member; with one that stays, a query that was killed has its queues back at
-            once.
-        mirror_offsets: Show each committed offset to the brokers too, for mqadmin, dashboards and Java
+        instance_name: Names this member; a killed query that restarts under the same name has its queues
+            back at once.
+        mirror_offsets: Send each committed offset to the brokers too, for mqadmin, dashboards and Java
             members of the group. CLUSTERING only.
         orderly_engine: How Spark runs an orderly listener; ``direct`` or ``state``. Both keep the same
-            promises, and ``direct`` is several times as fast. A query whose engine is changed needs a new
+            promises, and ``direct`` is several times as fast. A query whose engine changes needs a new
             checkpoint.
         undecodable_messages: A member or its name: what to do with a message whose body cannot be
             decompressed or whose bytes are no message. ``fail`` ends the query when all before it is
-            consumed; ``keep`` gives it to the listener with the bytes that are stored and property
-            ``UNDECODABLE``, which says why.
+            consumed; ``keep`` gives the listener the stored bytes and property ``UNDECODABLE``, the reason.
         options: Further options of the source, such as ``{"pullBatchSize": "32"}``, those of access control,
             TLS and the namespace among them; none that a parameter sets.
     """
@@ -290,7 +281,7 @@ class PushConsumer:
         Once for each topic; all members of the group must subscribe to the same.
 
         Args:
-            topic: Where they are.
+            topic: The topic.
             expression: Tags, or ``*`` for all.
             sql: An SQL92 condition on their properties in the place of tags (``MessageSelector.bySql``); the
                 brokers filter, and must have ``enablePropertyFilter=true``.
@@ -347,7 +338,7 @@ class PushConsumer:
         self._batch_listeners.append(listener)
 
     def source_options(self) -> dict[str, str]:
-        """The options with which the query reads, secrets included; for whoever looks at the same cluster.
+        """The options with which the query reads, secrets included.
 
         Raises:
             OptionError: With everything that is wrong with the configuration.
@@ -398,39 +389,43 @@ class PushConsumer:
         hub = self._hub(spark, parsed, store)
         if hub is not None:
             options |= {"hubSecret": hub.secret}
+        query_id: Future[str] = Future()
+        drains = "availableNow" in (trigger or ())
         try:
-            query = self._start(
-                spark,
-                options,
-                store=store,
-                hub=hub,
-                sink=sink,
-                checkpoint=checkpoint,
-                trigger=trigger,
-                query_name=query_name,
+            messages = spark.readStream.format("rocketmq").options(**options).load()
+            rows, engine, schema = self._rows(messages, parsed)
+            self._check_and_prepare(spark, parsed, store, sink, schema)
+            clear_unwritten_plan(spark, str(checkpoint))
+            committer = self._committer(parsed, store, sink, query_id, engine=engine, hub=hub, drains=drains)
+            query = (
+                rows.writeStream.foreachBatch(stoppable(committer))
+                .queryName(query_name or self._free_name(spark))
+                .option("checkpointLocation", str(checkpoint))
+                .trigger(**(dict(trigger) if trigger is not None else {"processingTime": "1 second"}))
+                .start()
             )
         except BaseException:
             if hub is not None:
                 hub.close()
             raise
+        query_id.set_result(str(query.id))
         if hub is not None:
             hub.lives_with(partial(is_active, query))
             self._hubs[str(query.runId)] = hub
         return query
 
     def stop(self, query: StreamingQuery, within_s: float = 30.0) -> bool:
-        """Stop a query that this consumer has started, and keep what its batch under way has done.
+        """Stop a query that this consumer has started, after the listener's running calls, and commit its batch.
 
-        No listener is called any more; the calls in hand are waited for, and the batch is committed.
-        ``query.stop()`` alone breaks the batch off, so that its messages are consumed again.
+        ``query.stop()`` alone aborts the batch, so that its messages are consumed again.
 
         Args:
             query: What :meth:`start` has returned.
-            within_s: How long to wait; then the query is stopped all the same.
+            within_s: How long to wait before the query is stopped in any case.
 
         Returns:
-            Whether the batch was committed in time. Not so where tasks cannot connect to the driver, or with
-            the engine ``state``, if the batch takes longer.
+            Whether the batch was committed in time. A batch of engine ``state``, or one whose tasks cannot
+            connect to the driver, must end by itself in that time.
         """
         hub = self._hubs.pop(str(query.runId), None)
         is_committed = hub is not None and is_active(query) and hub.stop_tasks(within_s)
@@ -439,48 +434,26 @@ class PushConsumer:
             hub.close()
         return is_committed
 
-    def _start(
+    def _check_and_prepare(
         self,
         spark: SparkSession,
-        options: Mapping[str, str],
-        *,
+        options: ReadOptions,
         store: OffsetStore,
-        hub: DriverHub | None,
         sink: Sink | None,
-        checkpoint: str | Path,
-        trigger: Mapping[str, Any] | None,
-        query_name: str | None,
-    ) -> StreamingQuery:
-        parsed = ReadOptions.parse(options)
-        messages = spark.readStream.format("rocketmq").options(**options).load()
-        if parsed.hand_over_ranges:
-            messages = tickets_alone(messages)
-        rows, engine, schema = self._rows(messages, parsed)
+        schema: StructType,
+    ) -> None:
+        """Look at cluster, tables and offsets before the query starts; makes the sink's table."""
         tables = _tables(sink, store)
         check_apart(tables)
         # Before anything is made that would be left behind.
-        check_topics(parsed)
+        check_topics(options)
+        key = offset_key(options)
         if sink is not None:
-            check_sink(store, sink, offset_key(parsed))
+            check_sink(store, sink, key)
             sink.prepare(to_arrow_schema(schema, timezone="UTC"))
-            seed_offsets_from_sink(store, sink, offset_key(parsed))
+            seed_offsets_from_sink(store, sink, key)
         check_shared(spark, tables)
-        tell_where_it_goes_on(store, offset_key(parsed), self._settings.consume_from_where)
-        clear_unwritten_plan(spark, str(checkpoint))
-        started = _Started()
-        drains = "availableNow" in (trigger or ())
-        committer = self._committer(
-            parsed, store, sink, started.query_id, engine=engine, hub=hub, drains=drains
-        )
-        query = (
-            rows.writeStream.foreachBatch(stoppable(committer))
-            .queryName(query_name or self._free_name(spark))
-            .option("checkpointLocation", str(checkpoint))
-            .trigger(**(dict(trigger) if trigger is not None else {"processingTime": "1 second"}))
-            .start()
-        )
-        started.set(str(query.id))
-        return query
+        log_unused_start(store, key, self._settings.consume_from_where)
 
     def _free_name(self, spark: SparkSession) -> str:
         """A name for the query that none of the session's has: further members get a number."""
@@ -491,6 +464,8 @@ class PushConsumer:
 
     def _rows(self, messages: DataFrame, options: ReadOptions) -> tuple[DataFrame, Engine | None, StructType]:
         """The committer's input, the engine that makes rows of it, and the columns of the sink."""
+        if options.hand_over_ranges:
+            messages = tickets_alone(messages)
         if self._table is not None:
             rows = self._table.rows(messages)
             return rows, None, StructType(rows.schema.fields[:-1])
@@ -532,7 +507,7 @@ class PushConsumer:
         options: ReadOptions,
         store: OffsetStore,
         sink: Sink | None,
-        query_id: Callable[[], str],
+        query_id: Future[str],
         *,
         engine: Engine | None,
         hub: DriverHub | None,
@@ -554,7 +529,7 @@ class PushConsumer:
             consumer_group=name,
             store=store,
             sink=sink,
-            query_id=query_id,
+            query_id=partial(_await_query_id, query_id),
             listeners=[summary, *self._batch_listeners],
             mirror=OffsetMirror(options, store, name) if is_shown else None,
             engine=engine,
@@ -562,13 +537,13 @@ class PushConsumer:
         )
 
     def _hub(self, spark: SparkSession, options: ReadOptions, store: OffsetStore) -> DriverHub | None:
-        """What planner and tasks are connected with; None where nothing can listen."""
+        """The server for planner and tasks; None if nothing can listen."""
         name = offset_key(options)
         host, bind_host, is_local = driver_address(spark)
         has_engine = options.hand_over_ranges and self._table is None
 
         def epochs() -> dict[MessageQueue, int]:
-            # Brokers as a store have none.
+            # Brokers as a store keep no epochs.
             is_fenced = not isinstance(store, BrokerOffsetStore)
             return {queue: row.epoch for queue, row in store.read(name).items()} if is_fenced else {}
 
@@ -577,8 +552,7 @@ class PushConsumer:
                 host,
                 bind_host,
                 must_ask=is_local and has_engine,
-                # With more tasks than that a task with a suspended queue would have to end for one that is to
-                # begin.
+                # With more tasks than slots, a task with a suspended queue must end for one that waits.
                 slots=lambda: task_slots(spark) if has_engine and self._is_orderly else Slots(),
                 read_epochs=epochs,
                 clock=SystemClock(),
@@ -604,7 +578,7 @@ class PushConsumer:
         return options if self._table is None else options | {"handOverRanges": "true"}
 
     def _problems(self, sink: object) -> list[str]:
-        """What is wrong with listener, hooks and sink."""
+        """The problems of listener, hooks and sink."""
         problems = []
         if self._listener is None and self._table is None:
             problems.append(
@@ -630,7 +604,7 @@ class PushConsumer:
 
 
 def _tables(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
-    """Where the query's tables are, by what they are called."""
+    """Paths of the query's tables, by their names in errors."""
     sinks = sink.sinks if isinstance(sink, MultiSink) else [sink]
     paths = [each.path for each in sinks if isinstance(each, DeltaSink)]
     tables = {"sink" if number == 1 else f"sink {number}": path for number, path in enumerate(paths, 1)}
@@ -638,20 +612,11 @@ def _tables(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
     return tables if spec.kind is not StoreKind.DELTA else tables | {"offset_store": spec.place}
 
 
-class _Started:
-    """Hands the query's id to the committer, whose first batch may run before ``start()`` has returned."""
-
-    def __init__(self) -> None:
-        self._is_known = threading.Event()
-        self._query_id = ""
-
-    def set(self, query_id: str) -> None:
-        self._query_id = query_id
-        self._is_known.set()
-
-    def query_id(self) -> str:
-        if not self._is_known.wait(_QUERY_ID_TIMEOUT_S):
-            raise RocketMQError(
-                f"The query did not tell its id within {_QUERY_ID_TIMEOUT_S:g} s of its start."
-            )
-        return self._query_id
+def _await_query_id(query_id: Future[str]) -> str:
+    """The first batch may run before ``start()`` has returned."""
+    try:
+        return query_id.result(_QUERY_ID_TIMEOUT_S)
+    except TimeoutError:
+        raise RocketMQError(
+            f"The query did not tell its id within {_QUERY_ID_TIMEOUT_S:g} s of its start."
+        ) from None

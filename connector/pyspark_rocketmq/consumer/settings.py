@@ -1,9 +1,6 @@
-"""A consumer's arguments, checked, as source and engines want them.
+"""The arguments of a ``PushConsumer``, checked, as the source and the engines take them.
 
-What a user configures of a ``PushConsumer``, checked, as the source and the engines want it.
-
-Whether parameters are what their owner takes; Python, Spark or the JVM would tell later, one by one and in
-other words.
+All problems are reported at once; Python, Spark or the JVM would report them later, one by one.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ _WORDS: Final[Mapping[type, str]] = {
     type(None): "None",
 }
 _TRIGGERS: Final = ("processingTime", "availableNow")
-"""Of ``DataStreamWriter.trigger``, those under which a consumer works."""
+"""Triggers of ``DataStreamWriter.trigger`` that a consumer takes."""
 _REFUSED_TRIGGERS: Final = {
     "once": "runs a single micro-batch and would leave what is more than one or suspended; use "
     "{'availableNow': True}, which drains what is there and ends",
@@ -49,26 +46,25 @@ _REFUSED_TRIGGERS: Final = {
     "realTime": "is Spark's real-time mode, which takes no Python data source and no foreachBatch; use "
     "{'processingTime': '1 second'}",
 }
-"""Of ``DataStreamWriter.trigger``, those under which it cannot, and what to use."""
+"""The other triggers: why not, and what to use."""
 _INTERVAL: Final = re.compile(
     r"\s*(interval\s+)?[+]?[\d.]+\s*(millisecond|second|minute|hour|day|week)s?\b.*", re.IGNORECASE
 )
-"""An interval of Spark's, such as ``5 minutes``; it is not negative, and parts behind the first are left to
-Spark."""
+"""An interval of Spark's, such as ``5 minutes``, not negative. Spark checks the parts behind the first."""
 
 
-def kind_problem(name: str, value: object, kinds: tuple[type, ...]) -> str | None:
-    """The sentence on a value of another kind than ``kinds``; None if it is of one of them."""
+def _kind_problem(name: str, value: object, kinds: tuple[type, ...]) -> str | None:
+    """The problem if ``value`` is of none of ``kinds``, else None."""
     # A boolean is a number to Python.
     is_fit = type(value) is bool if kinds == (bool,) else isinstance(value, kinds) and type(value) is not bool
     if is_fit:
         return None
     wanted = " or ".join(_WORDS[kind] for kind in kinds)
-    return f"{name} must be {wanted}, not {shown(value)}"
+    return f"{name} must be {wanted}, not {_shown(value)}"
 
 
 def member_of(name: str, value: object, members: type[EnumT]) -> EnumT:
-    """The member that ``value`` is, or is the text of.
+    """The member that ``value`` is or names.
 
     Raises:
         OptionError: If it is none.
@@ -77,20 +73,19 @@ def member_of(name: str, value: object, members: type[EnumT]) -> EnumT:
         return members(value)
     close = closest(value, members) if isinstance(value, str) else None
     hint = f"; did you mean '{close}'?" if close else ""
-    problem = f"{name} is {shown(value)}, which is none of {', '.join(members)}{hint}"
+    problem = f"{name} is {_shown(value)}, which is none of {', '.join(members)}{hint}"
     raise OptionError((problem,), where="configuration of a consumer")
 
 
 def start_problems(sink: object, checkpoint: object, trigger: object) -> list[str]:
-    """What is wrong with the arguments of ``PushConsumer.start``."""
-    problems = [*sink_problems(sink), *trigger_problems(trigger)]
+    """The problems of the arguments of ``PushConsumer.start``."""
+    problems = [*_sink_problems(sink), *_trigger_problems(trigger)]
     if not isinstance(checkpoint, str | Path) or not str(checkpoint):
-        problems.append(f"checkpoint must be a folder's path or URI, not {shown(checkpoint)}")
+        problems.append(f"checkpoint must be a folder's path or URI, not {_shown(checkpoint)}")
     return problems
 
 
-def sink_problems(sink: object) -> list[str]:
-    """What of ``sink``, one or several, is no place for rows."""
+def _sink_problems(sink: object) -> list[str]:
     if sink is None:
         return []
     several = sink if isinstance(sink, Sequence) and not isinstance(sink, str) else (sink,)
@@ -105,17 +100,16 @@ def _shown_sink(sink: object) -> str:
     if isinstance(sink, str) and "@" in sink:
         return "a text"  # a database's, perhaps, with its password
     if isinstance(sink, str | Path):
-        return f"{shown(sink)}; for a Delta table write DeltaSink({str(sink)!r})"
-    return shown(sink)
+        return f"{_shown(sink)}; for a Delta table write DeltaSink({str(sink)!r})"
+    return _shown(sink)
 
 
-def trigger_problems(trigger: object) -> list[str]:
-    """What of ``trigger`` the arguments of ``DataStreamWriter.trigger`` cannot be."""
+def _trigger_problems(trigger: object) -> list[str]:
     if trigger is None:
         return []
     if not isinstance(trigger, Mapping):
         example = "{'processingTime': '1 second'} or {'availableNow': True}"
-        return [f"trigger must be a mapping such as {example}, not {shown(trigger)}"]
+        return [f"trigger must be a mapping such as {example}, not {_shown(trigger)}"]
     if not trigger:
         return ["trigger is empty; leave it out for {'processingTime': '1 second'}"]
     problems = [problem for key, value in trigger.items() if (problem := _trigger_problem(str(key), value))]
@@ -128,9 +122,9 @@ def _trigger_problem(key: str, value: object) -> str | None:
     if key in _REFUSED_TRIGGERS:
         return f"trigger {{'{key}': …}} {_REFUSED_TRIGGERS[key]}"
     if key == "availableNow" and value is not True:
-        return f"trigger {{'availableNow': …}} must be True, not {shown(value)}"
+        return f"trigger {{'availableNow': …}} must be True, not {_shown(value)}"
     if key == "processingTime" and not (isinstance(value, str) and _INTERVAL.fullmatch(value)):
-        return f"trigger {{'processingTime': …}} must be an interval such as '1 second', not {shown(value)}"
+        return f"trigger {{'processingTime': …}} must be an interval such as '1 second', not {_shown(value)}"
     if key in _TRIGGERS:
         return None
     close = closest(key, (*_TRIGGERS, *_REFUSED_TRIGGERS))
@@ -138,8 +132,8 @@ def _trigger_problem(key: str, value: object) -> str | None:
     return f"trigger has the unknown key '{key}'; {hint}"
 
 
-def shown(value: Any) -> str:
-    """A value in a message to whoever gave it; of what may hold a secret its type alone."""
+def _shown(value: Any) -> str:
+    """A value in an error's text; only its type if it may hold a secret."""
     if value is None:
         return "None"
     if isinstance(value, str | int | float | Path):
@@ -170,7 +164,7 @@ _SET_BY = {
     "allocateMessageQueueStrategy": "parameter allocate_message_queue_strategy",
     "instanceName": "parameter instance_name",
 }
-"""Options of the source that a consumer sets itself, and from what."""
+"""Options of the source that a consumer sets itself, and the user's way to set them."""
 _SETTER_OF = {key.lower(): setter for key, setter in _SET_BY.items()}
 """By the key in lower case: Spark matches keys without regard to case."""
 _KINDS: Final[Mapping[str, tuple[type, ...]]] = {
@@ -214,26 +208,26 @@ class ConsumerSettings:
     """Secrets among them."""
 
     def __post_init__(self) -> None:
-        """Refuse what is of another kind at once: it could not even be looked at.
+        """Refuse values of a wrong type.
 
         Raises:
-            OptionError: With all parameters of which this is so.
+            OptionError: With all of them.
         """
-        found = (kind_problem(name, getattr(self, name), kinds) for name, kinds in _KINDS.items())
+        found = (_kind_problem(name, getattr(self, name), kinds) for name, kinds in _KINDS.items())
         problems = [problem for problem in found if problem is not None]
         if not hasattr(self.offset_store, "spec" if not isinstance(self.offset_store, str) else "strip"):
             problems.append(
-                f"offset_store must be a store or a text, not {shown(self.offset_store)}; use "
+                f"offset_store must be a store or a text, not {_shown(self.offset_store)}; use "
                 "DeltaOffsetStore(path)"
             )
         if problems:
             raise OptionError(
-                tuple(problems), where=f"configuration of consumer group {shown(self.consumer_group)}"
+                tuple(problems), where=f"configuration of consumer group {_shown(self.consumer_group)}"
             )
 
     @property
     def store_spec(self) -> str:
-        """The value of option ``offsetStore``; a relative path is of this process's working folder."""
+        """The value of option ``offsetStore``; a relative path is relative to this process's folder."""
         if not isinstance(self.offset_store, str):
             return self.offset_store.spec
         with suppress(ValueError):
@@ -244,7 +238,7 @@ class ConsumerSettings:
 
     @property
     def store_kind(self) -> StoreKind | None:
-        """None for a text that names no store, which parsing the option tells."""
+        """None for a text that names no store; parsing the option reports that."""
         try:
             return StoreSpec.parse(self.store_spec).kind
         except ValueError:
@@ -262,9 +256,9 @@ class ConsumerSettings:
 
         Args:
             subscriptions: By topic: tags, or ``{"sql": condition}``.
-            listener: Its name goes along, if it was given by name.
-            orderly: Whether it is an orderly one.
-            problems: Of listener and hooks; everything that is wrong with the settings is added.
+            listener: As registered; the source gets its name if that is what was registered.
+            orderly: Whether the listener is an orderly one.
+            problems: Of listener and hooks, to report with those of the settings.
 
         Raises:
             OptionError: With all problems, if there are any.
@@ -301,11 +295,11 @@ class ConsumerSettings:
         return options
 
     def reads_in_engine(self, *, orderly: bool) -> bool:
-        """Whether the engine reads the planned ranges itself, for it needs no shuffle of their messages."""
+        """Whether the engine reads the planned ranges itself, without a shuffle of their messages."""
         return not orderly or self.orderly_engine == OrderlyEngineKind.DIRECT
 
     def orderly(self) -> OrderlySettings:
-        """What the orderly machine is to know."""
+        """The settings of an orderly listener's engine."""
         return OrderlySettings(
             consume_message_batch_max_size=self.consume_message_batch_max_size,
             suspend_current_queue_time_millis=self.suspend_current_queue_time_millis,
@@ -315,7 +309,7 @@ class ConsumerSettings:
         )
 
     def concurrent(self) -> ConcurrentSettings:
-        """What the concurrent machine is to know."""
+        """The settings of a concurrent listener's engine."""
         is_default = self.max_reconsume_times == UNLIMITED
         return ConcurrentSettings(
             consume_message_batch_max_size=self.consume_message_batch_max_size,
@@ -326,39 +320,26 @@ class ConsumerSettings:
         )
 
     def _problems(self) -> list[str]:
-        checks = (
-            (
-                self.store_kind is StoreKind.MEMORY,
-                (
-                    f"offset_store is '{self.store_spec}': progress kept in this process cannot be seen by "
-                    "Spark's planner process; use DeltaOffsetStore"
-                ),
-            ),
-            (
-                self.orderly_engine not in tuple(OrderlyEngineKind),
-                f"orderly_engine='{self.orderly_engine}' is none of {', '.join(OrderlyEngineKind)}",
-            ),
-            (
-                not 1 <= self.consume_message_batch_max_size <= 1024,
-                (
-                    f"consume_message_batch_max_size={self.consume_message_batch_max_size} is not between 1 and "
-                    "1024"
-                ),
-            ),
-            (
-                not 1 <= self.consume_thread_max <= 1000,
-                f"consume_thread_max={self.consume_thread_max} is not between 1 and 1000",
-            ),
-            (
-                self.consume_timeout_s <= 0,
-                f"consume_timeout_s={self.consume_timeout_s} must be more than 0",
-            ),
-            (
-                self.max_reconsume_times < UNLIMITED,
-                f"max_reconsume_times={self.max_reconsume_times} must be -1 (no limit), 0 or more",
-            ),
-        )
-        return [sentence for is_wrong, sentence in checks if is_wrong]
+        problems = []
+        if self.store_kind is StoreKind.MEMORY:
+            problems.append(
+                f"offset_store is '{self.store_spec}': progress kept in this process cannot be seen by "
+                "Spark's planner process; use DeltaOffsetStore"
+            )
+        if self.orderly_engine not in tuple(OrderlyEngineKind):
+            problems.append(
+                f"orderly_engine='{self.orderly_engine}' is none of {', '.join(OrderlyEngineKind)}"
+            )
+        for name, most in (("consume_message_batch_max_size", 1024), ("consume_thread_max", 1000)):
+            if not 1 <= getattr(self, name) <= most:
+                problems.append(f"{name}={getattr(self, name)} is not between 1 and {most}")
+        if self.consume_timeout_s <= 0:
+            problems.append(f"consume_timeout_s={self.consume_timeout_s} must be more than 0")
+        if self.max_reconsume_times < UNLIMITED:
+            problems.append(
+                f"max_reconsume_times={self.max_reconsume_times} must be -1 (no limit), 0 or more"
+            )
+        return problems
 
     def _overridden(self) -> list[str]:
         return [
