@@ -1,9 +1,9 @@
 r"""Account balances in an external database: each message counts once, whatever is killed.
 
-Messages are delivered at least once: a batch runs again when a worker or the driver dies after the listener has done
-its work and before that is known. Balances do not bear that, so the database itself remembers which messages it has,
-in the same transaction as what they do. A message's position (topic, broker, queue, offset) is its only unique key:
-all messages of one producer batch have the same ``msg_id``.
+Messages are delivered at least once: a batch runs again when a worker or the driver dies after the listener's
+work and before its commit. A balance must not count a message twice, so the database remembers which messages
+it has, in the same transaction as their effect. A message's position (topic, broker, queue, offset) is its
+only unique key: all messages of one producer batch have the same ``msg_id``.
 
 SQLite here; for PostgreSQL write ``%s`` for ``?`` and connect with psycopg, the statements are the same.
 

@@ -1,4 +1,4 @@
-"""An orderly consumer as a job of a platform that brings its own Spark session; see docs/how-to/databricks.md.
+"""An orderly consumer as a job of a platform with its own Spark session; see docs/how-to/databricks.md.
 
 consumer_on_databricks.py NAME_SERVERS FOLDER
 """

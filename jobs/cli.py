@@ -1,7 +1,7 @@
-"""The command line of all jobs, and what their exit codes mean.
+"""The command line of all jobs, and their exit codes.
 
-0 done; 1 the job failed; 2 bad input, told without a traceback; 130 interrupted; 143 ended by SIGTERM.  Heavy
-imports happen in the command that needs them: ``--help`` and ``offsets …`` must not load Spark.
+0 done; 1 the job failed; 2 bad input, reported without a traceback; 130 interrupted; 143 ended by SIGTERM.
+Heavy imports happen in the command that needs them: ``--help`` and ``offsets …`` must not load Spark.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ cli.add_command(offsets)
 @cli.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print what makes SHELL complete jobs and their options, such as: eval "$(./spark-submit.sh completion bash)"."""
+    """Print the completion script of SHELL, such as for: eval "$(./spark-submit.sh completion bash)"."""
     of_shell = get_completion_class(shell)
     assert of_shell is not None
     click.echo(of_shell(cli, {}, PROGRAM, COMPLETION_VARIABLE).source())
@@ -89,20 +89,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             standalone_mode=False,
         )
     except click.exceptions.NoArgsIsHelpError as error:
-        return _tell(error.format_message(), EXIT_BAD_INPUT)
+        return _report(error.format_message(), EXIT_BAD_INPUT)
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
         command = context.command_path if context else PROGRAM
-        return _tell(f"{error.format_message()}\nSee {command} --help.", EXIT_BAD_INPUT)
+        return _report(f"{error.format_message()}\nSee {command} --help.", EXIT_BAD_INPUT)
     except OptionError as error:
-        return _tell(str(error), EXIT_BAD_INPUT)
+        return _report(str(error), EXIT_BAD_INPUT)
     except (JobFailed, RocketMQError) as error:
-        return _tell(str(error), EXIT_FAILED)
+        return _report(str(error), EXIT_FAILED)
     except (KeyboardInterrupt, click.exceptions.Abort):
-        return _tell("Interrupted.", EXIT_INTERRUPTED)
+        return _report("Interrupted.", EXIT_INTERRUPTED)
     return 0
 
 
-def _tell(text: str, exit_code: int) -> int:
+def _report(text: str, exit_code: int) -> int:
     print(masked(text), file=sys.stderr)
     return exit_code

@@ -47,10 +47,10 @@ _MOMENT = Parsed("time|version", parse_moment)
 
 
 def _change_options(function: CallableT) -> CallableT:
-    """Add what every change takes, and hand it over as one ``Manner``."""
+    """Add what every change takes, and hand it over as one ``ChangeOptions``."""
 
     @wraps(function)
-    def with_manner(*, topics: Sequence[str], queues: Sequence[tuple[str, int]], **rest: Any) -> Any:
+    def with_options(*, topics: Sequence[str], queues: Sequence[tuple[str, int]], **rest: Any) -> Any:
         names = ("is_dry_run", "is_forced", "sink", "rewinds_sink")
         given = {name: rest.pop(name) for name in names}
         if given["rewinds_sink"] and given["sink"] is None:
@@ -59,34 +59,46 @@ def _change_options(function: CallableT) -> CallableT:
             )
         choice = QueueChoice(frozenset(topics), frozenset(queues))
         # Loaded here: it brings delta-rs, which --help can do without.
-        manner = import_module("jobs.offset_change").Manner
-        return function(manner=manner(choice=choice, form=OutputForm(rest.pop("output")), **given), **rest)
+        options = import_module("jobs.offset_change").ChangeOptions
+        return function(options=options(choice=choice, form=OutputForm(rest.pop("output")), **given), **rest)
 
     for add in (
         click.option(
-            "--rewind-sink", "rewinds_sink", is_flag=True, help="Set the sink's watermarks back, too, so "
-                                                                "that rows "
-            "are written again. Refused while the query runs, and while those rows are still in the table."
+            "--rewind-sink",
+            "rewinds_sink",
+            is_flag=True,
+            help="Set the sink's watermarks back, too, so that rows are written again. Refused while the "
+            "query runs, and while those rows are still in the table.",
         ),
-        click.option("--sink", metavar="PATH", help="The group's Delta sink: show which rows it would drop "
-                                                    "as known."),
         click.option(
-            "--force", "is_forced", is_flag=True, help="Also while the group runs: the batch under way is "
-                                                       "fenced off, the query goes on from the new offsets."
+            "--sink", metavar="PATH", help="The group's Delta sink: show which rows it would drop as known."
+        ),
+        click.option(
+            "--force",
+            "is_forced",
+            is_flag=True,
+            help="Also while the group runs: the batch under way is fenced off, the query goes on from the "
+            "new offsets.",
         ),
         click.option("--dry-run", "is_dry_run", is_flag=True, help="Show the change and make none."),
         click.option(
-            "--queue", "queues", multiple=True, type=Parsed("broker:id", parse_queue), help="Only this queue, such as "
-            "broker-a:0; repeatable."
+            "--queue",
+            "queues",
+            multiple=True,
+            type=Parsed("broker:id", parse_queue),
+            help="Only this queue, such as broker-a:0; repeatable.",
         ),
-        click.option("--topic", "topics", multiple=True, help="Only this topic; repeatable. The group's "
-                                                              "retry topic is "
-            "left alone unless it is named."),
+        click.option(
+            "--topic",
+            "topics",
+            multiple=True,
+            help="Only this topic; repeatable. The group's retry topic is left alone unless it is named.",
+        ),
         output_options,
         settings_options,
-    ):  # fmt: skip
-        with_manner = add(with_manner)
-    return with_manner  # type: ignore[return-value]
+    ):
+        with_options = add(with_options)
+    return with_options  # type: ignore[return-value]
 
 
 @click.group(cls=JobGroup)
@@ -130,7 +142,7 @@ def show(conf: Path | None, pairs: Sequence[str], output: str) -> None:
     type=click.FloatRange(min=0.05),
     default=24.0,
     show_default=True,
-    help="How far back the picture goes.",
+    help="How far back the chart goes.",
 )
 def lag(
     conf: Path | None, pairs: Sequence[str], *, output: str, page: Path | None, png: Path | None, hours: float
@@ -179,14 +191,14 @@ def lag(
     help="The group is not in the store yet: have it begin where --to says.",
 )
 def reset(
-    conf: Path | None, pairs: Sequence[str], *, target: Any, moment: Any, is_new_group: bool, manner: Any
+    conf: Path | None, pairs: Sequence[str], *, target: Any, moment: Any, is_new_group: bool, options: Any
 ) -> None:
     """Move a group: to a position in its queues, or to where it once was."""
     if (target is None) == (moment is None):
         raise click.UsageError("Say where to: one of --to and --as-of.")
     settings = load_settings(OffsetsChangeSettings, "offsets reset", conf, pairs)
-    manner = replace(manner, is_new_group=is_new_group)
-    import_module("jobs.offset_change").reset(settings, target or moment, manner, open_console())
+    options = replace(options, is_new_group=is_new_group)
+    import_module("jobs.offset_change").reset(settings, target or moment, options, open_console())
 
 
 @offsets.command(
@@ -196,10 +208,10 @@ def reset(
     examples=(f"offsets accept-gap {_CONF}",),
 )
 @_change_options
-def accept_gap(conf: Path | None, pairs: Sequence[str], manner: Any) -> None:
+def accept_gap(conf: Path | None, pairs: Sequence[str], options: Any) -> None:
     """Have a group go on where it is although its sink has lost rows: they stay away."""
     settings = load_settings(OffsetsChangeSettings, "offsets accept-gap", conf, pairs)
-    import_module("jobs.offset_change").accept_gap(settings, manner, open_console())
+    import_module("jobs.offset_change").accept_gap(settings, options, open_console())
 
 
 @offsets.command(
@@ -211,12 +223,12 @@ def accept_gap(conf: Path | None, pairs: Sequence[str], manner: Any) -> None:
 @click.option(
     "--messages", type=click.IntRange(min=1), help="How many of each queue; without it, all there are now."
 )
-def skip(conf: Path | None, pairs: Sequence[str], messages: int | None, manner: Any) -> None:
+def skip(conf: Path | None, pairs: Sequence[str], messages: int | None, options: Any) -> None:
     """Pass messages over: a group's backlog, or a message that cannot be consumed."""
-    if messages is not None and not manner.choice.queues:
+    if messages is not None and not options.choice.queues:
         raise click.UsageError("--messages needs --queue: messages are counted in each queue.")
     settings = load_settings(OffsetsChangeSettings, "offsets skip", conf, pairs)
-    import_module("jobs.offset_change").skip(settings, messages, manner, open_console())
+    import_module("jobs.offset_change").skip(settings, messages, options, open_console())
 
 
 @offsets.command(
@@ -226,10 +238,10 @@ def skip(conf: Path | None, pairs: Sequence[str], messages: int | None, manner: 
 )
 @_change_options
 @click.option("--from", "source", required=True, metavar="GROUP", help="The group whose offsets are taken.")
-def clone(conf: Path | None, pairs: Sequence[str], source: str, manner: Any) -> None:
+def clone(conf: Path | None, pairs: Sequence[str], source: str, options: Any) -> None:
     """Move a group, perhaps a new one, to where another group of the same store stands."""
     settings = load_settings(OffsetsChangeSettings, "offsets clone", conf, pairs)
-    import_module("jobs.offset_change").clone(settings, source, manner, open_console())
+    import_module("jobs.offset_change").clone(settings, source, options, open_console())
 
 
 @offsets.command(cls=JobCommand, settings=OffsetsHistorySettings, examples=(f"offsets history {_CONF}",))

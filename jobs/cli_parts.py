@@ -82,7 +82,7 @@ class JobCommand(click.Command):
             )
         return rest
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write one entry an option, required ones first."""
         access = {spec.key for spec in specs_of(ClusterAccess)}
         known = specs_of(self.settings)
@@ -112,7 +112,7 @@ def _default_of(spec: OptionSpec, keys: Collection[str]) -> str:
     return ", or ".join([spec.default_text, *(f"`{key}`" for key in spec.instead if key in keys)])
 
 
-def _complete_key(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001 - click's
+def _complete_key(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     assert isinstance(ctx.command, JobCommand)
     return [f"{key}=" for key in ctx.command.option_keys if key.lower().startswith(incomplete.lower())]
 

@@ -1,13 +1,4 @@
-"""The options of each job.
-
-The options of job ``consume``.
-
-The options of job ``publish``.
-
-The options of the jobs ``offsets …``.
-
-The options of job ``replay``.
-"""
+"""The options of each job."""
 
 from __future__ import annotations
 
@@ -87,7 +78,10 @@ class OffsetsShowSettings(ClusterAccess):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class OffsetsHistorySettings(ClusterAccess):
-    """Options of jobs ``offsets history`` and ``offsets diff``; those of the cluster so that one ``--conf`` does for all jobs ``offsets …``."""
+    """Options of jobs ``offsets history`` and ``offsets diff``.
+
+    Those of the cluster are unused, so that one ``--conf`` file does for all jobs ``offsets …``.
+    """
 
     offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
     consumer_group: str = like_source("consumer_group", doc=GROUP_DOC)
@@ -128,7 +122,7 @@ class OffsetsLagSettings(ClusterAccess):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PublishSettings(ClusterAccess):
-    """Options of job ``publish``: the sink's, but for those that ``select`` says row by row, such as ``'paid' AS tags``."""
+    """Options of job ``publish``: the sink's, except those that ``select`` gives row by row."""
 
     name_servers: tuple[str, ...] = like_sink("name_servers")
     topic: str = like_sink("topic", doc="The topic the messages go to.")

@@ -1,4 +1,4 @@
-"""Gathers what the picture of a group's lag shows: from the store's history, and from the brokers."""
+"""Gathers what the chart of a group's lag shows: from the store's history, and from the brokers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from jobs.cluster_look import CALLS_AT_ONCE, ClusterLook
+from jobs.cluster_inspector import CALLS_AT_ONCE, ClusterInspector
 from jobs.job_options import OffsetsLagSettings
-from jobs.lag_picture import LagHistory, moments_at, sample_times
+from jobs.lag_chart import LagHistory, moments_at, sample_times
 from jobs.settings import JobFailed
 from jobs.stored_groups import StoredGroup, open_group
 from pyspark_rocketmq.clock import Clock, SystemClock
@@ -27,12 +27,12 @@ def draw_lag(settings: OffsetsLagSettings, hours: float, page: Path | None, png:
         JobFailed: If no group is named, there is nothing to draw, or the extra 'charts' is not installed.
     """
     # An extra; first, so that nobody waits for a look at the cluster that cannot be drawn.
-    picture = import_module("jobs.lag_picture")
+    chart = import_module("jobs.lag_chart")
     history = lag_history(settings, hours)
     if page is not None:
-        picture.write_page(history, page)
+        chart.write_page(history, page)
     if png is not None:
-        picture.write_png(history, png)
+        chart.write_png(history, png)
 
 
 def lag_history(settings: OffsetsLagSettings, hours: float, clock: Clock | None = None) -> LagHistory:
@@ -42,7 +42,7 @@ def lag_history(settings: OffsetsLagSettings, hours: float, clock: Clock | None 
         JobFailed: If no group is named, or nothing of it is kept.
     """
     if settings.consumer_group is None:
-        raise JobFailed("A picture is of one group: name it with option 'consumerGroup'.")
+        raise JobFailed("A chart shows one group: name it with option 'consumerGroup'.")
     group = open_group(settings, settings.consumer_group, must_exist=True)
     clock = clock or SystemClock()
     changes = group.changes
@@ -54,7 +54,7 @@ def lag_history(settings: OffsetsLagSettings, hours: float, clock: Clock | None 
     moments = moments_at(times_s, _moments(group, changes, times_s))
     queues = sorted({queue for moment in moments if moment is not None for queue in moment.rows})
     with ThreadPoolExecutor(CALLS_AT_ONCE, "rocketmq-lag") as threads:
-        cluster = ClusterLook(settings, group.name.namespace, clock, threads)
+        cluster = ClusterInspector(settings, group.name.namespace, clock, threads)
         ends = cluster.stored_by(queues, times_s)
         letters = [
             MessageQueue(dlq_topic(group.name.group), name, 0)

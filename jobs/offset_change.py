@@ -1,16 +1,11 @@
-"""Jobs that move a group: ``offsets reset``, ``skip``, ``clone`` and ``accept-gap``.
+"""Jobs ``offsets reset``, ``skip``, ``clone`` and ``accept-gap``: move a group, shown as a table first.
 
-Jobs ``offsets reset``, ``skip``, ``clone`` and ``accept-gap``: move a group, seen as a table before it is
-done.
-
-The order: look at everything, plan, show, refuse what would harm; then one change of the store, and the
+The order: read everything, plan, show, refuse what would do harm; then one change of the store, and of the
 sink's watermarks if that was asked for. A change raises the epoch of each queue it moves, so it is safe while
 the group runs.
 
-What a sink says of a group's queues, and its rewinding after the group was moved back.
-
-A sink drops rows below a queue's watermark, since it has them already. To have them written again they must
-be deleted and the watermark be set back.
+A sink drops rows below a queue's watermark, since it has them already. To have them written again, delete
+them and set the watermark back.
 """
 
 from __future__ import annotations
@@ -27,7 +22,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from rich.console import Console
 
-from jobs.cluster_look import CALLS_AT_ONCE, ClusterLook, members_holding
+from jobs.cluster_inspector import CALLS_AT_ONCE, ClusterInspector, members_holding
 from jobs.job_options import OffsetsChangeSettings
 from jobs.offset_moves import (
     EARLIEST,
@@ -106,7 +101,7 @@ class SinkWatermarks:
         return found[0].targets
 
     def problem(self, consumer_group: str, moves: Sequence[QueueMove]) -> str | None:
-        """Why the watermarks must not be set to where ``moves`` go: rows would be there twice, or be forgotten."""
+        """Why the watermarks must not follow ``moves``: rows would be there twice, or be forgotten."""
         back = [move for move in moves if move.is_below_watermark]
         if not back:
             return None
@@ -122,8 +117,8 @@ class SinkWatermarks:
         shown = " OR ".join(_rows_from(move, "`") for move in back)
         remedy = f"DELETE FROM delta.`{self._path}` WHERE {shown}"  # noqa: S608 - shown, not run
         return (
-            f"Nothing was changed: {self._path} still has {counted(count, 'row')} that group {consumer_group} "
-            f"would write again, and would have twice. Remove them first: {remedy}"
+            f"Nothing was changed: {self._path} still has {counted(count, 'row')} that group "
+            f"{consumer_group} would write again, and would have twice. Remove them first: {remedy}"
         )
 
     def rewind(self, consumer_group: str, targets: Mapping[MessageQueue, int]) -> None:
@@ -138,7 +133,7 @@ class SinkWatermarks:
 
 
 def _delta_sink(path: str) -> DeltaSink:
-    """Loaded only for who rewinds or goes back to the sink: it brings Spark along, which takes longer than all the rest of a job."""
+    """Loaded only for jobs that rewind a sink or return to it: it loads Spark, which takes seconds."""
     from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 
     return DeltaSink(path)
@@ -169,8 +164,8 @@ SINKS_LEAVE_OUT: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manner:
-    """How a change is made, whatever it is."""
+class ChangeOptions:
+    """The options of every change."""
 
     choice: QueueChoice
     is_dry_run: bool = False
@@ -183,56 +178,62 @@ class Manner:
 
 
 def reset(
-    settings: OffsetsChangeSettings, target: Target | AtTime | AtVersion, manner: Manner, console: Console
+    settings: OffsetsChangeSettings,
+    target: Target | AtTime | AtVersion,
+    options: ChangeOptions,
+    console: Console,
 ) -> None:
-    """Move the chosen queues to ``target``: a position, or (``AtTime``, ``AtVersion``) where the group once was.
+    """Move the chosen queues to ``target``: a position, or where the group was at a time or version.
 
     Raises:
         JobFailed: If it cannot or must not be done; nothing was changed then.
     """
     is_position = not isinstance(target, AtTime | AtVersion | ToSink)
-    with _look(settings, may_be_new=is_position and manner.is_new_group) as look:
+    with _begin_change(settings, may_be_new=is_position and options.is_new_group) as change:
         if isinstance(target, ToSink):
-            look.change(look.lost_by_sink(manner), manner, console, forgets_sinks=True)
+            change.apply(change.lost_by_sink(options), options, console, forgets_sinks=True)
             return
-        targets = look.targets(target, manner.choice)
+        targets = change.targets(target, options.choice)
         if target != ToBound(EARLIEST):
-            look.change(targets, manner, console)
+            change.apply(targets, options, console)
             return
-        # Whoever starts over empties the sink: what the retry topic's queues, which stay, have passed is not
-        # in it either.
-        stay = {queue: at for queue, at in accepted(look.chosen_rows(manner)).items() if queue not in targets}
-        look.change(stay | targets, manner, console, forgets_sinks=True)
+        # Users who start over empty the sink, so it lacks what the retry queues, which stay, have passed.
+        stay = {
+            queue: at for queue, at in accepted(change.chosen_rows(options)).items() if queue not in targets
+        }
+        change.apply(stay | targets, options, console, forgets_sinks=True)
 
 
-def accept_gap(settings: OffsetsChangeSettings, manner: Manner, console: Console) -> None:
+def accept_gap(settings: OffsetsChangeSettings, options: ChangeOptions, console: Console) -> None:
     """Have the chosen queues go on where they are, whatever their sink has lost; raises as ``reset``."""
-    with _look(settings) as look:
-        look.change(accepted(look.chosen_rows(manner)), manner, console, forgets_sinks=True)
+    with _begin_change(settings) as change:
+        change.apply(accepted(change.chosen_rows(options)), options, console, forgets_sinks=True)
 
 
-def skip(settings: OffsetsChangeSettings, messages: int | None, manner: Manner, console: Console) -> None:
+def skip(
+    settings: OffsetsChangeSettings, messages: int | None, options: ChangeOptions, console: Console
+) -> None:
     """Pass ``messages`` of each chosen queue over, or all that there are; raises as ``reset``."""
-    with _look(settings) as look:
-        rows = {queue: row for queue, row in look.group.rows.items() if manner.choice.takes(queue)}
-        look.change(skipped(rows, look.needed_bounds(rows), messages), manner, console)
+    with _begin_change(settings) as change:
+        rows = {queue: row for queue, row in change.group.rows.items() if options.choice.takes(queue)}
+        change.apply(skipped(rows, change.needed_bounds(rows), messages), options, console)
 
 
-def clone(settings: OffsetsChangeSettings, source: str, manner: Manner, console: Console) -> None:
+def clone(settings: OffsetsChangeSettings, source: str, options: ChangeOptions, console: Console) -> None:
     """Move the group to where the group ``source`` of the same store stands; raises as ``reset``."""
-    with _look(settings, may_be_new=True) as look:
+    with _begin_change(settings, may_be_new=True) as change:
         rows = open_group(settings, source, must_exist=True).rows
-        targets = {queue: row.next_offset for queue, row in rows.items() if manner.choice.takes(queue)}
-        look.change(targets, manner, console)
+        targets = {queue: row.next_offset for queue, row in rows.items() if options.choice.takes(queue)}
+        change.apply(targets, options, console)
 
 
 @contextmanager
-def _look(settings: OffsetsChangeSettings, *, may_be_new: bool = False) -> Iterator[_Look]:
+def _begin_change(settings: OffsetsChangeSettings, *, may_be_new: bool = False) -> Iterator[_OffsetChange]:
     with ThreadPoolExecutor(CALLS_AT_ONCE, "rocketmq-offsets") as threads:
-        yield _Look(settings, SystemClock(), threads, may_be_new=may_be_new)
+        yield _OffsetChange(settings, SystemClock(), threads, may_be_new=may_be_new)
 
 
-class _Look:
+class _OffsetChange:
     """One group, and its cluster if name servers are given."""
 
     def __init__(
@@ -246,9 +247,9 @@ class _Look:
         self._settings = settings
         self._clock = clock
         self.group: StoredGroup = open_group(settings, settings.consumer_group, must_exist=not may_be_new)
-        self._cluster: ClusterLook | None = None
+        self._cluster: ClusterInspector | None = None
         if settings.name_servers is not None:
-            self._cluster = ClusterLook(settings, self.group.name.namespace, clock, threads)
+            self._cluster = ClusterInspector(settings, self.group.name.namespace, clock, threads)
 
     def targets(self, target: Position | AtTime | AtVersion, choice: QueueChoice) -> dict[MessageQueue, int]:
         """Where each chosen queue goes."""
@@ -271,16 +272,16 @@ class _Look:
                 assert self._cluster is not None
                 return self._cluster.stored_from(queues, at_s)
 
-    def chosen_rows(self, manner: Manner) -> dict[MessageQueue, OffsetRow]:
+    def chosen_rows(self, options: ChangeOptions) -> dict[MessageQueue, OffsetRow]:
         """The rows that are meant, those of the retry topic, too."""
         rows = self.group.rows
-        return {queue: row for queue, row in rows.items() if manner.choice.takes_retries_too(queue)}
+        return {queue: row for queue, row in rows.items() if options.choice.takes_retries_too(queue)}
 
-    def lost_by_sink(self, manner: Manner) -> dict[MessageQueue, int]:
+    def lost_by_sink(self, options: ChangeOptions) -> dict[MessageQueue, int]:
         """Where each chosen queue goes whose rows the sink has lost: to where the sink is."""
-        if manner.sink is None:
+        if options.sink is None:
             raise JobFailed("--to sink needs --sink, the table to which the group goes back.")
-        lost = SinkWatermarks(manner.sink).lost(str(self.group.name), self.chosen_rows(manner))
+        lost = SinkWatermarks(options.sink).lost(str(self.group.name), self.chosen_rows(options))
         begins = {queue for queue, at in lost.items() if at == 0}
         bounds = self.needed_bounds(begins) if begins else {}
         return lost | {queue: bounds[queue].min_offset for queue in begins}
@@ -301,81 +302,81 @@ class _Look:
             )
         return bounds
 
-    def change(
+    def apply(
         self,
         targets: Mapping[MessageQueue, int],
-        manner: Manner,
+        options: ChangeOptions,
         console: Console,
         *,
         forgets_sinks: bool = False,
     ) -> None:
         """Show the moves; make them, unless they are only to be shown."""
-        known = {*self.group.rows, *targets, *self._bounds(manner.choice.topics)}
-        mistaken = not_chosen(manner.choice, known)
+        known = {*self.group.rows, *targets, *self._bounds(options.choice.topics)}
+        mistaken = not_chosen(options.choice, known)
         if mistaken is not None:
             raise JobFailed(f"{mistaken} Nothing was changed.")
-        moves = self._moves(targets, manner, forgets_sinks=forgets_sinks)
+        moves = self._moves(targets, options, forgets_sinks=forgets_sinks)
         if not moves:
             raise JobFailed(
                 f"There is nothing to change: group '{self.group.name}' is there already, or none of its "
                 "queues was chosen."
             )
-        problem = self._problem(moves, manner)
-        if problem is None and not manner.is_dry_run:
-            moves = self._made(moves, manner)
+        problem = self._problem(moves, options)
+        if problem is None and not options.is_dry_run:
+            moves = self._made(moves, options)
         title = f"Offsets of consumer group {self.group.name}" + (
-            ", as they would be" if problem is not None or manner.is_dry_run else ", as they are now"
+            ", as they would be" if problem is not None or options.is_dry_run else ", as they are now"
         )
         print_records(
-            console, manner.form, title, tuple(moves[0].columns()), [move.columns() for move in moves]
+            console, options.form, title, tuple(moves[0].columns()), [move.columns() for move in moves]
         )
-        if problem is not None and not manner.is_dry_run:
+        if problem is not None and not options.is_dry_run:
             raise JobFailed(problem)
-        if manner.sink is None and any((move.moved or 0) < 0 for move in moves):
+        if options.sink is None and any((move.moved or 0) < 0 for move in moves):
             # Beside the table, which may be read by a program.
             print(SINKS_LEAVE_OUT, file=sys.stderr)
 
-    def _made(self, moves: Sequence[QueueMove], manner: Manner) -> Sequence[QueueMove]:
+    def _made(self, moves: Sequence[QueueMove], options: ChangeOptions) -> Sequence[QueueMove]:
         targets = {move.queue: move.target for move in moves}
         rows = self.group.store.reset(str(self.group.name), targets)
-        if manner.rewinds_sink:
-            assert manner.sink is not None
+        if options.rewinds_sink:
+            assert options.sink is not None
             back = {move.queue: move.target for move in moves if move.is_below_watermark}
-            SinkWatermarks(manner.sink).rewind(str(self.group.name), back)
+            SinkWatermarks(options.sink).rewind(str(self.group.name), back)
         return [dataclasses.replace(move, new_epoch=rows[move.queue].epoch) for move in moves]
 
     def _moves(
-        self, targets: Mapping[MessageQueue, int], manner: Manner, *, forgets_sinks: bool
+        self, targets: Mapping[MessageQueue, int], options: ChangeOptions, *, forgets_sinks: bool
     ) -> Sequence[QueueMove]:
         topics = {queue.topic for queue in targets}
         rows = self.group.rows
         generations = {queue: rows[queue].generation if queue in rows else 0 for queue in targets}
         watermarks = (
-            {} if manner.sink is None else SinkWatermarks(manner.sink).of(str(self.group.name), generations)
+            {} if options.sink is None else SinkWatermarks(options.sink).of(str(self.group.name), generations)
         )
         moves = moves_to(
             targets,
             self.group.rows,
             self._bounds(topics),
             watermarks=watermarks,
-            rewinds_sink=manner.rewinds_sink,
+            rewinds_sink=options.rewinds_sink,
             forgets_sinks=forgets_sinks,
         )
         holders = self._holders(targets, topics)
         return [dataclasses.replace(move, held_by=holders.get(move.queue)) for move in moves]
 
-    def _problem(self, moves: Sequence[QueueMove], manner: Manner) -> str | None:
+    def _problem(self, moves: Sequence[QueueMove], options: ChangeOptions) -> str | None:
         """Why the moves must not be made."""
         beyond = beyond_the_broker(moves)
         if beyond:
             queues = "; ".join(f"{move.queue}: {move.target} ({move.note})" for move in beyond)
             return f"Nothing was changed: offsets beyond the end of their queue. {queues}. Use --to latest."
-        is_running = refusal(moves, rewinds_sink=manner.rewinds_sink)
-        if is_running is not None and (not manner.is_forced or manner.rewinds_sink):
+        is_running = refusal(moves, rewinds_sink=options.rewinds_sink)
+        if is_running is not None and (not options.is_forced or options.rewinds_sink):
             return is_running
-        if manner.rewinds_sink:
-            assert manner.sink is not None
-            return SinkWatermarks(manner.sink).problem(str(self.group.name), moves)
+        if options.rewinds_sink:
+            assert options.sink is not None
+            return SinkWatermarks(options.sink).problem(str(self.group.name), moves)
         return None
 
     def _holders(self, queues: Iterable[MessageQueue], topics: set[str]) -> Mapping[MessageQueue, str]:

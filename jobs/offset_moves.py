@@ -1,9 +1,4 @@
-"""Where an operator's command moves which queue, and the moments a user may name.
-
-Where an operator's command moves which queue, and what that does. Pure: the shell has read everything.
-
-What a user may write for a moment: a time, or a version of the offset store. Pure.
-"""
+"""Where an operator's command moves each queue, and the times and versions a user may write. Pure."""
 
 from __future__ import annotations
 
@@ -97,7 +92,7 @@ Target = Position | ToSink
 
 
 def parse_target(text: str) -> Target:
-    """Read ``earliest``, ``latest``, ``sink``, a queue offset, or the time from which messages shall be consumed.
+    """Parse ``earliest``, ``latest``, ``sink``, a queue offset, or the time from which to consume.
 
     Raises:
         ValueError: With the end of a sentence.
@@ -122,14 +117,14 @@ def parse_target(text: str) -> Target:
 
 
 def _time_in_digits(digits: str) -> str | None:
-    """What to write for a time as ``consumeTimestamp`` has it, or in milliseconds as ``mqadmin`` has; None for neither.
+    """What to write for a time in the form of ``consumeTimestamp`` or ``mqadmin`` (ms); None for neither.
 
     No queue has that many messages.
     """
     if len(digits) == 13:
         return datetime.fromtimestamp(int(digits) / 1000, UTC).isoformat(timespec="milliseconds")
     try:
-        at = datetime.strptime(digits, "%Y%m%d%H%M%S") if len(digits) == 14 else None  # noqa: DTZ007 - shown as it is
+        at = datetime.strptime(digits, "%Y%m%d%H%M%S") if len(digits) == 14 else None  # noqa: DTZ007
     except ValueError:
         return None
     return None if at is None else f"{at.isoformat()} for UTC, or with a zone, as {at.isoformat()}+08:00"
@@ -315,6 +310,6 @@ def refusal(moves: Collection[QueueMove], *, rewinds_sink: bool = False) -> str 
         "the query goes on from the new offsets with its next trigger."
     )
     return (
-        f"{len(held)} of {counted(len(moves), 'queue')} {'is' if len(held) == 1 else 'are'} being consumed by "
-        f"{holders}. Nothing was changed. {remedy}"
+        f"{len(held)} of {counted(len(moves), 'queue')} {'is' if len(held) == 1 else 'are'} being consumed "
+        f"by {holders}. Nothing was changed. {remedy}"
     )

@@ -1,9 +1,4 @@
-"""A group's progress and lag as rows for a table or for JSON. Pure.
-
-How far a group is behind and who holds its queues, as rows for a table or for JSON. Pure.
-
-A consumer group's progress beside what the brokers hold, as rows for a table or for JSON. Pure.
-"""
+"""A group's progress, lag and owners as rows for a table or for JSON. Pure."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def show_diff(
     form: OutputForm,
     console: Console,
 ) -> None:
-    """Print the queues whose offsets differ between two moments of a group, or between it and the group ``other``.
+    """Print the queues whose offsets differ between two moments of a group, or between two groups.
 
     Raises:
         JobFailed: If there is no such store or group, or the store has no memory.
@@ -64,7 +64,7 @@ def show_diff(
 
 
 def differences(before: Rows, after: Rows) -> list[dict[str, Any]]:
-    """One record per queue whose offset or epoch is another, sorted; None where a side does not have the queue."""
+    """One record per queue whose offset or epoch differs, sorted; None where a side lacks the queue."""
     records = []
     for queue in sorted({**before, **after}):
         old, new = before.get(queue), after.get(queue)

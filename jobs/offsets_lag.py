@@ -1,8 +1,8 @@
-"""Job ``offsets lag``: how far groups are behind and who holds their queues, asked of table, brokers and members.
+"""Job ``offsets lag``: how far groups are behind and who holds their queues. Without Spark.
 
-Without Spark, and bounded: each group costs one look at its topics, one list of members, one request to each
-of them, and one pull of a single message for each queue that is behind; what does not answer in time stays
-empty. The pulls are those of an operator: the group's own offsets and figures are not touched.
+Bounded: each group costs one look at its topics, one list of members, one request to each of them, and one
+pull of a single message for each queue that is behind; what does not answer in time stays empty. The pulls
+are an operator's: they touch neither the group's offsets nor its metrics.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rich.console import Console
 
-from jobs.cluster_look import CALLS_AT_ONCE, ClusterLook
+from jobs.cluster_inspector import CALLS_AT_ONCE, ClusterInspector
 from jobs.job_options import OffsetsLagSettings
 from jobs.offset_view import LAG_COLUMNS, LagView, holder_of, totals
 from jobs.stored_groups import read_groups
@@ -53,20 +53,20 @@ def look_at_lag(settings: OffsetsLagSettings, clock: Clock | None = None) -> lis
     groups = read_groups(settings.offset_store, settings.consumer_group, settings.namespace)
     clock = clock or SystemClock()
     with ThreadPoolExecutor(CALLS_AT_ONCE, "rocketmq-lag") as threads:
-        looks: dict[str, _Look] = {}
+        looks: dict[str, _GroupLag] = {}
         views = []
         for name, rows in groups.items():
             if name.namespace not in looks:
-                cluster = ClusterLook(settings, name.namespace, clock, threads)
-                looks[name.namespace] = _Look(cluster, clock, threads)
+                cluster = ClusterInspector(settings, name.namespace, clock, threads)
+                looks[name.namespace] = _GroupLag(cluster, clock, threads)
             views += looks[name.namespace].at(name, rows)
         return sorted(views, key=lambda view: (view.row.consumer_group, view.row.queue))
 
 
-class _Look:
+class _GroupLag:
     """What is asked beside the look at the cluster: how long the next messages have waited."""
 
-    def __init__(self, cluster: ClusterLook, clock: Clock, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, cluster: ClusterInspector, clock: Clock, threads: ThreadPoolExecutor) -> None:
         self._cluster = cluster
         self._clock = clock
         self._threads = threads

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from rich.console import Console
 
-from jobs.cluster_look import CALLS_AT_ONCE, ClusterLook
+from jobs.cluster_inspector import CALLS_AT_ONCE, ClusterInspector
 from jobs.job_options import OffsetsShowSettings
 from jobs.offset_view import OffsetView, view_offsets
 from jobs.stored_groups import GroupRows, read_groups
@@ -40,13 +40,15 @@ def show_offsets(
 
 def _views(groups: GroupRows, settings: OffsetsShowSettings) -> list[OffsetView]:
     views: list[OffsetView] = []
-    clusters: dict[str, ClusterLook] = {}
+    clusters: dict[str, ClusterInspector] = {}
     with ThreadPoolExecutor(CALLS_AT_ONCE, "rocketmq-offsets") as threads:
         for name, rows in groups.items():
             bounds: Mapping[MessageQueue, QueueBounds] = {}
             if settings.name_servers is not None:
                 if name.namespace not in clusters:
-                    clusters[name.namespace] = ClusterLook(settings, name.namespace, SystemClock(), threads)
+                    clusters[name.namespace] = ClusterInspector(
+                        settings, name.namespace, SystemClock(), threads
+                    )
                 bounds = clusters[name.namespace].bounds(sorted({row.queue.topic for row in rows}))
             views += view_offsets(rows, bounds)
     return views

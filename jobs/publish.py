@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sf
 from rich.console import Console
 
-from jobs.cluster_look import broker_bounds
+from jobs.cluster_inspector import broker_bounds
 from jobs.job_options import PublishSettings
 from jobs.running import Shown, failure_sentence, spark_session
 from jobs.settings import JobFailed
@@ -96,7 +96,7 @@ def _stored(settings: PublishSettings) -> Callable[[], int | None]:
 
 @contextmanager
 def _watched(done: Callable[[], int | None], total: int, console: Console) -> Iterator[None]:
-    """Show how far the block is, from a thread beside it: Spark finds its session on the block's own thread only."""
+    """Show the block's progress from another thread: Spark finds its session on the block's own only."""
     is_over = threading.Event()
     # Ctrl-C inside a call to the JVM would be reported with a traceback.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""Job ``replay``: queues read again, into a Delta table or another topic, while no group's offsets are touched."""
+"""Job ``replay``: reads queues again, into a Delta table or another topic."""
 
 from __future__ import annotations
 

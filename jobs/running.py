@@ -1,15 +1,9 @@
-"""A job that runs: its Spark session, its progress on the screen, and signals that stop it.
+"""A running job: its Spark session, its progress on the screen, and the signals that stop it.
 
-Showing how far something is, and waiting for a query meanwhile.
-
-SIGINT and SIGTERM to a job that runs until somebody stops it.
-
-``spark-submit`` runs two processes: the JVM, which is the one that was started, and its child, this one. A
-supervisor sends SIGTERM to the first alone; Ctrl-C goes to both, and to the process that plans the query. The
-JVM would stop Spark under the listener's calls. So it leaves SIGINT to this process, as its children do then,
-and passes SIGTERM on.
-
-The Spark session of a job.
+``spark-submit`` runs two processes: the JVM, which was started, and its child, this one. A supervisor sends
+SIGTERM to the first alone; Ctrl-C goes to both, and to the process that plans the query. The JVM would stop
+Spark during the listener's calls. So it ignores SIGINT, as its children then do, and passes SIGTERM on to
+this process.
 """
 
 from __future__ import annotations
@@ -82,10 +76,10 @@ _SAME_S: Final = 1.0
 
 
 class StopSignals:
-    """Notes the first signal within its block; a second one, of either kind, interrupts whatever is waited for."""
+    """Notes the first signal within its block; a second one, of either kind, raises KeyboardInterrupt."""
 
     def __init__(self, spark: SparkSession) -> None:
-        """Take the signals from the session's JVM; before a query starts, whose planner inherits what is ignored."""
+        """Take the signals from the JVM, before a query starts: its planner inherits what is ignored."""
         self.received: signal.Signals | None = None
         """The first one."""
         self._at_s = 0.0
@@ -257,7 +251,7 @@ def failure_sentence(text: str) -> str:
 
 
 def behind_text(figures: BatchFigures, counter: RowCounter) -> str:
-    """Where a query's queues are, for one line beside the rows; empty while that is not known for these rows."""
+    """How far a query is behind, in one line; empty while that is unknown for the rows counted."""
     # A batch's rows are counted before Spark tells where its queues are.
     if figures.lag is None or figures.batch_id < counter.batch_id:
         return ""
@@ -275,9 +269,9 @@ def await_query(
     monitor: QueryMonitor | None = None,
     is_enough: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Wait until ``query`` ends, or ``is_enough``, showing committed rows; ``total`` is None when there is no end.
+    """Show committed rows until ``query`` ends or ``is_enough``; ``total`` is None when there is no end.
 
-    With ``monitor``, how far behind the query is, too.
+    With ``monitor``, show how far behind the query is, too.
 
     Raises:
         JobFailed: If the query failed, with the reason without Spark's stack traces.

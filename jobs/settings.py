@@ -1,15 +1,7 @@
-"""What the options of jobs have in common, and where a job's settings come from.
+"""The jobs' settings: declared like the data source's options, read from a TOML file and ``--option``.
 
-What the options of the jobs have in common; each job declares its own as the data source declares its.
-
-A job's settings as text: from a TOML file and from ``--option key=value``, the latter winning.
-
-Tables of the file only group: ``[listener] outputSchema = …`` is the option ``outputSchema``.  Nothing here
-knows which options exist.
-
-What jobs add to the package's way of declaring options.
-
-How a job ends badly.
+``--option key=value`` wins over the file. Tables of the file only group: ``[listener] outputSchema = …`` is
+the option ``outputSchema``.
 """
 
 from __future__ import annotations
@@ -35,7 +27,7 @@ class JobFailed(Exception):
 
 
 def like_source(name: str, **given: Any) -> Any:
-    """Declare an option of the data source, by its field's ``name``, for a job; ``given`` as of :func:`_like`."""
+    """Declare the data source's option with field ``name`` for a job; ``given`` as of :func:`_like`."""
     return _like(ReadOptions, name, **given)
 
 
@@ -201,7 +193,7 @@ class ClusterAccess(OptionSet):
     tls_verify_hostname: bool = like_source("tls_verify_hostname", default=True)
 
     def access_options(self, namespace: str | None = None) -> dict[str, str]:
-        """What was given of these, as the data source takes it; in ``namespace``, if it is not None, instead."""
+        """Those given, as the data source takes them; with another ``namespace`` if it is not None."""
         values = {
             field.metadata["spec"].key: getattr(self, field.name)
             for field in dataclasses.fields(ClusterAccess)

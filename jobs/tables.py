@@ -1,8 +1,6 @@
-"""Records as jobs print them: tables for people, JSON and CSV for programs.
+"""Prints records: a table for people, JSON and CSV for programs.
 
-Tables on the terminal; what stands in them is text, never markup.
-
-How jobs print records: a table for people, JSON and CSV for programs.
+Cells of a table are text, never markup.
 """
 
 from __future__ import annotations
@@ -100,7 +98,7 @@ def print_records(
     columns: Sequence[str],
     records: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Print ``records`` with ``columns``, which all of them have; of a table columns without values are left out."""
+    """Print ``records``, which all have ``columns``; a table leaves out columns without values."""
     match form:
         case OutputForm.TABLE:
             shown = [name for name in columns if any(record[name] is not None for record in records)]

@@ -1,6 +1,7 @@
-"""Copy the jars that Delta needs beside Spark's own from Ivy's folder into one of their own.
+"""Copy the jars that Delta needs besides Spark's own from Ivy's folder into one of their own.
 
-Usage: ``collect_delta_jars.py IVY_JARS TARGET``; exit code 1 names what Ivy did not bring, or what is not what was published.
+Usage: ``collect_delta_jars.py IVY_JARS TARGET``; exit code 1 names jars that are missing or have another
+content than the published ones.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ NEEDED = {
     "io.unitycatalog_unitycatalog-client-0.6.0.jar": "48257499a86b801a3e2372cec55ac226ca1c1c7eabe5c118e7302f29a1fdbc19",
     "io.unitycatalog_unitycatalog-hadoop-0.6.0.jar": "c47b63c961c87102b9e1d63809a0915ba4c86b7652f57c8d39ca3a05b441a150",
 }
-"""Names and SHA-256, as Maven Central has them: as pip's packages, a mirror's are refused if they are others."""
+"""Names and SHA-256, as Maven Central has them: other jars of a mirror are refused."""
 
 
 def collect(ivy_jars: Path, target: Path) -> None:
-    """Copy the needed jars; nothing is left in ``target`` unless all of them are there and are those known here."""
+    """Copy the needed jars, or none if one is missing or has another hash."""
     missing = [name for name in NEEDED if not (ivy_jars / name).is_file()]
     if missing:
         raise SystemExit(f"Ivy did not bring {', '.join(missing)} into {ivy_jars}.")
     others = [name for name, digest in NEEDED.items() if _sha256(ivy_jars / name) != digest]
     if others:
         raise SystemExit(
-            f"Ivy brought {', '.join(others)} into {ivy_jars} with another content than Maven Central has, and nothing of it is used. "
-            "Look at the mirror or proxy that jars come from (DEFAULT_ARTIFACT_REPOSITORY, ~/.m2)."
+            f"Ivy brought {', '.join(others)} into {ivy_jars} with another content than Maven Central has, "
+            "and nothing of it is used. Look at the mirror or proxy that jars come from (DEFAULT_ARTIFACT_REPOSITORY, ~/.m2)."
         )
     target.mkdir(parents=True)
     for name in NEEDED:

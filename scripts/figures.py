@@ -72,7 +72,8 @@ def main() -> None:
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1]
     print(f"{'':36} {'now':>8} {'at most':>8}")  # noqa: T201
     for name, value, wanted, detail in figures(root):
-        print(f"{name:36} {value:>8,} {'fewer' if wanted is None else f'{wanted:,}':>8}  {detail}".rstrip())  # noqa: T201
+        limit = "fewer" if wanted is None else f"{wanted:,}"
+        print(f"{name:36} {value:>8,} {limit:>8}  {detail}".rstrip())  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Add the compiled modules of the installed PySpark to the zip that Spark's Python processes import it from.
 
-Spark puts ``python/lib/pyspark.zip`` and Py4J's in front of the packages that are installed, and Python keeps nothing
-it compiles out of a zip: every planner, and every worker that is not forked from one that has imported it, compiles
-PySpark anew, about a second of a core before a query's first batch. ``python scripts/precompile_pyspark.py`` does it
-for the environment it runs in; once more after PySpark was installed anew.
+Spark puts ``python/lib/pyspark.zip`` and Py4J's in front of the installed packages, and Python stores nothing
+that it compiles from a zip. So every planner, and every worker that is not forked from one that has imported
+PySpark, compiles it anew, about a second of a core before a query's first batch. Run
+``python scripts/precompile_pyspark.py`` in the environment, and again after PySpark was installed anew.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 _HEADER_BYTES = 16
 _VALID_WITHOUT_A_LOOK_AT_THE_SOURCE = MAGIC_NUMBER + (1).to_bytes(4, "little") + bytes(8)
-"""Of a compiled module; PEP 552 tells what the bits mean. The zip's times are not those of the installed sources."""
+"""Header of a compiled module (PEP 552); the zip's times are not those of the installed sources."""
 
 
 def precompile(archive: Path, packages: Path) -> int:
-    """Put the compiled form of every module of ``archive`` beside it, from ``packages``; how many there are now.
+    """Add the compiled form of every module of ``archive`` from ``packages``; how many there are now.
 
-    A module that is not installed, or otherwise, or was not compiled, stays as it is.
+    A module that is not installed, differs there, or was not compiled, stays as it is.
     """
     with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
         written = Path(folder) / archive.name

@@ -1,11 +1,4 @@
-"""The demo's orders: made, sent, and listened to.
-
-The demo's input: orders that go through five steps each, many of them open at once. Pure.
-
-The demo's message listener: passes orders on, and fails some of them at their first attempt.
-
-Sends the demo's events, each order's to one queue, in order.
-"""
+"""The demo's orders, of five steps each: made, sent, and given to a listener that fails some of them once."""
 
 from __future__ import annotations
 

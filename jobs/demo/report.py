@@ -1,9 +1,4 @@
-"""The end of a demo run: is everything in the table that was sent, in order?
-
-Whether ordered messages arrived: every one, once, and each key's steps in the order they were sent.
-
-The end of a demo run: what is in the table, and whether it is what was sent.
-"""
+"""The end of a demo run: whether the table has all that was sent, once, and each order's steps in order."""
 
 from __future__ import annotations
 

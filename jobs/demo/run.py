@@ -1,10 +1,6 @@
 """Job ``demo``: the whole path, from a producer through a broker and a listener into a Delta table.
 
-The demo's topic: eight queues, spread over the brokers of whatever cluster is there.
-
-The embedded cluster of a demo run: ``broker_sim`` as a child process.
-
-Where a demo run keeps its things, and what they are called.
+The broker is ``broker_sim`` as a child process, or the user's cluster.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from typing import IO
 from rich.console import Console
 
 import pyspark_rocketmq as rmq
-from jobs.cluster_look import broker_bounds
+from jobs.cluster_inspector import broker_bounds
 from jobs.demo.orders import OUTPUT_SCHEMA, on_order, order_events, send_events
 from jobs.demo.report import check_orders, print_findings, print_head, read_orders, verdict_line
 from jobs.demo.settings import DemoSettings
@@ -104,7 +100,7 @@ def embedded_cluster(brokers: int) -> Iterator[str]:
         "--exit-with-parent",
         str(os.getpid()),
     ]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)  # noqa: S603 - our own
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)  # noqa: S603
     assert process.stdout is not None
     try:
         yield _read_addresses(process.stdout)
@@ -180,8 +176,9 @@ class DemoTopic:
             route = self._route(AUTO_CREATE_TOPIC)
         except TopicNotFound as error:
             raise JobFailed(
-                f"No broker of this cluster makes topics by itself, so the demo cannot find where to make "
-                f"'{self._topic}'. Make an empty topic with mqadmin updateTopic and name it: --option topic=…"
+                "No broker of this cluster makes topics by itself, so the demo cannot find where to make "
+                f"'{self._topic}'. Make an empty topic with mqadmin updateTopic and name it: "
+                "--option topic=…"
             ) from error
         for broker_name, share in share_queues(_masters(route), QUEUES).items():
             self._brokers.create_topic(_masters(route)[broker_name], self._topic, share)

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from broker_sim.cluster import SimCluster
 from jobs.job_options import OffsetsChangeSettings
-from jobs.offset_change import Manner, SinkWatermarks, accept_gap, clone, reset, skip
+from jobs.offset_change import ChangeOptions, SinkWatermarks, accept_gap, clone, reset, skip
 from jobs.offset_moves import AtTime, AtVersion, QueueChoice, ToBound, ToOffset, ToSink, ToTime
 from jobs.settings import JobFailed
 from jobs.tables import OutputForm
@@ -49,8 +49,8 @@ LATER_S = 4e9
 GET_CONSUMER_RUNNING_INFO = 307
 
 
-def manner(**given: Any) -> Manner:
-    return Manner(**{"choice": QueueChoice(), "form": OutputForm.JSON, **given})
+def options(**given: Any) -> ChangeOptions:
+    return ChangeOptions(**{"choice": QueueChoice(), "form": OutputForm.JSON, **given})
 
 
 class Shop:
@@ -75,7 +75,7 @@ class Shop:
     def do(self, job: Callable[..., object], *arguments: object, **given: Any) -> list[tuple[int, int]]:
         output = io.StringIO()
         try:
-            job(self.settings, *arguments, manner(**given), Console(file=output, width=200))
+            job(self.settings, *arguments, options(**given), Console(file=output, width=200))
         finally:
             self.shown = output.getvalue()
         return [(move["queueId"], move["newOffset"]) for move in json.loads(self.shown)]
@@ -130,7 +130,7 @@ def test_a_table_says_whether_it_is_so_or_would_be(shop: Shop) -> None:
     for is_dry_run, words in ((True, "as they would be"), (False, "as they are now")):
         output = io.StringIO()
         reset(
-            shop.settings, ToOffset(7), manner(form=OutputForm.TABLE, is_dry_run=is_dry_run),
+            shop.settings, ToOffset(7), options(form=OutputForm.TABLE, is_dry_run=is_dry_run),
             Console(file=output, width=200),
         )  # fmt: skip
 
@@ -140,7 +140,7 @@ def test_a_table_says_whether_it_is_so_or_would_be(shop: Shop) -> None:
 
 def test_a_change_as_csv_is_read_by_any_tool(shop: Shop) -> None:
     output = io.StringIO()
-    reset(shop.settings, ToOffset(7), manner(form=OutputForm.CSV), Console(file=output, width=40))
+    reset(shop.settings, ToOffset(7), options(form=OutputForm.CSV), Console(file=output, width=40))
 
     records = list(csv.DictReader(io.StringIO(output.getvalue())))
     assert [(record["queueId"], record["newOffset"], record["heldBy"]) for record in records] == [

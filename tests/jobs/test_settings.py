@@ -76,6 +76,12 @@ def test_all_problems_of_file_pairs_and_values_are_told_together(tmp_path: Path)
     )
 
 
+def test_a_starting_option_of_the_data_source_is_answered_with_the_job_s() -> None:
+    assert problems_of(ConsumeSettings, *CONSUME, "startingOffsets=earliest") == (
+        "unknown option 'startingOffsets', which is the data source's; here it is 'consumeFromWhere'",
+    )
+
+
 def test_a_file_that_is_missing_or_no_toml_is_told_with_the_other_problems(tmp_path: Path) -> None:
     missing, broken = tmp_path / "missing.toml", tmp_path / "broken.toml"
     broken.write_text("a = \n")

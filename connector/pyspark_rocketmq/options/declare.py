@@ -200,15 +200,17 @@ def _instead_of(spec: OptionSpec, known: Container[str]) -> str:
     return "".join(f", or '{key}'" for key in others) + " in its place" * bool(others)
 
 
-_NAMES_OF_KAFKA: Final[Mapping[str, str]] = {
-    "kafka.bootstrap.servers": "nameServers",
-    "kafka.group.id": "consumerGroup",
-    "subscribe": "topic",
-    "subscribepattern": "topicPattern",
-    "assign": "startingOffsets",
-    "includeheaders": "decodeProperties",
+_NAMES_ELSEWHERE: Final[Mapping[str, tuple[str, str]]] = {
+    "kafka.bootstrap.servers": ("Kafka's", "nameServers"),
+    "kafka.group.id": ("Kafka's", "consumerGroup"),
+    "subscribe": ("Kafka's", "topic"),
+    "subscribepattern": ("Kafka's", "topicPattern"),
+    "assign": ("Kafka's", "startingOffsets"),
+    "includeheaders": ("Kafka's", "decodeProperties"),
+    "startingoffsets": ("the data source's", "consumeFromWhere"),
+    "startingtimestamp": ("the data source's", "consumeTimestamp"),
 }
-"""Options of Spark's Kafka source in lower case, whose counterparts here have other names."""
+"""Options of others in lower case: whose they are, and the key here, which may have another name."""
 _MASKED_BY_SPARK: Final = re.compile("secret|password|token|access[.]?key", re.IGNORECASE)
 """Keys whose values Spark does not show (default of ``spark.redaction.regex``)."""
 
@@ -219,9 +221,9 @@ def _unknown_key(key: str, specs: list[OptionSpec]) -> str:
     begin = re.match(r"\w?[\w.-]*", key)
     if begin is not None and begin.end() < len(key):
         return f"unknown option '{begin[0]}…'"
-    here = _NAMES_OF_KAFKA.get(key.lower())
+    owner, here = _NAMES_ELSEWHERE.get(key.lower(), ("", ""))
     if here in known:
-        return f"unknown option '{key}', which is Kafka's; here it is '{here}'"
+        return f"unknown option '{key}', which is {owner}; here it is '{here}'"
     close = closest(key, known)
     hint = f"; did you mean '{close}'?" if close else f"; known options: {', '.join(sorted(known))}"
     if close in {spec.key for spec in specs if spec.secret} and not _MASKED_BY_SPARK.search(key):

@@ -1,13 +1,7 @@
-"""The picture of a group's lag, and what it shows.
-
-The picture of a group's lag: one page that works without a network, or one PNG.
-
-Altair makes both of one description; nothing else draws.
-
-How far behind a group was, moment by moment: what the picture of ``offsets lag`` shows. Pure.
+"""The chart of a group's lag over time: one page that works without a network, or one PNG.
 
 A queue's backlog at a time is the offset up to which messages were stored by then, which its broker tells at
-any later time, minus the offset that the store had then.
+any later time, minus the offset that the store had then. Altair draws both forms from one description.
 """
 
 from __future__ import annotations
@@ -47,7 +41,7 @@ class LagHistory:
     """When an operator moved the group."""
 
     def queue_records(self) -> list[dict[str, Any]]:
-        """One record per queue and sample, times in milliseconds; ``backlog`` and ``rate`` are None where unknown."""
+        """One record per queue and sample, times in ms; ``backlog`` and ``rate`` are None where unknown."""
         queues = sorted({queue for moment in self.moments if moment is not None for queue in moment.rows})
         return [
             record
@@ -129,7 +123,7 @@ try:
     import vl_convert  # noqa: F401 - what Altair writes PNG and pages with
 except ImportError as error:
     raise JobFailed(
-        f"The picture needs the extra 'charts' ({error}): pip install 'pyspark-rocketmq[charts]'."
+        f"The chart needs the extra 'charts' ({error}): pip install 'pyspark-rocketmq[charts]'."
     ) from error
 
 _WIDTH: Final = 900
@@ -155,7 +149,7 @@ def write_png(history: LagHistory, file: Path) -> None:
 
 
 class _JsonInScript(json.JSONEncoder):
-    """JSON that stands in a page's script: no name of a broker, topic or group can end the script or begin a comment."""
+    """JSON for a page's script: no name of a broker, topic or group can end the script or begin a comment."""
 
     def encode(self, o: Any) -> str:
         """As JSON, with the marks of HTML as escapes."""

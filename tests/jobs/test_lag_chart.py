@@ -1,4 +1,4 @@
-"""The picture of a group's lag, in a browser and as a file, and what it is drawn of."""
+"""The chart of a group's lag, in a browser and as a file, and what it is drawn of."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from broker_sim.cluster import SimCluster
 from jobs.job_options import OffsetsLagSettings
-from jobs.lag_picture import LagHistory, write_page, write_png
+from jobs.lag_chart import LagHistory, write_page, write_png
 from jobs.lag_samples import draw_lag, lag_history
 from jobs.settings import JobFailed
 from pyspark_rocketmq.model import Message, MessageQueue
@@ -83,7 +83,7 @@ def test_a_name_cannot_put_markup_into_the_page(tmp_path: Path, browser: Browser
     assert "g&lt;/script&gt;&lt;script&gt;document.title" in document
 
 
-def test_the_picture_is_a_png_of_its_panels(history: LagHistory, tmp_path: Path) -> None:
+def test_the_chart_is_a_png_of_its_panels(history: LagHistory, tmp_path: Path) -> None:
     file = tmp_path / "lag.png"
     write_png(history, file)
 
@@ -136,7 +136,7 @@ def test_the_job_writes_both_files(consumed: OffsetsLagSettings, tmp_path: Path)
     assert (tmp_path / "lag.png").stat().st_size > 10_000
 
 
-def test_a_picture_is_of_one_group(consumed: OffsetsLagSettings) -> None:
+def test_a_chart_is_of_one_group(consumed: OffsetsLagSettings) -> None:
     several = OffsetsLagSettings(offset_store=consumed.offset_store, name_servers=consumed.name_servers)
 
     with pytest.raises(JobFailed, match="name it with option 'consumerGroup'"):

@@ -1,9 +1,7 @@
-"""What a cluster tells of the groups of one namespace: queues, addresses, members.
+"""Asks a cluster about the groups of one namespace: queues, addresses, members. Without Spark.
 
-Without Spark, and bounded.
-
-Each topic is looked at once, each group's members are asked once; who does not answer in time is left out,
-with a warning. The group's own offsets and figures are not touched.
+Asks for each topic once and each group's members once; leaves out who does not answer in time, with a
+warning. The groups' own offsets and metrics are not touched.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ class Reach(Protocol):
         ...
 
 
-class ClusterLook:
+class ClusterInspector:
     """One look; what was seen once is not asked for again."""
 
     def __init__(self, reach: Reach, namespace: str, clock: Clock, threads: ThreadPoolExecutor) -> None:
@@ -105,7 +103,7 @@ class ClusterLook:
         return group in self._listed
 
     def stored_from(self, queues: Collection[MessageQueue], at_s: float) -> dict[MessageQueue, int]:
-        """The offset of each queue's first message stored at or after ``at_s``; of those whose broker tells."""
+        """The offset of each queue's first message stored at or after ``at_s``, where its broker answers."""
         return self.stored_by(sorted(queues), [at_s])[0]
 
     def stored_by(
