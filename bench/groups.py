@@ -12,18 +12,13 @@ from functools import partial
 from bench.cluster import real_cluster
 from bench.group_member import join, member_process, plannable
 from bench.measure import Result, Spread, Target, load_average
+from broker_sim.bodies import encode_consumer_list, encode_lock_response
 from pyspark_rocketmq.consume.allocation import allocation_strategy
 from pyspark_rocketmq.consume.membership import GroupAction, Lock, Membership
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.wire.requests.bodies import (
-    LockBatchRequest,
-    decode_consumer_list,
-    decode_lock_response,
-    encode_consumer_list,
-    encode_lock_request,
-    encode_lock_response,
-)
+from pyspark_rocketmq.wire.fastjson import dumps_java
+from pyspark_rocketmq.wire.requests.bodies import LockBatchRequest, decode_consumer_list, decode_lock_response
 from tests.helpers.cluster import ClusterUnderTest
 
 _BROKERS = 4
@@ -148,9 +143,7 @@ def _do_all(member: Membership, now_s: float) -> list[GroupAction]:
     while actions := member.due(now_s):
         for action in actions:
             if isinstance(action, Lock):
-                encode_lock_request(
-                    LockBatchRequest(consumer_group="bench", client_id="member", queues=action.queues)
-                )
+                dumps_java(LockBatchRequest(consumer_group="bench", client_id="member", queues=action.queues))
                 granted = decode_lock_response(encode_lock_response(action.queues))
                 member.locks_answered(action.queues, granted, now_s)
         done += actions

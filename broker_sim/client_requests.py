@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from broker_sim.admin_bodies import encode_group_status
+from broker_sim.bodies import encode_group_status
 from broker_sim.groups import Client
 from broker_sim.replies import ClientCall, NoAnswer, Outcome, Outgoing, Peer, Refused, reply
 from broker_sim.request_headers import CallClientHeader, ProducerGroupHeader
@@ -26,8 +26,6 @@ from pyspark_rocketmq.wire.requests.admin import (
     ClientConnection,
     ConsumerConnection,
     GetConsumerStatusRequestHeader,
-    connection_to_json,
-    encode_consumer_connection,
 )
 from pyspark_rocketmq.wire.requests.bodies import queue_from_json
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
@@ -49,7 +47,7 @@ def handle_consumer_connections(state: BrokerState, command: RemotingCommand) ->
         consume_from_where=data.consume_from_where,
         subscriptions=state.membership.subscriptions(header.consumer_group),
     )
-    return reply(command, body=encode_consumer_connection(connection))
+    return reply(command, body=dumps_java(connection))
 
 
 def handle_producer_connections(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
@@ -60,7 +58,7 @@ def handle_producer_connections(state: BrokerState, command: RemotingCommand) ->
         raise Refused(ResponseCode.SYSTEM_ERROR, f"the producer group[{header.producer_group}] not exist")
     return reply(
         command,
-        body=dumps_java({"connectionSet": [connection_to_json(_connection(each)) for each in members]}),
+        body=dumps_java({"connectionSet": list(map(_connection, members))}),
     )
 
 

@@ -13,13 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from broker_sim.admin_bodies import (
-    SubscriptionGroupConfig,
-    decode_group_config,
-    encode_group_config,
-    group_config_from_json,
-    group_config_to_json,
-)
+from broker_sim.bodies import SubscriptionGroupConfig
 from broker_sim.replies import SERVER_VERSION, Refused, reply
 from broker_sim.request_headers import (
     DeleteSubscriptionGroupRequestHeader,
@@ -31,21 +25,23 @@ from broker_sim.topic_requests import data_version
 from broker_sim.topics import MOST_QUEUES
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.fastjson import dumps_java, read_object
+from pyspark_rocketmq.wire.fastjson import decode_body, dumps_java, from_json, read_object
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 
 
 def handle_put_group(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
     """200: create or replace a group; 5.3.3 takes any name."""
     if command.body:
-        state.groups.put(_checked(decode_group_config(command.body)))
+        state.groups.put(_checked(decode_body(SubscriptionGroupConfig, command.body)))
     return reply(command)
 
 
 def handle_put_groups(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
     """225: create or replace several groups."""
     body = read_object(command.body, "SubscriptionGroupList")
-    for group in [_checked(group_config_from_json(each)) for each in body.objects("groupConfigList")]:
+    for group in [
+        _checked(from_json(SubscriptionGroupConfig, each)) for each in body.objects("groupConfigList")
+    ]:
         state.groups.put(group)
     return reply(command)
 
@@ -55,7 +51,7 @@ def handle_all_groups(state: BrokerState, command: RemotingCommand) -> RemotingC
     body = {
         "dataVersion": data_version(state),
         "forbiddenTable": {},
-        "subscriptionGroupTable": {group.group_name: group_config_to_json(group) for group in state.groups},
+        "subscriptionGroupTable": {group.group_name: group for group in state.groups},
     }
     return reply(command, body=dumps_java(body))
 
@@ -66,7 +62,7 @@ def handle_group(state: BrokerState, command: RemotingCommand) -> RemotingComman
     group = state.groups.find_or_create(name, may_create=state.settings.auto_create_subscription_group)
     if group is None:
         raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
-    return reply(command, body=encode_group_config(group))
+    return reply(command, body=dumps_java(group))
 
 
 def handle_delete_group(state: BrokerState, command: RemotingCommand) -> RemotingCommand:

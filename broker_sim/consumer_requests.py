@@ -5,6 +5,7 @@ Sources: ``ConsumerManageProcessor``, ``ClientManageProcessor``, ``AdminBrokerPr
 
 from __future__ import annotations
 
+from broker_sim.bodies import encode_consumer_list, encode_lock_response
 from broker_sim.filters import is_by_tags
 from broker_sim.groups import Client
 from broker_sim.replies import Outgoing, Peer, Refused, reply
@@ -14,15 +15,8 @@ from broker_sim.state import BrokerState, to_client
 from pyspark_rocketmq.model import MessageModel, retry_topic
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand
-from pyspark_rocketmq.wire.fastjson import as_object, read_object
-from pyspark_rocketmq.wire.requests.bodies import (
-    ConsumerData,
-    decode_heartbeat,
-    decode_lock_request,
-    encode_consumer_list,
-    encode_lock_response,
-    subscription_from_json,
-)
+from pyspark_rocketmq.wire.fastjson import as_object, decode_body, from_json, read_object
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData, LockBatchRequest
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.headers import (
     GetConsumerListByGroupRequestHeader,
@@ -30,7 +24,7 @@ from pyspark_rocketmq.wire.requests.headers import (
     UnregisterClientRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from pyspark_rocketmq.wire.subscription import SQL92
+from pyspark_rocketmq.wire.subscription import SQL92, SubscriptionData
 
 
 def handle_query_offset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
@@ -67,7 +61,7 @@ def handle_update_offset(state: BrokerState, command: RemotingCommand) -> Remoti
 
 def handle_heartbeat(state: BrokerState, peer: Peer, command: RemotingCommand) -> RemotingCommand:
     """34: renew memberships, replace subscriptions, make the groups and their retry topics."""
-    heartbeat = decode_heartbeat(command.body)
+    heartbeat = decode_body(HeartbeatData, command.body)
     client = Client(peer, heartbeat.client_id, command.language, command.version)
     is_known = True
     for data in heartbeat.consumers:
@@ -100,7 +94,7 @@ def handle_check_client(state: BrokerState, command: RemotingCommand) -> Remotin
     body = read_object(command.body, "CheckClientRequestBody")
     if body.members.get("subscriptionData") is None:
         return reply(command)
-    subscription = subscription_from_json(as_object(body.members["subscriptionData"], body.where))
+    subscription = from_json(SubscriptionData, as_object(body.members["subscriptionData"], body.where))
     if is_by_tags(subscription):
         return reply(command)
     if not state.settings.enable_property_filter:
@@ -131,14 +125,14 @@ def handle_consumer_list(state: BrokerState, command: RemotingCommand) -> Remoti
 
 def handle_lock(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
     """41: lock queues; refused ones are absent from the answer."""
-    request = decode_lock_request(command.body)
+    request = decode_body(LockBatchRequest, command.body)
     granted = state.locks.lock_batch(request.consumer_group, request.client_id, request.queues)
     return reply(command, body=encode_lock_response(granted))
 
 
 def handle_unlock(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
     """42: release the queues this client holds."""
-    request = decode_lock_request(command.body)
+    request = decode_body(LockBatchRequest, command.body)
     state.locks.unlock_batch(request.consumer_group, request.client_id, request.queues)
     return reply(command)
 

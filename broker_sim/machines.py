@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from broker_sim.admin_bodies import SubscriptionGroupConfig
+from broker_sim.bodies import SubscriptionGroupConfig
 from broker_sim.broker import Broker
 from broker_sim.layout import Host, read_stored, tag_hash
 from broker_sim.message_store import MessageStore

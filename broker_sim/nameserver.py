@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from broker_sim.bodies import encode_cluster_info, encode_route, encode_topic_list
 from broker_sim.layout import Host
 from broker_sim.replies import SEE_FAQ, Outgoing, Peer, Refused, in_json, not_supported, reply
 from broker_sim.state import CLUSTER_NAME
@@ -14,10 +15,8 @@ from pyspark_rocketmq.model import BrokerAddress, BrokerData, QueueData, TopicRo
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.fastjson import dumps_java
-from pyspark_rocketmq.wire.requests.admin import encode_cluster_info, encode_topic_list
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.headers import GetRouteInfoRequestHeader
-from pyspark_rocketmq.wire.requests.topics import encode_route
 
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
 """Namespace of the key-value table that holds ``broker-a:4;broker-b:4`` for ordered topics."""

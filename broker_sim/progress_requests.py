@@ -12,15 +12,10 @@ By default the broker keeps the new offset until the group's next pull asks for 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 
-from broker_sim.admin_bodies import (
-    ConsumeStats,
-    OffsetWrapper,
-    consume_stats_to_json,
-    encode_consume_stats,
-    encode_group_list,
-)
+from broker_sim.bodies import OffsetWrapper, consume_stats, encode_group_list, encode_offset_table
 from broker_sim.replies import Outgoing, Refused, reply
 from broker_sim.request_headers import (
     CloneGroupOffsetHeader,
@@ -35,8 +30,7 @@ from broker_sim.topics import Topic
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import LanguageCode, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand
-from pyspark_rocketmq.wire.fastjson import dumps_java
-from pyspark_rocketmq.wire.requests.bodies import encode_offset_table, queue_to_json, subscription_to_json
+from pyspark_rocketmq.wire.fastjson import dumps_java, queue_to_json
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.headers import ResetOffsetRequestHeader
 
@@ -167,7 +161,7 @@ def handle_consume_stats(state: BrokerState, command: RemotingCommand) -> Remoti
         if (topic := state.topics.find(name)) is not None
         for queue_id in range(topic.read_queue_nums)
     }
-    return reply(command, body=encode_consume_stats(ConsumeStats(offsets=offsets)))
+    return reply(command, body=dumps_java(consume_stats(offsets)))
 
 
 def handle_stats_of_broker(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
@@ -182,12 +176,12 @@ def handle_stats_of_broker(state: BrokerState, command: RemotingCommand) -> Remo
             if topic is None or (is_order and not topic.order):
                 continue
             offsets = {
-                queue: _wrapper(state, group.group_name, name, queue.queue_id)._replace(pull_offset=0)
+                queue: replace(_wrapper(state, group.group_name, name, queue.queue_id), pull_offset=0)
                 for queue in _queues(state, name, topic.write_queue_nums)
             }
             behind += sum(each.broker_offset - each.consumer_offset for each in offsets.values())
             in_flight -= sum(each.consumer_offset for each in offsets.values())
-            listed.append(consume_stats_to_json(ConsumeStats(offsets=offsets)))
+            listed.append(consume_stats(offsets))
         groups.append({group.group_name: listed})
     body = {
         "brokerAddr": str(state.host),
@@ -224,7 +218,7 @@ def handle_subscription_of_group(state: BrokerState, command: RemotingCommand) -
     body: dict[str, object] = {"group": header.group, "topic": header.topic}
     subscription = state.membership.subscriptions(header.group).get(header.topic)
     if subscription is not None:
-        body["subscriptionData"] = subscription_to_json(subscription)
+        body["subscriptionData"] = subscription
     return reply(command, body=dumps_java(body))
 
 

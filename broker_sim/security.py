@@ -21,7 +21,8 @@ from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import RETRY_TOPIC_PREFIX
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import ACCESS_KEY, SIGNATURE, RemotingCommand, signature
-from pyspark_rocketmq.wire.requests.bodies import decode_heartbeat, decode_lock_request
+from pyspark_rocketmq.wire.fastjson import decode_body
+from pyspark_rocketmq.wire.requests.bodies import HeartbeatData, LockBatchRequest
 
 CLUSTER_RESOURCE = "DefaultCluster"
 
@@ -154,7 +155,7 @@ def _send(topic_field: str, group_field: str) -> Callable[[RemotingCommand], lis
 
 def _heartbeat(command: RemotingCommand) -> list[Need]:
     needs = []
-    for consumer in decode_heartbeat(command.body).consumers:
+    for consumer in decode_body(HeartbeatData, command.body).consumers:
         needs.append(_group(consumer.group_name, _SUB))
         needs += [
             Need(Kind.TOPIC, subscription.topic, _SUB)
@@ -165,7 +166,7 @@ def _heartbeat(command: RemotingCommand) -> list[Need]:
 
 
 def _lock(command: RemotingCommand) -> list[Need]:
-    request = decode_lock_request(command.body)
+    request = decode_body(LockBatchRequest, command.body)
     topics = sorted({queue.topic for queue in request.queues if not _is_retry(queue.topic)})
     return [_group(request.consumer_group, _SUB), *(Need(Kind.TOPIC, topic, _SUB) for topic in topics)]
 

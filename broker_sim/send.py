@@ -12,7 +12,7 @@ from __future__ import annotations
 from base64 import urlsafe_b64encode
 from dataclasses import dataclass, replace
 
-from broker_sim.admin_bodies import SubscriptionGroupConfig
+from broker_sim.bodies import SubscriptionGroupConfig
 from broker_sim.client_requests import CALL_TIMEOUT_S, call_client
 from broker_sim.delay import Postponement, postponement
 from broker_sim.layout import (

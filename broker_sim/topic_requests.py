@@ -14,8 +14,9 @@ JSON shapes that several administrators' answers share.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from broker_sim.admin_bodies import encode_topic_config, topic_config_to_json
+from broker_sim.bodies import encode_topic_list, encode_topic_stats
 from broker_sim.replies import SEE_FAQ, Refused, reply
 from broker_sim.request_headers import (
     DeleteTopicRequestHeader,
@@ -26,14 +27,12 @@ from broker_sim.request_headers import (
     ViewMessageRequestHeader,
 )
 from broker_sim.state import BrokerState
-from broker_sim.topics import MOST_QUEUES, PERM_READ_WRITE, Topic, is_system_topic, name_problem
+from broker_sim.topics import MOST_QUEUES, Topic, is_system_topic, name_problem
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.fastjson import JsonObject, dumps_java, read_object
+from pyspark_rocketmq.wire.fastjson import dumps_java, from_json, read_object
 from pyspark_rocketmq.wire.namespace import SYSTEM_TOPICS
-from pyspark_rocketmq.wire.requests.admin import encode_topic_list
-from pyspark_rocketmq.wire.requests.bodies import subscription_to_json
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.headers import (
     CreateTopicRequestHeader,
@@ -42,7 +41,6 @@ from pyspark_rocketmq.wire.requests.headers import (
     GetTopicStatsInfoRequestHeader,
     SearchOffsetRequestHeader,
 )
-from pyspark_rocketmq.wire.requests.topics import encode_topic_stats
 
 
 def data_version(state: BrokerState) -> dict[str, object]:
@@ -169,7 +167,7 @@ def _subscription(state: BrokerState, consumer_group: str, topic: str) -> dict[s
     subscription = state.membership.subscriptions(consumer_group).get(topic)
     if subscription is None:
         return {"filterData": f"{consumer_group}@{topic} is not online!"}
-    return {"filterData": "null", "subscriptionData": subscription_to_json(subscription)}
+    return {"filterData": "null", "subscriptionData": subscription}
 
 
 def handle_create_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
@@ -195,7 +193,7 @@ def handle_create_topic(state: BrokerState, command: RemotingCommand) -> Remotin
 def handle_create_topics(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
     """18: the same for several topics, or none if one of them is illegal."""
     body = read_object(command.body, "CreateTopicListRequestBody")
-    configs = [_read_topic(each) for each in body.objects("topicConfigList")]
+    configs = [replace(from_json(Topic, each), attributes={}) for each in body.objects("topicConfigList")]
     for config in configs:
         _check_name(config.name)
         _check_queues(config.name, config.read_queue_nums, config.write_queue_nums)
@@ -209,7 +207,7 @@ def handle_all_topics(state: BrokerState, command: RemotingCommand) -> RemotingC
     body = {
         "dataVersion": data_version(state),
         "mappingDataVersion": data_version(state),
-        "topicConfigTable": {topic.name: topic_config_to_json(topic) for topic in state.topics},
+        "topicConfigTable": {topic.name: topic for topic in state.topics},
         "topicQueueMappingDetailMap": {},
         "topicQueueMappingInfoMap": {},
     }
@@ -238,7 +236,7 @@ def handle_topic(state: BrokerState, command: RemotingCommand) -> RemotingComman
     topic = state.topics.find(name)
     if topic is None:
         raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
-    return reply(command, body=encode_topic_config(topic))
+    return reply(command, body=dumps_java(topic))
 
 
 def handle_delete_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
@@ -288,15 +286,3 @@ def _attributes(state: BrokerState, header: CreateTopicRequestHeader) -> Mapping
                 f"only add attribute is supported while creating topic. key: {part}",
             )
     return attributes
-
-
-def _read_topic(config: JsonObject) -> Topic:
-    return Topic(
-        topic_name=config.text("topicName"),
-        read_queue_nums=config.integer("readQueueNums", 16),
-        write_queue_nums=config.integer("writeQueueNums", 16),
-        perm=config.integer("perm", PERM_READ_WRITE),
-        topic_filter_type=config.text("topicFilterType", "SINGLE_TAG"),
-        topic_sys_flag=config.integer("topicSysFlag", 0),
-        order=config.flag("order", default=False),
-    )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from broker_sim.admin_bodies import TopicConfig
+from broker_sim.bodies import TopicConfig
 from pyspark_rocketmq.wire.namespace import SYSTEM_TOPICS
 
 PERM_WRITE = 2

@@ -26,7 +26,8 @@ from fuzz.reconnects import (
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
-from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData, encode_heartbeat
+from pyspark_rocketmq.wire.fastjson import dumps_java
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.subscription import build_subscription
 
 _BROKER: Final = "broker-a"
@@ -47,7 +48,7 @@ _FAULTS: Final[tuple[tuple[str, int | None, dict[str, Any]], ...]] = (
 )
 _HEARTBEAT: Final = RemotingCommand(
     code=RequestCode.HEART_BEAT,
-    body=encode_heartbeat(
+    body=dumps_java(
         HeartbeatData(
             client_id="c",
             consumers=(

@@ -11,6 +11,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Final
 
+from broker_sim.bodies import encode_route, encode_topic_stats
 from broker_sim.sql92 import Sql92Error
 from broker_sim.sql92_parser import compile_expression
 from fuzz import seeds
@@ -29,7 +30,7 @@ from pyspark_rocketmq.wire.properties import decode_properties, encode_propertie
 from pyspark_rocketmq.wire.requests import headers
 from pyspark_rocketmq.wire.requests import topics as topic_stats
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields, to_ext_fields
-from pyspark_rocketmq.wire.requests.topics import MAX_QUEUES, decode_route, encode_route
+from pyspark_rocketmq.wire.requests.topics import MAX_QUEUES, decode_route
 from pyspark_rocketmq.wire.subscription import build_subscription
 
 _EXPRESSIONS: Final = (
@@ -159,7 +160,7 @@ def _run_topic_stats(data: bytes) -> None:
     stats = topic_stats._decode_any_form(data)  # noqa: SLF001
     assert fast is None or fast == stats
     with suppress(LocalProtocolError):  # half a surrogate pair in a name
-        assert topic_stats.decode_topic_stats(topic_stats.encode_topic_stats(stats)) == stats
+        assert topic_stats.decode_topic_stats(encode_topic_stats(stats)) == stats
 
 
 def _run_expression(data: bytes) -> None:

@@ -17,7 +17,7 @@ from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.fastjson import ObjectMap, dumps_java, loads
 from pyspark_rocketmq.wire.messages import decode_messages
-from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData, encode_heartbeat
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.support import ANSWER_S
 from tests.broker_sim.exchange import pull, request, send
@@ -77,7 +77,7 @@ class _Side:
         heartbeat = HeartbeatData(
             client_id="client", consumers=(consumer,), producers=(f"{self.group}-producers",)
         )
-        self.ask(request(RequestCode.HEART_BEAT, body=encode_heartbeat(heartbeat), version=_VERSION))
+        self.ask(request(RequestCode.HEART_BEAT, body=dumps_java(heartbeat), version=_VERSION))
 
     def commit(self, queue_offset: int) -> None:
         fields = {"consumerGroup": self.group, "commitOffset": queue_offset}

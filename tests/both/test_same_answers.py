@@ -16,7 +16,8 @@ from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, SerializeType
-from pyspark_rocketmq.wire.requests.bodies import LockBatchRequest, encode_lock_request
+from pyspark_rocketmq.wire.fastjson import dumps_java
+from pyspark_rocketmq.wire.requests.bodies import LockBatchRequest
 from tests.both.answers import essence
 from tests.both.support import ANSWER_S
 from tests.broker_sim import exchange
@@ -202,7 +203,7 @@ def _unlock(names: Names, client: str, queue_ids: frozenset[int]) -> RemotingCom
 
 def _lock_request(code: RequestCode, names: Names, client: str, queue_ids: frozenset[int]) -> RemotingCommand:
     queues = frozenset(MessageQueue(names.topic, "broker-a", queue_id) for queue_id in queue_ids)
-    body = encode_lock_request(LockBatchRequest(consumer_group=names.group, client_id=client, queues=queues))
+    body = dumps_java(LockBatchRequest(consumer_group=names.group, client_id=client, queues=queues))
     return exchange.request(code, body=body)
 
 

@@ -22,7 +22,7 @@ from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.fastjson import dumps_java
 from pyspark_rocketmq.wire.messages import decode_messages
-from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData, encode_heartbeat
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.conftest import Put
 from tests.both.support import ANSWER_S, TRIES_TO_BE_HELD
@@ -119,7 +119,7 @@ def test_an_expression_comes_with_the_heartbeat_and_must_be_as_new_as_the_pull(
             queue.topic, expression, sub_version=sub_version, expression_type=_SQL92
         )
         consumer = ConsumerData(group_name=group, subscriptions=(subscription,))
-        body = encode_heartbeat(HeartbeatData(client_id="client", consumers=(consumer,)))
+        body = dumps_java(HeartbeatData(client_id="client", consumers=(consumer,)))
         broker.request(request(RequestCode.HEART_BEAT, body=body), soon)
 
     bodies: list[int] = []

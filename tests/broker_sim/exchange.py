@@ -14,8 +14,9 @@ from broker_sim.topics import Topic
 from pyspark_rocketmq.model import Message
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.fastjson import dumps_java
 from pyspark_rocketmq.wire.messages import encode_batch
-from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData, encode_heartbeat
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.helpers.fake_clock import FakeClock
 
@@ -120,5 +121,5 @@ def heartbeat(
             build_subscription(topic, expression, sub_version=sub_version) for topic in topics or (TOPIC,)
         ),
     )
-    body = encode_heartbeat(HeartbeatData(client_id=client_id, consumers=(consumer,)))
+    body = dumps_java(HeartbeatData(client_id=client_id, consumers=(consumer,)))
     return request(RequestCode.HEART_BEAT, body=body)

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from broker_sim import replies
-from broker_sim.admin_bodies import SubscriptionGroupConfig
+from broker_sim.bodies import SubscriptionGroupConfig
 from broker_sim.broker import Broker
 from broker_sim.replies import Outgoing
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import LanguageCode, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.fastjson import dumps_java, loads, read_object
-from pyspark_rocketmq.wire.requests.bodies import HeartbeatData, decode_offset_table, encode_heartbeat
+from pyspark_rocketmq.wire.requests.bodies import HeartbeatData, decode_offset_table
 from tests.broker_sim.exchange import (
     GROUP,
     OTHER_PEER,
@@ -106,7 +106,7 @@ def test_only_topics_that_are_kept_in_order_are_counted_if_asked_so(broker: Brok
 
 def test_a_reply_waits_for_the_producer_that_asked(broker: Broker, clock: FakeClock) -> None:
     """324, 326: its answer becomes the broker's, or that there is none; the reply is stored either way."""
-    known = encode_heartbeat(HeartbeatData(client_id="client", producers=("asker",)))
+    known = dumps_java(HeartbeatData(client_id="client", producers=("asker",)))
     ask(broker, request(RequestCode.HEART_BEAT, body=known), OTHER_PEER)
     fields = {
         "producerGroup": "p", "topic": "DefaultCluster_REPLY_TOPIC", "defaultTopic": "TBW102", "queueId": 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker_sim.admin_bodies import encode_group_status
+from broker_sim.bodies import encode_group_status
 from broker_sim.broker import Broker
 from broker_sim.replies import Outgoing, Peer
 from pyspark_rocketmq.model import MessageQueue

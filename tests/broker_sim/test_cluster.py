@@ -11,8 +11,9 @@ from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import SerializeType, encode_frame
+from pyspark_rocketmq.wire.fastjson import dumps_java
 from pyspark_rocketmq.wire.messages import decode_messages
-from pyspark_rocketmq.wire.requests.bodies import LockBatchRequest, decode_consumer_list, encode_lock_request
+from pyspark_rocketmq.wire.requests.bodies import LockBatchRequest, decode_consumer_list
 from pyspark_rocketmq.wire.requests.topics import decode_route
 from tests.broker_sim.exchange import GROUP, TOPIC, heartbeat, held_pull, message, pull, request, send
 from tests.broker_sim.raw_client import RawClient
@@ -137,9 +138,7 @@ def test_a_stopped_broker_refuses_connections_leaves_the_route_and_comes_back_wi
     """A2: the same address serves again; locks are lost, messages are not."""
     cluster.put(_QUEUE, [message(b"kept")])
     address = cluster.broker_addresses["broker-a"]
-    lock = encode_lock_request(
-        LockBatchRequest(consumer_group=GROUP, client_id="c1", queues=frozenset({_QUEUE}))
-    )
+    lock = dumps_java(LockBatchRequest(consumer_group=GROUP, client_id="c1", queues=frozenset({_QUEUE})))
     client.call(request(RequestCode.LOCK_BATCH_MQ, body=lock))
     assert cluster.lock_holder(GROUP, _QUEUE) == "c1"
     cluster.stop_broker("broker-a")

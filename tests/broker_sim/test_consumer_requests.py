@@ -12,12 +12,8 @@ from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.requests.bodies import (
-    LockBatchRequest,
-    decode_consumer_list,
-    decode_lock_response,
-    encode_lock_request,
-)
+from pyspark_rocketmq.wire.fastjson import dumps_java
+from pyspark_rocketmq.wire.requests.bodies import LockBatchRequest, decode_consumer_list, decode_lock_response
 from tests.broker_sim.exchange import (
     GROUP,
     OTHER_PEER,
@@ -208,9 +204,7 @@ def test_a_restarted_broker_has_lost_members_locks_and_held_pulls_but_no_offsets
 
 
 def _lock_request(code: int, client_id: str, *queues: MessageQueue) -> RemotingCommand:
-    body = encode_lock_request(
-        LockBatchRequest(consumer_group=GROUP, client_id=client_id, queues=frozenset(queues))
-    )
+    body = dumps_java(LockBatchRequest(consumer_group=GROUP, client_id=client_id, queues=frozenset(queues)))
     return request(code, body=body)
 
 

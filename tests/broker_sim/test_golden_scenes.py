@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from broker_sim.admin_bodies import SubscriptionGroupConfig
+from broker_sim.bodies import SubscriptionGroupConfig
 from broker_sim.broker import Broker
 from broker_sim.layout import Host
 from broker_sim.nameserver import NameServer
@@ -22,15 +22,10 @@ from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.model import Message, MessageModel, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.fastjson import loads
+from pyspark_rocketmq.wire.fastjson import dumps_java, loads
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.properties import encode_properties
-from pyspark_rocketmq.wire.requests.bodies import (
-    ConsumerData,
-    HeartbeatData,
-    decode_offset_table,
-    encode_heartbeat,
-)
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData, decode_offset_table
 from pyspark_rocketmq.wire.subscription import SQL92, TAG, build_subscription
 from tests.broker_sim.exchange import add_topic, answer_in, ask, make_broker, request, send
 from tests.broker_sim.recorded import PAIRS, assert_same_answer, recorded
@@ -100,7 +95,7 @@ class _World:
         heartbeat = HeartbeatData(
             client_id=client_id, consumers=(data,), producers=("FrProducer",), fingerprint=fingerprint
         )
-        command = request(RequestCode.HEART_BEAT, body=encode_heartbeat(heartbeat), version=479, language=0)
+        command = request(RequestCode.HEART_BEAT, body=dumps_java(heartbeat), version=479, language=0)
         self.broker.handle(Peer(1, Host("127.0.0.1", 51326)), command)
         return self
 
@@ -130,7 +125,7 @@ class _World:
         """Store half messages of the recorded producer, who stays connected."""
         self.topic("FrTx")
         here = HeartbeatData(client_id="tx", producers=("FrTxG",))
-        ask(self.broker, request(RequestCode.HEART_BEAT, body=encode_heartbeat(here)))
+        ask(self.broker, request(RequestCode.HEART_BEAT, body=dumps_java(here)))
         (asked_for,) = decode_messages(recorded(_PAIR[_ASKS_FOR_TRANSACTION]["request"]).body, "broker-a")
         names = ("UNIQ_KEY", "PGROUP", "TAGS", "TRAN_MSG", "KEYS", "WAIT")
         properties = encode_properties({name: asked_for.properties[name] for name in names}).decode()

@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 
-from broker_sim.admin_bodies import SubscriptionGroupConfig
+from broker_sim.bodies import SubscriptionGroupConfig
 from broker_sim.broker import Broker
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.model import Message, MessageModel, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.fastjson import dumps_java
 from pyspark_rocketmq.wire.messages import decode_messages
-from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData, encode_heartbeat
+from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.broker_sim.exchange import (
     GROUP,
@@ -167,7 +168,7 @@ def _broadcasting_heartbeat() -> RemotingCommand:
         message_model=MessageModel.BROADCASTING,
         subscriptions=(build_subscription(TOPIC, "*", sub_version=1),),
     )
-    body = encode_heartbeat(HeartbeatData(client_id="c1", consumers=(consumer,)))
+    body = dumps_java(HeartbeatData(client_id="c1", consumers=(consumer,)))
     return request(RequestCode.HEART_BEAT, body=body)
 
 

@@ -17,7 +17,8 @@ from pyspark_rocketmq.errors import NoPermission
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand, signature
-from pyspark_rocketmq.wire.requests.bodies import LockBatchRequest, encode_lock_request
+from pyspark_rocketmq.wire.fastjson import dumps_java
+from pyspark_rocketmq.wire.requests.bodies import LockBatchRequest
 from pyspark_rocketmq.wire.requests.pull import PullRequest, PullStatus
 from tests.broker_sim.exchange import GROUP, TOPIC, heartbeat, pull, request, send
 from tests.broker_sim.raw_client import RawClient
@@ -85,7 +86,7 @@ def test_old_clients_do_not_sign_the_flag_of_unique_key_queries(version: int, is
     assert AccessControl([_ROOT]).problem(_IP, command) is None
 
 
-_LOCK = encode_lock_request(
+_LOCK = dumps_java(
     LockBatchRequest(
         consumer_group=GROUP,
         client_id="c",

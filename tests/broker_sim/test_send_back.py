@@ -7,7 +7,7 @@ from zlib import compress
 
 import pytest
 
-from broker_sim.admin_bodies import SubscriptionGroupConfig
+from broker_sim.bodies import SubscriptionGroupConfig
 from broker_sim.broker import Broker
 from broker_sim.topics import Topic
 from pyspark_rocketmq.model import MessageExt

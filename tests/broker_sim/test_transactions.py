@@ -9,9 +9,10 @@ from broker_sim.transactions import HALF_TOPIC
 from pyspark_rocketmq.model import MessageExt
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.fastjson import dumps_java
 from pyspark_rocketmq.wire.message_ids import decode_offset_message_id
 from pyspark_rocketmq.wire.messages import decode_messages
-from pyspark_rocketmq.wire.requests.bodies import HeartbeatData, encode_heartbeat
+from pyspark_rocketmq.wire.requests.bodies import HeartbeatData
 from tests.broker_sim.exchange import PEER, TOPIC, ask, make_broker, request, send
 from tests.broker_sim.stored_messages import stored_messages
 from tests.helpers.fake_clock import FakeClock
@@ -24,7 +25,7 @@ _TIMEOUT_S, _INTERVAL_S, _MOST_CHECKS = 6, 30, 15
 def broker(clock: FakeClock) -> Broker:
     made = make_broker(clock)
     heartbeat = HeartbeatData(client_id="c1", producers=("producers",))
-    ask(made, request(RequestCode.HEART_BEAT, body=encode_heartbeat(heartbeat)))
+    ask(made, request(RequestCode.HEART_BEAT, body=dumps_java(heartbeat)))
     return made
 
 
@@ -124,7 +125,7 @@ def test_a_message_is_asked_for_at_intervals_and_in_the_end_given_up(
     for _ in range(_MOST_CHECKS + 3):
         times += [int(message.properties["TRANSACTION_CHECK_TIMES"]) for _, message in asked(broker)]
         heartbeat = HeartbeatData(client_id="c1", producers=("producers",))
-        ask(broker, request(RequestCode.HEART_BEAT, body=encode_heartbeat(heartbeat)))
+        ask(broker, request(RequestCode.HEART_BEAT, body=dumps_java(heartbeat)))
         clock.advance(_INTERVAL_S)
 
     assert times == list(range(1, _MOST_CHECKS + 1))

@@ -6,6 +6,7 @@ from queue import SimpleQueue
 
 import pytest
 
+from broker_sim.bodies import encode_consumer_list, encode_lock_response, encode_topic_stats
 from pyspark_rocketmq.client.broker import (
     Batch,
     BrokerClient,
@@ -29,11 +30,11 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import Message, MessageExt, MessageModel, MessageQueue, QueueBounds, SendStatus
 from pyspark_rocketmq.wire.codes import PullSysFlag, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, decode_frame
-from pyspark_rocketmq.wire.fastjson import loads
+from pyspark_rocketmq.wire.fastjson import decode_body, loads
 from pyspark_rocketmq.wire.messages import decode_batch
 from pyspark_rocketmq.wire.properties import decode_properties
 from pyspark_rocketmq.wire.requests import bodies
-from pyspark_rocketmq.wire.requests.topics import encode_topic_stats
+from pyspark_rocketmq.wire.requests.bodies import LockBatchRequest
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.golden import recorded_command
@@ -111,8 +112,8 @@ CALLS: dict[str, tuple[int, Call]] = {
     "unregister": (168, lambda b, at: b.unregister(at, "10.0.0.1@1", consumer_group="g")),
 }
 ANSWERS: dict[int, bytes] = {
-    RequestCode.GET_CONSUMER_LIST_BY_GROUP: bodies.encode_consumer_list(("a", "b")),
-    RequestCode.LOCK_BATCH_MQ: bodies.encode_lock_response({QUEUE}),
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: encode_consumer_list(("a", "b")),
+    RequestCode.LOCK_BATCH_MQ: encode_lock_response({QUEUE}),
     RequestCode.GET_TOPIC_STATS_INFO: encode_topic_stats(
         {QUEUE: QueueBounds(min_offset=1, max_offset=9, last_update_timestamp=5)}
     ),
@@ -232,7 +233,7 @@ def test_a_lock_request_names_all_queues(server: ScriptedServer, brokers: Broker
     answer_well(server)
     brokers.lock_batch(server.address, "g", "me", [QUEUE, OTHER])
 
-    assert bodies.decode_lock_request(server.next_request().body) == bodies.LockBatchRequest(
+    assert decode_body(LockBatchRequest, server.next_request().body) == bodies.LockBatchRequest(
         consumer_group="g", client_id="me", queues=frozenset({QUEUE, OTHER})
     )
 

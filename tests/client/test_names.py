@@ -7,6 +7,14 @@ from typing import Any
 
 import pytest
 
+from broker_sim.bodies import (
+    encode_cluster_info,
+    encode_consumer_list,
+    encode_lock_response,
+    encode_route,
+    encode_topic_list,
+    encode_topic_stats,
+)
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
@@ -24,15 +32,6 @@ from pyspark_rocketmq.model import (
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.fastjson import loads
-from pyspark_rocketmq.wire.requests import bodies
-from pyspark_rocketmq.wire.requests.admin import (
-    encode_cluster_info,
-    encode_topic_list,
-)
-from pyspark_rocketmq.wire.requests.topics import (
-    encode_route,
-    encode_topic_stats,
-)
 from tests.client import test_admin, test_broker
 from tests.helpers.scripted_server import Peer, ScriptedServer
 from tests.helpers.wait import PATIENCE_S
@@ -40,9 +39,9 @@ from tests.helpers.wait import PATIENCE_S
 QUEUE = MessageQueue("orders", "broker-a", 3)
 FULL = MessageQueue("shop%orders", "broker-a", 3)
 ANSWERS = {
-    RequestCode.LOCK_BATCH_MQ: bodies.encode_lock_response({FULL}),
+    RequestCode.LOCK_BATCH_MQ: encode_lock_response({FULL}),
     RequestCode.GET_TOPIC_STATS_INFO: encode_topic_stats({FULL: QueueBounds(1, 9)}),
-    RequestCode.GET_CONSUMER_LIST_BY_GROUP: bodies.encode_consumer_list(["a"]),
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: encode_consumer_list(["a"]),
     RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: encode_topic_list(
         ["TBW102", "shop%orders", "%RETRY%shop%g", "orders"]
     ),

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from broker_sim.bodies import encode_route
 from pyspark_rocketmq.client import transport
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
@@ -12,7 +13,6 @@ from pyspark_rocketmq.errors import BrokerError, RequestTimeout, TopicNotFound
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, QueueData, TopicRoute
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.requests.topics import encode_route
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.scripted_server import Peer, ScriptedServer
 from tests.helpers.wait import PATIENCE_S

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from broker_sim.bodies import encode_offset_table
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Deadline, SystemClock
@@ -15,22 +16,21 @@ from pyspark_rocketmq.group.requests import ServerRequests
 from pyspark_rocketmq.model import MessageExt, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand, SerializeType, decode_frame
-from pyspark_rocketmq.wire.fastjson import read_object
+from pyspark_rocketmq.wire.fastjson import decode_body, read_object
 from pyspark_rocketmq.wire.messages import StoredMessage
 from pyspark_rocketmq.wire.properties import encode_properties
-from pyspark_rocketmq.wire.requests.bodies import encode_offset_table, offsets_from_json
+from pyspark_rocketmq.wire.requests.bodies import offsets_from_json
 from pyspark_rocketmq.wire.requests.client_info import (
     ConsumeMessageDirectlyResult,
     ConsumeResult,
     ConsumerRunningInfo,
-    decode_running_info,
 )
 from tests.helpers.golden import recorded_command
 from tests.helpers.scripted_server import Peer, ScriptedServer
 from tests.helpers.stored_messages import encode_stored_message
 from tests.helpers.wait import PATIENCE_S, wait_until
 
-RUNNING = decode_running_info(recorded_command(53, is_response=True).body)
+RUNNING = decode_body(ConsumerRunningInfo, recorded_command(53, is_response=True).body)
 OFFSETS = {MessageQueue("FrOrder", "broker-a", queue_id): 2 for queue_id in (1, 0)}
 CONSUMED = ConsumeMessageDirectlyResult(
     consume_result=ConsumeResult.CR_SUCCESS, order=True, spent_time_mills=1
@@ -221,7 +221,7 @@ def test_somebody_else_s_group_is_said_to_be_unknown(
 def test_stacks_are_added_when_asked_for(server: ScriptedServer, broker: Peer) -> None:
     """A1: pair 62; those of this process's threads."""
     broker.send(recorded_request(62))
-    info = decode_running_info(server.next_answer().body)
+    info = decode_body(ConsumerRunningInfo, server.next_answer().body)
 
     assert info.jstack is not None
     assert "rocketmq-requests" in info.jstack

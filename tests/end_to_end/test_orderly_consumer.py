@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 import pyspark_rocketmq
-from broker_sim.admin_bodies import SubscriptionGroupConfig
+from broker_sim.bodies import SubscriptionGroupConfig
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from broker_sim.admin_bodies import SubscriptionGroupConfig, encode_group_config
+from broker_sim.bodies import SubscriptionGroupConfig
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.fastjson import dumps_java
 
 
 class Administrator(BrokerClient):
@@ -19,7 +20,7 @@ class Administrator(BrokerClient):
 
     def put_group(self, address: str, config: SubscriptionGroupConfig) -> None:
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
-        self._call(address, RemotingCommand(code=code, body=encode_group_config(config)))
+        self._call(address, RemotingCommand(code=code, body=dumps_java(config)))
 
     def reset_back(self, address: str, group: str, topic: str, time_ms: int) -> None:
         """Reset the group to the first messages stored at or after a time, where that is not forward."""

@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
+from broker_sim.bodies import encode_route
 from pyspark_rocketmq.client.transport import Closing
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, QueueData, TopicRoute
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.messages import decode_batch
-from pyspark_rocketmq.wire.requests.topics import encode_route
 from tests.helpers.scripted_server import Peer, Script, ScriptedServer
 
 

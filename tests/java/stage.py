@@ -14,7 +14,8 @@ from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.codes import ResponseCode
-from pyspark_rocketmq.wire.requests.bodies import HeartbeatData, decode_heartbeat
+from pyspark_rocketmq.wire.fastjson import decode_body
+from pyspark_rocketmq.wire.requests.bodies import HeartbeatData
 from tests.both.support import ANSWER_S
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.golden import golden
@@ -55,7 +56,7 @@ def _is_of_producers(seen: Seen) -> bool:
     """Whether it is the heartbeat of a client that consumes nothing:
     the tests' producer has one every 30 s.
     """
-    return seen.request == "HEART_BEAT" and not decode_heartbeat(seen.command.body).consumers
+    return seen.request == "HEART_BEAT" and not decode_body(HeartbeatData, seen.command.body).consumers
 
 
 def _row(path: str, request: str, topic: str | None, answer: int | str) -> Row:
@@ -123,7 +124,7 @@ class Stage:
     def heartbeats(self, group: str) -> list[HeartbeatData]:
         """Those with a group since the log was taken."""
         bodies = [seen.command.body for seen in self.log.so_far() if seen.request == "HEART_BEAT"]
-        return [decode_heartbeat(body) for body in bodies if group.encode() in body]
+        return [decode_body(HeartbeatData, body) for body in bodies if group.encode() in body]
 
     def await_goodbyes(self) -> None:
         """Wait until a client that shuts down has unregistered its own group and its inner producer's."""

@@ -4,38 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from broker_sim.admin_bodies import (
-    ConsumeStats,
+from broker_sim.bodies import (
     OffsetWrapper,
     SubscriptionGroupConfig,
     TopicConfig,
-    decode_group_config,
-    encode_consume_stats,
-    encode_group_config,
+    consume_stats,
+    encode_cluster_info,
     encode_group_list,
     encode_group_status,
-    encode_topic_config,
+    encode_topic_list,
 )
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue
-from pyspark_rocketmq.wire.requests.admin import (
-    decode_cluster_info,
-    decode_consumer_connection,
-    decode_topic_list,
-    encode_cluster_info,
-    encode_consumer_connection,
-    encode_topic_list,
-)
+from pyspark_rocketmq.wire.fastjson import decode_body, dumps_java
+from pyspark_rocketmq.wire.requests.admin import ConsumerConnection, decode_cluster_info, decode_topic_list
 from pyspark_rocketmq.wire.requests.bodies import ConsumeType
 from tests.helpers.golden import golden, recorded_command
 
 RECORDED = {
-    "consumer connection": (51, True, decode_consumer_connection, encode_consumer_connection),
-    "group config": (81, False, decode_group_config, encode_group_config),
+    "consumer connection": (51, True, partial(decode_body, ConsumerConnection), dumps_java),
+    "group config": (81, False, partial(decode_body, SubscriptionGroupConfig), dumps_java),
     "topic list": (54, True, decode_topic_list, encode_topic_list),
     "cluster info": (66, True, decode_cluster_info, encode_cluster_info),
 }
@@ -55,29 +48,32 @@ def test_java_s_bodies_come_back_byte_for_byte(
 
 def test_a_group_s_connections_show_who_subscribes_to_what() -> None:
     """A3: members of one group with different subscriptions can be told from this."""
-    connection = decode_consumer_connection(recorded_command(51, is_response=True).body)
+    connection = decode_body(ConsumerConnection, recorded_command(51, is_response=True).body)
 
     assert [client.client_id for client in connection.connections] == ["127.0.0.1@i-order"]
     assert connection.consume_type is ConsumeType.CONSUME_PASSIVELY
     assert set(connection.subscriptions) == {"%RETRY%FrOrderG", "FrOrder"}
 
 
+def _wrapper(offset: int, last_timestamp: int) -> OffsetWrapper:
+    return OffsetWrapper(
+        broker_offset=offset, consumer_offset=offset, pull_offset=offset, last_timestamp=last_timestamp
+    )
+
+
 def test_a_broker_s_answers_are_those_of_java() -> None:
     """A1: what only the simulator writes."""
     orders = [MessageQueue("FrOrder", "broker-a", queue_id) for queue_id in (1, 0)]
-    stats = ConsumeStats(
-        consume_tps=0.13333333333333333,
-        offsets={
-            MessageQueue("%RETRY%FrOrderG", "broker-a", 0): OffsetWrapper(0, 0, 0, 0),
-            orders[0]: OffsetWrapper(2, 2, 2, 1795207140490),
-            orders[1]: OffsetWrapper(2, 2, 2, 1795207140488),
-        },
-    )
+    stats = {
+        MessageQueue("%RETRY%FrOrderG", "broker-a", 0): _wrapper(0, 0),
+        orders[0]: _wrapper(2, 1795207140490),
+        orders[1]: _wrapper(2, 1795207140488),
+    }
     retries = TopicConfig(topic_name="%RETRY%FrOrderG", read_queue_nums=1, write_queue_nums=1)
     written = {
-        49: encode_consume_stats(stats),
-        50: encode_topic_config(retries),
-        55: encode_consume_stats(ConsumeStats(offsets={})),
+        49: dumps_java(consume_stats(stats, 0.13333333333333333)),
+        50: dumps_java(retries),
+        55: dumps_java(consume_stats({})),
         63: encode_group_status({"127.0.0.1@i-order": dict.fromkeys(orders, 2)}),
         75: encode_group_list(["FrOrder", "FrOrderG"]),
     }
@@ -100,16 +96,18 @@ def test_the_cluster_is_read_from_its_odd_keys() -> None:
 def test_defaults_are_java_s() -> None:
     """A topic or group that says nothing of a setting has Java's value."""
     numbers = golden("numbers.json")
-    group = json.loads(encode_group_config(SubscriptionGroupConfig(group_name="G")))
-    topic = json.loads(encode_topic_config(TopicConfig(topic_name="T")))
+    group = json.loads(dumps_java(SubscriptionGroupConfig(group_name="G")))
+    topic = json.loads(dumps_java(TopicConfig(topic_name="T")))
 
     expected = numbers["defaults_SubscriptionGroupConfig_json"]
     assert group == json.loads(expected) | {"groupName": "G"}
-    assert decode_group_config(b'{"groupName":"G"}') == SubscriptionGroupConfig(group_name="G")
+    assert decode_body(SubscriptionGroupConfig, b'{"groupName":"G"}') == SubscriptionGroupConfig(
+        group_name="G"
+    )
     assert topic == json.loads(numbers["defaults_TopicConfig_json"])
 
 
-@pytest.mark.parametrize("decode", DECODERS, ids=lambda decode: decode.__name__)
+@pytest.mark.parametrize("decode", DECODERS, ids=RECORDED.keys())
 @pytest.mark.parametrize(
     "body",
     [

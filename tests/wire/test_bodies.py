@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -11,13 +12,19 @@ from _pytest.mark import ParameterSet
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker_sim.bodies import (
+    encode_consumer_list,
+    encode_lock_response,
+    encode_offset_table,
+    encode_topic_stats,
+)
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue, QueueBounds
-from pyspark_rocketmq.wire.fastjson import as_object, dumps_standard
+from pyspark_rocketmq.wire.fastjson import as_object, decode_body, dumps_java, dumps_standard, from_json
 from pyspark_rocketmq.wire.requests import bodies
 from pyspark_rocketmq.wire.requests import topics as topic_stats
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, ConsumeType, HeartbeatData, LockBatchRequest
-from pyspark_rocketmq.wire.requests.topics import decode_topic_stats, encode_topic_stats
+from pyspark_rocketmq.wire.requests.topics import decode_topic_stats
 from pyspark_rocketmq.wire.subscription import SubscriptionData, build_subscription
 from tests.helpers.golden import golden, recorded_command, recorded_commands
 
@@ -26,8 +33,8 @@ SUBSCRIPTIONS = [case for case in [*FILTER["buildSubscriptionData"], *FILTER["bu
 ODD_PAIRS = {95, 97, 192, 193}
 """Heartbeats with an SQL subscription and of version 2; lock requests without a usable body."""
 DECODERS = {
-    "heartbeat": bodies.decode_heartbeat,
-    "lock request": bodies.decode_lock_request,
+    "heartbeat": partial(decode_body, HeartbeatData),
+    "lock request": partial(decode_body, LockBatchRequest),
     "lock response": bodies.decode_lock_response,
     "consumer list": bodies.decode_consumer_list,
     "topic stats": decode_topic_stats,
@@ -129,17 +136,17 @@ class TestHeartbeat:
             producers=("GroupP",),
         )
 
-        assert bodies.encode_heartbeat(heartbeat).decode() == FILTER["heartbeat_json"]
-        assert bodies.decode_heartbeat(FILTER["heartbeat_json"].encode()) == heartbeat
+        assert dumps_java(heartbeat).decode() == FILTER["heartbeat_json"]
+        assert decode_body(HeartbeatData, FILTER["heartbeat_json"].encode()) == heartbeat
 
     @pytest.mark.parametrize("body", recorded(34, is_response=False))
     def test_a_recorded_heartbeat_comes_back_unchanged(self, body: bytes) -> None:
         """A3: push, lite-pull and producer clients."""
-        assert same_json(bodies.encode_heartbeat(bodies.decode_heartbeat(body)), body)
+        assert same_json(dumps_java(decode_body(HeartbeatData, body)), body)
 
     def test_a_recorded_sql_subscription_is_read(self) -> None:
         """A4."""
-        heartbeat = bodies.decode_heartbeat(recorded_command(95).body)
+        heartbeat = decode_body(HeartbeatData, recorded_command(95).body)
 
         by_topic = {item.topic: item for item in heartbeat.consumers[0].subscriptions}
         assert by_topic["FrSql"].expression_type == "SQL92"
@@ -147,7 +154,7 @@ class TestHeartbeat:
 
     @given(heartbeats)
     def test_any_heartbeat_is_read_back(self, heartbeat: HeartbeatData) -> None:
-        assert bodies.decode_heartbeat(bodies.encode_heartbeat(heartbeat)) == heartbeat
+        assert decode_body(HeartbeatData, dumps_java(heartbeat)) == heartbeat
 
     @pytest.mark.parametrize("case", SUBSCRIPTIONS, ids=lambda case: f"{case['expr']!a}-{case.get('type')}")
     def test_a_subscription_has_java_s_json(self, case: dict[str, Any]) -> None:
@@ -157,16 +164,16 @@ class TestHeartbeat:
             "TopicT", case["expr"], sub_version=1_700_000_000_000, expression_type=case.get("type", "TAG")
         )
 
-        written = bodies.subscription_to_json(subscription)
+        written = json.loads(dumps_java(subscription))
 
         assert unordered(written) == unordered(expected)
         assert list(written) == list(expected)
-        assert bodies.subscription_from_json(as_object(expected, "test")) == subscription
+        assert from_json(SubscriptionData, as_object(expected, "test")) == subscription
 
     def test_fields_that_other_clients_leave_out_have_java_s_defaults(self) -> None:
         body = b'{"clientID":"c","consumerDataSet":[{"groupName":"G","subscriptionDataSet":null}],"x":1}'
 
-        heartbeat = bodies.decode_heartbeat(body)
+        heartbeat = decode_body(HeartbeatData, body)
 
         assert heartbeat == HeartbeatData(client_id="c", consumers=(ConsumerData(group_name="G"),))
 
@@ -184,7 +191,7 @@ class TestHeartbeat:
             {"clientID": "c", "consumerDataSet": [{"groupName": "G", "consumeFromWhere": deprecated}]}
         ).encode()
 
-        consumer = bodies.decode_heartbeat(body).consumers[0]
+        consumer = decode_body(HeartbeatData, body).consumers[0]
 
         assert consumer.consume_from_where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
 
@@ -211,7 +218,7 @@ class TestHeartbeat:
         body = json.dumps({"clientID": "c", "consumerDataSet": [consumer]}).encode()
 
         with pytest.raises(RemoteProtocolError, match=r"HeartbeatData\.consumerDataSet"):
-            bodies.decode_heartbeat(body)
+            decode_body(HeartbeatData, body)
 
 
 class TestScalarsOfOtherClients:
@@ -223,11 +230,11 @@ class TestScalarsOfOtherClients:
         body = (
             f'{{"clientID":"c","consumerDataSet":[{{"groupName":"G","subscriptionDataSet":[{{{text}}}]}}]}}'
         )
-        return bodies.decode_heartbeat(body.encode()).consumers[0].subscriptions[0]
+        return decode_body(HeartbeatData, body.encode()).consumers[0].subscriptions[0]
 
     def consumer(self, field: str, value: str) -> ConsumerData:
         body = f'{{"clientID":"c","consumerDataSet":[{{"groupName":"G","{field}":{value}}}]}}'
-        return bodies.decode_heartbeat(body.encode()).consumers[0]
+        return decode_body(HeartbeatData, body.encode()).consumers[0]
 
     def test_a_go_client_s_tags_are_read(self) -> None:
         """A4: it writes their hash codes as texts."""
@@ -239,7 +246,7 @@ class TestScalarsOfOtherClients:
             b'"subVersion":1795396573988,"expressionType":"TAG"}],"unitMode":false}]}'
         )
 
-        consumer = bodies.decode_heartbeat(body).consumers[0]
+        consumer = decode_body(HeartbeatData, body).consumers[0]
 
         assert consumer.message_model is MessageModel.CLUSTERING
         assert consumer.subscriptions == (build_subscription("T", "created", sub_version=1795396573988),)
@@ -309,7 +316,7 @@ class TestScalarsOfOtherClients:
     def test_a_queue(self, queue_id: str) -> None:
         body = f'{{"clientId":1,"consumerGroup":true,"mqSet":[{{"topic":5,"brokerName":true,"queueId":{queue_id}}}]}}'
 
-        request = bodies.decode_lock_request(body.encode())
+        request = decode_body(LockBatchRequest, body.encode())
 
         assert request == LockBatchRequest(
             consumer_group="true", client_id="1", queues=frozenset({MessageQueue("5", "true", 3)})
@@ -327,18 +334,16 @@ class TestLocks:
         """C1: onlyThisBroker may be missing and then is false."""
         expected = {"onlyThisBroker": False, **json.loads(body)}
 
-        assert same_json(
-            bodies.encode_lock_request(bodies.decode_lock_request(body)), json.dumps(expected).encode()
-        )
+        assert same_json(dumps_java(decode_body(LockBatchRequest, body)), json.dumps(expected).encode())
 
     @pytest.mark.parametrize("body", recorded(41, is_response=True))
     def test_a_recorded_lock_answer_comes_back_unchanged(self, body: bytes) -> None:
         """C1."""
-        assert same_json(bodies.encode_lock_response(bodies.decode_lock_response(body)), body)
+        assert same_json(encode_lock_response(bodies.decode_lock_response(body)), body)
 
     def test_refused_queues_are_simply_not_in_the_answer(self) -> None:
         """C1: queue 0 belongs to somebody else."""
-        asked = bodies.decode_lock_request(recorded_command(190).body)
+        asked = decode_body(LockBatchRequest, recorded_command(190).body)
         granted = bodies.decode_lock_response(recorded_command(190, is_response=True).body)
 
         assert {queue.queue_id for queue in asked.queues} == {0, 1}
@@ -351,32 +356,32 @@ class TestLocks:
             queues=frozenset({MessageQueue("T", "b", 1), MessageQueue("T", "b", 0)}),
         )
 
-        assert bodies.encode_lock_request(request) == (
+        assert dumps_java(request) == (
             b'{"clientId":"c","consumerGroup":"G","mqSet":[{"brokerName":"b","queueId":0,"topic":"T"},'
             b'{"brokerName":"b","queueId":1,"topic":"T"}],"onlyThisBroker":false}'
         )
 
     @given(lock_requests)
     def test_any_lock_request_and_answer_is_read_back(self, request_: LockBatchRequest) -> None:
-        assert bodies.decode_lock_request(bodies.encode_lock_request(request_)) == request_
-        assert bodies.decode_lock_response(bodies.encode_lock_response(request_.queues)) == request_.queues
+        assert decode_body(LockBatchRequest, dumps_java(request_)) == request_
+        assert bodies.decode_lock_response(encode_lock_response(request_.queues)) == request_.queues
 
     def test_a_body_that_java_could_not_read_raises(self) -> None:
         for command in (recorded_command(192), recorded_command(193)):
             with pytest.raises(RemoteProtocolError):
-                bodies.decode_lock_request(command.body)
+                decode_body(LockBatchRequest, command.body)
 
 
 class TestConsumerList:
     @pytest.mark.parametrize("body", recorded(38, is_response=True))
     def test_a_recorded_list_comes_back_unchanged(self, body: bytes) -> None:
         """B1."""
-        assert bodies.encode_consumer_list(bodies.decode_consumer_list(body)) == body
+        assert encode_consumer_list(bodies.decode_consumer_list(body)) == body
 
     @given(st.lists(names).map(tuple))
     def test_any_list_is_read_back_in_order_with_its_duplicates(self, client_ids: tuple[str, ...]) -> None:
         """B1."""
-        assert bodies.decode_consumer_list(bodies.encode_consumer_list(client_ids)) == client_ids
+        assert bodies.decode_consumer_list(encode_consumer_list(client_ids)) == client_ids
 
     @pytest.mark.parametrize("body", [b"{}", b'{"consumerIdList":null}'])
     def test_no_list_is_an_empty_list(self, body: bytes) -> None:
@@ -422,7 +427,7 @@ class TestTablesByQueue:
 
         assert bodies_of_pair
         for body in bodies_of_pair:
-            assert bodies.encode_offset_table(bodies.decode_offset_table(body)) == body
+            assert encode_offset_table(bodies.decode_offset_table(body)) == body
 
     def test_the_list_form_for_cpp_administrators_is_read(self) -> None:
         body = b'{"offsetTable":[{"brokerName":"b","offset":7,"queueId":1,"topic":"T"}]}'
@@ -433,7 +438,7 @@ class TestTablesByQueue:
     def test_any_table_is_read_back(self, table: dict[MessageQueue, QueueBounds]) -> None:
         assert decode_topic_stats(encode_topic_stats(table)) == table
         offsets = {queue: bounds.max_offset for queue, bounds in table.items()}
-        assert bodies.decode_offset_table(bodies.encode_offset_table(offsets)) == offsets
+        assert bodies.decode_offset_table(encode_offset_table(offsets)) == offsets
 
     @given(stats, st.data())
     def test_a_changed_byte_reads_as_the_same_json_in_another_form_does(
@@ -531,8 +536,8 @@ def test_any_json_raises_nothing_but_remote_protocol_errors(decode: Callable[...
 @pytest.mark.parametrize(
     ("decode", "body"),
     [
-        (bodies.decode_heartbeat, FILTER["heartbeat_json"].encode()),
-        (bodies.decode_lock_request, recorded_command(190).body),
+        (DECODERS["heartbeat"], FILTER["heartbeat_json"].encode()),
+        (DECODERS["lock request"], recorded_command(190).body),
         (bodies.decode_lock_response, recorded_command(189, is_response=True).body),
         (bodies.decode_consumer_list, recorded_command(35, is_response=True).body),
         (decode_topic_stats, recorded_command(71, is_response=True).body),

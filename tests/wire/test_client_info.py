@@ -5,26 +5,25 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker_sim.bodies import encode_offset_table
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.wire.fastjson import dumps_java
-from pyspark_rocketmq.wire.requests.bodies import decode_offset_table, encode_offset_table, queue_to_json
+from pyspark_rocketmq.wire.fastjson import decode_body, dumps_java, queue_to_json
+from pyspark_rocketmq.wire.requests.bodies import decode_offset_table
 from pyspark_rocketmq.wire.requests.client_info import (
     ConsumeMessageDirectlyResult,
     ConsumeResult,
     ConsumerRunningInfo,
     ConsumeStatus,
     ProcessQueueInfo,
-    decode_running_info,
     encode_consumer_status,
-    encode_directly_result,
-    encode_running_info,
 )
 from tests.helpers.golden import recorded_command
 from tests.wire.test_bodies import int64, names, queues, subscriptions
@@ -55,8 +54,8 @@ running_infos = st.builds(
 @pytest.mark.parametrize(
     ("pair_id", "is_response", "decode", "encode"),
     [
-        (52, True, decode_running_info, encode_running_info),
-        (53, True, decode_running_info, encode_running_info),
+        (52, True, partial(decode_body, ConsumerRunningInfo), dumps_java),
+        (53, True, partial(decode_body, ConsumerRunningInfo), dumps_java),
         (123, False, decode_offset_table, encode_offset_table),
     ],
 )
@@ -71,7 +70,7 @@ def test_java_s_bodies_come_back_byte_for_byte(
 
 def test_a_running_consumer_is_read_as_mqadmin_shows_it() -> None:
     """A1: pair 53."""
-    info = decode_running_info(recorded_command(53, is_response=True).body)
+    info = decode_body(ConsumerRunningInfo, recorded_command(53, is_response=True).body)
 
     assert info.properties["PROP_CONSUMEORDERLY"] == "true"
     assert info.properties["PROP_CLIENT_VERSION"] == "V5_3_3"
@@ -89,11 +88,9 @@ def test_a_member_s_answers_are_those_of_java() -> None:
     offsets = {ORDERS_1: 2, ORDERS_0: 2}
 
     assert encode_consumer_status(offsets) == recorded_command(64, is_response=True).body
-    assert encode_directly_result(done) == recorded_command(68, is_response=True).body
+    assert dumps_java(done) == recorded_command(68, is_response=True).body
     failed = replace(done, consume_result=ConsumeResult.CR_THROW_EXCEPTION, remark="why")
-    assert b'"consumeResult":"CR_THROW_EXCEPTION","order":true,"remark":"why"' in encode_directly_result(
-        failed
-    )
+    assert b'"consumeResult":"CR_THROW_EXCEPTION","order":true,"remark":"why"' in dumps_java(failed)
 
 
 @given(st.dictionaries(queues, int64, max_size=4))
@@ -106,7 +103,7 @@ def test_a_reset_is_read_in_both_forms(offsets: dict[MessageQueue, int]) -> None
 
 @given(running_infos)
 def test_any_running_info_is_read_back(info: ConsumerRunningInfo) -> None:
-    assert decode_running_info(encode_running_info(info)) == info
+    assert decode_body(ConsumerRunningInfo, dumps_java(info)) == info
 
 
 body_names = st.sampled_from(
@@ -127,4 +124,4 @@ json_values = st.recursive(
 def test_any_json_raises_nothing_but_remote_protocol_errors(value: object) -> None:
     """A1: a peer may send anything."""
     with contextlib.suppress(RemoteProtocolError):
-        decode_running_info(dumps_java(value))
+        decode_body(ConsumerRunningInfo, dumps_java(value))

@@ -12,9 +12,10 @@ from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import dlq_topic, retry_topic
 from pyspark_rocketmq.wire.codes import CLIENT_VERSION, MessageSysFlag
 from pyspark_rocketmq.wire.compression import CompressionType, compress, decompress
+from pyspark_rocketmq.wire.fastjson import decode_body, dumps_java
 from pyspark_rocketmq.wire.message_ids import decode_offset_message_id
 from pyspark_rocketmq.wire.messages import body_crc
-from pyspark_rocketmq.wire.requests.bodies import decode_heartbeat, encode_heartbeat
+from pyspark_rocketmq.wire.requests.bodies import HeartbeatData
 from pyspark_rocketmq.wire.subscription import java_string_hash
 from tests.helpers.golden import golden
 from tests.real_broker.artifacts import rocketmq_version
@@ -117,11 +118,11 @@ def test_the_fingerprint_of_a_heartbeat_is_the_hash_of_what_does_not_change() ->
     """B1: its JSON without client id and versions, by ``String.hashCode``:
     members of one group have the same.
     """
-    heartbeat = decode_heartbeat(golden("filter.json")["heartbeat_json"].encode())
+    heartbeat = decode_body(HeartbeatData, golden("filter.json")["heartbeat_json"].encode())
     consumers = tuple(
         replace(data, subscriptions=tuple(replace(each, sub_version=0) for each in data.subscriptions))
         for data in heartbeat.consumers
     )
-    lasting = encode_heartbeat(replace(heartbeat, client_id="", fingerprint=0, consumers=consumers))
+    lasting = dumps_java(replace(heartbeat, client_id="", fingerprint=0, consumers=consumers))
 
     assert java_string_hash(lasting.decode()) == golden("filter.json")["heartbeat_fingerprint"]

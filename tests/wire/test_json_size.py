@@ -9,9 +9,14 @@ import pytest
 
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType, decode_parts
-from pyspark_rocketmq.wire.fastjson import MAX_JSON_MEMORY, check_json_size, loads, short_repr
-from pyspark_rocketmq.wire.requests.bodies import decode_consumer_list, decode_heartbeat, decode_lock_response
+from pyspark_rocketmq.wire.fastjson import MAX_JSON_MEMORY, check_json_size, decode_body, loads, short_repr
+from pyspark_rocketmq.wire.requests.bodies import HeartbeatData, decode_consumer_list, decode_lock_response
 from pyspark_rocketmq.wire.requests.topics import decode_route, decode_topic_stats
+
+
+def decode_heartbeat(body: bytes) -> HeartbeatData:
+    return decode_body(HeartbeatData, body)
+
 
 DENSE = {
     "empty maps": (b"[", b"{},", b"{}]"),

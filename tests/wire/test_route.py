@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker_sim.bodies import encode_route
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, QueueData, TopicRoute
-from pyspark_rocketmq.wire.requests.topics import MAX_QUEUES, decode_route, encode_route
+from pyspark_rocketmq.wire.requests.topics import MAX_QUEUES, decode_route
 from tests.helpers.golden import RecordedCommand, recorded_command, recorded_commands
 
 RECORDED = [command for command in recorded_commands(105) if command.is_response and command.body]

@@ -17,6 +17,7 @@ from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, QueueBounds
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.fastjson import decode_body, dumps_java
 from pyspark_rocketmq.wire.framing import Outgoing
 from pyspark_rocketmq.wire.namespace import (
     queue_with_namespace,
@@ -25,7 +26,7 @@ from pyspark_rocketmq.wire.namespace import (
     without_namespace,
 )
 from pyspark_rocketmq.wire.requests import admin, bodies, headers
-from pyspark_rocketmq.wire.requests.client_info import ConsumerRunningInfo, decode_running_info
+from pyspark_rocketmq.wire.requests.client_info import ConsumerRunningInfo
 from pyspark_rocketmq.wire.requests.header_fields import Header, from_ext_fields, to_ext_fields
 from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, PullStatus, pull_result
 from pyspark_rocketmq.wire.requests.responses import checked
@@ -269,7 +270,7 @@ class BrokerClient:
 
     def heartbeat(self, address: str, heartbeat: bodies.HeartbeatData) -> None:
         """Show this client's groups and their whole subscriptions: what is missing is unsubscribed."""
-        body = bodies.encode_heartbeat(self._named_heartbeat(heartbeat))
+        body = dumps_java(self._named_heartbeat(heartbeat))
         self._call(address, command_of(RequestCode.HEART_BEAT, body=body))
 
     def unregister(
@@ -342,7 +343,7 @@ class BrokerClient:
         """
         header = admin.GetConsumerConnectionListRequestHeader(consumer_group=self._named(consumer_group))
         answer = self._ask(address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
-        connection = admin.decode_consumer_connection(answer.body)
+        connection = decode_body(admin.ConsumerConnection, answer.body)
         subscriptions = {
             self._bare(topic): replace(subscription, topic=self._bare(subscription.topic))
             for topic, subscription in connection.subscriptions.items()
@@ -378,7 +379,7 @@ class BrokerClient:
             # Of a Go client whose own call failed: its remark says why.
             remark = peer_text(repr(answer.remark or ""))
             raise RemoteProtocolError(f"Member {peer_text(client_id)} answered with nothing but {remark}.")
-        return decode_running_info(answer.body)
+        return decode_body(ConsumerRunningInfo, answer.body)
 
     # --- requests -------------------------------------------------------------------------------------------
 
@@ -469,7 +470,7 @@ class BrokerClient:
             client_id=client_id,
             queues=frozenset(map(self._named_queue, queues)),
         )
-        return command_of(code, body=bodies.encode_lock_request(request))
+        return command_of(code, body=dumps_java(request))
 
     # --- names: as users know them (bare), as brokers do (named) --------------------------------------------
 

@@ -26,6 +26,7 @@ from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.codes import CLIENT_VERSION, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.fastjson import dumps_java
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.namespace import queue_with_namespace, queue_without_namespace, without_namespace
 from pyspark_rocketmq.wire.properties import RETRY_TOPIC
@@ -48,8 +49,6 @@ from pyspark_rocketmq.wire.requests.client_info import (
     ConsumeStatus,
     ProcessQueueInfo,
     encode_consumer_status,
-    encode_directly_result,
-    encode_running_info,
 )
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.headers import (
@@ -145,7 +144,7 @@ class ServerRequests:
             return _no_such_group(request, header.consumer_group)
         if header.jstack_enable:
             info = replace(info, jstack=_stacks())
-        return request.response(ResponseCode.SUCCESS, body=encode_running_info(info))
+        return request.response(ResponseCode.SUCCESS, body=dumps_java(info))
 
     def _consume_directly(self, request: RemotingCommand) -> RemotingCommand:
         header = from_ext_fields(ConsumeMessageDirectlyRequestHeader, request.ext_fields)
@@ -153,7 +152,7 @@ class ServerRequests:
         result = self._member.consume_directly(self._bare(header.consumer_group), message)
         if result is None:
             return _no_such_group(request, header.consumer_group)
-        return request.response(ResponseCode.SUCCESS, body=encode_directly_result(result))
+        return request.response(ResponseCode.SUCCESS, body=dumps_java(result))
 
     def _message(self, body: bytes, broker_name: str) -> MessageExt:
         messages = decode_messages(body, broker_name)

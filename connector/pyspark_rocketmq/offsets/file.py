@@ -46,13 +46,8 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.rules import Change, ResultT, RowOffsetStore, Rows, new_row
 from pyspark_rocketmq.offsets.store import OffsetRow
-from pyspark_rocketmq.wire.fastjson import JsonObject, dumps_java, read_object
-from pyspark_rocketmq.wire.requests.bodies import (
-    offsets_from_json,
-    offsets_to_json,
-    queue_from_json,
-    queue_to_json,
-)
+from pyspark_rocketmq.wire.fastjson import JsonObject, dumps_java, queue_to_json, read_object
+from pyspark_rocketmq.wire.requests.bodies import offsets_from_json, queue_from_json
 
 _VERSION: Final = 1
 _WHERE: Final = "offsets.json"
@@ -82,7 +77,7 @@ def encode_rows(rows: Iterable[OffsetRow]) -> bytes:
     ordered = sorted(rows, key=lambda row: row.queue)
     return dumps_java(
         {
-            "offsetTable": offsets_to_json({row.queue: row.next_offset for row in ordered}),
+            "offsetTable": {row.queue: row.next_offset for row in ordered},
             "version": _VERSION,
             "rows": [
                 queue_to_json(row.queue) | {key: getattr(row, field) for key, field, _ in _KEPT}

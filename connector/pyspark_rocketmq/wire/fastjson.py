@@ -1,29 +1,20 @@
 """JSON as fastjson writes it: read with typed fields and bounded memory, written in Java's form.
 
-As in Java's reader a null field is an absent one, unknown fields are ignored, and scalars are taken for each
-other: Apache's Go client writes ``codeSet`` as texts (``["112785"]``), other clients numbers or booleans as
-texts.
-
-Source: fastjson 1.2.83 ``TypeUtils.castToInt``, ``castToLong``, ``castToDouble``, ``castToBoolean``,
-``StringCodec``, ``EnumDeserializer``, as used by RocketMQ 5.3.3 ``RemotingSerializable``; a map or array is
-not taken for a text here.
+Like Java's reader, this one treats a null field as absent, ignores unknown fields and converts scalars: Apache's
+Go client writes ``codeSet`` as texts (``["112785"]``), other clients numbers or booleans as texts. It never takes
+a map or array for a text.
 
 Java's ``Map<Long, …>`` arrives as ``{0:"127.0.0.1:10911"}`` and ``Map<MessageQueue, …>`` as
-``{{"brokerName":"b","queueId":3,"topic":"T"}:{…}}``. Neither is JSON. What *is* JSON between those keys, the
-keys included, is left to the C scanner: this module steps in only where the scanner refuses, and there
-handles one map or array, so braces and quotes inside strings are never looked at.
+``{{"brokerName":"b","queueId":3,"topic":"T"}:{…}}``. Neither is JSON. The C scanner reads everything that is;
+only where it refuses does this module read one map or array itself, so it never looks at braces and quotes
+inside strings.
 
-Source: fastjson 1.2.83 ``MapSerializer``, as used by RocketMQ 5.3.3 ``RemotingSerializable``.
+A small text can become large objects: sixteen million bytes of ``{},`` take four hundred million as dicts. So a
+text is weighed before it is read, by the most it can become: its characters three times (as text, as text again
+where fastjson's keys need a second look, as strings), and an object for each mark that makes one.
 
-What JSON may cost in memory: sixteen million bytes of ``{},`` become objects of four hundred million.
-
-So a text is weighed before it is read, by what it can become at most: its characters three times (as text, as
-text again where fastjson's keys ask for a second look, as strings), and an object for each mark that brings
-one.
-
-Showing a peer's value in an error text: short, and at a bounded cost.
-
-``f"{value!r:.80}"`` would write all of it first, in four times the memory if it is text that must be escaped.
+Source: fastjson 1.2.83 ``TypeUtils.castToInt``, ``castToLong``, ``castToDouble``, ``castToBoolean``,
+``StringCodec``, ``EnumDeserializer``, ``MapSerializer``, as used by RocketMQ 5.3.3 ``RemotingSerializable``.
 """
 
 from __future__ import annotations
@@ -32,12 +23,14 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import StrEnum
+from functools import cache
 from reprlib import Repr
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
+from pyspark_rocketmq.model import MessageQueue
 
 _MAX_CHARACTERS: Final = 80
 
@@ -47,16 +40,17 @@ _repr.maxstring = _repr.maxother = _repr.maxlong = _MAX_CHARACTERS
 
 
 def short_repr(value: object) -> str:
-    """The beginning of ``repr(value)``, parts of it left out; at most 80 characters."""
+    """The beginning of ``repr(value)``, at most 80 characters, at a bounded cost.
+
+    ``f"{value!r:.80}"`` would write all of it first, in four times the memory if text must be escaped.
+    """
     return _repr.repr(value)[:_MAX_CHARACTERS]
 
 
 MAX_JSON_MEMORY: Final = 32 * 1024 * 1024
-"""Bytes, twice the longest frame; a table of some twenty thousand queues, or a list of a hundred thousand
-topics."""
-
+"""Bytes, twice the longest frame: some twenty thousand queues, or a hundred thousand topics."""
 _LIGHT_BYTES: Final = 512 * 1024
-"""Texts up to here stay below the limit whatever is in them."""
+"""Shorter texts stay below the limit whatever is in them."""
 _BYTES_PER_MARK: Final = 100
 _MARKS: Final = (b",", b":", b"[", b"{")
 _COPIES: Final = 3
@@ -64,11 +58,7 @@ _WIDEST_CHARACTER: Final = 4
 
 
 def check_json_size(data: bytes) -> None:
-    """Refuse what would take more than ``MAX_JSON_MEMORY`` as Python's objects.
-
-    Raises:
-        RemoteProtocolError: If it would.
-    """
+    """Raise RemoteProtocolError if ``data`` could take more than ``MAX_JSON_MEMORY`` as Python's objects."""
     if len(data) <= _LIGHT_BYTES:
         return
     width = 1 if data.isascii() else _WIDEST_CHARACTER
@@ -83,8 +73,8 @@ def check_json_size(data: bytes) -> None:
 _MAX_ODD_DEPTH: Final = 32
 """Nesting around an odd key (real bodies need 4); it bounds how often a text is scanned again."""
 _MAX_REFUSED_CHARS: Final = 1 << 30
-"""Sum of the positions at which the scanner refused. Each refusal costs time in proportion to its position
-(the error counts lines), so without a bound a hostile body could cost the square of its length; a route of
+"""Sum of the positions at which the scanner refused. Each refusal costs time in proportion to its position,
+because the error counts lines; without a bound a hostile body could cost the square of its length. A route of
 3000 brokers in the old form stays below."""
 
 
@@ -116,7 +106,9 @@ def loads(data: bytes) -> Any:
 
 
 def dumps_java(value: object) -> bytes:
-    """Write as fastjson does: int keys bare, an :class:`ObjectMap`'s keys inline, non-ASCII as it is.
+    """Write as fastjson does: int keys bare, message queues inline as keys, sets sorted, non-ASCII as it is.
+
+    A dataclass of :func:`member` fields becomes a map in alphabetical order, without the fields that are None.
 
     Raises:
         LocalProtocolError: If a text holds half a surrogate pair or a value has no JSON form.
@@ -246,20 +238,32 @@ def _write(value: object) -> str:
         return str(value)
     if isinstance(value, str):
         return _write_scalar(value)
-    if isinstance(value, ObjectMap):
-        return "{" + ",".join([f"{_write(key)}:{_write(item)}" for key, item in value]) + "}"
-    if isinstance(value, (dict, Mapping)):
-        return "{" + ",".join([f"{_write_key(key)}:{_write(item)}" for key, item in value.items()]) + "}"
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, MessageQueue):
+        value = queue_to_json(value)
+    elif is_dataclass(value):
+        value = to_json(value)
+    if isinstance(value, ObjectMap | Mapping):
+        pairs = value if isinstance(value, ObjectMap) else value.items()
+        return "{" + ",".join([f"{_write_key(key)}:{_write(item)}" for key, item in pairs]) + "}"
+    if isinstance(value, (set, frozenset)):
+        value = sorted(value)
+    if isinstance(value, (list, tuple)):
         return "[" + ",".join(map(_write, value)) + "]"
     return _write_scalar(value)
 
 
-def _write_key(key: object) -> str:
-    if isinstance(key, bool) or not isinstance(key, (str, int)):
-        raise TypeError(f"{key!r} is no key; write maps with object keys as ObjectMap")
-    return _write_scalar(key)
+def queue_to_json(queue: MessageQueue) -> dict[str, object]:
+    """A message queue as a map."""
+    return {"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic}
 
+
+def _write_key(key: object) -> str:
+    if isinstance(key, bool) or not isinstance(key, (str, int, dict, list, ObjectMap, MessageQueue)):
+        raise TypeError(f"{key!r} is no key")
+    return _write(key)
+
+
+# --- typed fields -------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
@@ -293,11 +297,11 @@ class JsonObject:
         """A number of at most 64 bits, a text of digits too."""
         return self._read(name, _as_integer, default)
 
-    def number(self, name: str, default: float) -> float:
+    def number(self, name: str, default: float | None = None) -> float:
         """A number, whole or not; finite; as a text, too."""
         return self._read(name, _as_number, default)
 
-    def flag(self, name: str, *, default: bool) -> bool:
+    def flag(self, name: str, default: bool | None = None) -> bool:
         """A boolean, or what stands for one."""
         return self._read(name, _as_flag, default)
 
@@ -372,29 +376,24 @@ class JsonObject:
 
 
 def read_object(data: bytes, where: str) -> JsonObject:
-    """Read a body that is one map, called ``where`` in errors.
-
-    Raises:
-        RemoteProtocolError: If the body is no JSON (fastjson's liberties allowed) or no map.
-    """
+    """Read a body that is one map, called ``where`` in errors."""
     return as_object(loads(data), where)
 
 
-def checked_int64(value: object, where: str) -> int:
-    """Take an already read value as a Java ``long``.
+def as_object(value: object, where: str) -> JsonObject:
+    """Take an already read value as a map with text keys."""
+    if type(value) is not dict:
+        raise RemoteProtocolError(f"{where} is no JSON object: {short_repr(value)}.")
+    return JsonObject(where, value)
 
-    Raises:
-        RemoteProtocolError: If it is something else.
-    """
+
+def checked_int64(value: object, where: str) -> int:
+    """Take an already read value as a Java ``long``."""
     return _required(value, _as_integer, where)
 
 
 def as_text(value: object, where: str) -> str:
-    """Take an already read scalar as a text.
-
-    Raises:
-        RemoteProtocolError: If it is no scalar.
-    """
+    """Take an already read scalar as a text."""
     if type(value) is str:
         return value
     if type(value) is bool:
@@ -404,15 +403,89 @@ def as_text(value: object, where: str) -> str:
     raise RemoteProtocolError(f"{where} is no text: {short_repr(value)}.")
 
 
-def as_object(value: object, where: str) -> JsonObject:
-    """Take an already read value as a map with text keys.
+# --- dataclasses as maps ------------------------------------------------------------------------------------
 
-    Raises:
-        RemoteProtocolError: If it is something else.
+
+class _Member(NamedTuple):
+    java_name: str
+    attribute: str
+    read: Callable[[JsonObject, str, Any], Any]
+    write: Callable[[Any], object] | None
+    default: Any
+
+
+def member(
+    java_name: str,
+    read: Callable[[JsonObject, str, Any], Any],
+    default: Any = MISSING,
+    *,
+    write: Callable[[Any], object] | None = None,
+) -> Any:
+    """A field of a dataclass that stands for a JSON map; required unless a default is given.
+
+    Args:
+        java_name: The field's name in JSON.
+        read: Reads it, given map, name and default (None if required): mostly a method of ``JsonObject``.
+        default: ``dict`` stands for an empty map.
+        write: Turns the value into what :func:`dumps_java` takes, where it does not take the value itself.
     """
-    if type(value) is not dict:
-        raise RemoteProtocolError(f"{where} is no JSON object: {short_repr(value)}.")
-    return JsonObject(where, value)
+    metadata = {"member": (java_name, read, write)}
+    if default is dict:
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def list_of(kind: type[T]) -> Callable[[JsonObject, str, Any], tuple[T, ...]]:
+    """Reader of an array of maps, each of which is a ``kind``; empty when absent."""
+    return lambda owner, name, _: tuple(from_json(kind, item) for item in owner.objects(name))
+
+
+def table_of(kind: type[T]) -> Callable[[JsonObject, str, Any], dict[str, T]]:
+    """Reader of a map of texts to maps, each of which is a ``kind``; empty when absent."""
+
+    def read(owner: JsonObject, name: str, _: Any) -> dict[str, T]:
+        where = f"{owner.where}.{name}"
+        return {key: from_json(kind, as_object(value, where)) for key, value in owner.text_pairs(name)}
+
+    return read
+
+
+def one_of(choices: Mapping[str, E]) -> Callable[[JsonObject, str, E | None], E]:
+    """Reader of an enum."""
+    return lambda owner, name, default: owner.choice(name, choices, default)
+
+
+def decode_body(kind: type[T], body: bytes) -> T:
+    """Read a body that is one ``kind``, a dataclass of :func:`member` fields."""
+    return from_json(kind, read_object(body, kind.__name__))
+
+
+def from_json(kind: type[T], owner: JsonObject) -> T:
+    """Make a ``kind``, a dataclass of :func:`member` fields, of a map."""
+    return kind(**{each.attribute: each.read(owner, each.java_name, each.default) for each in _members(kind)})
+
+
+def to_json(value: object) -> dict[str, object]:
+    """The map of a dataclass of :func:`member` fields, in alphabetical order; fields that are None left out."""
+    written = {}
+    for each in _members(type(value)):
+        item = getattr(value, each.attribute)
+        if item is not None:
+            written[each.java_name] = item if each.write is None else each.write(item)
+    return written
+
+
+def _members_of(kind: Any) -> tuple[_Member, ...]:
+    members = []
+    for spec in fields(kind):
+        java_name, read, write = spec.metadata["member"]
+        default = None if spec.default is MISSING else spec.default
+        members.append(_Member(java_name, spec.name, read, write, default))
+    return tuple(sorted(members, key=lambda each: each.java_name))
+
+
+# Typed for any class: mypy takes no class for a cached function's Hashable.
+_members: Final[Callable[[Any], tuple[_Member, ...]]] = cache(_members_of)
 
 
 # --- scalars; None where a text says that there is nothing --------------------------------------------------

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.wire.fastjson import JsonObject, member
 
 _MASK: Final = 0xFFFFFFFF
 _SIGN: Final = 0x80000000
@@ -52,15 +53,20 @@ _TRIMMED: Final = "".join(map(chr, range(0x21)))
 class SubscriptionData:
     """One topic's subscription, as a heartbeat carries it."""
 
-    topic: str
-    sub_string: str
-    tags_set: frozenset[str] = frozenset()
+    topic: str = member("topic", JsonObject.text)
+    sub_string: str = member("subString", JsonObject.text)
+    tags_set: frozenset[str] = member(
+        "tagsSet", lambda owner, name, _: frozenset(owner.texts(name)), frozenset()
+    )
     """Empty: no tag is asked for, so every message matches at the client."""
-    code_set: frozenset[int] = frozenset()
+    code_set: frozenset[int] = member(
+        "codeSet", lambda owner, name, _: frozenset(owner.integers(name)), frozenset()
+    )
     """Hash codes of the tags, which is all the broker looks at."""
-    sub_version: int = 0
+    sub_version: int = member("subVersion", JsonObject.integer, 0)
     """Milliseconds of the client's clock; must grow with every change."""
-    expression_type: str = TAG
+    expression_type: str = member("expressionType", JsonObject.text, TAG)
+    class_filter_mode: bool = member("classFilterMode", JsonObject.flag, False)
 
 
 def build_subscription(

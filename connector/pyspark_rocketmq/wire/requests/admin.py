@@ -1,31 +1,27 @@
-"""Headers and bodies of administrators' requests.
+"""Headers and bodies of administrators' requests, and of what brokers pass on to their clients for them.
 
-The bodies of what administrators ask brokers and name servers, both ways; see ``bodies``.
+See ``headers`` and ``bodies``.
 
-Source: RocketMQ 5.3.3 ``remoting/protocol/body/*``, ``remoting/protocol/admin/ConsumeStats``.
-
-The ext fields of requests that administrators make, and of what brokers pass on to their clients for them.
-
-As ``headers``: one frozen dataclass per Java header class; a field with no default is required.
-
-Source: RocketMQ 5.3.3 ``remoting/protocol/header/*``.
+Source: RocketMQ 5.3.3 ``remoting/protocol/header/*``, ``remoting/protocol/body/*``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from pyspark_rocketmq.model import BrokerData, ConsumeFromWhere, MessageModel
-from pyspark_rocketmq.wire.fastjson import JsonObject, ObjectMap, as_object, dumps_java, read_object
-from pyspark_rocketmq.wire.requests.bodies import (
-    CONSUME_TYPES,
-    MESSAGE_MODELS,
-    STARTS,
-    ConsumeType,
-    subscription_from_json,
-    subscription_to_json,
+from pyspark_rocketmq.wire.fastjson import (
+    JsonObject,
+    as_object,
+    dumps_java,
+    list_of,
+    member,
+    one_of,
+    read_object,
+    table_of,
 )
+from pyspark_rocketmq.wire.requests.bodies import CONSUME_TYPES, MESSAGE_MODELS, STARTS, ConsumeType
 from pyspark_rocketmq.wire.requests.header_fields import (
     RequestFields,
     TopicRequestFields,
@@ -36,23 +32,12 @@ from pyspark_rocketmq.wire.requests.header_fields import (
 from pyspark_rocketmq.wire.requests.topics import broker_from_json
 from pyspark_rocketmq.wire.subscription import SubscriptionData
 
-# --- messages -----------------------------------------------------------------------------------------------
-
-
-# --- topics -------------------------------------------------------------------------------------------------
-
-
-# --- groups -------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetConsumerConnectionListRequestHeader(RequestFields):
     """203 GET_CONSUMER_CONNECTION_LIST; the answer's body is a consumer connection."""
 
     consumer_group: str = text_field("consumerGroup")
-
-
-# --- passed on to the clients of a group --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,18 +78,15 @@ class ConsumeMessageDirectlyRequestHeader(TopicRequestFields):
     group_sys_flag: int | None = int_field("groupSysFlag", None)
 
 
-# --- who is there -------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConnection:
     """One client as a broker sees it."""
 
-    client_id: str
-    client_addr: str
+    client_id: str = member("clientId", JsonObject.text)
+    client_addr: str = member("clientAddr", JsonObject.text)
     """``host:port`` of the client's end."""
-    language: str = "JAVA"
-    version: int = 0
+    language: str = member("language", JsonObject.text, "OTHER")
+    version: int = member("version", JsonObject.integer, 0)
     """Ordinal of the client's ``MQVersion``."""
 
 
@@ -112,126 +94,28 @@ class ClientConnection:
 class ConsumerConnection:
     """Body of the answer to 203 GET_CONSUMER_CONNECTION_LIST."""
 
-    connections: tuple[ClientConnection, ...]
-    consume_type: ConsumeType
-    message_model: MessageModel
-    consume_from_where: ConsumeFromWhere
-    subscriptions: Mapping[str, SubscriptionData] = field(default_factory=dict)
+    connections: tuple[ClientConnection, ...] = member("connectionSet", list_of(ClientConnection))
+    consume_type: ConsumeType = member("consumeType", one_of(CONSUME_TYPES))
+    message_model: MessageModel = member("messageModel", one_of(MESSAGE_MODELS))
+    consume_from_where: ConsumeFromWhere = member("consumeFromWhere", one_of(STARTS))
+    subscriptions: Mapping[str, SubscriptionData] = member(
+        "subscriptionTable", table_of(SubscriptionData), dict
+    )
     """By topic, as of the latest heartbeats: members that differ here lose messages."""
-
-
-def encode_consumer_connection(connection: ConsumerConnection) -> bytes:
-    """Write the body of the answer to 203 GET_CONSUMER_CONNECTION_LIST."""
-    return dumps_java(
-        {
-            "connectionSet": list(map(connection_to_json, connection.connections)),
-            "consumeFromWhere": connection.consume_from_where.value,
-            "consumeType": connection.consume_type.value,
-            "messageModel": connection.message_model.value,
-            "subscriptionTable": {
-                topic: subscription_to_json(subscription)
-                for topic, subscription in connection.subscriptions.items()
-            },
-        }
-    )
-
-
-def connection_to_json(client: ClientConnection) -> dict[str, object]:
-    """One entry of a connection set."""
-    return {
-        "clientAddr": client.client_addr,
-        "clientId": client.client_id,
-        "language": client.language,
-        "version": client.version,
-    }
-
-
-def decode_consumer_connection(body: bytes) -> ConsumerConnection:
-    """Read the body of the answer to 203 GET_CONSUMER_CONNECTION_LIST.
-
-    Raises:
-        RemoteProtocolError: If the body is something else.
-    """
-    connection = read_object(body, "ConsumerConnection")
-    return ConsumerConnection(
-        connections=tuple(map(_client_from_json, connection.objects("connectionSet"))),
-        consume_type=connection.choice("consumeType", CONSUME_TYPES),
-        message_model=connection.choice("messageModel", MESSAGE_MODELS),
-        consume_from_where=connection.choice("consumeFromWhere", STARTS),
-        subscriptions={
-            topic: subscription_from_json(as_object(value, f"{connection.where}.subscriptionTable"))
-            for topic, value in connection.text_pairs("subscriptionTable")
-        },
-    )
-
-
-def _client_from_json(client: JsonObject) -> ClientConnection:
-    return ClientConnection(
-        client_id=client.text("clientId"),
-        client_addr=client.text("clientAddr"),
-        language=client.text("language", "OTHER"),
-        version=client.integer("version", 0),
-    )
-
-
-# --- progress -----------------------------------------------------------------------------------------------
-
-
-# --- expressions --------------------------------------------------------------------------------------------
 
 
 def encode_client_config_check(client_id: str, group: str, subscription: SubscriptionData) -> bytes:
     """Write the body of 46 CHECK_CLIENT_CONFIG: would the broker take this subscription?"""
-    return dumps_java(
-        {"clientId": client_id, "group": group, "subscriptionData": subscription_to_json(subscription)}
-    )
-
-
-# --- the cluster --------------------------------------------------------------------------------------------
-
-
-def encode_topic_list(topics: Iterable[str]) -> bytes:
-    """Write the body of the answer to 206 GET_ALL_TOPIC_LIST_FROM_NAMESERVER."""
-    return dumps_java({"topicList": list(topics)})
+    return dumps_java({"clientId": client_id, "group": group, "subscriptionData": subscription})
 
 
 def decode_topic_list(body: bytes) -> tuple[str, ...]:
-    """Read the answer to 206 GET_ALL_TOPIC_LIST_FROM_NAMESERVER: any order, with system topics.
-
-    Raises:
-        RemoteProtocolError: If the body is something else.
-    """
+    """Read the answer to 206 GET_ALL_TOPIC_LIST_FROM_NAMESERVER: any order, with system topics."""
     return tuple(read_object(body, "TopicList").texts("topicList"))
 
 
-def encode_cluster_info(brokers: Iterable[BrokerData]) -> bytes:
-    """Write the body of the answer to 106 GET_BROKER_CLUSTER_INFO."""
-    by_name = {broker.broker_name: broker for broker in brokers}
-    clusters: dict[str, list[str]] = {}
-    for broker in by_name.values():
-        clusters.setdefault(broker.cluster, []).append(broker.broker_name)
-    return dumps_java(
-        {
-            "brokerAddrTable": {
-                name: {
-                    "brokerAddrs": ObjectMap(broker.addresses.items()),
-                    "brokerName": name,
-                    "cluster": broker.cluster,
-                    "enableActingMaster": False,
-                }
-                for name, broker in by_name.items()
-            },
-            "clusterAddrTable": clusters,
-        }
-    )
-
-
 def decode_cluster_info(body: bytes) -> tuple[BrokerData, ...]:
-    """Read the living brokers of the answer to 106 GET_BROKER_CLUSTER_INFO, sorted by name.
-
-    Raises:
-        RemoteProtocolError: If the body is something else.
-    """
+    """Read the living brokers of the answer to 106 GET_BROKER_CLUSTER_INFO, sorted by name."""
     info = read_object(body, "ClusterInfo")
     where = f"{info.where}.brokerAddrTable"
     brokers = [broker_from_json(as_object(value, where)) for _, value in info.text_pairs("brokerAddrTable")]

@@ -1,21 +1,16 @@
-"""What servers tell of a topic: its route and its statistics.
+"""What servers tell of a topic: its statistics and its route.
 
-Servers write it in standard JSON for clients that show version 401 or higher, with bare broker ids as keys
-for older ones; both are read. A route names numbers of queues only, so a short one could announce more queues
-than fit into memory: they are counted before any is made.
+Servers write routes in standard JSON for clients that show version 401 or higher, with bare broker ids as keys
+for older ones; both are read.
 
-Source: RocketMQ 5.3.3 ``TopicRouteData``, namesrv ``ClientRequestProcessor.getRouteInfoByTopic``.
-
-A topic may have a thousand queues, so the body is written by hand, and read by one regular expression in the
-form in which Java writes it. Whatever is written otherwise goes to the JSON reader: the two never differ.
-
-Source: RocketMQ 5.3.3 ``remoting/protocol/admin/TopicStatsTable``, ``TopicOffset``.
+Source: RocketMQ 5.3.3 ``TopicRouteData``, namesrv ``ClientRequestProcessor.getRouteInfoByTopic``,
+``remoting/protocol/admin/TopicStatsTable``, ``TopicOffset``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pyspark_rocketmq.display import peer_text
@@ -33,8 +28,6 @@ from pyspark_rocketmq.wire.fastjson import (
     JsonObject,
     check_json_size,
     checked_int64,
-    dumps_java,
-    dumps_standard,
     read_object,
     short_repr,
 )
@@ -54,21 +47,11 @@ _BEFORE: Final = '{"offsetTable":{'
 _BEHIND: Final = re.compile(r'\},"topicPutTps":[0-9]+\.[0-9]+\}')
 
 
-def encode_topic_stats(stats: Mapping[MessageQueue, QueueBounds]) -> bytes:
-    """Write the body of the answer to 202 GET_TOPIC_STATS_INFO."""
-    names = {name: dumps_java(name).decode() for queue in stats for name in queue[:2]}
-    entries = (
-        f'{{"brokerName":{names[broker_name]},"queueId":{queue_id:d},"topic":{names[topic]}}}:{{"lastUpdateTimestamp":{bounds.last_update_timestamp:d},"maxOffset":{bounds.max_offset:d},"minOffset":{bounds.min_offset:d}}}'
-        for (topic, broker_name, queue_id), bounds in stats.items()
-    )
-    return f'{_BEFORE}{",".join(entries)}}},"topicPutTps":0.0}}'.encode()
-
-
 def decode_topic_stats(body: bytes) -> dict[MessageQueue, QueueBounds]:
     """Read what a broker holds of each of a topic's queues.
 
-    Raises:
-        RemoteProtocolError: If the body is not a topic's statistics.
+    A topic may have a thousand queues, so one regular expression reads the form that Java writes. The JSON reader
+    reads every other form; the two never differ.
     """
     check_json_size(body)
     stats = _decode_as_java_writes(body)
@@ -119,15 +102,12 @@ _BROKER_ID: Final = re.compile(r"-?[0-9]{1,19}")
 _ORDER_CONF: Final = re.compile(r"([^:;]+:[0-9]{1,9}(;|$))*")
 MAX_QUEUES: Final = 65_536
 """Queues of one topic to read, and to write, on all its brokers together; a list of them takes some ten
-megabytes."""
+megabytes. A route has only their number, so a short one could announce more than fit into memory: they are
+counted before any is made."""
 
 
 def decode_route(body: bytes, topic: str = "") -> TopicRoute:
-    """Read the body of the answer to 105 GET_ROUTEINFO_BY_TOPIC.
-
-    Args:
-        body: The answer's.
-        topic: Whose route it is, for errors.
+    """Read the body of the answer to 105 GET_ROUTEINFO_BY_TOPIC; errors name ``topic``.
 
     Raises:
         RemoteProtocolError: If the body is not a route, or announces more than ``MAX_QUEUES``.
@@ -162,11 +142,7 @@ def _check_count(topic: str, field: str, shares: Sequence[tuple[str, int]]) -> N
 
 
 def broker_from_json(data: JsonObject) -> BrokerData:
-    """Read a broker's name, cluster and addresses.
-
-    Raises:
-        RemoteProtocolError: If a field is missing or of another type.
-    """
+    """Read a broker's name, cluster and addresses."""
     addresses: dict[int, BrokerAddress] = {}
     for broker_id, address in data.pairs("brokerAddrs"):
         if type(broker_id) is not str or _BROKER_ID.fullmatch(broker_id) is None or type(address) is not str:
@@ -196,37 +172,3 @@ def _queue(data: JsonObject) -> QueueData:
             f"{data.where}: broker {short_repr(queue.broker_name)} has a negative number of queues."
         )
     return queue
-
-
-def encode_route(route: TopicRoute, *, standard_json: bool) -> bytes:
-    """Write the body of the answer to 105 GET_ROUTEINFO_BY_TOPIC.
-
-    Args:
-        route: What to write.
-        standard_json: Quote the broker ids, as for clients of version 401 and higher.
-    """
-    fields: dict[str, object] = {
-        "brokerDatas": [
-            {
-                "brokerAddrs": dict(sorted(broker.addresses.items())),
-                "brokerName": broker.broker_name,
-                "cluster": broker.cluster,
-                "enableActingMaster": False,
-            }
-            for broker in route.brokers
-        ],
-        "filterServerTable": {},
-    }
-    if route.order_topic_conf is not None:
-        fields["orderTopicConf"] = route.order_topic_conf
-    fields["queueDatas"] = [
-        {
-            "brokerName": queue.broker_name,
-            "perm": queue.perm,
-            "readQueueNums": queue.read_queue_nums,
-            "topicSysFlag": queue.topic_sys_flag,
-            "writeQueueNums": queue.write_queue_nums,
-        }
-        for queue in route.queues
-    ]
-    return dumps_standard(fields) if standard_json else dumps_java(fields)
