@@ -1,25 +1,24 @@
-"""The pull: the one request that is sent often enough for its encoding, and its answer's decoding, to matter.
-
-A pull's header differs from the one before in a few numbers only, so everything else is encoded once per
-queue and subscription, and a frame is one formatting of bytes.  Who reads a whole range makes a
-:class:`PullRequestTemplate` of it.
-"""
+"""A pull's bytes: the request, and the fast paths for requests and answers that come by the ten thousand."""
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError
 from pyspark_rocketmq.model import MessageQueue, PulledBody
-from pyspark_rocketmq.wire.codes import CLIENT_VERSION, LanguageCode, PullSysFlag, RequestCode, ResponseCode
-from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, RemotingCommand, SerializeType, decode_frame
+from pyspark_rocketmq.wire.codes import PullSysFlag, RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import (
+    MAX_FRAME_LENGTH,
+    RemotingCommand,
+    SerializeType,
+    decode_frame,
+    encode_frame,
+)
 from pyspark_rocketmq.wire.framing import FrameDecoder, Outgoing
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields, to_ext_fields
 from pyspark_rocketmq.wire.requests.headers import PullMessageRequestHeader, PullMessageResponseHeader
@@ -28,7 +27,7 @@ from pyspark_rocketmq.wire.subscription import ALL, TAG
 
 
 class PullStatus(IntEnum):
-    """Outcome of a pull, by the broker's response code (``PullStatus`` of the Java client)."""
+    """Outcome of a pull, by the broker's response code."""
 
     FOUND = ResponseCode.SUCCESS
     NO_NEW_MSG = ResponseCode.PULL_NOT_FOUND
@@ -36,19 +35,15 @@ class PullStatus(IntEnum):
     NO_MATCHED_MSG = ResponseCode.PULL_RETRY_IMMEDIATELY
     """Messages were scanned and none matched; ask again at once, at the advanced ``next_begin_offset``."""
     OFFSET_ILLEGAL = ResponseCode.PULL_OFFSET_MOVED
-    """The offset is outside of what the broker has, or was reset; ``next_begin_offset`` is the corrected one.
-    """
+    """The broker does not have the offset, or it was reset; ``next_begin_offset`` is the corrected one."""
 
 
 _STATUSES: Final[Mapping[int, PullStatus]] = {int(status): status for status in PullStatus}
 _NOTHING_MATCHED: Final = "NO_MATCHED_MESSAGE"
 _SIZES: Final = struct.Struct(">II")
 """Length word, then serialize type and header length."""
-_MOVING_FIELDS: Final = ("commitOffset", "maxMsgNums", "queueOffset", "suspendTimeoutMillis", "sysFlag")
-_REST: Final = (
-    b",".join(b'"%s":"%%d"' % name.encode() for name in _MOVING_FIELDS)
-    + b'},"flag":0,"language":"%s","opaque":%%d,' % LanguageCode.PYTHON.name.encode()
-    + b'"serializeTypeCurrentRPC":"%s","version":%d}' % (SerializeType.JSON.name.encode(), CLIENT_VERSION)
+_NUMBERS_OF_ONE_PULL: Final = re.compile(
+    rb'(?<="queueOffset":")-?\d+|(?<="maxMsgNums":")-?\d+|(?<="opaque":)\d+'
 )
 
 
@@ -70,27 +65,12 @@ class PullRequest:
     sub_version: int = 0
     expression_type: str = TAG
     suspend_timeout_millis: int = 0
-    """How long the broker may hold the request; it looks every 5 s, so the answer may come that much later.
-    """
+    """How long the broker may hold the request; it checks every 5 s, so the answer may be that much later."""
     commit_offset: int = 0
 
     def encode(self, opaque: int) -> bytes:
         """The whole frame, length prefix included."""
-        rest = _REST % (
-            self.commit_offset,
-            self.max_msg_nums,
-            self.queue_offset,
-            self.suspend_timeout_millis,
-            self.sys_flag,
-            opaque,
-        )
-        return _framed(self.unchanging() + rest)
-
-    def unchanging(self) -> bytes:
-        """The header's JSON up to the numbers that differ from pull to pull."""
-        return _unchanging(
-            self.consumer_group, self.queue, self.subscription, self.sub_version, self.expression_type
-        )
+        return encode_frame(replace(self.command(), opaque=opaque))
 
     def command(self) -> RemotingCommand:
         """The same request as a command, opaque not set."""
@@ -117,51 +97,31 @@ class PullRequest:
 
 
 class PullRequestTemplate:
-    """The pulls of one queue under one subscription: all alike but for offset and count."""
+    """The pulls of one queue under one subscription: all alike but for offset and count.
+
+    The rest of the header is encoded once, so that each frame is one formatting of bytes.
+    """
 
     __slots__ = ("_request", "_template")
 
     def __init__(self, request: PullRequest) -> None:
         """Make all pulls as ``request``, whose offset and count do not matter."""
         self._request = request
-        fixed = [b"%d" % request.commit_offset, b"%d", b"%d"]
-        fixed += [b"%d" % request.suspend_timeout_millis, b"%d" % request.sys_flag, b"%d"]
-        rest = b"".join(part for pair in zip(_REST.split(b"%d"), [*fixed, b""], strict=True) for part in pair)
-        self._template = request.unchanging().replace(b"%", b"%%") + rest
+        header = request.encode(0)[_SIZES.size :].replace(b"%", b"%%")
+        self._template = _NUMBERS_OF_ONE_PULL.sub(b"%d", header)
 
     def encode(self, queue_offset: int, max_msg_nums: int, opaque: int) -> bytes:
         """One pull's whole frame."""
-        return _framed(self._template % (max_msg_nums, queue_offset, opaque))
+        header = self._template % (queue_offset, max_msg_nums, opaque)
+        return _SIZES.pack(4 + len(header), len(header)) + header
 
     def request(self, queue_offset: int, max_msg_nums: int) -> PullRequest:
         """The same pull on its own."""
         return replace(self._request, queue_offset=queue_offset, max_msg_nums=max_msg_nums)
 
 
-def _framed(header: bytes) -> bytes:
-    return _SIZES.pack(4 + len(header), len(header)) + header
-
-
-@lru_cache(maxsize=4096)
-def _unchanging(
-    consumer_group: str, queue: MessageQueue, subscription: str, sub_version: int, expression_type: str
-) -> bytes:
-    """The header's JSON up to the moving fields."""
-    sample = PullRequest(
-        consumer_group=consumer_group,
-        queue=queue,
-        queue_offset=0,
-        subscription=subscription,
-        sub_version=sub_version,
-        expression_type=expression_type,
-    ).command()
-    fields = {name: text for name, text in sample.ext_fields.items() if name not in _MOVING_FIELDS}
-    known = json.dumps(fields, separators=(",", ":"))
-    return f'{{"code":{sample.code:d},"extFields":{known[:-1]},'.encode()
-
-
 class PullResult(NamedTuple):
-    """What a broker gave for one pull; a tuple, because one is made for every 32 messages."""
+    """What a broker gave for one pull."""
 
     status: PullStatus
     next_begin_offset: int
@@ -178,9 +138,9 @@ class PullResult(NamedTuple):
 
     @property
     def scanned_in_vain(self) -> bool:
-        """Whether all up to ``next_begin_offset`` was looked at and nothing matched.
+        """Whether the broker looked at all messages up to ``next_begin_offset`` and none matched.
 
-        The code alone does not tell: a slave gives NO_MATCHED_MSG for an offset that it does not have, too
+        The code alone does not tell: a slave also answers NO_MATCHED_MSG for an offset that it does not have
         (``DefaultPullMessageResultHandler``).
         """
         return self.status is PullStatus.NO_MATCHED_MSG and self.remark == _NOTHING_MATCHED
@@ -229,8 +189,7 @@ _PREFIX: Final = _SIZES.size
 _JSON_LIMIT: Final = int(SerializeType.JSON) + 1 << 24
 """A second word below it announces a JSON header, and is its length."""
 _MOST_PATTERNS: Final = 8
-"""Learnt by one connection; a peer whose headers differ every time is read by the full decoder."""
-
+"""Learnt by one connection; the full decoder reads a peer whose headers differ every time."""
 _FREE: Final = re.compile(
     rb'"(?P<field>nextBeginOffset|minOffset|maxOffset|suggestWhichBrokerId)":"(?P<text>[0-9]+)"'
     rb'|"(?P<opaque>opaque)":(?P<number>[0-9]+)'
@@ -240,12 +199,11 @@ _ANY_OPAQUE: Final = rb"(0|[1-9][0-9]{0,8})"
 
 
 class PullResponseDecoder:
-    """Decodes one connection's answers: the one place where the client reads headers by the ten thousand.
+    """Decodes one connection's answers.
 
-    A broker writes the headers of its found pulls all alike, but for a few numbers.  So the first one is read
-    by the full decoder, and its text becomes a pattern in which those numbers alone are free.  A header that
-    matches the pattern means what the full decoder would find in it; every other one goes to the full
-    decoder.
+    A broker writes the headers of its found pulls all alike, but for a few numbers. So the full decoder reads
+    the first one, and its text becomes a pattern in which only those numbers vary. A header that matches the
+    pattern means what the full decoder would find in it; the full decoder reads every other one.
     """
 
     def __init__(self) -> None:
@@ -255,9 +213,9 @@ class PullResponseDecoder:
     def decode(
         self, view: memoryview, start: int, stop: int
     ) -> tuple[list[tuple[int, PullResult | RemotingCommand]], int]:
-        """The whole frames from ``start`` on, each with its opaque, and where the one begins that is not whole.
+        """The whole frames from ``start`` on, each with its opaque, and where the first incomplete one begins.
 
-        An answer with code 0 whose header is as expected comes as a result; its body is part of ``view``.
+        A found pull whose header matches the pattern becomes a result; its body is part of ``view``.
 
         Raises:
             RemoteProtocolError: As ``FrameDecoder.feed``; the connection is to be closed.
@@ -267,7 +225,7 @@ class PullResponseDecoder:
             length, header_length = _SIZES.unpack_from(view, start)
             end = start + _LENGTH_WORD + length
             if not _LENGTH_WORD <= length <= MAX_FRAME_LENGTH - _LENGTH_WORD:
-                # Refused before memory is taken for it, in the words of the one who knows.
+                # The frame decoder refuses it, before memory is taken for it.
                 FrameDecoder().feed(view[start : start + _PREFIX])
             if end > stop:
                 break
@@ -290,7 +248,7 @@ class PullResponseDecoder:
 
 
 class PullHeaderPattern:
-    """The text of a found pull's header with its numbers free."""
+    """The text of a found pull's header with varying numbers."""
 
     __slots__ = ("_match", "_places")
 
@@ -305,7 +263,7 @@ class PullHeaderPattern:
     def of(cls, header: bytes, command: RemotingCommand) -> PullHeaderPattern | None:
         """The pattern of ``header``, which is that of ``command``; None if its numbers are not where expected.
 
-        Each number must be there once, spelt as itself and without a chance of being inside of another text.
+        Each number must be there once, in its usual spelling, and surely not inside another text.
         """
         if b"\\" in header:
             return None
@@ -319,17 +277,15 @@ class PullHeaderPattern:
             if name in order or values.get(name) != found[digits].decode():
                 return None
             order[name] = len(order) + 1
-            parts += [
-                re.escape(header[at : found.start(digits)]),
-                _ANY_NUMBER if digits == "text" else _ANY_OPAQUE,
-            ]
+            any_number = _ANY_NUMBER if digits == "text" else _ANY_OPAQUE
+            parts += [re.escape(header[at : found.start(digits)]), any_number]
             at = found.end(digits)
         if len(order) != 5:
             return None
         return cls(b"".join([*parts, re.escape(header[at:])]), order)
 
     def read(self, view: memoryview, header_at: int, body_at: int, end: int) -> tuple[int, PullResult] | None:
-        """Opaque and result of the answer whose header and body are there; None if the header is another one."""
+        """Opaque and result of the answer with this header and body; None if the header does not match."""
         match = self._match(view, header_at, body_at)
         if match is None:
             return None
