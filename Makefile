@@ -38,9 +38,9 @@ fetch: ## What the tests need besides packages: RocketMQ, PostgreSQL, a browser,
 test: fetch ## All tests but the long ones, the real RocketMQ broker included
 	@$(ENV) dev $(PYTEST) $(ARGS)
 
-long-test: fetch ## What takes too long for every day: executors in an environment that came packed, Apache's Go client; kill-test is another
+long-test: fetch ## The tests marked long: processes that are killed, Spark clusters, Java's and Go's clients, all pages
 	@$(CHECK) python -m tests.go_client.program
-	@$(ENV) dev python -m pytest -m long $(ARGS)
+	@$(ENV) dev $(PYTEST) --long $(ARGS)
 
 option-test: ## Show that the test of each option fails where the option is ignored: ARGS="topic readFrom"
 	@$(ENV) dev python -m tests.ignored_options $(ARGS)

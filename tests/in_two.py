@@ -1,8 +1,10 @@
-"""The whole suite in two processes at a time: the tests with a Spark session, and all others.
+"""The tests in two processes at a time: those with a Spark session, and all others.
 
-Most tests wait for brokers and queries longer than they compute, so two at a time take little more than
-half as long. Each process has clusters of its own. Tests marked ``long`` are left to ``make
-long-test``. With arguments, pytest runs as ever.
+    python -m tests.in_two           # what `make test` runs: the tests that are not marked ``long``
+    python -m tests.in_two --long    # what `make long-test` runs: those that are
+
+Two at a time take little more than half as long, and use both cores of a small machine. Each process has
+clusters of its own. With arguments for pytest, one process runs what they choose.
 """
 
 from __future__ import annotations
@@ -16,24 +18,27 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.helpers.backend_counts import BACKENDS, COUNTS_FILE
+from tests.helpers.backend_counts import BACKENDS, COUNTS_FILE, SKIPPED
 
-_OTHERS, _WITH_SPARK = "not spark and not long", "spark and not long"
+_LONG = "--long"
 
 
 def main(arguments: list[str]) -> int:
     """Run pytest; its exit code, or of two processes the first that is not 0."""
-    if arguments:
-        return subprocess.call([sys.executable, "-m", "pytest", *arguments])
+    chosen = "long" if _LONG in arguments else "not long"
+    for_pytest = [each for each in arguments if each != _LONG]
+    if for_pytest:
+        marker = ["-m", chosen] if _LONG in arguments else []
+        return subprocess.call([sys.executable, "-m", "pytest", *marker, *for_pytest])
     with TemporaryDirectory(prefix="tests-") as folder:
-        return _run_both(Path(folder))
+        return _run_both(chosen, Path(folder))
 
 
-def _run_both(folder: Path) -> int:
+def _run_both(chosen: str, folder: Path) -> int:
     output = folder / "output"
     with output.open("wb") as file:
-        others = _start(_OTHERS, folder, stdout=file)
-        with_spark = _start(_WITH_SPARK, folder)
+        others = _start(f"not spark and {chosen}", folder, stdout=file)
+        with_spark = _start(f"spark and {chosen}", folder)
         signal.signal(signal.SIGTERM, lambda *_: _terminate(others, with_spark))
         # Ctrl-C reaches all three; each of the two cleans up after itself.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -63,11 +68,12 @@ def _start(marker: str, folder: Path, **streams: object) -> subprocess.Popen[byt
 
 
 def _judge(folder: Path) -> int:
-    """Together they must have tested on each backend."""
+    """Together they must have tested on each backend; what was skipped is counted."""
     carried_out: Counter[str] = Counter()
     for counts in folder.glob("*.json"):
         carried_out.update(json.loads(counts.read_text()))
-    _say(f"All tests: {', '.join(f'{carried_out[name]} on {name}' for name in BACKENDS)}.")
+    on_backends = ", ".join(f"{carried_out[name]} on {name}" for name in BACKENDS)
+    _say(f"All tests: {on_backends}; {carried_out[SKIPPED]} skipped.")
     left_out = [name for name in BACKENDS if not carried_out[name]]
     for name in left_out:
         _say(f"FAILED: no test marked '{name}' was carried out.")

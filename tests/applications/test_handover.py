@@ -69,6 +69,7 @@ class Handover:
         )
 
 
+@pytest.mark.long
 @pytest.mark.driver
 @pytest.mark.sim
 @pytest.mark.timeout(900)

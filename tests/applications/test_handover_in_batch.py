@@ -148,6 +148,14 @@ def group(
     running.query.stop()
 
 
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        pytest.param("sim", marks=[pytest.mark.sim, pytest.mark.long]),
+        pytest.param("real", marks=pytest.mark.real),
+    ],
+    indirect=True,
+)
 def test_a_java_member_has_its_queues_within_the_call_in_hand_whatever_the_trigger(group: Group) -> None:
     """B5 ★, D7 ★: while the batch is under way, and between two of them; in order,
     and nothing twice in the sink.

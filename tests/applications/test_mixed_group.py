@@ -205,6 +205,7 @@ def client() -> Iterator[BrokerClient]:
         yield BrokerClient(pool, SystemClock(), request_timeout_s=_CALL_S)
 
 
+@pytest.mark.long
 @REAL_ONLY
 def test_java_and_spark_members_share_a_group_and_hand_its_queues_over(
     spark: SparkSession, cluster: ClusterUnderTest, java: JavaClients, client: BrokerClient, tmp_path: Path

@@ -98,7 +98,7 @@ class Watched:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param("sim", marks=[pytest.mark.sim, pytest.mark.java]),
+        pytest.param("sim", marks=[pytest.mark.sim, pytest.mark.java, pytest.mark.long]),
         pytest.param("real", marks=pytest.mark.real),
     ],
 )

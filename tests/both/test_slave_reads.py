@@ -132,6 +132,7 @@ TAIL = 2000
 """So many messages of 1 KiB do not fit into the sockets between a master and a replica that reads nothing."""
 
 
+@pytest.mark.long
 @REAL_ONLY
 def test_a_slave_is_read_while_its_master_is_down_and_the_tail_when_that_is_back(
     cluster: ClusterUnderTest, client: BrokerClient, pool: ChannelPool, queue: MessageQueue, group: str

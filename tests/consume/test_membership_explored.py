@@ -21,8 +21,9 @@ _SETTLES_WITHOUT_LOCKS_S = TIMING.rebalance_s + 5
 """Whose queue was claimed by a member that left again at once takes it back then;
 there is no lock to wait for.
 """
-_SHARE = float(os.environ.get("EXPLORE_SHARE", "1"))
-"""More than 1 explores more: ``EXPLORE_SHARE=20 pytest tests/consume/test_membership_explored.py -s``."""
+_SHARE = float(os.environ.get("EXPLORE_SHARE", "0.4"))
+"""A larger share explores more: ``EXPLORE_SHARE=20 pytest tests/consume/test_membership_explored.py -s``."""
+_SHARES = [pytest.param(_SHARE, id="short"), pytest.param(1.0, marks=pytest.mark.long, id="long")]
 
 
 Tell = Callable[[str], None]
@@ -128,42 +129,50 @@ SCOPES = (
 
 @pytest.mark.parametrize("scope", SCOPES, ids=lambda scope: f"{scope.members} members {scope.queues} queues")
 @pytest.mark.parametrize("begin", BEGINNINGS, ids=lambda begin: begin.__name__)
+@pytest.mark.parametrize("share", _SHARES)
 def test_no_order_of_events_lets_two_members_have_a_queue_or_leaves_one_with_nobody(
-    scope: Scope, begin: Callable[[GroupModel], None], tell: Tell
+    scope: Scope, begin: Callable[[GroupModel], None], share: float, tell: Tell
 ) -> None:
     """B1, B4, B5, B7, C1, C2, C5, H5."""
-    _explore_all(GroupModel(scope.members, scope.queues, faults=0), scope, begin, tell)
+    _explore_all(GroupModel(scope.members, scope.queues, faults=0), scope, begin, share, tell)
 
 
 @pytest.mark.parametrize(
     "scope", SCOPES[::2], ids=lambda scope: f"{scope.members} members {scope.queues} queues"
 )
 @pytest.mark.parametrize("begin", BEGINNINGS, ids=lambda begin: begin.__name__)
+@pytest.mark.parametrize("share", _SHARES)
 def test_without_locks_no_order_of_events_leaves_a_queue_with_nobody_or_with_one_who_cannot_commit(
-    scope: Scope, begin: Callable[[GroupModel], None], tell: Tell
+    scope: Scope, begin: Callable[[GroupModel], None], share: float, tell: Tell
 ) -> None:
     """B1, B4, B5, B7, C5: a concurrent group, whose members may plan a queue together, but not commit it."""
-    _explore_all(GroupModel(scope.members, scope.queues, faults=0, needs_locks=False), scope, begin, tell)
+    _explore_all(
+        GroupModel(scope.members, scope.queues, faults=0, needs_locks=False), scope, begin, share, tell
+    )
 
 
-def _explore_all(model: GroupModel, scope: Scope, begin: Callable[[GroupModel], None], tell: Tell) -> None:
+def _explore_all(
+    model: GroupModel, scope: Scope, begin: Callable[[GroupModel], None], share: float, tell: Tell
+) -> None:
     begin(model)
     model.faults_left, model.stops_left, model.starts_left = scope.faults, scope.stops, scope.starts
 
-    explored, depth = explore(model, int(scope.states * _SHARE))
+    most_states = int(scope.states * share)
+    explored, depth = explore(model, most_states)
 
     tell(
         f"{scope.members} members, {scope.queues} queues, {begin.__name__}: {explored} states, {depth} moves deep"
     )
-    assert explored >= min(1000, scope.states)
+    assert explored >= min(1000, most_states)
 
 
 @pytest.mark.parametrize("needs_locks", [True, False], ids=["orderly", "concurrent"])
-def test_long_random_lives_of_a_group_end_settled(needs_locks: bool, tell: Tell) -> None:
+@pytest.mark.parametrize("share", _SHARES)
+def test_long_random_lives_of_a_group_end_settled(share: float, needs_locks: bool, tell: Tell) -> None:
     """B1, B4, B5, B7, C1, C2, C5, H5: hundreds of moves, far deeper than exploring all of them can go."""
     seed = int(os.environ.get("GROUP_SEED", "20240229"))
     chance = random.Random(seed)
-    lives, moves = int(60 * _SHARE), 0
+    lives, moves = int(60 * share), 0
     for _ in range(lives):
         model = GroupModel(
             3,

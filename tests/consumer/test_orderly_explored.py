@@ -27,7 +27,7 @@ from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, QueueRange
 from tests.helpers.messages import QUEUE, message_at
 
-STEPS = int(os.environ.get("ORDERLY_STEPS", "100000"))
+STEPS = int(os.environ.get("ORDERLY_STEPS", "30000"))
 SEED = int(os.environ.get("ORDERLY_SEED", random.SystemRandom().getrandbits(32)))
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
@@ -179,12 +179,13 @@ class Episode:
 
 
 @pytest.mark.timeout(3600)
-def test_whatever_happens_to_a_queue_it_is_consumed_as_rocketmq_would() -> None:
+@pytest.mark.parametrize("most", [STEPS, pytest.param(5 * STEPS, marks=pytest.mark.long)])
+def test_whatever_happens_to_a_queue_it_is_consumed_as_rocketmq_would(most: int) -> None:
     """D1-D7: answers, batch sizes, autoCommit, limits, ranges cut anywhere, replays, time slices."""
     logging.disable(logging.CRITICAL)
     draw, steps, ranges = random.Random(SEED), itertools.count(1), 0
     try:
-        while next(steps) <= STEPS:
+        while next(steps) <= most:
             episode = Episode(draw, steps)
             while not episode.is_over:
                 ranges += 1

@@ -12,7 +12,7 @@ import re
 import shlex
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, redirect_stdout
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from _pytest.mark import ParameterSet
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's usual name
@@ -49,6 +50,8 @@ NOT_RUN = {
     TUTORIAL: "test_the_tutorial_goes_step_by_step has a cluster of its own for it",
 }
 PAGES = sorted({block.page for block in (*blocks("python"), *blocks("sql"))} - NOT_RUN.keys())
+DAILY = {"README.md", "docs/quickstart.md", "docs/listeners.md", "docs/sinks.md", "docs/how-to/reading.md"}
+"""Pages whose code `make test` runs; `make long-test` runs the others'."""
 STEPS = ("created", "paid", "packed", "sent")
 
 
@@ -185,7 +188,12 @@ def in_order(page: str) -> list[Block]:
     return sorted(found, key=lambda block: block.line)
 
 
-@pytest.mark.parametrize("page", PAGES)
+def daily_or_long(pages: Iterable[str]) -> list[ParameterSet]:
+    """Parameters of a test that runs each of the pages."""
+    return [pytest.param(page, marks=[pytest.mark.long] * (page not in DAILY)) for page in pages]
+
+
+@pytest.mark.parametrize("page", daily_or_long(PAGES))
 def test_python_and_sql_of_a_page_run(page: str, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, Any] = {"spark": shop.spark, "rmq": rmq, "__name__": "reader"}
     if page in GIVEN:
@@ -274,7 +282,10 @@ def to_its_end(page: str, words: list[str]) -> list[str]:
 
 @pytest.mark.usefixtures("in_this_session")
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/how-to/replay.md", "docs/how-to/decoding.md", "docs/how-to/writing.md"]
+    "page",
+    daily_or_long(
+        ["README.md", "docs/how-to/replay.md", "docs/how-to/decoding.md", "docs/how-to/writing.md"]
+    ),
 )
 def test_jobs_of_a_page_run(page: str, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the listener that the page shows, saved as it says; to their end,
@@ -297,11 +308,12 @@ def test_jobs_of_a_page_run(page: str, shop: Shop, monkeypatch: pytest.MonkeyPat
         )
 
     for words in calls_of(page):
-        # make test runs the demo in a checkout of its own.
+        # tests/packaging runs the demo in a checkout of its own.
         if words[0] != "demo":
             assert run(words + to_its_end(page, words), shop)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("in_this_session")
 def test_the_tutorial_goes_step_by_step(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -44,6 +44,7 @@ class DyingAccounts(AccountsInDatabase):
         return status
 
 
+@pytest.mark.long
 @REAL_ONLY
 def test_every_payment_counts_once_though_a_worker_dies_and_the_group_begins_again(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path

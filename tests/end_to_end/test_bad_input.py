@@ -18,7 +18,7 @@ from pyspark_rocketmq.format import DefaultSource, register
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
-from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.cluster import LONG_ON_REAL, ClusterUnderTest
 
 pytestmark = pytest.mark.spark
 
@@ -112,6 +112,7 @@ def test_a_consumer_with_a_wrong_address_does_not_start(
     assert not list(tmp_path.iterdir())
 
 
+@LONG_ON_REAL
 def test_a_consumer_of_an_unknown_topic_does_not_start(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
@@ -212,6 +213,7 @@ def test_a_worker_python_without_the_package_is_found_by_register(
         register(spark)
 
 
+@LONG_ON_REAL
 def test_a_schema_of_the_user_s_is_refused_before_anything_runs(
     spark: SparkSession, cluster: ClusterUnderTest
 ) -> None:
@@ -229,6 +231,7 @@ def test_a_schema_of_the_user_s_is_refused_before_anything_runs(
         query.start().awaitTermination(240)
 
 
+@LONG_ON_REAL
 def test_a_consumer_started_twice_in_a_session_is_two_members(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:

@@ -41,7 +41,7 @@ from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.messages import decode_messages
 from tests.end_to_end.test_orderly_consumer import INSTANCE_NAME
-from tests.helpers.cluster import REAL_ONLY, SIM_ONLY, ClusterUnderTest
+from tests.helpers.cluster import LONG_ON_REAL, REAL_ONLY, SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.sending import patient_producer, send_back_patiently
 from tests.helpers.wait import PATIENCE_S, wait_until
@@ -174,6 +174,7 @@ class Counting:
             (self.folder / f"{message.keys} {context.status} {context.success}").touch()
 
 
+@LONG_ON_REAL
 @pytest.mark.parametrize("listener", [emit_key, f"{__name__}:OnLoop"], ids=["threads", "loop"])
 def test_every_message_reaches_the_table_once(consumption: Consumption, listener: object) -> None:
     """D10, E1, E6, F1, H1: many calls at a time, with hooks around them;
@@ -221,6 +222,7 @@ def test_the_brokers_may_keep_the_offsets(consumption: Consumption, tmp_path: Pa
         assert log.times_delivered().total() == len(log.times_delivered()) == 20 * (run + 1)
 
 
+@LONG_ON_REAL
 def test_what_fails_comes_again_until_it_passes_or_is_a_dead_letter(consumption: Consumption) -> None:
     """E3, E8: by the query's own subscription to the retry topic, under the topic it was sent to,
     each time with one attempt more; after max_reconsume_times in %DLQ%.

@@ -15,7 +15,7 @@ from pyspark_rocketmq.format import register
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, Message, MessageExt, dlq_topic, retry_topic
 from tests.end_to_end.test_orderly_consumer import Consumption, emit_step
-from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.cluster import LONG_ON_REAL, SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.golden import golden
 from tests.helpers.orders import check_sink, produce_orders
@@ -48,6 +48,7 @@ def stored(consumption: Consumption, topic: str) -> list[Row]:
     )
 
 
+@LONG_ON_REAL
 @pytest.mark.parametrize("engine", ["state", "direct"])
 def test_a_message_that_always_fails_becomes_a_dead_letter_and_its_queue_goes_on(
     consumption: Consumption,
@@ -83,6 +84,7 @@ def test_a_message_that_always_fails_becomes_a_dead_letter_and_its_queue_goes_on
         assert (row["reconsumeTimes"], row["body"].decode()) == (MOST + 1, f"{row['keys']}:{row['tags']}")
 
 
+@SIM_ONLY
 @pytest.mark.parametrize("engine", ["direct"])
 def test_a_row_that_breaks_the_output_schema_ends_the_query_and_makes_no_dead_letter(
     consumption: Consumption,

@@ -37,6 +37,7 @@ def points_of_deaths() -> dict[str, Sequence[str]]:
     return {name: points[shift:] + points[:shift] for shift, name in enumerate(CONSUMERS)}
 
 
+@pytest.mark.long
 @BACKENDS
 @pytest.mark.driver
 @pytest.mark.timeout(1800 + 600 * KILLS_PER_POINT)

@@ -24,7 +24,7 @@ from pyspark_rocketmq.listeners.forms import ListenerContext
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, Message, MessageExt, MessageQueue
 from tests.end_to_end.test_orderly_consumer import Consumption
 from tests.helpers.administrator import Administrator
-from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.cluster import LONG_ON_REAL, SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.driver_process import run_driver
 from tests.helpers.dying_listener_driver import DEATHS
@@ -160,6 +160,7 @@ def test_hooks_are_called_on_the_workers_and_change_nothing(consumption: Consump
     assert sum(int(count) for _, count, _ in lines) == 50
 
 
+@pytest.mark.long
 @SIM_ONLY
 @pytest.mark.timeout(900)
 def test_a_listener_that_ends_its_worker_costs_a_retry_of_its_task(
@@ -198,6 +199,7 @@ def noting(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Co
     return ConsumeOrderlyStatus.SUCCESS
 
 
+@LONG_ON_REAL
 def test_a_running_query_consumes_one_message_for_an_administrator(consumption: Consumption) -> None:
     """D12: by the planner, which is the member of the group; the offset stays where it is."""
     folder = consumption.folder / "noted"

@@ -37,7 +37,7 @@ from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.docs.pages import blocks
 from tests.helpers.administrator import Administrator
-from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.cluster import LONG_ON_REAL, SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.orders import OUTPUT_SCHEMA, check_sink, produce_orders
 from tests.helpers.retries import rows_but_retries
@@ -238,6 +238,7 @@ def count_late_rows(
     yield pd.DataFrame({"late": [int((offsets < offsets.cummax()).sum())]})
 
 
+@LONG_ON_REAL
 def test_a_group_that_may_not_consume_for_a_while_goes_on_when_it_may(consumption: Consumption) -> None:
     """D3: ``mqadmin updateSubGroup -s false``; the query waits, says why, and needs no restart."""
     expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 20)
@@ -273,6 +274,7 @@ def test_a_group_that_may_not_consume_for_a_while_goes_on_when_it_may(consumptio
     assert report.is_clean, str(report)
 
 
+@LONG_ON_REAL
 def test_a_suspended_queue_holds_nothing_but_itself_up(consumption: Consumption) -> None:
     """D3: other queues go on; the failed message is retried with its reconsumeTimes until it passes."""
     expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 100)
@@ -299,6 +301,7 @@ def test_a_suspended_queue_holds_nothing_but_itself_up(consumption: Consumption)
     assert len(of_failure.acks) > 1, "nothing was consumed beside it"
 
 
+@LONG_ON_REAL
 def test_a_failing_batch_comes_again_as_a_whole(consumption: Consumption) -> None:
     """D2: up to consumeMessageBatchMaxSize messages a call;
     one that fails takes its whole batch back with it.
@@ -328,6 +331,7 @@ def test_a_failing_batch_comes_again_as_a_whole(consumption: Consumption) -> Non
     assert len(once) == 300
 
 
+@LONG_ON_REAL
 def test_an_exception_in_the_listener_suspends_and_the_message_comes_again(consumption: Consumption) -> None:
     """D5"""
     expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 20)
@@ -346,6 +350,7 @@ def test_an_exception_in_the_listener_suspends_and_the_message_comes_again(consu
     assert sum(ack.failed for batch in consumption.reports for ack in batch.acks) == 2
 
 
+@LONG_ON_REAL
 def test_a_listener_that_commits_itself_loses_and_doubles_nothing(consumption: Consumption) -> None:
     """D4: rows leave with the COMMIT; what is accumulated is delivered again in the next micro-batch."""
     expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 30)
@@ -368,6 +373,7 @@ def test_a_listener_that_commits_itself_loses_and_doubles_nothing(consumption: C
     assert max(delivered.values()) > 1, "every batch ended with a COMMIT"
 
 
+@LONG_ON_REAL
 def test_what_a_listener_collects_in_memory_is_written_before_it_is_committed(
     consumption: Consumption, tmp_path: Path
 ) -> None:
@@ -474,6 +480,7 @@ class MakesFolder:
         return os.mkdir, (str(self._folder),)
 
 
+@LONG_ON_REAL
 def test_a_tag_subscription_reads_its_tags_and_acknowledges_everything(consumption: Consumption) -> None:
     """A4: offsets pass what was filtered, or lag would stay for ever."""
     expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 50)

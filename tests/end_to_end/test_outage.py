@@ -36,6 +36,7 @@ TIMING = MembershipTiming(rebalance_s=2.0, lock_renewal_s=1.0)
 """A broker that comes back knows no locks: RocketMQ's members ask for them again only every 20 s."""
 
 
+@pytest.mark.long
 @REAL_ONLY
 def test_a_broker_that_stops_and_comes_back_costs_nothing_but_time(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -20,7 +20,7 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.replay.ranges import REPLAYED_FROM, Sending
 from pyspark_rocketmq.replay.record import ReplayRecord
 from pyspark_rocketmq.replay.replay import Replay
-from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.cluster import LONG_ON_REAL, SIM_ONLY, ClusterUnderTest
 from tests.helpers.sending import await_dispatched, patient_producer
 from tests.helpers.wait import PATIENCE_S
 
@@ -97,6 +97,7 @@ def test_a_table_gets_every_message_once_although_ranges_overlap(
         )
 
 
+@LONG_ON_REAL
 def test_a_topic_gets_the_messages_in_order_with_all_they_had_and_once(
     spark: SparkSession, cluster: ClusterUnderTest, topic: str, tmp_path: Path
 ) -> None:

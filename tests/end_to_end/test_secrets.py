@@ -39,6 +39,7 @@ LEFT = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.sim
 @pytest.mark.spark
 @pytest.mark.timeout(900)

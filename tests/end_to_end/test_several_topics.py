@@ -26,7 +26,7 @@ from pyspark_rocketmq.model import (
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.wire.messages import decode_messages
-from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.cluster import LONG_ON_REAL, ClusterUnderTest
 from tests.helpers.sending import await_dispatched
 from tests.helpers.wait import PATIENCE_S, wait_until
 
@@ -42,6 +42,7 @@ def tell_topics(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) 
     return ConsumeOrderlyStatus.SUCCESS
 
 
+@LONG_ON_REAL
 def test_topics_of_one_consumer_and_what_comes_back_reach_one_table(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from pyspark_rocketmq.format import register
 from pyspark_rocketmq.publish.keys import by_sharding_key
 from pyspark_rocketmq.wire.requests.send import select_by_hash
 from tests.end_to_end.test_source import read
-from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.cluster import LONG_ON_REAL, SIM_ONLY, ClusterUnderTest
 from tests.helpers.sending import await_dispatched
 
 pytestmark = pytest.mark.spark
@@ -99,6 +99,7 @@ def test_a_row_becomes_a_message_with_all_its_columns(spark: SparkSession, clust
     assert len(found) == len(by_key) == len({row.msgId for row in found}) == 20
 
 
+@LONG_ON_REAL
 def test_rows_of_a_key_keep_the_order_of_the_data_frame(
     spark: SparkSession, cluster: ClusterUnderTest
 ) -> None:

@@ -14,7 +14,7 @@ import pyspark_rocketmq as rmq
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.consumer.engine.task import BatchTask, Evaluated, together
 from pyspark_rocketmq.model import Message, OrderlyEngineKind
-from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.cluster import LONG_ON_REAL, SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.orders import produce_orders
 
@@ -24,6 +24,7 @@ _QUEUES = 4
 _PATIENCE_S = 60.0
 
 
+@LONG_ON_REAL
 def test_a_suspended_queue_comes_again_in_its_task_while_another_one_is_with_a_slow_listener(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from pyspark.sql import functions as sf
 
 from pyspark_rocketmq.format import register
 from pyspark_rocketmq.model import Message
-from tests.helpers.cluster import REAL_ONLY, SIM_ONLY, ClusterUnderTest
+from tests.helpers.cluster import LONG_ON_REAL, REAL_ONLY, SIM_ONLY, ClusterUnderTest
 from tests.helpers.orders import STEPS, produce_orders
 from tests.helpers.sending import patient_producer
 
@@ -89,6 +89,7 @@ def test_a_batch_of_a_topic_without_messages_is_empty(spark: SparkSession, clust
     assert rows.collect() == []
 
 
+@LONG_ON_REAL
 def test_a_tag_subscription_gives_exactly_its_tags(spark: SparkSession, cluster: ClusterUnderTest) -> None:
     """A4: the broker filters by hash code, the task again by exact tag: "AaAa" and "BBBB" have one hash."""
     topic = cluster.create_topic(queues=1, brokers=["broker-a"])
@@ -101,6 +102,7 @@ def test_a_tag_subscription_gives_exactly_its_tags(spark: SparkSession, cluster:
     assert [row.tags for row in rows] == ["AaAa"] * 20
 
 
+@LONG_ON_REAL
 def test_a_batch_can_begin_at_an_offset_or_a_time(spark: SparkSession, cluster: ClusterUnderTest) -> None:
     """F2, H3"""
     topic = cluster.create_topic(queues=1, brokers=["broker-a"])

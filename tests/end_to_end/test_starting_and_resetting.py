@@ -15,7 +15,7 @@ from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetRow
-from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.cluster import LONG_ON_REAL, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.orders import produce_orders
 from tests.helpers.retries import rows_but_retries
@@ -76,6 +76,7 @@ def watched(cluster: ClusterUnderTest, tmp_path: Path) -> Watched:
     return Watched(cluster, tmp_path)
 
 
+@LONG_ON_REAL
 def test_an_operators_reset_reaches_a_running_query(spark: SparkSession, watched: Watched) -> None:
     """F5: live and fenced; every message comes again, each queue from its beginning and in order."""
     produce_orders(watched.cluster.name_servers, watched.topic, 20)
@@ -98,6 +99,7 @@ def test_an_operators_reset_reaches_a_running_query(spark: SparkSession, watched
         assert offsets == [*range(row.next_offset)] * 2
 
 
+@LONG_ON_REAL
 def test_a_new_group_that_begins_at_the_last_offset_skips_what_was_there(
     spark: SparkSession, watched: Watched
 ) -> None:
@@ -121,6 +123,7 @@ def test_a_new_group_that_begins_at_the_last_offset_skips_what_was_there(
     )
 
 
+@LONG_ON_REAL
 def test_a_new_group_that_begins_at_a_time_skips_what_was_stored_before_it(
     spark: SparkSession, watched: Watched
 ) -> None:

@@ -54,7 +54,9 @@ def check_has_each_once(consumption: Consumption, *sent: Orders) -> None:
     assert Counter((row["order_id"], row["step"]) for row in rows) == Counter(expected)
 
 
-@pytest.mark.parametrize("orders", [4, 20], ids=["fewer messages than before", "more"])
+@pytest.mark.parametrize(
+    "orders", [pytest.param(4, marks=pytest.mark.long), 20], ids=["fewer messages than before", "more"]
+)
 @SIM_ONLY
 def test_every_message_of_a_topic_made_anew_while_the_query_was_stopped_is_in_the_sink_once(
     consumption: Consumption, orders: int

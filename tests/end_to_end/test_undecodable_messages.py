@@ -61,7 +61,8 @@ def concurrent(
 
 @SIM_ONLY
 @pytest.mark.parametrize(
-    ("listener", "engine"), [(orderly, "direct"), (orderly, "state"), (concurrent, "direct")]
+    ("listener", "engine"),
+    [(orderly, "direct"), pytest.param(orderly, "state", marks=pytest.mark.long), (concurrent, "direct")],
 )
 def test_a_query_ends_behind_the_last_good_message_and_goes_on_with_the_option(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path, listener: object, engine: str

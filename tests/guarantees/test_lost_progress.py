@@ -142,7 +142,7 @@ def operate(consumption: Consumption, *words: str) -> None:
     assert done.exit_code == 0, done.output
 
 
-@pytest.mark.parametrize("way", ["start over", "accept the gap"])
+@pytest.mark.parametrize("way", ["start over", pytest.param("accept the gap", marks=pytest.mark.long)])
 def test_a_sink_that_was_deleted_while_the_query_was_stopped_is_not_made_anew_in_silence(
     consumption: Consumption, way: str
 ) -> None:
@@ -195,7 +195,14 @@ def test_a_sink_put_back_to_a_backup_gets_what_it_lost_when_the_offsets_go_back_
     assert report.rows == 300
 
 
-@pytest.mark.parametrize("what", ["deleted", "made anew", "put back"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param("deleted", marks=pytest.mark.long),
+        pytest.param("made anew", marks=pytest.mark.long),
+        "put back",
+    ],
+)
 def test_a_sink_that_changes_under_a_running_query_ends_it_before_anything_is_lost(
     consumption: Consumption, what: str
 ) -> None:

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from tests.end_to_end.test_orderly_consumer import Consumption
 from tests.guarantees.running_query import RunningQuery
-from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.cluster import LONG_ON_REAL, SIM_ONLY, ClusterUnderTest
 from tests.helpers.orders import check_sink, produce_orders
 from tests.helpers.relay import Relay
 
@@ -40,6 +40,7 @@ def test_a_planner_that_is_killed_ends_the_query_and_a_restart_loses_and_doubles
     assert report.rows == 200
 
 
+@LONG_ON_REAL
 def test_a_query_goes_on_while_no_name_server_answers(consumption: Consumption) -> None:
     """A2: it knows its brokers, and finds new routes when a name server is back."""
     cluster = consumption.cluster

@@ -27,6 +27,7 @@ def disks(tmp_path: Path) -> Iterator[dict[str, Disk]]:
         yield {place: mounted.enter_context(disk_at(tmp_path / place)) for place in _PLACES}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_disk_that_takes_nothing_ends_the_query_and_room_on_it_is_all_that_a_restart_needs(
     spark: SparkSession, cluster: ClusterUnderTest, disks: dict[str, Disk], tmp_path: Path

@@ -14,9 +14,10 @@ BACKENDS = ("sim", "real", "java")
 """The simulator, the real broker, and Java's own clients on the simulator."""
 
 COUNTS_FILE = "BACKEND_COUNTS_FILE"
-"""Environment variable: where a run that is a part of another leaves how
-many tests it carried out on each backend.
+"""Environment variable: where a run that is a part of another leaves how many tests it carried out on each
+backend, and how many it skipped.
 """
+SKIPPED = "skipped"
 
 
 class BackendCounts:
@@ -32,6 +33,7 @@ class BackendCounts:
         self._backends_of: dict[str, frozenset[str]] = {}
         self._selected: Counter[str] = Counter()
         self._executed: Counter[str] = Counter()
+        self._skipped = 0
 
     def select(self, markers_of_tests: Mapping[str, Iterable[str]], *, is_everything: bool = False) -> None:
         """Note the tests of this run, deselected ones left out: id to the names of its markers."""
@@ -72,6 +74,7 @@ class BackendCounts:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count a test whose body was entered, whatever came of it; a skip inside it is not a run."""
+        self._skipped += report.skipped
         # Not by the report's keywords: they have the names of folders too.
         if report.when == "call" and not report.skipped:
             self.carried_out(report.nodeid)
@@ -81,7 +84,7 @@ class BackendCounts:
         leave the counts if asked to.
         """
         if COUNTS_FILE in os.environ:
-            Path(os.environ[COUNTS_FILE]).write_text(json.dumps(self._executed))
+            Path(os.environ[COUNTS_FILE]).write_text(json.dumps({**self._executed, SKIPPED: self._skipped}))
         if self._is_strict and self.left_out:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

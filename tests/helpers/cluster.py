@@ -18,6 +18,15 @@ SIM_ONLY = pytest.mark.parametrize("cluster", [pytest.param("sim", marks=pytest.
 """For a test of what only the simulator can be brought to."""
 REAL_ONLY = pytest.mark.parametrize("cluster", [pytest.param("real", marks=pytest.mark.real)], indirect=True)
 """For a test of what only the real RocketMQ can do."""
+LONG_ON_REAL = pytest.mark.parametrize(
+    "cluster",
+    [
+        pytest.param("sim", marks=pytest.mark.sim),
+        pytest.param("real", marks=[pytest.mark.real, pytest.mark.long]),
+    ],
+    indirect=True,
+)
+"""For a test in which the broker does nothing that others do not test on the real one."""
 
 _UPDATE_AND_CREATE_TOPIC = 17
 _GET_ROUTE_INFO_BY_TOPIC = 105

@@ -19,7 +19,8 @@ from tests.java.stage import Stage, new_stage
 _REBALANCE_INTERVAL_MS = 2000
 
 SIM = pytest.param("sim", marks=[pytest.mark.sim, pytest.mark.java])
-REAL = pytest.param("real", marks=pytest.mark.real)
+REAL = pytest.param("real", marks=[pytest.mark.real, pytest.mark.long])
+"""Java's clients with a real broker: nothing here but the tests themselves can break what they do."""
 
 
 @pytest.fixture(scope="package")

@@ -55,6 +55,7 @@ def test_first_steps(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.Mo
     assert (shown["sent"], shown["found"], shown["rows"]) == (200, 200, 200)
 
 
+@pytest.mark.long
 def test_orders_with_failures(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = run("2_orders_with_failures.ipynb", tmp_path, monkeypatch)
     assert shown["rows"] == shown["sent"] - 1
@@ -63,12 +64,14 @@ def test_orders_with_failures(spark: SparkSession, tmp_path: Path, monkeypatch: 
     assert [(row.keys, row.text) for row in shown["dead_letters"]] == [("order-005", "packed")]
 
 
+@pytest.mark.long
 def test_replay_and_time_travel(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = run("3_replay_and_time_travel.ipynb", tmp_path, monkeypatch)
     assert shown["steps"] == shown["per_step"] == {"created": 40, "paid": 40, "packed": 40, "sent": 40}
     assert shown["versions"].count() > 1
 
 
+@pytest.mark.long
 def test_operations(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = run("4_operations.ipynb", tmp_path, monkeypatch)
     assert (shown["culprit"]["keys"], shown["culprit"]["tags"]) == ("order-011", "packed")

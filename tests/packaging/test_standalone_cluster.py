@@ -22,7 +22,7 @@ from tests.helpers.quick_jvm import QUICK_JVM
 from tests.helpers.standalone_cluster import SPARK_HOME, StandaloneCluster, kill_machine_of
 from tests.helpers.wait import wait_until
 
-pytestmark = [pytest.mark.driver, pytest.mark.sim, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.driver, pytest.mark.sim, pytest.mark.long, pytest.mark.timeout(600)]
 
 PATIENCE_S = 240.0
 """More than a job takes to start or to end on a busy machine."""
@@ -135,7 +135,6 @@ def packed_environment(wheel: Path, tmp_path: Path) -> Path:
     return tmp_path / "packed.tar.gz"
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("orders")
 def test_executors_run_in_an_environment_that_came_packed(
     spark_cluster: StandaloneCluster, brokers: SimCluster, packed_environment: Path, tmp_path: Path

@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "the {orders}"
 
 
-@pytest.mark.parametrize("form", ["json", "parquet"])
+@pytest.mark.parametrize("form", [pytest.param("json", marks=pytest.mark.long), "parquet"])
 def test_watermarks_are_found_in_checkpoints_of_the_second_form(
     spark: SparkSession, path: Path, form: str
 ) -> None:
@@ -88,6 +88,7 @@ def stored_in(spark: SparkSession, path: Path) -> list[tuple[Any, ...]]:
     return sorted(map(tuple, found))
 
 
+@pytest.mark.long
 class TestBySpark(SinkConformance):
     @pytest.fixture
     def sink(self, constrained: Path, path: Path) -> DeltaSink:
