@@ -60,7 +60,12 @@ def test_arguments_for_pytest_are_run_by_one_process(
     arguments: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[list[str]] = []
-    monkeypatch.setattr("subprocess.call", lambda command: called.append(command) or 0)
+
+    def call(command: list[str]) -> int:
+        called.append(command)
+        return 0
+
+    monkeypatch.setattr("subprocess.call", call)
 
     assert in_two.main(arguments) == 0
     assert called[0][3:] == expected
