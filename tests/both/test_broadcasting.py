@@ -20,13 +20,13 @@ from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.positions import LATEST
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.source import sole_owner
+from pyspark_rocketmq.source import queue_claims
 from pyspark_rocketmq.source.cluster_view import ClusterView
 from pyspark_rocketmq.source.planner import MicroBatchPlanner
 from pyspark_rocketmq.source.progress import GroupProgress
+from pyspark_rocketmq.source.queue_claims import await_sole_owner, living_members
 from pyspark_rocketmq.source.ranges import Offset
 from pyspark_rocketmq.source.readers import RocketMQStreamReader
-from pyspark_rocketmq.source.sole_owner import await_sole_owner, living_members
 from tests.both.support import ANSWER_S
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.orders import produce_orders
@@ -174,7 +174,7 @@ def test_a_second_query_of_one_instance_is_refused_while_the_first_lives(
     """H8, B3: brokers tell that it lives, whatever connection asks;
     it is free as soon as the first has left.
     """
-    monkeypatch.setattr(sole_owner, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(queue_claims, "_STOP_S", 0.0)
     one = start("one")
     wait_until(
         lambda: living_members(options("one"), pool, SystemClock()) == {one.client_id},

@@ -10,7 +10,7 @@ from pyspark_rocketmq.errors import OffsetError, OffsetStoreUnavailable
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.source.sole_owner import await_sole_owner, possible_owners
+from pyspark_rocketmq.source.queue_claims import await_sole_owner, possible_owners
 from tests.helpers.fake_clock import FakeClock
 
 Q0 = MessageQueue("orders", "broker-a", 0)

@@ -1,8 +1,8 @@
-"""Fetches queue ranges: sends the pulls that a window asks for, over one connection per broker, by one thread.
+"""Fetches queue ranges: sends the pulls that a window plans, over one connection per broker, by one thread.
 
-It sends pulls in bursts and takes in all that has come; what it hands out is decoded while the broker works
-on the pulls that are out.  Every decision is the window's (:mod:`~pyspark_rocketmq.consume.fetch_window`); how
-pulls travel, :mod:`~pyspark_rocketmq.client.pull_connection` knows.  Two rules are about connections:
+It sends pulls in bursts and takes all answers that have come; these are decoded while the broker works on the
+pulls in flight.  The window decides (:mod:`~pyspark_rocketmq.consume.fetch_window`), and
+:mod:`~pyspark_rocketmq.client.pull_connection` transports.  Two rules are about connections:
 
 1. Back-pressure: nothing happens until the caller wants more.
 2. A broken connection is a failure of the ranges that had pulls on it.
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Place(NamedTuple):
-    """Where pulls go; a connection for each."""
+    """A server to pull from, by one connection."""
 
     address: BrokerAddress
     settings: ConnectionSettings
@@ -59,7 +59,7 @@ _Answers = Iterable[tuple[_Pull, PullResult | RocketMQError]]
 
 
 class Fetcher:
-    """Reads the ranges of ``partitions``, each as :class:`~pyspark_rocketmq.consume.fetch_window.RangeWindow` promises. For one thread."""
+    """Reads ranges, each as :class:`~pyspark_rocketmq.consume.fetch_window.RangeWindow` says. For one thread."""
 
     def __init__(
         self,
@@ -68,13 +68,7 @@ class Fetcher:
         clock: Clock | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Connect to nobody yet.
-
-        Args:
-            partitions: Ranges of one set of options; more brokers and topics than one are allowed.
-            clock: Measures patience and silence.
-            sleep: Waits when every range waits.
-        """
+        """Prepare to read ``partitions``, ranges of one set of options; nothing is connected yet."""
         self._clock = clock or SystemClock()
         self._sleep = sleep
         self._timeout_s = max((each.request_timeout_s for each in partitions), default=0.0)
@@ -88,17 +82,17 @@ class Fetcher:
         )
         self._connections: dict[_Place, PullConnection[_Pull]] = {}
         self._gone_away: set[_Place] = set()
-        """Places that ended a connection by GO_AWAY and have not answered a pull since."""
+        """Servers that ended a connection by GO_AWAY and have not answered a pull since."""
 
     @property
     def ranges(self) -> tuple[RangeWindow, ...]:
-        """One for each partition, in their order: to be looked at, and stopped."""
+        """One for each partition, in their order."""
         return self._window.ranges
 
     def chunks(self) -> Generator[list[FetchedChunks]]:
-        """Everything of all ranges, several at a time; each range's are in queue order and end with one that says so.
+        """The chunks of all ranges, several at a time; each range's are in queue order, the last one marked so.
 
-        Their bodies are views of receive buffers: see :class:`~pyspark_rocketmq.client.pull_connection.ReceiveBuffer`.
+        Bodies are views of receive buffers: see :class:`~pyspark_rocketmq.client.pull_connection.ReceiveBuffer`.
         """
         window = self._window
         is_ready = False
@@ -116,13 +110,11 @@ class Fetcher:
                 elif not has_sent and not window.in_flight:
                     self._wait()
         finally:
-            # Whoever stops half way (a LIMIT, a killed task) leaves answers that nobody will read: such a
-            # connection is closed.
+            # A caller that stops half way (a LIMIT, a killed task) leaves unread answers: release closes such a
+            # connection.
             for place, connection in self._connections.items():
                 release_connection(connection, self._clock, place.settings)
             self._connections.clear()
-
-    # --- receiving ------------------------------------------------------------------------------------------
 
     def _receive(self, *, can_wait: bool) -> None:
         waiting = [
@@ -134,13 +126,12 @@ class Fetcher:
         pause_s = self._window.shortest_pause_s(began_s)
         readable = waiting
         if not can_wait or len(waiting) > 1 or pause_s is not None:
-            # Not longer than the next pause lasts: who waits for nobody is not to wait for a slow answer.
-            at_most_s = (
-                min(RECEIVE_TICK_S, RECEIVE_TICK_S if pause_s is None else pause_s) if can_wait else 0.0
-            )
-            ready = await_readable([each for _, each in waiting], at_most_s)
-            # What it took longer, this process stood still, and nobody listened.
-            waited_s = min(self._clock.monotonic_s() - began_s, at_most_s)
+            # A range whose pause ends must not wait for another range's slow answer.
+            timeout_s = RECEIVE_TICK_S if pause_s is None else min(RECEIVE_TICK_S, pause_s)
+            timeout_s = timeout_s if can_wait else 0.0
+            ready = await_readable([each for _, each in waiting], timeout_s)
+            # Time beyond the timeout means this process was suspended; it does not count as silence.
+            waited_s = min(self._clock.monotonic_s() - began_s, timeout_s)
             readable = [(place, connection) for place, connection in waiting if connection in ready]
             for place, connection in waiting:
                 if connection not in ready:
@@ -169,7 +160,7 @@ class Fetcher:
             self._go_away(place, refused)
 
     def _go_away(self, place: _Place, refused: Iterable[_Pull]) -> None:
-        """A broker that shuts down wants a new connection (5.3.1 and later): once at once, then as after any failure."""
+        """Connect anew to a broker that shuts down (5.3.1 on): at once the first time, then as after any failure."""
         error: RocketMQError | None = None
         if place in self._gone_away:
             error = ChannelClosed(
@@ -187,16 +178,14 @@ class Fetcher:
         for pull in pulls:
             self._window.lost(pull.task, error, now_s)
 
-    # --- sending --------------------------------------------------------------------------------------------
-
     def _send(self) -> bool:
-        """Send what may be sent; whether there was anything."""
+        """Send the pulls that the window plans; whether there were any."""
         tasks = self._window.tasks(self._clock.monotonic_s())
         by_place: dict[_Place, list[_Pull]] = {}
         pulls: list[_Pull] = []
         last: tuple[int, int] | None = None
         for task in tasks:
-            # Those of one range, which all go to one place, come one behind the other.
+            # Tasks of one range follow one another, and all go to one place.
             if last != (task.range_index, task.broker_id):
                 last = task.range_index, task.broker_id
                 pulls = by_place.setdefault(self._place(*last), [])
@@ -225,8 +214,6 @@ class Fetcher:
             connection.send(pulls)
         except RocketMQError as error:
             self._lose_connection(place, error)
-
-    # --- handing out ----------------------------------------------------------------------------------------
 
     def _swap_buffers(self) -> None:
         for connection in self._connections.values():

@@ -25,9 +25,8 @@ from pyspark_rocketmq.offsets.open import checked_rows
 from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
 from pyspark_rocketmq.options.positions import QueuePositions
 from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
-from pyspark_rocketmq.source.queue_claims import QueueClaims
+from pyspark_rocketmq.source.queue_claims import QueueClaims, second_owner
 from pyspark_rocketmq.source.queue_lives import LifeWatch, QueueLives
-from pyspark_rocketmq.source.sole_owner import second_owner
 
 logger = logging.getLogger(__name__)
 
@@ -267,7 +266,7 @@ class GroupProgress:
             rows |= moved
             progress = self._own(rows, snapshot)
         self._claims.note(progress, snapshot, self._clock.monotonic_s())
-        self._claims.tell_resets(progress, snapshot.addresses)
+        self._claims.write_resets(progress, snapshot.addresses)
         self._look_for_resets(progress, snapshot)
         self._left_out.look(progress, snapshot.bounds, self._clock.now_s())
         progress |= self._at_slaves(rows, snapshot)

@@ -1,27 +1,40 @@
-"""Claims queues in the offset store for one member of a group, at the offsets where the group has come to."""
+"""Claims queues in the offset store, at the group's offsets; one query at a time for a broadcasting instance."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
 
+from pyspark_rocketmq.client.cluster import Cluster
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.positions import PassedOffsets
+from pyspark_rocketmq.display import peer_text
+from pyspark_rocketmq.errors import BrokerError, OffsetError, RocketMQError
 from pyspark_rocketmq.group.broker_offsets import Addresses, BrokerOffsets
+from pyspark_rocketmq.group.join import offset_key
+from pyspark_rocketmq.group.member import CALL_TIMEOUT_S
 from pyspark_rocketmq.model import MessageQueue, is_retry_topic
 from pyspark_rocketmq.offsets.store import NO_BATCH, OffsetRow, OffsetStore, QueueCommit
 from pyspark_rocketmq.options.positions import QueuePositions
+from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
 
 logger = logging.getLogger(__name__)
 
 Rows = Mapping[MessageQueue, OffsetRow]
 
+_STOP_S: Final = 30.0
+"""How long a query that stops may take to leave the group."""
+_PAUSE_S: Final = 0.5
+
 
 class QueueClaims:
-    """What happens between the grant of a queue and its first plan (C3).
+    """Claims a queue between its allocation and its first plan (C3).
 
-    With ``broker_offsets`` the group may be a mixed one; without, as for a broadcasting consumer, the store
-    is all.
+    With ``broker_offsets`` the group may have Java members; without, as for a broadcasting consumer, the store
+    alone counts.
     """
 
     def __init__(
@@ -41,12 +54,12 @@ class QueueClaims:
         self._view = view
         self._default_start = default_start
         self._broker_offsets = broker_offsets
-        self._told: dict[MessageQueue, int] = {}
-        """The epoch of the reset that the queue's broker was told of."""
+        self._written: dict[MessageQueue, int] = {}
+        """The epoch of the reset that was written to the queue's broker."""
         self._passed = PassedOffsets()
 
     def note(self, rows: Rows, snapshot: Snapshot, now_s: float) -> None:
-        """Be told where the queues stand that may be planned, and which brokers answer."""
+        """Note the offsets of queues that may be planned, and which brokers answer."""
         if self._broker_offsets is None:
             return
         answering = snapshot.addresses.keys() - snapshot.unreachable.keys()
@@ -55,10 +68,10 @@ class QueueClaims:
     def claim(
         self, new: Collection[MessageQueue], rows: Rows, snapshot: Snapshot
     ) -> dict[MessageQueue, OffsetRow]:
-        """Claim the held queues ``new``; their rows, without topics where the group cannot begin yet.
+        """Claim the held queues ``new``; return their rows, without topics where the group cannot begin yet.
 
         Raises:
-            BrokerOffsetUnavailable: If a broker did not tell the group's offset. Nothing was claimed.
+            BrokerOffsetUnavailable: If a broker did not give the group's offset. Nothing was claimed.
         """
         known: Mapping[MessageQueue, int] | None = None
         if self._broker_offsets is not None:
@@ -73,8 +86,7 @@ class QueueClaims:
         for queue, row in claimed.items():
             before = rows.get(queue)
             if before is not None and before.next_offset != row.next_offset == at_broker.get(queue):
-                # Forward a Java member has consumed; back somebody has reset the group while nobody of it was
-                # there.
+                # Forward: a Java member has consumed. Back: the group was reset while it had no members.
                 logger.log(
                     logging.INFO if row.next_offset > before.next_offset else logging.WARNING,
                     "offset at the broker followed, another has put it there group=%s %s stored=%d "
@@ -97,7 +109,7 @@ class QueueClaims:
     def _without_forgotten(
         self, known: Mapping[MessageQueue, int], rows: Rows, addresses: Addresses
     ) -> Mapping[MessageQueue, int]:
-        """``known`` without offsets a broker fell back to in a crash; it gets the newer ones again."""
+        """``known`` with newer offsets for those a broker fell back to in a crash; these are written to it."""
         forgotten = {
             queue: rows[queue].next_offset
             for queue, offset in known.items()
@@ -117,10 +129,10 @@ class QueueClaims:
         self._broker_offsets.write(forgotten, addresses)
         return {**known, **forgotten}
 
-    def tell_resets(self, rows: Rows, addresses: Addresses) -> None:
-        """Have the brokers follow each reset of a held queue before anything is consumed from there.
+    def write_resets(self, rows: Rows, addresses: Addresses) -> None:
+        """Write each reset of a held queue to its broker before anything is consumed from there.
 
-        Otherwise the broker's offset would look like another's at the next claim.
+        Otherwise the broker's offset would look like another member's at the next claim.
 
         Raises:
             BrokerOffsetUnavailable: If a broker was not reached: the queue must not be planned.
@@ -130,16 +142,16 @@ class QueueClaims:
         news = {
             queue: row
             for queue, row in rows.items()
-            if row.was_reset and self._told.get(queue) != row.epoch and queue.broker_name in addresses
+            if row.was_reset and self._written.get(queue) != row.epoch and queue.broker_name in addresses
         }
         if news:
             self._broker_offsets.write({queue: row.next_offset for queue, row in news.items()}, addresses)
-            told = [
+            written = [
                 QueueCommit(queue=queue, epoch=row.epoch, next_offset=row.next_offset, is_shown=True)
                 for queue, row in news.items()
             ]
-            self._store.commit(self._group, told, query_id="", batch_id=NO_BATCH)
-            self._told |= {queue: row.epoch for queue, row in news.items()}
+            self._store.commit(self._group, written, query_id="", batch_id=NO_BATCH)
+            self._written |= {queue: row.epoch for queue, row in news.items()}
 
     def _starts(
         self,
@@ -148,22 +160,23 @@ class QueueClaims:
         at_broker: Mapping[MessageQueue, int],
         snapshot: Snapshot,
     ) -> dict[MessageQueue, int]:
-        """Where queues without a row begin, without those of which that cannot be said yet.
+        """Where queues without a row begin, without those where that cannot be decided yet.
 
-        Where messages that were given back come again the group begins with the first, whatever the options
-        say: each of them has failed in this very group
+        A retry topic is read from its first message, whatever the options say: each has failed in this group
         (``RebalancePushImpl.computePullFromWhereWithException``; for CONSUME_FROM_TIMESTAMP Java begins at
-        the end there, and loses what was given back before it looked).
+        the end there, and loses what was given back before).
         """
         begun = {queue.topic for queue in (*rows, *at_broker)}
-        nobodys = [queue for queue in unknown if queue not in at_broker]
+        without_offset = [queue for queue in unknown if queue not in at_broker]
         by_option = [
-            queue for queue in nobodys if queue.topic not in begun and not is_retry_topic(queue.topic)
+            queue for queue in without_offset if queue.topic not in begun and not is_retry_topic(queue.topic)
         ]
-        starts = {queue: snapshot.bounds[queue].min_offset for queue in set(nobodys).difference(by_option)}
+        starts = {
+            queue: snapshot.bounds[queue].min_offset for queue in set(without_offset).difference(by_option)
+        }
         if by_option and snapshot.unreachable:
-            # Where a group begins is decided once, for all queues: those of a broker that comes later would
-            # look like queues made later, which begin at their earliest offset (A2).
+            # The queues of a broker that comes later would look like queues made later, which begin at their
+            # earliest offset (A2).
             logger.warning(
                 "group=%s begins in %s when all brokers answer; waiting for %s",
                 self._group,
@@ -175,14 +188,14 @@ class QueueClaims:
         return starts | {queue: at_broker[queue] for queue in unknown if queue in at_broker}
 
     def _beginning(self, by_option: Collection[MessageQueue], snapshot: Snapshot) -> dict[MessageQueue, int]:
-        """Where a new group begins, stored at the brokers of a topic before any queue is claimed.
+        """Where a new group begins, stored at a topic's brokers before any queue is claimed.
 
-        Members that begin at the same time share the queues between them: whoever comes second would take its
-        own for queues made later. The same goes for a Java member with other ideas of where to begin.
+        Members that begin at the same time, Java's among them, share the queues: the second one would take its
+        own for queues made later.
         """
         if self._broker_offsets is None:
             positions = self._view.starting_positions(snapshot, by_option, self._default_start)
-            self._tell_passed_over(positions, snapshot)
+            self._report_passed_over(positions, snapshot)
             return positions
         topics = {queue.topic for queue in by_option}
         queues = [queue for queue in snapshot.bounds if queue.topic in topics]
@@ -190,12 +203,12 @@ class QueueClaims:
         undecided = [queue for queue in queues if queue not in known]
         positions = self._view.starting_positions(snapshot, undecided, self._default_start)
         self._broker_offsets.write(positions, snapshot.addresses)
-        self._tell_passed_over(positions, snapshot)
+        self._report_passed_over(positions, snapshot)
         decided = known | positions
         return {queue: decided[queue] for queue in by_option}
 
-    def _tell_passed_over(self, positions: Mapping[MessageQueue, int], snapshot: Snapshot) -> None:
-        """Say that a new group does not begin with the first message, which users wait for in vain."""
+    def _report_passed_over(self, positions: Mapping[MessageQueue, int], snapshot: Snapshot) -> None:
+        """Log that a new group does not begin with the first message, for which users would wait."""
         messages = sum(offset - snapshot.bounds[queue].min_offset for queue, offset in positions.items())
         if messages <= 0:
             return
@@ -208,3 +221,79 @@ class QueueClaims:
             ", ".join(sorted({queue.topic for queue in positions})),
             messages,
         )
+
+
+def await_sole_owner(
+    name: str,
+    owners: Collection[str],
+    members: Callable[[], Collection[str]],
+    clock: Clock,
+    sleep: Callable[[float], None],
+) -> None:
+    """Wait until none of ``owners`` of the progress ``name`` is among the living members of a broadcasting group.
+
+    Two queries that start at the same moment are found out later, by the epoch of their rows
+    (``GroupProgress``).
+
+    Raises:
+        OffsetError: If one still is after half a minute.
+    """
+    deadline = Deadline.after(clock, _STOP_S)
+    is_logged = False
+    while alive := sorted(set(owners).intersection(members())):
+        if deadline.has_passed:
+            raise second_owner(name, alive[0])
+        if not is_logged:
+            logger.warning(
+                "waiting for another query of this instance to end progress=%s member=%s",
+                name,
+                peer_text(alive[0]),
+            )
+            is_logged = True
+        sleep(_PAUSE_S)
+
+
+def second_owner(name: str, member: str) -> OffsetError:
+    """Why a query must not consume under the progress ``name``."""
+    return OffsetError(
+        f"Progress {name} of a broadcasting group is another query's: member {peer_text(member)} is alive "
+        "and consumes under the same instanceName. Both would share one progress, and each would miss "
+        "messages that only the other gets. Nothing was lost. Stop one of them, or give each query an "
+        "instanceName of its own, on each machine too. Of a machine that was lost, brokers forget the "
+        "members within two minutes: start again then."
+    )
+
+
+def possible_owners(options: ReadOptions, member_id: str, store: OffsetStore) -> frozenset[str]:
+    """The client ids under which the progress may be in use: this member's, and those in its rows.
+
+    Members of one instance name on one machine have one client id.
+    """
+    try:
+        rows = store.read(offset_key(options)).values()
+    except RocketMQError as error:
+        # Planning reads the store again, and waits until it answers.
+        logger.warning("offset store not read for owners progress=%s: %s", offset_key(options), error)
+        return frozenset({member_id})
+    return frozenset({member_id, *(row.owner for row in rows if row.owner)})
+
+
+def living_members(options: ReadOptions, pool: ChannelPool, clock: Clock) -> frozenset[str]:
+    """The client ids of the group, by every broker that answers; those forget a member with its connection."""
+    assert options.consumer_group is not None
+    cluster = Cluster.of(options, clock, pool=pool, at_most_s=CALL_TIMEOUT_S)
+    brokers = cluster.brokers()
+    found: set[str] = set()
+    try:
+        routes = cluster.routes(options).look(Deadline.after(clock, cluster.timeout_s))
+    except RocketMQError as error:
+        logger.warning("members not asked for group=%s: %s", options.consumer_group, error)
+        return frozenset()
+    for address in routes.masters.values():
+        try:
+            found.update(brokers.consumer_list(address, options.consumer_group))
+        except BrokerError:
+            pass  # it knows no member of the group
+        except RocketMQError as error:
+            logger.warning("members not told group=%s broker=%s: %s", options.consumer_group, address, error)
+    return frozenset(found)

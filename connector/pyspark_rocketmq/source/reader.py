@@ -1,12 +1,12 @@
 """Reads a range on an executor: prefetch, decode, each offset once, no gap unreported.
 
-Owns the promise of the source: the messages of a range, ascending in queue offset, each once, and none left
-out in silence.  The pulls themselves are made by :mod:`pyspark_rocketmq.source.fetcher`, the look for missing
-offsets by :mod:`pyspark_rocketmq.source.reader`.
+The messages of a range come ascending in queue offset, each once, and none is left out without an error or a
+log entry.  The pulls themselves are :mod:`~pyspark_rocketmq.source.fetcher`'s.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import pickle
 import queue
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import TaskContext
 
 from pyspark_rocketmq.consume.fetch_window import FetchedChunks, QueueReset, RangeWindow, TailLost
 from pyspark_rocketmq.errors import (
@@ -36,43 +37,31 @@ from pyspark_rocketmq.source.schema import EndReason, RangeEnd, ReadPiece, spark
 from pyspark_rocketmq.wire.columnar.decode import Undecodable, decode_in_turn, decode_together, row_of
 from pyspark_rocketmq.wire.subscription import build_subscription
 
-
-def gaps_before(offsets: npt.NDArray[np.int64], expected: int) -> list[tuple[int, int]]:
-    """The gaps ``[first missing, next there)`` from ``expected`` to the last of ``offsets``, ascending.
-
-    Args:
-        offsets: Strictly ascending queue offsets, at least one, none below ``expected``.
-        expected: The queue offset that would come first without a gap.
-    """
-    last = int(offsets[-1])
-    if last - expected + 1 == len(offsets):
-        # Nearly always: as many offsets as there is room for.
-        return []
-    before = np.concatenate(([expected - 1], offsets[:-1]))
-    at = np.flatnonzero(offsets - before > 1)
-    return list(zip((before[at] + 1).tolist(), offsets[at].tolist(), strict=True))
-
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_LOOK_S: Final = 0.5
-"""How often the thread looks whether the caller has left."""
+_QUEUE_OFFSET: Final = "queueOffset"
+_SHARE_BYTES: Final = 8 << 20
+"""Bytes that each of several ranges may have, if a single one may have as many."""
+_CHECK_S: Final = 0.5
+"""How often the prefetching thread checks whether the caller has left."""
 _STOP_S: Final = 10.0
-"""How long a caller that leaves waits for the thread to be done."""
+"""How long a caller that leaves waits for that thread to end."""
 
 
 class _End(NamedTuple):
-    """Behind the last."""
+    """Follows the last value."""
 
     error: BaseException | None
-    """What was raised in place of more."""
+    """Raised in place of more values."""
 
 
 def prefetch(made: Generator[T], *, name: str) -> Generator[T]:
-    """The same values, each made while the caller has the one before; never more than one ahead.
+    """Yield the values of ``made``, each made while the caller has the one before; at most one ahead.
 
-    The generator is run and closed by a daemon thread, which ends with it or soon after the caller closes
-    this one. What has been yielded is not kept. An error comes where the value would have come.
+    A daemon thread runs and closes ``made``; it ends with it, or soon after the caller closes this generator.
+    No yielded value is kept. An error comes where the value would have come.
     """
     ready: queue.Queue[T | _End] = queue.Queue(maxsize=1)
     has_left = threading.Event()
@@ -86,7 +75,7 @@ def prefetch(made: Generator[T], *, name: str) -> Generator[T]:
             raise value.error
     finally:
         has_left.set()
-        # Room for what it may want to hand over just now.
+        # Room for the value that the thread may be handing over.
         while not ready.empty():
             ready.get_nowait()
         thread.join(_STOP_S)
@@ -111,28 +100,18 @@ def _run(made: Generator[T], ready: queue.Queue[T | _End], has_left: threading.E
 def _hand_over(value: T | _End, ready: queue.Queue[T | _End], has_left: threading.Event) -> None:
     while not has_left.is_set():
         try:
-            ready.put(value, timeout=_LOOK_S)
+            ready.put(value, timeout=_CHECK_S)
         except queue.Full:
             continue
         return
 
 
-logger = logging.getLogger(__name__)
-
-_QUEUE_OFFSET: Final = "queueOffset"
-_SHARE_BYTES: Final = 8 << 20
-"""What each of the ranges that are read at once may have, if a single one may."""
-
-
 def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
     """The range's messages in ascending queue offset, each once; then its marker row in consumer mode.
 
-    These are the rows as Spark gets them; :func:`read_ranges` gives them to whoever is in the same process. In
-    consumer mode a broker that is away, may not be read from, has lost the range's tail or knows of an
-    operator's reset ends the range where it was reached, with the marker row there: the micro-batch goes on
-    with the other queues, and the rest is planned again, after a reset from where the marker row says. So
-    does a range that has become as large as it may, and one that has come to a message that cannot be
-    decoded.
+    In consumer mode these end a range where it was reached, and its marker row says so: a broker that is away,
+    must not be read from, has lost the range's tail or reports an operator's reset; the largest size of a range;
+    a message that cannot be decoded. The rest is planned again, after a reset from its target.
 
     Raises:
         DataLoss: If offsets of the range are gone and ``failOnDataLoss`` is true.
@@ -147,8 +126,8 @@ def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
 def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[ReadPiece]:
     """Ranges of a group, pulled and decoded together; messages and end of one before those of the next.
 
-    Where they are several, each may have its share of the bytes that one range may have, or 8 MiB, and ends
-    early with them, as :func:`read_queue` says.
+    Of several ranges each may have its share of the bytes that one range may have, or 8 MiB, and ends early
+    with them.
 
     Raises:
         RocketMQError: As ``read_queue``, for the first range that fails.
@@ -175,12 +154,7 @@ def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[ReadPiece]:
 
 
 def read_queues(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition, pa.RecordBatch]]:
-    """Several ranges at once, over one connection per broker; each range's rows as of :func:`read_queue`.
-
-    Raises:
-        RocketMQError: As ``read_queue``, for the first range that fails; what was read of the others is given
-            out.
-    """
+    """Several ranges at once, over one connection per broker; each range's rows as of :func:`read_queue`."""
     for partition, piece in _read(partitions):
         yield partition, spark_rows(piece) if partition.with_marker else piece
 
@@ -197,17 +171,17 @@ def _read_on(readers: Sequence[_RangeReader]) -> Iterator[tuple[QueuePartition, 
     fetcher = Fetcher(partitions)
     for reader, window in zip(readers, fetcher.ranges, strict=True):
         reader.begin(window)
-    # Decoding, and what the caller does with a batch, leave a core free in which the next can be pulled.
+    # The next chunks are pulled while these are decoded and the caller works on them.
     fetched = prefetch(fetcher.chunks(), name="rocketmq-pull-ahead")
     try:
-        # Decoded on the way, so that no variable here keeps a view of a receive buffer.
+        # map() decodes them, so that no variable here keeps a view of a receive buffer.
         for together in map(partial(_decode, partitions), fetched):
             for each in together:
                 reader = readers[each.range_index]
                 for piece in reader.pieces(each):
                     yield reader.partition, piece
     finally:
-        # At once and not when somebody collects it: a connection with unread answers must not be kept.
+        # Not left to the garbage collector: a connection with unread answers must not be kept.
         fetched.close()
 
 
@@ -216,13 +190,13 @@ class _Decoded(NamedTuple):
 
     range_index: int
     messages: Iterable[pa.RecordBatch | Undecodable] | RocketMQError
-    """Or the error of all of them; none has a view of a receive buffer."""
+    """Or the error of all of them; without views of a receive buffer."""
     is_last: bool
     failure: RocketMQError | None
 
 
 def _decode(partitions: Sequence[QueuePartition], together: Sequence[FetchedChunks]) -> list[_Decoded]:
-    """Decode bodies of one broker and subscription together; what fails so, little by little."""
+    """Decode bodies of one broker and subscription together; if that fails, one after the other."""
     messages: dict[int, Iterable[pa.RecordBatch | Undecodable] | RocketMQError] = {}
     alike: dict[tuple[str, str], dict[int, list[PulledBody]]] = {}
     for index, chunks, _, _ in together:
@@ -244,7 +218,7 @@ def _decode(partitions: Sequence[QueuePartition], together: Sequence[FetchedChun
 
 
 class _Wanted(TypedDict):
-    """What of the messages is decoded."""
+    """Arguments of decoding."""
 
     tags: frozenset[str] | None
     columns: tuple[str, ...] | None
@@ -252,26 +226,15 @@ class _Wanted(TypedDict):
 
 
 def _what_to_decode(partition: QueuePartition) -> _Wanted:
-    return _Wanted(
-        tags=_tags(partition) or None,
-        columns=_decoded_columns(partition),
-        properties=partition.property_columns,
-    )
-
-
-def _tags(partition: QueuePartition) -> frozenset[str]:
-    """Those subscribed to; none for all, or if the broker alone filters."""
-    if partition.is_sql92:
-        return frozenset()
-    topic = partition.planned.queue.topic
-    return build_subscription(topic, partition.subscription, sub_version=0).tags_set
-
-
-def _decoded_columns(partition: QueuePartition) -> tuple[str, ...] | None:
-    """Those asked for, and at the front the queue offset, by which a range is followed."""
-    if partition.columns is None or _QUEUE_OFFSET in partition.columns:
-        return partition.columns
-    return (_QUEUE_OFFSET, *partition.columns)
+    tags: frozenset[str] = frozenset()
+    if not partition.is_sql92:
+        topic = partition.planned.queue.topic
+        tags = build_subscription(topic, partition.subscription, sub_version=0).tags_set
+    columns = partition.columns
+    if columns is not None and _QUEUE_OFFSET not in columns:
+        # A range is followed by it; :meth:`_RangeReader._in_columns` removes it.
+        columns = (_QUEUE_OFFSET, *columns)
+    return _Wanted(tags=tags or None, columns=columns, properties=partition.property_columns)
 
 
 class _RangeReader:
@@ -282,32 +245,32 @@ class _RangeReader:
         self.is_done = False
         self._window: RangeWindow
         self._expected = partition.planned.start
-        """Next queue offset that may come."""
+        """The next queue offset."""
         self._rows = 0
         self._body_bytes = 0
         self._is_full = False
         self._pulls, self._pull_ms = 0, 0.0
         self._undecodable: UndecodableMessage | None = None
-        """Before which the range has ended."""
+        """The range ended before it."""
         self._is_pulled_anew = False
-        """Nothing more of this pulling is read: what is behind the last message is not known to be one."""
+        """The rest of these chunks is not read: nobody knows where the next message begins."""
         self._unexplained = range(0)
-        """Offsets of an inner batch that could not be decoded; there may be no messages of them."""
+        """Offsets of an inner batch that could not be decoded; they may have no messages."""
 
     def left(self) -> QueuePartition:
-        """What is to be pulled."""
+        """The part that is still to be pulled."""
         planned = self.partition.planned
         if self._expected == planned.start:
             return self.partition
         return replace(self.partition, planned=replace(planned, start=self._expected))
 
     def begin(self, window: RangeWindow) -> None:
-        """Read what is pulled so."""
+        """Read from ``window`` from now on."""
         self._window = window
         self._is_pulled_anew = False
 
     def pieces(self, fetched: _Decoded) -> Iterator[ReadPiece]:
-        """The messages of what is next, and at last the end of a group's range."""
+        """The next messages, and at last the end of a group's range."""
         if isinstance(fetched.messages, RocketMQError):
             raise fetched.messages
         for decoded in fetched.messages:
@@ -346,7 +309,7 @@ class _RangeReader:
             )
 
     def _kept(self, undecodable: Undecodable) -> pa.RecordBatch:
-        """Its row, or none: it may be none of this range, or the range ends before it.
+        """Its row; empty if it is not in this range, or the range ends before it.
 
         Raises:
             UndecodableMessage: If the option does not say to keep it, and a plain reader or the range's first
@@ -368,7 +331,7 @@ class _RangeReader:
             error = UndecodableMessage(str(planned.queue), queue_offset, undecodable.reason)
             if not partition.with_marker or queue_offset == planned.start:
                 raise error
-            self._tell_gap_before(queue_offset)
+            self._report_gap_before(queue_offset)
             self._expected, self._undecodable = queue_offset, error
             self._window.stop()
             return row.slice(0, 0)
@@ -385,7 +348,7 @@ class _RangeReader:
         return row
 
     def _within_size(self, messages: pa.RecordBatch) -> pa.RecordBatch:
-        """As far as the range may go on: the message that fills it is its last."""
+        """The messages up to the one that fills the range."""
         limit = self.partition.max_bytes
         if limit is None or not messages.num_rows:
             return messages
@@ -423,7 +386,7 @@ class _RangeReader:
         if self._is_pulled_anew:
             return min(self._expected, planned.end)
         if failure is None:
-            self._tell_gap_before(planned.end)
+            self._report_gap_before(planned.end)
             return planned.end
         if not self._may_end_early(failure):
             raise failure
@@ -448,7 +411,7 @@ class _RangeReader:
 
     def _follow(self, messages: pa.RecordBatch) -> None:
         offsets = _offsets(messages)
-        self._tell_gaps(gaps_before(offsets, self._expected))
+        self._report_gaps(gaps_before(offsets, self._expected))
         self._expected = int(offsets[-1]) + 1
         self._rows += messages.num_rows
 
@@ -457,14 +420,14 @@ class _RangeReader:
             error.retryable or isinstance(error, TailLost | QueueReset | ConsumptionForbidden)
         )
 
-    def _tell_gap_before(self, goes_on: int) -> None:
+    def _report_gap_before(self, goes_on: int) -> None:
         if self._expected < goes_on:
-            self._tell_gaps([(self._expected, goes_on)])
+            self._report_gaps([(self._expected, goes_on)])
 
-    def _tell_gaps(self, gaps: Iterable[tuple[int, int]]) -> None:
+    def _report_gaps(self, gaps: Iterable[tuple[int, int]]) -> None:
         """Raise or log offsets that no answer brought, unless a filter may have left them out.
 
-        A broker that removes a file of its log while it reads passes over what was in it without a word
+        A broker that removes a file of its log while it reads skips the file's messages without a word
         (``DefaultMessageStore.getMessage``: MESSAGE_WAS_REMOVING, and files skipped within a found answer).
         """
         if self.partition.is_filtered:
@@ -499,17 +462,17 @@ def _wanted(messages: pa.RecordBatch, partition: QueuePartition, expected: int) 
         messages = messages.slice(0, int(np.searchsorted(offsets, planned.end)))
     place = messages.schema.get_field_index("topic") if partition.namespace else -1
     if place >= 0:
-        # Users know the topic by the name they gave.
+        # Users know the topic without its namespace.
         topic = pa.repeat(pa.scalar(planned.queue.topic, pa.string()), messages.num_rows)
         messages = messages.set_column(place, messages.schema.field(place), topic)
     return messages
 
 
 def _is_first_copy(offsets: npt.NDArray[np.int64], expected: int) -> npt.NDArray[np.bool_] | None:
-    """Which messages were not there before; None if one comes late that was not.
+    """Which messages are new; None if a new one comes late.
 
-    Filtered pulls scan into their neighbours' offsets, and an inner batch begins before the offset asked for:
-    such messages come again, or were read with an earlier batch.
+    Messages come again because filtered pulls scan into their neighbours' offsets, and an inner batch may begin
+    before the offset pulled from.
     """
     highest_before = np.maximum.accumulate(np.concatenate(([expected - 1], offsets[:-1])))
     is_new: npt.NDArray[np.bool_] = offsets > highest_before
@@ -520,7 +483,7 @@ def _is_first_copy(offsets: npt.NDArray[np.int64], expected: int) -> npt.NDArray
 
 
 def _is_ascending(offsets: npt.NDArray[np.int64], expected: int) -> bool:
-    """Checked on every batch, at the price of one comparison per message."""
+    """Checked on every batch, by one comparison per message."""
     if not len(offsets):
         return True
     return bool(offsets[0] >= expected) and bool((offsets[1:] > offsets[:-1]).all())
@@ -529,6 +492,21 @@ def _is_ascending(offsets: npt.NDArray[np.int64], expected: int) -> bool:
 def _offsets(messages: pa.RecordBatch) -> npt.NDArray[np.int64]:
     offsets: npt.NDArray[np.int64] = messages.column(_QUEUE_OFFSET).to_numpy(zero_copy_only=True)
     return offsets
+
+
+def gaps_before(offsets: npt.NDArray[np.int64], expected: int) -> list[tuple[int, int]]:
+    """The gaps ``[first missing, next there)`` from ``expected`` to the last of ``offsets``, ascending.
+
+    Args:
+        offsets: Strictly ascending queue offsets, at least one, none below ``expected``.
+        expected: The queue offset that would come first without a gap.
+    """
+    last = int(offsets[-1])
+    if last - expected + 1 == len(offsets):
+        return []
+    before = np.concatenate(([expected - 1], offsets[:-1]))
+    at = np.flatnonzero(offsets - before > 1)
+    return list(zip((before[at] + 1).tolist(), offsets[at].tolist(), strict=True))
 
 
 def read_tickets(batches: Iterable[pa.RecordBatch]) -> Iterator[ReadPiece]:
@@ -542,3 +520,26 @@ def tickets_in(batches: Iterable[pa.RecordBatch]) -> Iterator[Ticket]:
     for batch in batches:
         for ticket in batch.column(0).drop_null().to_pylist():
             yield pickle.loads(ticket)  # noqa: S301 - written by the source of this query
+
+
+_is_frozen = False
+"""Whether this process has frozen its objects: gc.get_freeze_count() takes as long as a collection."""
+
+
+def freeze_modules() -> None:
+    """Exempt the objects that a worker's first task leaves, modules above all, from garbage collection.
+
+    Spark collects garbage in a worker after every task, 20 to 50 ms of a core. Reference counting still frees
+    frozen objects. Does nothing outside of a task.
+    """
+    global _is_frozen  # noqa: PLW0603 - one per process is the point
+    if not _is_frozen and TaskContext.get() is not None:
+        _is_frozen = True
+        gc.collect()
+        gc.freeze()
+
+
+def freeze_gc_after(rows: Iterator[T]) -> Iterator[T]:
+    """``rows``, and :func:`freeze_modules` after the last."""
+    yield from rows
+    freeze_modules()

@@ -1,7 +1,7 @@
-"""The reader Spark talks to: a thin shell around planner (source runner) and reader (executors).
+"""The batch reader and the stream reader that Spark calls: they plan in the source runner, read on executors.
 
-Spark pickles the reader to send ``read`` to the executors, so nothing that cannot be pickled is made before
-the first call in the source runner.
+Spark pickles them for the executors, so nothing that cannot be pickled is made before the first call in the
+source runner.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import FIRST_CONTACT, ClusterView, Snapshot
 from pyspark_rocketmq.source.planner import MessageSizes, MicroBatchPlanner
 from pyspark_rocketmq.source.progress import CheckpointProgress, GroupProgress, ProgressSource
+from pyspark_rocketmq.source.queue_claims import await_sole_owner, living_members, possible_owners
 from pyspark_rocketmq.source.queue_lives import CheckpointLives, PullingLifeWatch
 from pyspark_rocketmq.source.ranges import (
     Offset,
@@ -49,9 +50,7 @@ from pyspark_rocketmq.source.ranges import (
     tasks_of,
     ticket_rows,
 )
-from pyspark_rocketmq.source.reader import read_queue
-from pyspark_rocketmq.source.sole_owner import await_sole_owner, living_members, possible_owners
-from pyspark_rocketmq.source.worker import settled
+from pyspark_rocketmq.source.reader import freeze_gc_after, read_queue
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +107,9 @@ class RocketMQBatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Messages of one range, on an executor."""
         if not isinstance(partition, QueuePartition):
-            # What Spark makes of an empty list of partitions: a topic without messages.
+            # Spark makes one partition of an empty list, which is a topic without messages.
             return iter(())
-        return settled(read_queue(partition))
+        return freeze_gc_after(read_queue(partition))
 
 
 _ANY_NUMBER: Final = 2**63 - 1
@@ -120,14 +119,13 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Micro-batches of explicit queue ranges."""
 
     timing: ClassVar[MembershipTiming] = MembershipTiming()
-    """How often a member of a group does what."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
     @cached_property
     def _line(self) -> DriverLine | None:
-        """To the driver of a ``PushConsumer``; nobody else has one."""
+        """The line to the driver of a ``PushConsumer``, if there is one."""
         secret = self._options.hub_secret
         return None if secret is None else DriverLine(HubAddress.parse(secret), SystemClock())
 
@@ -151,10 +149,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"_options": self._options}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Any but ``ReadAllAvailable``, with which Spark asks under ``trigger(once=True)`` alone.
-
-        The source applies its own limits, which Spark's cannot express.
-        """
+        """Any but ``ReadAllAvailable``, which then means ``trigger(once=True)``; the source's limits apply."""
         return ReadMaxRows(self._options.max_offsets_per_trigger or _ANY_NUMBER)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
@@ -180,7 +175,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return newest
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # noqa: ARG002 - explicit ranges
-        """One partition per range of ``end``; more or fewer if asked for, or if ranges are handed over."""
+        """One partition per range of ``end``, unless options say otherwise or ranges share tasks."""
         planned = self._planner.runnable(end)
         is_group = self._options.consumer_group is not None
         snapshot = self._planner.snapshot_for(planned, can_wait=not is_group)
@@ -202,11 +197,11 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return tasks_of(partitions, self._planner.listener_ms, slots)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Messages of one range, on an executor; or ranges themselves, for who reads them later."""
+        """Messages of one range, on an executor; or tickets of ranges, which are read later."""
         if isinstance(partition, SharedTask):
-            return settled(map(ticket_rows, partition.tickets))
+            return freeze_gc_after(map(ticket_rows, partition.tickets))
         assert isinstance(partition, QueuePartition)
-        return settled(read_queue(partition))
+        return freeze_gc_after(read_queue(partition))
 
     def commit(self, end: Offset) -> None:
         """Nothing: Spark calls this one batch late, and not for the last; ``foreachBatch`` commits."""
@@ -219,9 +214,8 @@ def _progress(
     timing: MembershipTiming,
     line: DriverLine | None,
 ) -> ProgressSource:
-    default_start = LATEST
     if options.consumer_group is None or options.offset_store is None:
-        return CheckpointProgress(view, default_start)
+        return CheckpointProgress(view, LATEST)
     store = open_group_store(options)
     member_id = client_id(options)
     is_broadcast = options.message_model is MessageModel.BROADCASTING
@@ -240,7 +234,7 @@ def _progress(
         store=store,
         ownership=member,
         view=view,
-        default_start=default_start,
+        default_start=LATEST,
         clock=clock,
         is_sole_owner=is_broadcast,
         broker_offsets=None if is_broadcast else RemoteBrokerOffsets.of(options, pool, clock),

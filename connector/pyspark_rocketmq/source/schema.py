@@ -1,9 +1,8 @@
 """Columns of the source, and the marker row that ends a range where rows cross Spark.
 
-``topic``, ``brokerName``, ``queueId`` and ``queueOffset`` name the physical queue in every row: ranges, acks,
-offsets and watermarks go by them.  A message that the group has given back is read from a queue of its retry
-topic; the topic it was sent to first is then in ``originTopic``, which is null in every other row, and a
-listener gets the message under that topic.
+``topic``, ``brokerName``, ``queueId`` and ``queueOffset`` name the physical queue in every row.  A message that
+the group has given back is read from its retry topic; ``originTopic``, null in all other rows, is then the topic
+that it was sent to, under which a listener gets it.
 
 Consumer mode (option ``consumerGroup``) ends every planned range with its :class:`RangeEnd`, because a tag filter
 may leave no message at all and the range must still be acknowledged. Where the rows cross Spark it is one *marker
@@ -36,10 +35,10 @@ END_MARKER = "end"
 
 
 class EndReason(StrEnum):
-    """Why a range that has arrived ends where it does."""
+    """Why a range ends where it does."""
 
     WHOLE = "whole"
-    """It was planned so."""
+    """As planned."""
     EARLY = "early"
     """Its broker was away or had no more, or an operator has moved the group."""
     REFUSED = "refused"
@@ -59,7 +58,7 @@ CONSUMER_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *_CONSUMER_FIELDS])
 def spark_schema(
     *, consumer_mode: bool, columns: Sequence[str] | None = None, property_columns: Sequence[str] = ()
 ) -> StructType:
-    """The source's schema as Spark sees it; outside of consumer mode of these columns only."""
+    """The source's schema as Spark sees it; without consumer mode, of these columns only."""
     # Not from DDL text: that needs a SparkContext, which the planner's process does not have.
     return from_arrow_schema(
         CONSUMER_SCHEMA if consumer_mode else projected_schema(columns, property_columns)
@@ -68,7 +67,7 @@ def spark_schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeEnd:
-    """What is known of a range once it has been read; comes behind its messages."""
+    """The end of a range that was read; follows its messages."""
 
     planned: QueueRange
     """With the end that was reached."""
@@ -78,15 +77,15 @@ class RangeEnd:
     reset_to: int | None = None
     """Where an operator wants the queue consumed from next."""
     bounds: tuple[int, int] | None = None
-    """The queue's smallest offset and its end, as its newest pull told."""
+    """The queue's smallest offset and its end, as of its newest pull."""
     pulls: int = 0
     """Answers that brought the messages."""
     pull_ms: float = 0.0
-    """How long these took."""
+    """How long they took."""
 
     @property
     def figures(self) -> Figures:
-        """What reading took."""
+        """Reading as metrics."""
         return Figures(pulled=self.rows, pulls=self.pulls, pull_ms=self.pull_ms)
 
     @property
@@ -153,7 +152,7 @@ def with_origin_topics(messages: pa.RecordBatch, namespace: str) -> pa.RecordBat
     """
     if not is_retry_topic(messages.column("topic")[0].as_py()):
         return messages
-    # Null where a message does not tell: it then keeps the retry topic, as in Java.
+    # A message without the property keeps the retry topic, as in Java.
     named = pc.map_lookup(messages.column("properties"), RETRY_TOPIC, "last").to_pylist()
     bare = [None if topic is None else without_namespace(namespace, topic) for topic in named]
     return messages.append_column(_CONSUMER_FIELDS[0], pa.array(bare, pa.string()))
@@ -187,7 +186,7 @@ def marker_row(end: RangeEnd) -> pa.RecordBatch:
 
 @cache
 def _same_in_markers() -> pa.RecordBatch:
-    """A marker row without what is different in each."""
+    """A marker row without what differs from one to the next."""
     numbers = dict.fromkeys(
         ("queueId", "queueOffset", "commitLogOffset", "reconsumeTimes", "sysFlag", "flag"), 0
     )

@@ -1,17 +1,4 @@
-"""What is checked of a Spark session before a query starts; workarounds for its stream thread.
-
-In this process where code of ours runs at the driver, without copies of slow tasks, and with a Python that
-can run us.
-
-*Start.* Killed while Spark writes the first entry of a query's offset log, a checkpoint holds nothing but a
-temporary file, and Spark 4.2 refuses every restart with it (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). To
-switch that check off for one query is not possible: it is read from the session some time after the start.
-
-*Stop.* A query that is stopped in the middle of a batch finds out what ended the batch by a regular
-expression that takes a step deeper for every character (``StreamExecution.PROXY_ERROR``). Over the text of a
-whole Java stack trace it overflows the stack, the thread dies, and whoever waits for the query waits for
-ever.
-"""
+"""Checks of a Spark session before a query starts; workarounds for its stream execution thread."""
 
 from __future__ import annotations
 
@@ -47,10 +34,17 @@ _INTERRUPTIONS: Final = frozenset(
 _JOB_CANCELLED: Final = "[SPARK_JOB_CANCELLED]"
 """A stop cancels the query's jobs before it interrupts its thread."""
 _MOST_CHARACTERS: Final = 200
+_GROWS_WITH_TASKS: Final = {
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.databricks.clusterUsageTags.clusterScalingType": "autoscaling",
+}
+"""Settings of clusters that get executors when tasks wait for them: fewer tasks would keep them away."""
+_PROBE: Final = "import pandas, pyarrow, pyspark_rocketmq.wire.columnar.decode"
+_PROBE_TIMEOUT_S: Final = 60.0
 
 
 class BatchInterrupted(Exception):
-    """A batch ended because its query stops or its job was cancelled; worded as Spark expects."""
+    """A batch ended because its query stops or its job was cancelled; worded so that Spark recognises it."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -60,7 +54,12 @@ class BatchInterrupted(Exception):
 
 
 def clear_unwritten_plan(spark: SparkSession, checkpoint: str) -> None:
-    """Remove what a kill left of the offset log's first entry; nothing if any entry is whole."""
+    """Remove what a kill left of the offset log's first entry; nothing if any entry is whole.
+
+    Spark 4.2 refuses to start on a checkpoint that holds nothing but a temporary file
+    (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), and reads whether to check that from the session after the
+    start, so that it cannot be switched off for one query.
+    """
     jvm: Any = spark._jvm  # noqa: SLF001 - the only way to files wherever the checkpoint is
     folder = jvm.org.apache.hadoop.fs.Path(checkpoint, "offsets")
     files = folder.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
@@ -76,7 +75,11 @@ def clear_unwritten_plan(spark: SparkSession, checkpoint: str) -> None:
 
 
 def stoppable(function: BatchFunction) -> BatchFunction:
-    """The same function, whose interruption is told in so few words that a stop goes well.
+    """Wrap a ``foreachBatch`` function so that an interruption surfaces as a short error that Spark recognises.
+
+    Spark looks for interruptions by a regular expression that takes a stack frame per character
+    (``StreamExecution.PROXY_ERROR``): a whole Java stack trace overflows the stack and ends the stream thread,
+    and whoever waits for the query waits for ever.
 
     Raises:
         BatchInterrupted: In place of the error of a job that was interrupted or cancelled.
@@ -95,7 +98,7 @@ def stoppable(function: BatchFunction) -> BatchFunction:
 
 
 def _interruption(error: Any) -> str | None:
-    """What a Java exception says of an interruption; None if it or one of its causes is none."""
+    """The text of the interruption among a Java exception and its causes; None if there is none."""
     while error is not None:
         name, message = error.getClass().getName(), error.getMessage() or ""
         if name in _INTERRUPTIONS or _JOB_CANCELLED in message:
@@ -104,26 +107,14 @@ def _interruption(error: Any) -> str | None:
     return None
 
 
-_GROWS_WITH_TASKS: Final = {
-    "spark.dynamicAllocation.enabled": "true",
-    "spark.databricks.clusterUsageTags.clusterScalingType": "autoscaling",
-}
-"""Settings of clusters that get executors when tasks wait for them: fewer tasks would keep them away."""
-
-
-_PROBE: Final = "import pandas, pyarrow, pyspark_rocketmq.wire.columnar.decode"
-_PROBE_TIMEOUT_S: Final = 60.0
-
-
 def is_classic(spark: object) -> TypeGuard[SparkSession]:
-    """Whether the session's driver is this process; that of Spark Connect is elsewhere."""
+    """Whether the session's driver is this process, unlike with Spark Connect."""
     return isinstance(spark, SparkSession)
 
 
 def is_speculative(spark: SparkSession) -> bool:
     """Whether Spark starts a second copy of a slow task."""
-    # A session's own copy of the setting may differ from the context's, which is what counts; Connect shows
-    # the copy alone.
+    # The context's setting counts; Connect shows the session's copy alone.
     settings = spark.sparkContext.getConf() if is_classic(spark) else spark.conf
     return str(settings.get("spark.speculation", "false")).strip().lower() == "true"
 
@@ -137,14 +128,14 @@ def check_speculation(spark: SparkSession) -> None:
     if is_speculative(spark):
         problem = (
             "spark.speculation is on: a second copy of a slow task would give the listener the same "
-            "messages, or send the "
-            "same rows, at the same time, out of their order; start the session with spark.speculation=false"
+            "messages, or send the same rows, at the same time, out of their order; start the session with "
+            "spark.speculation=false"
         )
         raise OptionError((problem,), where="Spark session")
 
 
 def check_session(spark: SparkSession | None, what: str) -> None:
-    """Refuse None, which ``SparkSession.getActiveSession()`` answers where there is no session.
+    """Refuse None, which ``SparkSession.getActiveSession()`` returns without a session.
 
     Raises:
         RocketMQError: With how to make one.
@@ -187,9 +178,7 @@ def check_delta(spark: SparkSession) -> None:
 
 
 def check_worker_python(spark: SparkSession) -> None:
-    """Try the workers' Python on this machine, where planning runs; other machines are not asked.
-
-    Without this a user sees a worker's ModuleNotFoundError, wrapped three times, after the query has failed.
+    """Try the workers' Python on this machine, before a query fails by a worker's ModuleNotFoundError.
 
     Raises:
         RocketMQError: If it cannot be started or lacks what the workers need.
@@ -244,7 +233,7 @@ def task_slots(spark: SparkSession) -> Slots:
             context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile())
         )
     except Exception as error:  # noqa: BLE001 - a platform may forbid it
-        logger.info("how many tasks can run at the same time cannot be asked: %s", error)
+        logger.info("how many tasks can run at the same time is not known: %s", error)
         cpus = int(spark.conf.get("spark.task.cpus", "1") or 1)
         return Slots(spark.sparkContext.defaultParallelism // cpus)
     is_growing = any(
@@ -254,7 +243,7 @@ def task_slots(spark: SparkSession) -> Slots:
 
 
 def is_active(query: StreamingQuery) -> bool:
-    """Whether a query runs, as far as anybody can tell."""
+    """Whether a query runs; False without a JVM."""
     try:
         return bool(query.isActive)
     except Exception:  # noqa: BLE001 - the JVM is gone, or its connection

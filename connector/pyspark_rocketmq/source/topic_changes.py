@@ -1,7 +1,7 @@
 """Topics that match a pattern, and queues that are gone.
 
-Name servers forget a topic whose brokers are all away, so that a topic without a route says nothing.  Deleted
-is what a living broker that had it denies to have.
+A queue counts as deleted only when a live broker that owned it reports it missing: name servers forget topics
+whose brokers are all away.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from pyspark_rocketmq.wire.namespace import is_system_resource
 logger = logging.getLogger(__name__)
 
 _REPLY_SUFFIX: Final = "_REPLY_TOPIC"
-"""Of the topic of a cluster's name (``MixAll.REPLY_TOPIC_POSTFIX``)."""
+"""``MixAll.REPLY_TOPIC_POSTFIX``."""
+_EVERY_S: Final = 5.0
 
 
 class MatchingTopics:
-    """Names a query's topics. For one thread."""
+    """The topics that match a query's pattern. For one thread."""
 
     def __init__(
         self, name_server: NameServerClient, pattern: re.Pattern[str], clock: Clock, max_age_s: float
@@ -48,7 +49,7 @@ class MatchingTopics:
         self._clock = clock
         self._max_age_s = max_age_s
         self._known: frozenset[str] | None = None
-        self._look_at_s = 0.0
+        self._query_at_s = 0.0
 
     def look(self, deadline: Deadline) -> frozenset[str]:
         """Their names, at most ``max_age_s`` old unless no name server answers.
@@ -57,7 +58,7 @@ class MatchingTopics:
             TransportError: If no name server answered before ``deadline``, and none ever has.
         """
         now_s = self._clock.monotonic_s()
-        if self._known is not None and now_s < self._look_at_s:
+        if self._known is not None and now_s < self._query_at_s:
             return self._known
         try:
             found = self._matching(deadline)
@@ -66,7 +67,7 @@ class MatchingTopics:
                 raise
             logger.warning("topics not looked up, going on with the known ones: %s", error)
             found = self._known
-        self._look_at_s = now_s + self._max_age_s
+        self._query_at_s = now_s + self._max_age_s
         if found != self._known:
             logger.info("topics of pattern %s: %s", self._pattern.pattern, ", ".join(sorted(found)) or "none")
             if not found:
@@ -95,9 +96,6 @@ class MatchingTopics:
         )
 
 
-_EVERY_S: Final = 5.0
-
-
 class Vanished(NamedTuple):
     """A queue that is gone."""
 
@@ -107,7 +105,7 @@ class Vanished(NamedTuple):
 
 
 class VanishedQueues:
-    """Asks living brokers about queues that no route names. For one thread."""
+    """Queries live brokers about queues that no route names. For one thread."""
 
     def __init__(
         self, name_server: NameServerClient, brokers: BrokerClient, clock: Clock, timeout_s: float
@@ -117,22 +115,19 @@ class VanishedQueues:
         self._clock = clock
         self._timeout_s = timeout_s
         self._known: list[Vanished] = []
-        self._asked_for: set[MessageQueue] = set()
-        self._ask_at_s = 0.0
+        self._queried: set[MessageQueue] = set()
+        self._query_at_s = 0.0
 
     def look(self, missing: Sequence[QueueRange]) -> list[Vanished]:
-        """Those of ``missing`` that are gone; their ends are where each would be read next.
-
-        At most 5 s old.
-        """
+        """Those of ``missing``, each with its next offset as ``end``, that are gone; at most 5 s old."""
         queues = {planned.queue for planned in missing}
         now_s = self._clock.monotonic_s()
-        if queues != self._asked_for or now_s >= self._ask_at_s:
-            self._asked_for, self._ask_at_s = queues, now_s + _EVERY_S
-            self._known = self._ask(missing) if missing else []
+        if queues != self._queried or now_s >= self._query_at_s:
+            self._queried, self._query_at_s = queues, now_s + _EVERY_S
+            self._known = self._gone(missing) if missing else []
         return self._known
 
-    def _ask(self, missing: Sequence[QueueRange]) -> list[Vanished]:
+    def _gone(self, missing: Sequence[QueueRange]) -> list[Vanished]:
         try:
             living = self._name_server.brokers(Deadline.after(self._clock, self._timeout_s))
         except RocketMQError as error:
@@ -146,10 +141,10 @@ class VanishedQueues:
         for (topic, broker_name), ranges in by_place.items():
             address = masters.get(broker_name)
             if address is not None:
-                found += self._ask_broker(address, topic, ranges)
+                found += self._gone_from(address, topic, ranges)
         return found
 
-    def _ask_broker(self, address: BrokerAddress, topic: str, ranges: Sequence[QueueRange]) -> list[Vanished]:
+    def _gone_from(self, address: BrokerAddress, topic: str, ranges: Sequence[QueueRange]) -> list[Vanished]:
         try:
             known = self._brokers.topic_stats(address, topic)
             return [self._removed(address, old) for old in ranges if known and old.queue not in known]

@@ -45,9 +45,8 @@ from pyspark_rocketmq.hub.task_line import Fate, HubTerms, TaskOrders, ask_drive
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import RowWriter, Writing, Written
 from pyspark_rocketmq.source.ranges import Ticket
-from pyspark_rocketmq.source.reader import read_ranges, tickets_in
+from pyspark_rocketmq.source.reader import freeze_modules, read_ranges, tickets_in
 from pyspark_rocketmq.source.schema import ReadPiece
-from pyspark_rocketmq.source.worker import settle_modules
 
 
 class TaskPart:
@@ -326,7 +325,7 @@ class BatchTask:
             is_held_back = could_ask is False and self._terms is not None and self._terms.must_ask
             pieces = _read(() if is_held_back else tickets, orders)
             finished = self._written(self._engine(pieces, orders or NO_ORDERS), orders)
-        settle_modules()
+        freeze_modules()
         result = {"parts": json.dumps(finished), "could_ask": could_ask}
         yield pa.RecordBatch.from_pylist([result], schema=_RESULT_SCHEMA)
 
