@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
+from deltalake import DeltaTable
+
 from bench.cluster import QUEUES
 from bench.measure import Result, Spread, Target, load_average
 from bench.session import CORES
@@ -32,29 +34,26 @@ _METHOD = """\
 micro-batches of {per_trigger:,} messages (`availableNow`), `DeltaSink`, Delta offset store. Once the listener is a
 function that sleeps in a thread, once an `async def` that sleeps on the task's event loop.
 
-*Rate of a task* is a range's messages divided by the time from the beginning of its consumption to the listener's last
-answer, the median of a run's ranges without those of its first micro-batch; the ceiling is {threads} / {sleep_ms:g} ms. *Bare* is what
+*Rate of a task* is a range's messages divided by the time from the listener's first call to the end of its last one, the median of a run's ranges without those of its first micro-batch; the ceiling is {threads} / {sleep_ms:g} ms. *Bare* is what
 Python itself makes of it: {threads} threads that do nothing but sleep again and again, and as many coroutines on one event
 loop, which rounds each sleep up to a millisecond; {cores} processes at once, nothing else running. {rounds} rounds, all in turn."""
 
 Listener = Callable[[Sequence[MessageExt], ConsumeConcurrentlyContext], Any]
 
 
-def wait_in_thread(
-    messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext
-) -> ConsumeConcurrentlyStatus:
+def wait_in_thread(_: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> ConsumeConcurrentlyStatus:
     """As a call to a service that answers after a while."""
+    context.emit(called_s=time.time())
     time.sleep(_SLEEP_S)
-    context.emit(size=len(messages[0].body))
     return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 
 
 async def wait_on_loop(
-    messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext
+    _: Sequence[MessageExt], context: ConsumeConcurrentlyContext
 ) -> ConsumeConcurrentlyStatus:
     """The same with a client that awaits."""
+    context.emit(called_s=time.time())
     await asyncio.sleep(_SLEEP_S)
-    context.emit(size=len(messages[0].body))
     return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 
 
@@ -118,11 +117,17 @@ class _Contest:
         folder = self._backlog.work / f"run-{next(self._numbers)}"
         reports: list[BatchReport] = []
         consumer = self._backlog.consumer(folder, consume_thread_max=_THREADS)
-        consumer.register_message_listener(listener, orderly=False, output_schema="size bigint")
+        consumer.register_message_listener(listener, orderly=False, output_schema="called_s double")
         consumer.register_batch_listener(reports.append)
         await_end(self._backlog.start(consumer, folder, with_sink=True))
+        rows = DeltaTable(str(folder / "sink")).to_pyarrow_table().to_pandas()
+        called_s = rows.set_index(["queueId", "queueOffset"])["called_s"].sort_index()
         rates = [
-            ack.consumed / ack.listener_s for report in reports[1:] for ack in report.acks if ack.consumed
+            ack.consumed / (times.max() - times.min() + _SLEEP_S)
+            for report in reports[1:]
+            for ack in report.acks
+            if ack.consumed
+            for times in [called_s.loc[ack.queue.queue_id].loc[ack.start : ack.state.next_offset - 1]]
         ]
         return Spread.of(rates).median
 

@@ -28,7 +28,7 @@ from pyspark_rocketmq.consumer.commit import BatchCommitter
 from pyspark_rocketmq.consumer.engine.output import QUEUE_COLUMNS, Consumed, QueueAck
 from pyspark_rocketmq.listeners.row_buffer import Emitted
 from pyspark_rocketmq.listeners.row_validation import RowColumns
-from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.source.schema import ReadPiece
@@ -303,15 +303,13 @@ def _made(queue: MessageQueue, offsets: np.ndarray) -> pa.RecordBatch:
 
 
 def _ack(queue: MessageQueue, epoch: int, start: int, end: int) -> QueueAck:
-    return QueueAck.of(
-        QueueRange(queue=queue, start=start, end=end, epoch=epoch),
-        next_offset=end,
-        reconsume_times=0,
-        suspended_until_s=None,
+    return QueueAck(
+        queue=queue,
+        start=start,
+        state=QueueState(end, epoch),
         consumed=end - start,
         failed=0,
         finished="EXHAUSTED",
-        listener_s=0.0,
     )
 
 

@@ -188,7 +188,7 @@ class _Contest:
         latencies = []
         for at_s, report in committed:
             for ack in report.acks:
-                times = stored[ack.queue_id][ack.start : ack.next_offset]
+                times = stored[ack.queue.queue_id][ack.start : ack.state.next_offset]
                 latencies.append(at_s * 1000 - times[times > counts_from_ms])
         return np.concatenate(latencies)
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
 from bench.measure import Result, Spread, Target, load_average
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 
@@ -144,7 +144,7 @@ class _Store:
         self._store.commit(
             _GROUP,
             [
-                QueueCommit(queue=queue, epoch=epoch, next_offset=(number + 1) * 1000)
+                QueueCommit(queue=queue, state=QueueState((number + 1) * 1000, epoch))
                 for queue, epoch in self._epochs.items()
             ],
             query_id="bench",

@@ -152,7 +152,9 @@ def group_triggers(name_server: str, pool: ChannelPool, table: Path) -> Triggers
 
     def commit(offset: Offset) -> None:
         seq, ranges = offset_to_plan(offset)
-        commits = [QueueCommit(queue=each.queue, epoch=each.epoch, next_offset=each.end) for each in ranges]
+        commits = [
+            QueueCommit(queue=each.queue, state=each.state._replace(next_offset=each.end)) for each in ranges
+        ]
         committer.commit(_GROUP, commits, query_id="bench", batch_id=seq)
 
     return Triggers(options, _planner(options, view, progress, watch), watch, commit)

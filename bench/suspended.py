@@ -193,7 +193,7 @@ class _Player:
     def await_batch(self) -> int:
         """How many messages of the other queues the query's next micro-batch has consumed."""
         report = self._reports.get(timeout=_TIMEOUT_S)
-        return sum(ack.consumed for ack in report.acks if ack.queue_id != _STUCK)
+        return sum(ack.consumed for ack in report.acks if ack.queue.queue_id != _STUCK)
 
     def take_turn(self) -> None:
         """Let one micro-batch run, with nothing else."""

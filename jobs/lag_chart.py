@@ -70,9 +70,9 @@ class LagHistory:
             return None
         at_s, end = self.times_s[index], self.ends[index].get(queue)
         state = None
-        if row.suspended_until_s is not None and row.suspended_until_s > row.updated_at_s:
+        if row.state.suspended_until_s is not None and row.state.suspended_until_s > row.updated_at_s:
             state = SUSPENDED
-        elif row.reconsume_times:
+        elif row.state.reconsume_times:
             state = RETRIED
         return {
             "at": _ms(at_s),
@@ -81,7 +81,7 @@ class LagHistory:
             "backlog": None if end is None else max(0, end - row.next_offset),
             "rate": self._rate(queue, index),
             "state": state,
-            "reconsumeTimes": row.reconsume_times,
+            "reconsumeTimes": row.state.reconsume_times,
         }
 
     def _rate(self, queue: MessageQueue, index: int) -> float | None:

@@ -39,8 +39,8 @@ class OffsetView:
             "brokerMaxOffset": self.bounds.max_offset if self.bounds else None,
             "lag": self.lag.messages,
             "note": self.lag.note,
-            "reconsumeTimes": self.row.reconsume_times,
-            "suspendedUntil": iso(self.row.suspended_until_s),
+            "reconsumeTimes": self.row.state.reconsume_times,
+            "suspendedUntil": iso(self.row.state.suspended_until_s),
             "epoch": self.row.epoch,
             "owner": self.row.owner,
             "queryId": self.row.query_id,
@@ -120,7 +120,7 @@ class LagView:
     @property
     def is_suspended(self) -> bool:
         """Whether the listener gave the queue's next message back and its pause is not over."""
-        return self.row.suspended_until_s is not None and self.row.suspended_until_s > self.now_s
+        return self.row.state.suspended_until_s is not None and self.row.state.suspended_until_s > self.now_s
 
     def columns(self) -> dict[str, Any]:
         """Values by column name, in display order; times as ISO 8601 in UTC, spans in seconds."""
@@ -135,8 +135,8 @@ class LagView:
             "lag": self.lag,
             "lagSeconds": _rounded(self.lag_s),
             "note": self._lag.note,
-            "reconsumeTimes": self.row.reconsume_times,
-            "suspendedUntil": iso(self.row.suspended_until_s) if self.is_suspended else None,
+            "reconsumeTimes": self.row.state.reconsume_times,
+            "suspendedUntil": iso(self.row.state.suspended_until_s) if self.is_suspended else None,
             "heldBy": None if self.holder is None else self.holder.client_id,
             "lockAgeSeconds": None if locked_at_s is None else _rounded(max(0.0, self.now_s - locked_at_s)),
             "claimedBy": self.row.owner or None,

@@ -7,9 +7,9 @@ Names are RocketMQ's in Python case; offsets always say whose offset they are.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
-from typing import Final, NamedTuple, NewType
+from typing import Final, NamedTuple, NewType, Self
 
 from pyspark_rocketmq.display import peer_text
 
@@ -187,12 +187,13 @@ class MessageExt(NamedTuple):
         return self._replace(topic=origin_topic, queue_topic=self.topic)
 
 
-def _camel_case(name: str) -> str:
+def camel_case(name: str) -> str:
+    """``queue_id`` → ``queueId``."""
     first, *others = name.split("_")
     return first + "".join(map(str.capitalize, others))
 
 
-MESSAGE_COLUMNS: Final = tuple(_camel_case(name) for name in MessageExt._fields if name != "queue_topic")
+MESSAGE_COLUMNS: Final = tuple(camel_case(name) for name in MessageExt._fields if name != "queue_topic")
 """The source's columns of a message, by name in their order."""
 
 
@@ -289,22 +290,54 @@ class TopicRoute:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueState(NamedTuple):
+    """How far a consumer group has come in one queue: what offset rows, planned ranges, acks and commits share."""
+
+    next_offset: int
+    """Next queue offset to consume."""
+    epoch: int = 0
+    """Fencing token; 0 without a consumer group."""
+    reconsume_times: int = 0
+    """How often the listener gave back the message at ``next_offset``."""
+    suspended_until_s: float | None = None
+    """Wall-clock seconds; the queue is not planned before."""
+    retry_counts: str = ""
+    """How often it gave back messages from ``next_offset`` on, as ``consume.retry_counts`` writes it; empty when
+    ``reconsume_times`` says it all. The next owner goes on counting from it; a reset forgets it."""
+    last_message: str = ""
+    """The newest message consumed, as ``consume.positions`` writes it: in this life of the queue or, in an ack and
+    a commit, in the batch. Before any was consumed, the last one that the life's beginning passed over. Empty
+    when there was none."""
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether the queue was suspended because of the message at ``next_offset``."""
+        return self.suspended_until_s is not None and self.reconsume_times > 0
+
+
+@dataclass(frozen=True, slots=True)
 class QueueRange:
     """What one micro-batch or batch read takes from one queue."""
 
     queue: MessageQueue
-    start: int
-    """First queue offset read."""
+    state: QueueState
+    """Where it begins, and what a group's next delivery goes by; no suspension and no last message."""
     end: int
-    """Exclusive."""
-    epoch: int = 0
-    """Fencing token under which the range was planned; 0 without a consumer group."""
-    reconsume_times: int = 0
-    """How often the message at ``start`` was given back by the listener so far."""
-    put_back: str = ""
-    """How often messages from ``start`` on were given back so far, as text of ``consume.retry_counts``; empty
-    when the first message alone was, or none."""
+    """Exclusive queue offset."""
+
+    @classmethod
+    def between(cls, queue: MessageQueue, start: int, end: int, *, epoch: int = 0) -> Self:
+        """A range whose first message was never given back."""
+        return cls(queue, QueueState(start, epoch), end)
+
+    def starting_at(self, start: int) -> Self:
+        """The same from another offset on."""
+        return replace(self, state=self.state._replace(next_offset=start))
+
+    @property
+    def start(self) -> int:
+        """First queue offset read."""
+        return self.state.next_offset
 
     @property
     def count(self) -> int:

@@ -15,7 +15,7 @@ from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import BrokerError, OffsetError, OffsetNotFound
 from pyspark_rocketmq.group.join import client_id, join_group, offset_key
 from pyspark_rocketmq.group.member import RunningMember
-from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.positions import LATEST
@@ -65,7 +65,9 @@ class Instance:
             return []
         self.offset = following
         planned = list(self.planner.runnable(following))
-        commits = [QueueCommit(queue=one.queue, epoch=one.epoch, next_offset=one.end) for one in planned]
+        commits = [
+            QueueCommit(queue=one.queue, state=QueueState(one.end, one.state.epoch)) for one in planned
+        ]
         assert not self.store.commit(
             self.name, commits, query_id=self.name, batch_id=following["seq"]
         ).refused

@@ -9,7 +9,7 @@ from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable
 from pyspark_rocketmq.group.broker_offsets import RemoteBrokerOffsets, open_group_store
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueState
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
@@ -108,7 +108,7 @@ def test_a_group_is_read_and_written_as_one_whatever_its_brokers(
     claimed = store.claim(group, "me", dict.fromkeys(queues, 4))
     store.commit(
         group,
-        [QueueCommit(queue=queues[1], epoch=claimed[queues[1]].epoch, next_offset=6)],
+        [QueueCommit(queue=queues[1], state=QueueState(6, claimed[queues[1]].epoch))],
         query_id="q",
         batch_id=0,
     )

@@ -173,11 +173,11 @@ class OurRun(StoredTrace):
         start, end = self.next_offsets[queue], self._client.max_offset(self.address, queue)
         if start >= end:
             return
-        planned = QueueRange(queue=queue, start=start, end=end, epoch=1)
+        planned = QueueRange.between(queue, start, end, epoch=1)
         (partition,) = partitions_of([planned], self._options, {_BROKER: self.address}, {})  # type: ignore[dict-item]
         for consumed in self._engine(read_ranges([partition])):
             self.rows += [key for rows in consumed.batches() for key in rows.column("key").to_pylist()]
-            self.next_offsets[queue] = consumed.ack.next_offset
+            self.next_offsets[queue] = consumed.ack.state.next_offset
 
 
 @pytest.fixture(

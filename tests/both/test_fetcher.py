@@ -48,7 +48,7 @@ def message(topic: str, number: int) -> Message:
 
 def partition(queue: MessageQueue, address: str) -> QueuePartition:
     return partition_of(
-        QueueRange(queue=queue, start=0, end=PER_QUEUE),
+        QueueRange.between(queue, 0, PER_QUEUE),
         address,
         consumer_group="readers",
         pull_batch_size=32,

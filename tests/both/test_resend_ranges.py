@@ -229,7 +229,7 @@ def test_after_a_death_at_any_point_the_rest_is_sent_and_nothing_twice(
     await_readable(client, address, copy, 2 * AT_ONCE + 1)
 
     ended = look(part)
-    rest = replace(part.partition, planned=replace(part.partition.planned, start=ended.source.end))
+    rest = replace(part.partition, planned=part.partition.planned.starting_at(ended.source.end))
     again = replace(part.sending, run="r2", source=rest.planned, target_offset=2 * AT_ONCE + 1)
     resend(cluster, replace(part, partition=rest, sending=again))
     [messages] = read_topic(client, cluster, [copy], MESSAGES + 1).values()

@@ -70,7 +70,7 @@ def test_one_pull_after_a_reset_is_answered_as_if_its_offset_had_moved(
 
 def partition(address: str, queue: MessageQueue, group: str, *, is_of_group: bool) -> QueuePartition:
     return QueuePartition(
-        planned=QueueRange(queue=queue, start=8, end=COUNT, epoch=1),
+        planned=QueueRange.between(queue, 8, COUNT, epoch=1),
         address=BrokerAddress(address),
         subscription="*",
         consumer_group=group,

@@ -14,7 +14,7 @@ from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import ConsumerNotOnline, OptionError, TopicNotFound
-from pyspark_rocketmq.model import Message, MessageQueue, retry_topic
+from pyspark_rocketmq.model import Message, MessageQueue, QueueState, retry_topic
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
@@ -226,7 +226,8 @@ def test_of_two_concurrent_members_with_the_same_queue_only_the_later_one_commit
     ((moved, _),) = await_consumed(two, 1)
 
     commits = [
-        QueueCommit(queue=each.queue, epoch=each.epoch, next_offset=each.end) for each in planned.values()
+        QueueCommit(queue=each.queue, state=QueueState(each.end, each.state.epoch))
+        for each in planned.values()
     ]
     result = one.store.commit(group, commits, query_id="q", batch_id=1)
     assert [commit.queue for commit in result.refused] == [moved]

@@ -46,7 +46,7 @@ class Wanted:
 
 
 def wanted(start: int, end: int, *, queue_id: int = 0, **changes: Any) -> Wanted:
-    planned = QueueRange(queue=MessageQueue("orders", "broker-a", queue_id), start=start, end=end)
+    planned = QueueRange.between(MessageQueue("orders", "broker-a", queue_id), start, end)
     return Wanted(planned=planned, **changes)
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.planning import Had, Plan, QueueProgress, ReadLimits, plan_ranges, share_limit
+from pyspark_rocketmq.consume.planning import Had, Plan, ReadLimits, plan_ranges, share_limit
 from pyspark_rocketmq.consume.positions import OffsetGap
 from pyspark_rocketmq.errors import DataLoss
-from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
+from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
 
 NO_LIMITS = ReadLimits()
 NOW_S = 1000.0
@@ -28,7 +27,7 @@ def bounds(min_offset: int, max_offset: int) -> QueueBounds:
 
 def plan(
     broker: dict[int, tuple[int, int]],
-    stored: dict[int, QueueProgress],
+    stored: dict[int, QueueState],
     *,
     limits: ReadLimits = NO_LIMITS,
     caps: dict[int, int] | None = None,
@@ -51,10 +50,10 @@ def spans(made: Plan) -> dict[int, tuple[int, int]]:
 
 
 def test_a_queue_is_read_from_its_stored_offset_to_the_brokers_end() -> None:
-    stored: dict[str, Any] = {"epoch": 3, "reconsume_times": 2, "put_back": "[[20,22,2]]"}
-    made = plan({0: (5, 90)}, {0: QueueProgress(20, **stored)})
+    stored = QueueState(20, epoch=3, reconsume_times=2, retry_counts="[[20,22,2]]")
+    made = plan({0: (5, 90)}, {0: stored._replace(suspended_until_s=NOW_S - 1, last_message="[19,1,1]")})
 
-    assert made.ranges == (QueueRange(queue=queue(0), start=20, end=90, **stored),)
+    assert made.ranges == (QueueRange(queue(0), stored, 90),)
     assert made.gaps == ()
     assert made.next_due_s is None
 
@@ -71,19 +70,19 @@ def test_a_queue_without_progress_starts_at_its_min_offset() -> None:
 
 
 def test_a_queue_with_nothing_new_is_left_out() -> None:
-    assert plan({0: (0, 20)}, {0: QueueProgress(20)}).ranges == ()
+    assert plan({0: (0, 20)}, {0: QueueState(20)}).ranges == ()
 
 
 def test_progress_of_a_queue_not_owned_is_not_planned() -> None:
     """C1: only the queues of ``bounds`` are owned and locked."""
-    assert plan({}, {0: QueueProgress(0)}).ranges == ()
+    assert plan({}, {0: QueueState(0)}).ranges == ()
 
 
 def test_a_queue_that_failed_at_its_first_message_is_tried_with_the_largest_delivery() -> None:
     """D2, D3: its growing backlog takes nothing from the others, and a delivery is as large as it was."""
     stored = {
-        0: QueueProgress(10, reconsume_times=1, suspended_until_s=NOW_S - 1),
-        1: QueueProgress(0),
+        0: QueueState(10, reconsume_times=1, suspended_until_s=NOW_S - 1),
+        1: QueueState(0),
     }
     made = plan({0: (0, 1_000_000), 1: (0, 5000)}, stored, limits=ReadLimits(max_offsets_per_trigger=6024))
 
@@ -93,11 +92,11 @@ def test_a_queue_that_failed_at_its_first_message_is_tried_with_the_largest_deli
 @pytest.mark.parametrize(
     "stored",
     [
-        pytest.param(QueueProgress(0, reconsume_times=1), id="given back, then passed"),
-        pytest.param(QueueProgress(0, suspended_until_s=NOW_S - 1), id="rolled back"),
+        pytest.param(QueueState(0, reconsume_times=1), id="given back, then passed"),
+        pytest.param(QueueState(0, suspended_until_s=NOW_S - 1), id="rolled back"),
     ],
 )
-def test_a_queue_that_may_go_on_beyond_one_delivery_is_not_held_back(stored: QueueProgress) -> None:
+def test_a_queue_that_may_go_on_beyond_one_delivery_is_not_held_back(stored: QueueState) -> None:
     """D4: a listener that commits later needs the messages before."""
     assert spans(plan({0: (0, 9000)}, {0: stored})) == {0: (0, 9000)}
 
@@ -107,9 +106,9 @@ def test_a_suspended_queue_waits_and_the_others_do_not() -> None:
     made = plan(
         {0: (0, 9), 1: (0, 9), 2: (0, 9)},
         {
-            0: QueueProgress(3, suspended_until_s=NOW_S + 5),
-            1: QueueProgress(3),
-            2: QueueProgress(3, suspended_until_s=NOW_S + 2),
+            0: QueueState(3, suspended_until_s=NOW_S + 5),
+            1: QueueState(3),
+            2: QueueState(3, suspended_until_s=NOW_S + 2),
         },
     )
 
@@ -119,16 +118,16 @@ def test_a_suspended_queue_waits_and_the_others_do_not() -> None:
 
 def test_a_suspended_queue_is_planned_at_the_moment_it_is_due() -> None:
     """D3: redelivery is a re-pull with the count of failed deliveries."""
-    made = plan({0: (0, 9)}, {0: QueueProgress(3, reconsume_times=4, suspended_until_s=NOW_S)})
+    made = plan({0: (0, 9)}, {0: QueueState(3, reconsume_times=4, suspended_until_s=NOW_S)})
 
-    assert made.ranges == (QueueRange(queue=queue(0), start=3, end=9, reconsume_times=4),)
+    assert made.ranges == (QueueRange(queue(0), QueueState(3, reconsume_times=4), 9),)
     assert made.next_due_s is None
 
 
 def test_a_suspension_that_no_listener_can_have_wished_for_is_over() -> None:
     """D3: at most 30 s; one that ends later was written before the clock was stepped back."""
-    longest = QueueProgress(3, suspended_until_s=NOW_S + 30)
-    stepped = QueueProgress(3, suspended_until_s=NOW_S + 30.001)
+    longest = QueueState(3, suspended_until_s=NOW_S + 30)
+    stepped = QueueState(3, suspended_until_s=NOW_S + 30.001)
 
     assert plan({0: (0, 9)}, {0: longest}).ranges == ()
     assert [each.start for each in plan({0: (0, 9)}, {0: stepped}).ranges] == [3]
@@ -136,14 +135,14 @@ def test_a_suspension_that_no_listener_can_have_wished_for_is_over() -> None:
 
 def test_a_suspended_queue_beyond_its_cap_is_nothing_to_wait_for() -> None:
     """H4: AvailableNow waits for suspended queues, but not for messages that came after it began."""
-    made = plan({0: (0, 9)}, {0: QueueProgress(5, suspended_until_s=NOW_S + 5)}, caps={0: 5})
+    made = plan({0: (0, 9)}, {0: QueueState(5, suspended_until_s=NOW_S + 5)}, caps={0: 5})
 
     assert made.next_due_s is None
 
 
 def test_caps_end_ranges_and_leave_out_queues_that_were_not_there() -> None:
     """H4: AvailableNow drains exactly what was there at the start."""
-    made = plan({0: (0, 90), 1: (0, 90), 2: (0, 90)}, {1: QueueProgress(50)}, caps={0: 10, 1: 50})
+    made = plan({0: (0, 90), 1: (0, 90), 2: (0, 90)}, {1: QueueState(50)}, caps={0: 10, 1: 50})
 
     assert spans(made) == {0: (0, 10)}
 
@@ -193,7 +192,7 @@ def test_a_listener_that_committed_nothing_gets_twice_as_much() -> None:
 
 def test_a_listener_that_committed_nothing_gets_nothing_before_there_is_more() -> None:
     """D4: it has had these messages, and has answered."""
-    made = plan({0: (0, 25), 1: (0, 25)}, {0: QueueProgress(5)}, had={0: Had(20, rests=True)})
+    made = plan({0: (0, 25), 1: (0, 25)}, {0: QueueState(5)}, had={0: Had(20, rests=True)})
 
     assert spans(made) == {1: (0, 25)}
     assert (made.held_up, made.next_due_s) == ((), None)
@@ -201,7 +200,7 @@ def test_a_listener_that_committed_nothing_gets_nothing_before_there_is_more() -
 
 def test_a_listener_that_committed_nothing_gets_the_same_again_after_a_while() -> None:
     """D4: it may commit for another reason, or what it answered may have been lost."""
-    assert spans(plan({0: (0, 25)}, {0: QueueProgress(5)}, had={0: Had(20, rests=False)})) == {0: (5, 25)}
+    assert spans(plan({0: (0, 25)}, {0: QueueState(5)}, had={0: Had(20, rests=False)})) == {0: (5, 25)}
 
 
 def test_the_threshold_bounds_what_a_listener_may_have_without_a_commit() -> None:
@@ -232,7 +231,7 @@ def test_ranges_grow_until_the_listener_can_commit(share: int, needed: int) -> N
 
 def test_deleted_messages_are_a_gap_and_the_queue_is_left_out() -> None:
     """F4: failOnDataLoss=true."""
-    made = plan({0: (50, 90), 1: (0, 5)}, {0: QueueProgress(20)})
+    made = plan({0: (50, 90), 1: (0, 5)}, {0: QueueState(20)})
 
     assert spans(made) == {1: (0, 5)}
     assert made.gaps == (OffsetGap(queue=queue(0), wanted=20, min_offset=50, max_offset=90, corrected=50),)
@@ -240,32 +239,32 @@ def test_deleted_messages_are_a_gap_and_the_queue_is_left_out() -> None:
 
 def test_deleted_messages_are_skipped_when_told_so() -> None:
     """F4: failOnDataLoss=false; the count of failed deliveries was that of a message that is gone."""
-    made = plan({0: (50, 90)}, {0: QueueProgress(20, epoch=3, reconsume_times=2)}, skip_gaps=True)
+    made = plan({0: (50, 90)}, {0: QueueState(20, epoch=3, reconsume_times=2)}, skip_gaps=True)
 
-    assert made.ranges == (QueueRange(queue=queue(0), start=50, end=90, epoch=3),)
+    assert made.ranges == (QueueRange.between(queue(0), 50, 90, epoch=3),)
     assert [gap.corrected for gap in made.gaps] == [50]
 
 
 @pytest.mark.parametrize("skip_gaps", [True, False])
 def test_an_offset_beyond_the_end_is_a_gap_corrected_to_the_end(skip_gaps: bool) -> None:
     """F4: a broker that lost its tail never makes a consumer read everything again."""
-    made = plan({0: (0, 30)}, {0: QueueProgress(31)}, skip_gaps=skip_gaps)
+    made = plan({0: (0, 30)}, {0: QueueState(31)}, skip_gaps=skip_gaps)
 
     assert made.ranges == ()
     assert made.gaps == (OffsetGap(queue=queue(0), wanted=31, min_offset=0, max_offset=30, corrected=30),)
 
 
 def test_the_end_itself_is_no_gap() -> None:
-    made = plan({0: (30, 30)}, {0: QueueProgress(30)})
+    made = plan({0: (30, 30)}, {0: QueueState(30)})
 
     assert made == Plan(ranges=(), gaps=(), readable=0, next_due_s=None)
 
 
 def test_a_suspended_queue_reports_its_gap_when_it_is_due() -> None:
-    suspended = {0: QueueProgress(20, suspended_until_s=NOW_S + 1)}
+    suspended = {0: QueueState(20, suspended_until_s=NOW_S + 1)}
 
     assert plan({0: (50, 90)}, suspended).gaps == ()
-    assert plan({0: (50, 90)}, {0: QueueProgress(20, suspended_until_s=NOW_S)}).gaps
+    assert plan({0: (50, 90)}, {0: QueueState(20, suspended_until_s=NOW_S)}).gaps
 
 
 def test_a_gap_as_an_error_names_queue_wanted_available_and_remedy() -> None:
@@ -311,7 +310,7 @@ def test_a_limit_in_bytes_holds_but_for_one_message_of_each_queue(
 
     made = plan_ranges(
         {queue(number): bounds(0, length) for number, (length, _) in enumerate(queues)},
-        {queue(number): QueueProgress(0) for number in range(len(queues))},
+        {queue(number): QueueState(0) for number in range(len(queues))},
         limits=ReadLimits(max_bytes_per_trigger=limit),
         now_s=NOW_S,
         message_bytes=sizes.__getitem__,
@@ -326,7 +325,7 @@ def test_a_limit_in_bytes_holds_but_for_one_message_of_each_queue(
 
 
 _PROGRESS = st.builds(
-    QueueProgress,
+    QueueState,
     st.integers(0, 120),
     epoch=st.integers(0, 9),
     reconsume_times=st.integers(0, 3),
@@ -351,7 +350,7 @@ _QUEUES = st.integers(0, 12)
 )
 def test_invariants_of_any_plan(
     broker: dict[int, tuple[int, int]],
-    stored: dict[int, QueueProgress],
+    stored: dict[int, QueueState],
     limits: ReadLimits,
     caps: dict[int, int] | None,
     skip_gaps: bool,
@@ -362,7 +361,7 @@ def test_invariants_of_any_plan(
 
     for i, (start, end) in taken.items():
         low, high = broker[i]
-        progress = stored.get(i, QueueProgress(low))
+        progress = stored.get(i, QueueState(low))
         assert low <= start < end <= high
         assert caps is None or end <= caps[i]
         assert end - start <= (limits.pull_threshold_for_queue or 10**9)

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume import retry_counts as put_back
 from pyspark_rocketmq.consume.metrics import lately
 from pyspark_rocketmq.consume.positions import (
     MOST_SHOWN,
@@ -18,7 +17,9 @@ from pyspark_rocketmq.consume.positions import (
     since,
     to_text,
 )
+from pyspark_rocketmq.consume.retry_counts import spans_from
 from pyspark_rocketmq.errors import DamagedOffsets
+from pyspark_rocketmq.model import QueueState
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_a_text_that_somebody_has_changed_is_told_with_its_column(text: str) -> 
     for column, read in (
         ("shown", from_text),
         ("last_message", LastMessage.from_text),
-        ("put_back", lambda text: put_back.from_text(text, 5, 0)),
+        ("put_back", lambda text: spans_from(QueueState(5, retry_counts=text))),
     ):
         with pytest.raises(
             DamagedOffsets, match=rf"in {column}, which cannot be read.* {column} of that row to NULL"

@@ -24,7 +24,7 @@ def test_a_range_is_there_if_all_of_it_is_within_the_slaves_bounds(
     start: int, end: int, is_there: bool
 ) -> None:
     """L3"""
-    assert has_range(QueueBounds(10, 20), QueueRange(queue=A0, start=start, end=end)) is is_there
+    assert has_range(QueueBounds(10, 20), QueueRange.between(A0, start, end)) is is_there
 
 
 @pytest.mark.parametrize("word", [EARLIEST_OFFSET, LATEST_OFFSET])

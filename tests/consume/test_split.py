@@ -15,7 +15,7 @@ from pyspark_rocketmq.model import MessageQueue, QueueRange
 
 def ranges(*counts: int) -> list[QueueRange]:
     return [
-        QueueRange(queue=MessageQueue("orders", "broker-a", number), start=100, end=100 + count)
+        QueueRange.between(MessageQueue("orders", "broker-a", number), 100, 100 + count)
         for number, count in enumerate(counts)
     ]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pyspark_rocketmq.consume.planning import REST_S, Had, QueueProgress, StallCounter
-from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.consume.planning import REST_S, Had, StallCounter
+from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 OTHER = MessageQueue("orders", "broker-a", 1)
@@ -11,10 +11,10 @@ NOW_S = 100.0
 
 
 def planned_range(start: int, *, count: int = 10, epoch: int = 1) -> QueueRange:
-    return QueueRange(queue=QUEUE, start=start, end=start + count, epoch=epoch)
+    return QueueRange.between(QUEUE, start, start + count, epoch=epoch)
 
 
-def had_after(counter: StallCounter, progress: QueueProgress) -> int:
+def had_after(counter: StallCounter, progress: QueueState) -> int:
     return counter.had({QUEUE: progress}, NOW_S).get(QUEUE, Had(0, rests=True)).offsets
 
 
@@ -22,12 +22,12 @@ def stalled() -> StallCounter:
     counter = StallCounter()
     for count in (10, 20):
         counter.planned([planned_range(5, count=count)], NOW_S)
-        assert had_after(counter, QueueProgress(5, epoch=1)) == count
+        assert had_after(counter, QueueState(5, epoch=1)) == count
     return counter
 
 
 def test_nothing_planned_yet_is_nothing_had() -> None:
-    assert StallCounter().had({QUEUE: QueueProgress(5)}, NOW_S) == {}
+    assert StallCounter().had({QUEUE: QueueState(5)}, NOW_S) == {}
 
 
 def test_a_plan_without_progress_was_had_in_vain() -> None:
@@ -38,16 +38,16 @@ def test_a_plan_without_progress_was_had_in_vain() -> None:
 def test_a_queue_that_is_not_planned_still_has_had_it() -> None:
     counter = stalled()
 
-    assert had_after(counter, QueueProgress(5, epoch=1)) == 20
+    assert had_after(counter, QueueState(5, epoch=1)) == 20
     counter.planned([], NOW_S)
-    assert had_after(counter, QueueProgress(5, epoch=1)) == 20
+    assert had_after(counter, QueueState(5, epoch=1)) == 20
 
 
 def test_progress_forgets_it() -> None:
     counter = stalled()
     counter.planned([planned_range(5)], NOW_S)
 
-    assert had_after(counter, QueueProgress(6, epoch=1)) == 0
+    assert had_after(counter, QueueState(6, epoch=1)) == 0
 
 
 def test_a_suspension_neither_adds_nor_forgets() -> None:
@@ -55,7 +55,7 @@ def test_a_suspension_neither_adds_nor_forgets() -> None:
     counter = stalled()
     counter.planned([planned_range(5, count=40)], NOW_S)
 
-    assert had_after(counter, QueueProgress(5, epoch=1, suspended_until_s=9.0)) == 20
+    assert had_after(counter, QueueState(5, epoch=1, suspended_until_s=9.0)) == 20
 
 
 def test_a_new_epoch_forgets_it() -> None:
@@ -63,15 +63,15 @@ def test_a_new_epoch_forgets_it() -> None:
     counter = stalled()
     counter.planned([planned_range(5)], NOW_S)
 
-    assert had_after(counter, QueueProgress(5, epoch=2)) == 0
+    assert had_after(counter, QueueState(5, epoch=2)) == 0
 
 
 def test_a_reset_of_a_queue_that_was_not_planned_forgets_it_too() -> None:
     """F5: else the queue would wait for more messages than it has had elsewhere."""
     counter = stalled()
 
-    assert had_after(counter, QueueProgress(0, epoch=2)) == 0
-    assert had_after(counter, QueueProgress(5, epoch=3)) == 0
+    assert had_after(counter, QueueState(0, epoch=2)) == 0
+    assert had_after(counter, QueueState(5, epoch=3)) == 0
 
 
 def test_a_queue_that_went_away_is_forgotten() -> None:
@@ -79,23 +79,23 @@ def test_a_queue_that_went_away_is_forgotten() -> None:
     counter = stalled()
     counter.planned([planned_range(5)], NOW_S)
 
-    assert counter.had({OTHER: QueueProgress(0)}, NOW_S) == {}
+    assert counter.had({OTHER: QueueState(0)}, NOW_S) == {}
     counter.planned([planned_range(5)], NOW_S)
-    assert had_after(counter, QueueProgress(5, epoch=1)) == 10
+    assert had_after(counter, QueueState(5, epoch=1)) == 10
 
 
 def test_a_batch_of_which_another_queue_was_claimed_says_nothing() -> None:
     """C5: it is dropped whole, and the other queues are to be delivered again at once."""
     counter = StallCounter()
-    other = QueueRange(queue=OTHER, start=0, end=3, epoch=1)
+    other = QueueRange.between(OTHER, 0, 3, epoch=1)
     counter.planned([planned_range(5), other], NOW_S)
 
-    assert counter.had({QUEUE: QueueProgress(5, epoch=1), OTHER: QueueProgress(0, epoch=2)}, NOW_S) == {}
+    assert counter.had({QUEUE: QueueState(5, epoch=1), OTHER: QueueState(0, epoch=2)}, NOW_S) == {}
 
 
 def test_a_queue_rests_for_a_minute() -> None:
     counter = stalled()
-    progress = {QUEUE: QueueProgress(5, epoch=1)}
+    progress = {QUEUE: QueueState(5, epoch=1)}
 
     assert counter.had(progress, NOW_S + REST_S - 1) == {QUEUE: Had(20, rests=True)}
     assert counter.had(progress, NOW_S + REST_S) == {QUEUE: Had(20, rests=False)}

@@ -29,7 +29,7 @@ from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStat
 from tests.helpers.messages import QUEUE, message_at
 
 OUTPUT = OutputColumns.of(StructType().add("order_id", "string", nullable=False).add("size", "integer"))
-PLANNED = QueueRange(queue=QUEUE, start=10, end=20, epoch=3)
+PLANNED = QueueRange.between(QUEUE, 10, 20, epoch=3)
 MESSAGES = [message_at(offset) for offset in range(10, 20)]
 BROKEN_AT = 14
 BREAKS = [

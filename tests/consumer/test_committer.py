@@ -25,7 +25,7 @@ from pyspark_rocketmq.errors import (
     SinkMoved,
     SinkSetBack,
 )
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
 from pyspark_rocketmq.sinks.delta_files import WrittenFile
@@ -36,10 +36,14 @@ from tests.helpers.messages import QUEUE
 GROUP = "order-etl"
 FILE = WrittenFile(path="a.parquet", size=10, num_records=7, stats_json="{}", partition_values={})
 ACK = QueueAck(
-    topic=QUEUE.topic, broker_name=QUEUE.broker_name, queue_id=QUEUE.queue_id, epoch=1, start=0, next_offset=7,
-    reconsume_times=2, suspended_until_s=1_500.0, consumed=7, failed=1, finished="SUSPENDED", listener_s=0.5,
-    put_back="[[7,9,2]]", figures=Figures(7, 1, 4, 80.0, 7, 2, 3.0),
-)  # fmt: skip
+    queue=QUEUE,
+    state=QueueState(7, 1, reconsume_times=2, suspended_until_s=1_500.0, retry_counts="[[7,9,2]]"),
+    start=0,
+    consumed=7,
+    failed=1,
+    finished="SUSPENDED",
+    figures=Figures(7, 1, 4, 80.0, 7, 2, 3.0),
+)
 
 
 class RecordingStore(MemoryOffsetStore):
@@ -145,8 +149,8 @@ def test_data_come_before_offsets_and_listeners_last(monkeypatch: pytest.MonkeyP
 
     assert batch.done == ["evaluate", "data", "offsets", "listener"]
     row = batch.store.row
-    assert (row.next_offset, row.reconsume_times, row.suspended_until_s) == (7, 2, 1_500.0)
-    assert row.put_back == "[[7,9,2]]"
+    assert (row.next_offset, row.state.reconsume_times, row.state.suspended_until_s) == (7, 2, 1_500.0)
+    assert row.state.retry_counts == "[[7,9,2]]"
     status = status_of([row.statistics], time.time())
     assert (status.consume_rt, status.pull_rt, status.consume_failed_msgs) == (20.0, 1.5, 1)
     assert status.consume_ok_tps == pytest.approx(0.7)
@@ -167,11 +171,11 @@ def test_the_report_says_where_all_queues_of_this_member_are_and_no_others(
     batch.commit_it(with_sink=False)
 
     [report] = batch.reports
-    assert [(row.queue, row.next_offset, row.reconsume_times) for row in report.offsets] == [
+    assert [(row.queue, row.next_offset, row.state.reconsume_times) for row in report.offsets] == [
         (QUEUE, 7, 2),
         (waiting, 3, 0),
     ]
-    assert report.offsets[0].suspended_until_s == 1_500.0
+    assert report.offsets[0].state.suspended_until_s == 1_500.0
 
 
 def test_without_a_sink_offsets_are_committed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +194,9 @@ def test_what_the_store_took_is_mirrored_after_that(monkeypatch: pytest.MonkeyPa
     batch.commit_it(mirror=batch)
 
     assert batch.done == ["evaluate", "data", "offsets", "mirror", "listener"]
-    assert [(each.queue, each.epoch, each.next_offset) for each in batch.mirrored] == [(QUEUE, 1, 7)]
+    assert [(each.queue, each.state.epoch, each.state.next_offset) for each in batch.mirrored] == [
+        (QUEUE, 1, 7)
+    ]
     assert [(each.is_shown, each.arrived) for each in batch.mirrored] == [(True, 6)], (
         "remembered before it is sent"
     )
@@ -234,7 +240,7 @@ def test_a_reset_that_the_broker_told_of_is_made_after_the_batch_is_committed(
 
     assert batch.done == ["evaluate", "data", "offsets", "mirror", "listener"]
     row = batch.store.row
-    assert (row.next_offset, row.epoch, row.suspended_until_s, row.was_reset) == (2, 2, None, True)
+    assert (row.next_offset, row.epoch, row.state.suspended_until_s, row.was_reset) == (2, 2, None, True)
     # The planner tells the broker of the reset; the batch's offset would undo it.
     assert batch.mirrored == []
     assert f"offset reset by an operator group={GROUP} {QUEUE} target=2" in caplog.text
@@ -260,7 +266,7 @@ def test_a_reset_is_made_although_another_queue_has_moved_and_the_batch_is_dropp
 ) -> None:
     """F5: the broker tells of it once."""
     other = QUEUE._replace(queue_id=QUEUE.queue_id + 1)
-    batch = Batch(monkeypatch, ACK, replace(ACK, queue_id=other.queue_id, reset_to=2))
+    batch = Batch(monkeypatch, ACK, replace(ACK, queue=other, reset_to=2))
     batch.store.claim(GROUP, "me", {other: 5})
     batch.store.claim(GROUP, "somebody else", {QUEUE: 0})
     monkeypatch.setattr(batch, "begin", lambda consumer_group, queues: batch)
@@ -407,7 +413,7 @@ def test_a_refused_commit_is_reported_and_logged(
         batch.commit_it(with_sink=False)
 
     [refused] = batch.reports[0].refused
-    assert (refused.queue, refused.epoch) == (QUEUE, 1)
+    assert (refused.queue, refused.state.epoch) == (QUEUE, 1)
     assert "commit refused, the queue was claimed or reset by somebody else" in caplog.text
     assert f"{QUEUE} epoch=1 next_offset=7" in caplog.text
     assert batch.store.row.next_offset == 0

@@ -70,7 +70,7 @@ def consume(
 @pytest.mark.parametrize("listener", [fail_every_third, fail_every_third_later], ids=["threads", "loop"])
 def test_a_range_becomes_its_rows_and_one_ack(cluster: ScriptedCluster, listener: Any) -> None:
     """E1-E3, E6: acknowledged messages' rows with their positions; the others are sent back from the task."""
-    planned = QueueRange(queue=ORDERS, start=10, end=16, epoch=4)
+    planned = QueueRange.between(ORDERS, 10, 16, epoch=4)
 
     (consumed,) = consume(cluster, rows_of(planned), listener)
 
@@ -79,7 +79,13 @@ def test_a_range_becomes_its_rows_and_one_ack(cluster: ScriptedCluster, listener
         (3, offset, f"orders:{offset}") for offset in (10, 11, 13, 14)
     ]
     ack = consumed.ack
-    assert (ack.queue, ack.epoch, ack.start, ack.next_offset, ack.sent_back) == (ORDERS, 4, 10, 16, 2)
+    assert (ack.queue, ack.state.epoch, ack.start, ack.state.next_offset, ack.sent_back) == (
+        ORDERS,
+        4,
+        10,
+        16,
+        2,
+    )
     sent_back = [request.ext_fields for request in cluster.brokers["broker-a"].sent_back]
     assert sorted(fields["offset"] for fields in sent_back) == ["1200", "1500"]
     assert {(fields["delayLevel"], fields["maxReconsumeTimes"]) for fields in sent_back} == {("2", "7")}
@@ -87,7 +93,7 @@ def test_a_range_becomes_its_rows_and_one_ack(cluster: ScriptedCluster, listener
 
 def test_messages_of_the_retry_topic_come_under_their_own_topic(cluster: ScriptedCluster) -> None:
     """E3: rows and ack are the retry queue's, and what fails again goes back to the retry queue's broker."""
-    planned = QueueRange(queue=RETRY, start=0, end=3, epoch=1)
+    planned = QueueRange.between(RETRY, 0, 3, epoch=1)
 
     (consumed,) = consume(cluster, rows_of(planned, originTopic="orders"))
 
@@ -103,19 +109,19 @@ def test_messages_of_the_retry_topic_come_under_their_own_topic(cluster: Scripte
 def test_ranges_that_share_a_task_are_consumed_one_after_the_other(cluster: ScriptedCluster) -> None:
     """E6: as after coalesced partitions."""
     ranges = [
-        QueueRange(queue=ORDERS, start=1, end=3, epoch=1),
-        QueueRange(queue=ORDERS._replace(queue_id=0), start=7, end=9, epoch=1),
+        QueueRange.between(ORDERS, 1, 3, epoch=1),
+        QueueRange.between(ORDERS._replace(queue_id=0), 7, 9, epoch=1),
     ]
 
     brought = consume(cluster, [row for planned in ranges for row in rows_of(planned)])
 
     found = [[rows.column("queueOffset").to_pylist() for rows in each.batches()] for each in brought]
-    assert (found, [each.ack.next_offset for each in brought]) == ([[[1, 2]], [[7, 8]]], [3, 9])
+    assert (found, [each.ack.state.next_offset for each in brought]) == ([[[1, 2]], [[7, 8]]], [3, 9])
 
 
 def test_a_range_that_lost_a_row_is_refused_before_anything_is_delivered(cluster: ScriptedCluster) -> None:
     """E6, H1: the whole range would be acknowledged."""
-    rows = rows_of(QueueRange(queue=ORDERS, start=10, end=16, epoch=4))
+    rows = rows_of(QueueRange.between(ORDERS, 10, 16, epoch=4))
 
     with pytest.raises(RocketMQError, match="6 messages were read"):
         consume(cluster, rows[1:])

@@ -36,6 +36,7 @@ from pyspark_rocketmq.model import (
     MessageModel,
     MessageQueue,
     QueueRange,
+    QueueState,
 )
 from tests.helpers.emitted import kept_rows
 from tests.helpers.fake_clock import FakeClock
@@ -121,7 +122,7 @@ def run_of(
 ) -> ConcurrentRun:
     fake = FakeClock(1_000.0)
     return ConcurrentRun(
-        planned or QueueRange(queue=QUEUE, start=10, end=20, epoch=3),
+        planned or QueueRange.between(QUEUE, 10, 20, epoch=3),
         [message_at(offset) for offset in offsets],
         listener=listener,
         output=OUTPUT,
@@ -159,8 +160,8 @@ def test_every_message_is_delivered_once_and_the_whole_range_is_acknowledged() -
 
     assert seen == [10, 11, 14, 17]
     assert rows == [(offset, f"key-{offset}") for offset in (10, 11, 14, 17)]
-    assert (ack.start, ack.next_offset, ack.epoch, ack.consumed, ack.failed) == (10, 20, 3, 4, 0)
-    assert (ack.finished, ack.suspended_until_s, ack.reconsume_times) == ("EXHAUSTED", None, 0)
+    assert (ack.start, ack.state.next_offset, ack.state.epoch, ack.consumed, ack.failed) == (10, 20, 3, 4, 0)
+    assert (ack.finished, ack.state.suspended_until_s, ack.state.reconsume_times) == ("EXHAUSTED", None, 0)
 
 
 def test_a_queue_that_is_taken_away_makes_no_further_delivery() -> None:
@@ -171,7 +172,7 @@ def test_a_queue_that_is_taken_away_makes_no_further_delivery() -> None:
     rows = kept_rows(run.consume())
 
     assert offsets_of(rows) == seen == [10, 11, 12]
-    assert (run.ack().finished, run.ack().next_offset) == ("GIVEN_UP", 13)
+    assert (run.ack().finished, run.ack().state.next_offset) == ("GIVEN_UP", 13)
 
 
 def test_a_range_without_messages_is_acknowledged() -> None:
@@ -179,7 +180,7 @@ def test_a_range_without_messages_is_acknowledged() -> None:
     run = run_of(emitting(lambda message: SUCCESS), offsets=[])
 
     assert run.consume() == []
-    assert run.ack().next_offset == 20
+    assert run.ack().state.next_offset == 20
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ def test_a_failed_message_is_sent_back_and_passed(
     assert broker.taken == [(12, 0, 0)]
     assert offsets_of(rows) == [10, 11, 13, 14, 15, 16, 17, 18, 19]
     ack = run.ack()
-    assert (ack.next_offset, ack.failed, ack.sent_back, ack.consumed) == (20, 1, 1, 10)
+    assert (ack.state.next_offset, ack.failed, ack.sent_back, ack.consumed) == (20, 1, 1, 10)
     assert problem is None or problem in caplog.text
 
 
@@ -252,7 +253,7 @@ def test_a_message_that_could_not_be_sent_back_is_delivered_again_five_seconds_l
     assert [delivery for delivery in deliveries if delivery[0] == 12] == [(12, 0, 0.0), (12, 1, 5.0)]
     assert len(deliveries) == 11
     assert rows[2] == (12, "1")
-    assert run.ack().next_offset == 20
+    assert run.ack().state.next_offset == 20
 
 
 def test_a_message_that_cannot_be_sent_back_holds_the_offset_and_what_lies_above_it() -> None:
@@ -264,20 +265,20 @@ def test_a_message_that_cannot_be_sent_back_holds_the_offset_and_what_lies_above
     ack = run.ack()
 
     assert offsets_of(rows) == [10, 11]
-    assert (ack.next_offset, ack.reconsume_times, ack.consumed) == (12, 2, 2)
-    assert (ack.finished, ack.suspended_until_s) == ("SUSPENDED", 1_000.0 + 5.0 + 5.0)
+    assert (ack.state.next_offset, ack.state.reconsume_times, ack.consumed) == (12, 2, 2)
+    assert (ack.finished, ack.state.suspended_until_s) == ("SUSPENDED", 1_000.0 + 5.0 + 5.0)
 
 
 def test_the_next_range_begins_with_the_held_message_alone() -> None:
     """E4: while it cannot be sent back, nothing above it is delivered again."""
     seen: list[int] = []
-    planned = QueueRange(queue=QUEUE, start=12, end=20, epoch=3, reconsume_times=2)
+    planned = QueueRange(QUEUE, QueueState(12, epoch=3, reconsume_times=2), 20)
     listener = emitting(lambda message: LATER if message.queue_offset == 12 else SUCCESS, seen)
     run = run_of(listener, planned=planned, offsets=range(12, 20), broker=Broker({12: 1}))
     run.consume()
 
     assert seen == [12]
-    assert (run.ack().next_offset, run.ack().reconsume_times) == (12, 3)
+    assert (run.ack().state.next_offset, run.ack().state.reconsume_times) == (12, 3)
 
 
 def test_rows_given_up_above_a_held_message_come_with_a_later_range() -> None:
@@ -288,13 +289,13 @@ def test_rows_given_up_above_a_held_message_come_with_a_later_range() -> None:
     rows = kept_rows(first.consume())
     held = first.ack()
     planned = QueueRange(
-        queue=QUEUE, start=held.next_offset, end=20, epoch=3, reconsume_times=held.reconsume_times
+        QUEUE, QueueState(held.state.next_offset, epoch=3, reconsume_times=held.state.reconsume_times), 20
     )
     second = run_of(listener, planned=planned, offsets=range(12, 20), broker=broker)
     rows += kept_rows(second.consume())
 
     assert offsets_of(rows) == [10, 11, 13, 14, 15, 16, 17, 18, 19]
-    assert second.ack().next_offset == 20
+    assert second.ack().state.next_offset == 20
     assert broker.taken == [(12, 0, 2)]
 
 
@@ -310,7 +311,7 @@ def test_a_failed_message_is_dropped_in_broadcasting(caplog: pytest.LogCaptureFi
 
     assert broker.taken == []
     assert 12 not in offsets_of(rows)
-    assert run.ack().next_offset == 20
+    assert run.ack().state.next_offset == 20
     assert "dropped topic=orders broker=broker-a queue=3 queueOffset=12" in caplog.text
 
 
@@ -330,7 +331,7 @@ def test_a_call_that_never_ends_does_not_hold_its_range(
     assert broker.taken == ([(12, 3, 0)] if model is MessageModel.CLUSTERING else [])
     assert workers.abandoned == [2]
     assert offsets_of(rows) == [10, 11, 13, 14, 15, 16, 17, 18, 19]
-    assert run.ack().next_offset == 20
+    assert run.ack().state.next_offset == 20
     assert "1 listener calls have not returned" in caplog.text
 
 
@@ -342,16 +343,16 @@ def test_a_run_whose_threads_are_all_lost_ends_with_what_is_done() -> None:
     rows = kept_rows(run.consume())
 
     assert offsets_of(rows) == [11, 12]
-    assert (run.ack().next_offset, run.ack().finished) == (14, "THREADS_LOST")
+    assert (run.ack().state.next_offset, run.ack().finished) == (14, "THREADS_LOST")
 
 
 def test_a_range_that_was_cut_short_before_its_first_message_may_go_on_at_once() -> None:
     """E6: to the planner it must not look like one that waits for more messages."""
-    planned = QueueRange(queue=QUEUE, start=10, end=10, epoch=3)
+    planned = QueueRange.between(QUEUE, 10, 10, epoch=3)
     run = run_of(emitting(lambda message: SUCCESS), planned=planned, offsets=[])
     run.consume()
 
-    assert (run.ack().next_offset, run.ack().suspended_until_s) == (10, 1_000.0)
+    assert (run.ack().state.next_offset, run.ack().state.suspended_until_s) == (10, 1_000.0)
 
 
 def test_an_expired_message_that_no_broker_takes_holds_the_offset() -> None:
@@ -361,8 +362,8 @@ def test_an_expired_message_that_no_broker_takes_holds_the_offset() -> None:
     run = run_of(emitting(lambda message: SUCCESS), clock=clock, workers=workers, broker=Broker({10: 9}))
     rows = kept_rows(run.consume())
 
-    assert (rows, run.ack().next_offset, run.ack().finished) == ([], 10, "SUSPENDED")
-    assert run.ack().suspended_until_s == clock.now_s() + 5.0
+    assert (rows, run.ack().state.next_offset, run.ack().finished) == ([], 10, "SUSPENDED")
+    assert run.ack().state.suspended_until_s == clock.now_s() + 5.0
 
 
 def test_a_long_run_yields_after_its_time() -> None:
@@ -376,7 +377,7 @@ def test_a_long_run_yields_after_its_time() -> None:
     run = run_of(listener, clock=clock, consume_thread_max=1)
     run.consume()
 
-    assert (run.ack().next_offset, run.ack().finished) == (13, "SLICE_USED")
+    assert (run.ack().state.next_offset, run.ack().finished) == (13, "SLICE_USED")
 
 
 def test_the_context_names_the_queue_and_refuses_rows_it_cannot_place() -> None:
@@ -409,7 +410,7 @@ def test_a_listener_may_take_its_messages_out_of_their_list(size: int) -> None:
     run.consume()
 
     assert not broker.taken
-    assert (run.ack().next_offset, run.ack().figures.ok) == (20, 10)
+    assert (run.ack().state.next_offset, run.ack().figures.ok) == (20, 10)
 
 
 @pytest.mark.parametrize("fatal", [SystemExit(1), KeyboardInterrupt()], ids=repr)
@@ -458,7 +459,7 @@ def test_as_many_calls_run_at_once_as_there_are_threads(kind: str) -> None:
         workers.close()
 
     assert [row[1] for row in rows] == [str(offset) for offset in range(10, 20)]
-    assert run.ack().next_offset == 20
+    assert run.ack().state.next_offset == 20
 
 
 @pytest.mark.parametrize("kind", ["threads", "loop"])
@@ -485,7 +486,7 @@ def test_failures_and_send_backs_of_many_calls_at_once_lose_nothing(
     workers: ListenerWorkers = LoopWorkers() if kind == "loop" else ThreadWorkers(8)
     run = run_of(
         in_loop if kind == "loop" else in_threads,
-        planned=QueueRange(queue=QUEUE, start=0, end=1000, epoch=3),
+        planned=QueueRange.between(QUEUE, 0, 1000, epoch=3),
         offsets=range(1000),
         broker=broker,
         workers=workers,
@@ -499,7 +500,7 @@ def test_failures_and_send_backs_of_many_calls_at_once_lose_nothing(
 
     assert offsets_of(rows) == [offset for offset in range(1000) if offset % 5]
     assert sorted(taken[0] for taken in broker.taken) == list(range(0, 1000, 5))
-    assert run.ack().next_offset == 1000
+    assert run.ack().state.next_offset == 1000
 
 
 class OneHangs:
@@ -574,7 +575,7 @@ def test_a_hanging_call_is_given_up_in_time(kind: str) -> None:
 
     assert clock.monotonic_s() == 900.0
     assert broker.taken == [(13, 3, 0)]
-    assert run.ack().next_offset == 20
+    assert run.ack().state.next_offset == 20
     assert cancelled == ([13] if kind == "loop" else [])
 
 
@@ -629,7 +630,7 @@ def test_what_goes_wrong_where_a_call_has_ended_fails_the_run() -> None:
     workers = ThreadWorkers(2)
     clock = SystemClock()
     run = ConcurrentRun(
-        QueueRange(queue=QUEUE, start=10, end=20, epoch=3),
+        QueueRange.between(QUEUE, 10, 20, epoch=3),
         Unreadable(message_at(offset) for offset in range(10, 20)),
         listener=emitting(lambda message: SUCCESS),
         output=OUTPUT,
@@ -694,10 +695,14 @@ def test_every_message_that_could_not_be_sent_back_keeps_its_count() -> None:
     run = run_of(listener, broker=Broker({12: 9, 15: 9}))
     run.consume()
     ack = run.ack()
-    assert (ack.next_offset, ack.reconsume_times, ack.put_back) == (12, 2, "[[12,13,2],[15,16,2]]")
+    assert (ack.state.next_offset, ack.state.reconsume_times, ack.state.retry_counts) == (
+        12,
+        2,
+        "[[12,13,2],[15,16,2]]",
+    )
 
     attempts.clear()
-    planned = QueueRange(queue=QUEUE, start=12, end=20, epoch=4, put_back=ack.put_back)
+    planned = QueueRange(QUEUE, QueueState(12, epoch=4, retry_counts=ack.state.retry_counts), 20)
     run_of(listener, planned=planned, offsets=range(12, 20)).consume()
 
     assert {attempt for attempt in attempts if attempt[1]} == {(12, 2), (15, 2)}

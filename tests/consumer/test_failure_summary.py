@@ -10,7 +10,7 @@ import pytest
 from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.consumer.failure_summary import PAUSE_S, FailureSummary
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.rules import new_row
 from tests.helpers.fake_clock import FakeClock
 
@@ -22,8 +22,7 @@ def ack(
     queue: MessageQueue, *, at: int = 0, failed: int = 1, finished: str = "SUSPENDED", error: str = ERROR
 ) -> QueueAck:
     return QueueAck(
-        **queue._asdict(), epoch=1, start=0, next_offset=at, reconsume_times=0, suspended_until_s=None, consumed=0,
-        failed=failed, finished=finished, listener_s=0.0, last_error=error,
+        queue=queue, start=0, state=QueueState(at, 1), consumed=0, failed=failed, finished=finished, last_error=error
     )  # fmt: skip
 
 

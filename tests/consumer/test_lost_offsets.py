@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_rocketmq.consumer.push_consumer import check_sink, log_unused_start, seed_offsets_from_sink
-from pyspark_rocketmq.model import ConsumeFromWhere
+from pyspark_rocketmq.model import ConsumeFromWhere, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
@@ -106,7 +106,7 @@ def test_a_store_that_was_put_back_while_nobody_was_there_is_told(
     """H2: messages are consumed again, and nobody would know why."""
     row = store.claim(GROUP, "one", {Q0: 0})[Q0]
     remembered = remembered_text(sink.standings(GROUP, {Q0: 0}))
-    commit = QueueCommit(queue=Q0, epoch=row.epoch, next_offset=2, sinks=remembered)
+    commit = QueueCommit(queue=Q0, state=QueueState(2, row.epoch), sinks=remembered)
     store.commit(GROUP, [commit], query_id="q", batch_id=1)
 
     with caplog.at_level(logging.WARNING):

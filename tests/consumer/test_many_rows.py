@@ -37,7 +37,7 @@ TABLE = pa.schema(
         ("n", pa.int64()), ("text", pa.string()),
     ]
 )  # fmt: skip
-PLANNED = QueueRange(queue=QUEUE, start=10, end=13, epoch=1)
+PLANNED = QueueRange.between(QUEUE, 10, 13, epoch=1)
 ENGINES = ["orderly", "concurrent"]
 BOUND_BYTES = 130 << 20
 """What they may add to a process; a million as Python's objects take twice that."""
@@ -95,7 +95,7 @@ def written(part: dict[str, Any], folder: Path) -> list[tuple[int, int]]:
 
 def measure(kind: str, count: int, folder: Path) -> None:
     """In a process of its own: how much memory the rows of one message have added."""
-    warm_up = QueueRange(queue=QUEUE, start=1, end=2, epoch=1)
+    warm_up = QueueRange.between(QUEUE, 1, 2, epoch=1)
     consume(engine_of(kind, generator(100_000)), warm_up, folder)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     part = consume(engine_of(kind, generator(count)), warm_up, folder)
@@ -128,5 +128,5 @@ def test_rows_of_a_call_that_fails_after_many_of_them_reach_no_file(kind: str, t
 
     passed = [10] if kind == "orderly" else [10, 12]
     assert written(part, tmp_path) == [(offset, n) for offset in passed for n in range(count)]
-    assert part["acks"][0]["next_offset"] == (11 if kind == "orderly" else 13)
+    assert part["acks"][0]["state"][0] == (11 if kind == "orderly" else 13)
     assert part["emitted"] == len(passed) * count

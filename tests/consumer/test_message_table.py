@@ -49,7 +49,7 @@ def marker(
     queue: MessageQueue, start: int, end: int, rows: int, reset_to: int | None = None
 ) -> pa.RecordBatch:
     return marker_row(
-        RangeEnd(planned=QueueRange(queue=queue, start=start, end=end, epoch=7), rows=rows, reset_to=reset_to)
+        RangeEnd(planned=QueueRange.between(queue, start, end, epoch=7), rows=rows, reset_to=reset_to)
     )
 
 
@@ -74,33 +74,35 @@ def test_every_message_is_a_row_and_every_range_an_ack() -> None:
     )
 
     assert data == [(0, 5, b"b5", "k5"), (0, 6, b"b6", "k6"), (0, 8, b"b8", "k8"), (1, 2, b"b2", "k2")]
-    assert [(ack.queue, ack.epoch, ack.start, ack.next_offset, ack.read, ack.consumed) for ack in acks] == [
+    assert [
+        (ack.queue, ack.state.epoch, ack.start, ack.state.next_offset, ack.read, ack.consumed) for ack in acks
+    ] == [
         (Q0, 7, 5, 9, 3, 3),
         (Q1, 7, 0, 4, 1, 1),
     ]
-    assert {(ack.reconsume_times, ack.suspended_until_s, ack.failed, ack.reset_to) for ack in acks} == {
-        (0, None, 0, None)
-    }
+    assert {
+        (ack.state.reconsume_times, ack.state.suspended_until_s, ack.failed, ack.reset_to) for ack in acks
+    } == {(0, None, 0, None)}
 
 
 def test_a_range_without_messages_is_acknowledged() -> None:
     """A4: a filter may leave none."""
     data, [ack] = passed(marker(Q0, 5, 9, rows=0))
 
-    assert (data, ack.next_offset, ack.suspended_until_s) == ([], 9, None)
+    assert (data, ack.state.next_offset, ack.state.suspended_until_s) == ([], 9, None)
 
 
 def test_a_queue_whose_broker_was_away_may_go_on_at_once() -> None:
     """A2: a range that ended where it began is no end of the queue."""
     _, [ack] = passed(marker(Q0, 5, 5, rows=0))
 
-    assert ack.next_offset == 5
-    assert ack.suspended_until_s is not None
+    assert ack.state.next_offset == 5
+    assert ack.state.suspended_until_s is not None
 
 
 def test_a_range_says_what_reading_it_took() -> None:
     """D11: every row counts as consumed."""
-    planned = QueueRange(queue=Q0, start=5, end=9, epoch=7)
+    planned = QueueRange.between(Q0, 5, 9, epoch=7)
     _, [ack] = passed(
         message_rows(Q0, 5, 6), marker_row(RangeEnd(planned=planned, rows=2, pulls=3, pull_ms=4.5))
     )

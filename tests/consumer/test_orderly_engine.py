@@ -25,12 +25,12 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
-from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, EndReason, RangeEnd, marker_row
 from tests.helpers.messages import QUEUE, message_at
 from tests.helpers.source_rows import Row, pieces_of, row_of, rows_of
 
-PLANNED = QueueRange(queue=QUEUE, start=100, end=140, epoch=3, reconsume_times=2)
+PLANNED = QueueRange(QUEUE, QueueState(100, epoch=3, reconsume_times=2), 140)
 MESSAGES = [
     message_at(offset)._replace(properties={"KEYS": f"key-{offset}", "WAIT": "true"} if offset % 3 else {})
     for offset in range(100, 140)
@@ -216,9 +216,9 @@ def test_ranges_that_share_a_task_arrive_one_after_the_other(size: int) -> None:
     end of one and the beginning of the next.
     """
     planned = [
-        QueueRange(queue=QUEUE, start=0, end=3, epoch=1),
-        QueueRange(queue=OTHER_QUEUE, start=7, end=7, epoch=4),
-        QueueRange(queue=OTHER_QUEUE._replace(queue_id=4), start=2, end=4, epoch=2),
+        QueueRange.between(QUEUE, 0, 3, epoch=1),
+        QueueRange.between(OTHER_QUEUE, 7, 7, epoch=4),
+        QueueRange.between(OTHER_QUEUE._replace(queue_id=4), 2, 4, epoch=2),
     ]
 
     arrived = list(arrived_ranges(iter(pieces_of(rows_of(*planned), size))))
@@ -247,7 +247,7 @@ def test_messages_are_told_where_their_queue_began_and_ended(gather: Gather) -> 
 
 def test_rows_of_two_queues_that_were_mixed_are_refused() -> None:
     """D1: as after a shuffle that Spark was asked for."""
-    one, other = rows_of(PLANNED), rows_of(QueueRange(queue=OTHER_QUEUE, start=0, end=2, epoch=1))
+    one, other = rows_of(PLANNED), rows_of(QueueRange.between(OTHER_QUEUE, 0, 2, epoch=1))
 
     with pytest.raises(
         RocketMQError, match=r"queue=3: .* but rows of topic=orders .* queue=9 came before it"
@@ -297,10 +297,11 @@ class Store:
         self._ack: QueueAck | None = None
 
     def planned(self, start: int, end: int, epoch: int) -> QueueRange:
-        planned = QueueRange(queue=QUEUE, start=start, end=end, epoch=epoch)
+        planned = QueueRange.between(QUEUE, start, end, epoch=epoch)
         if self._ack is None:
             return planned
-        return replace(planned, put_back=self._ack.put_back)
+        stored = planned.state._replace(retry_counts=self._ack.state.retry_counts)
+        return replace(planned, state=stored)
 
     def commit(self, text: str) -> QueueAck:
         self._ack = QueueAck.from_json(text)
@@ -376,11 +377,11 @@ def test_what_was_consumed_without_a_commit_is_consumed_again(engine: Callable[.
     consumption = engine(commit_every_tenth)
 
     names, ack = consumption.consume(100, 115)
-    assert (names, ack.next_offset) == ([f"key-{at}" for at in range(100, 110)], 110)
+    assert (names, ack.state.next_offset) == ([f"key-{at}" for at in range(100, 110)], 110)
     names, ack = consumption.consume(110, 117)
-    assert (names, ack.next_offset, ack.consumed) == ([], 110, 0)
+    assert (names, ack.state.next_offset, ack.consumed) == ([], 110, 0)
     names, ack = consumption.consume(110, 125)
-    assert (names, ack.next_offset) == ([f"key-{at}" for at in range(110, 120)], 120)
+    assert (names, ack.state.next_offset) == ([f"key-{at}" for at in range(110, 120)], 120)
 
 
 @in_each_engine
@@ -430,9 +431,9 @@ def test_a_queue_of_which_nothing_was_read_is_due_at_once_and_does_not_look_stal
     """D4, A2: a queue that stands still without a suspension counts as waiting for more messages."""
     names, ack = engine(commit_every_tenth).consume(110, 110)
 
-    assert (names, ack.next_offset, ack.consumed) == ([], 110, 0)
-    assert ack.suspended_until_s is not None
-    assert 0 < ack.suspended_until_s <= time.time()
+    assert (names, ack.state.next_offset, ack.consumed) == ([], 110, 0)
+    assert ack.state.suspended_until_s is not None
+    assert 0 < ack.state.suspended_until_s <= time.time()
 
 
 @pytest.mark.parametrize("until_s", [None, 0.0, time.time() + 600])
@@ -440,16 +441,16 @@ def test_a_queue_that_may_not_be_read_is_asked_for_again_after_a_while(until_s: 
     """D3: not at once, again and again, but after Java's 3 s, or when its own suspension is over."""
     (arrived,) = arrived_ranges(iter(pieces_of(rows_of(PLANNED), 100)))
     ack = consumer_of(lambda messages, context: ConsumeOrderlyStatus.SUCCESS).consume(arrived).ack
-    ack = replace(ack, suspended_until_s=until_s)
+    ack = replace(ack, state=ack.state._replace(suspended_until_s=until_s))
     earliest_s = max(until_s or 0, time.time() + 3)
 
     refused = (
         arrived._replace(end=replace(arrived.end, reason=EndReason.REFUSED))
         .acknowledged(ack)
-        .suspended_until_s
+        .state.suspended_until_s
     )
 
-    assert arrived.acknowledged(ack).suspended_until_s == until_s
+    assert arrived.acknowledged(ack).state.suspended_until_s == until_s
     assert refused is not None
     assert earliest_s <= refused <= max(until_s or 0, time.time() + 3)
 
@@ -461,7 +462,7 @@ def test_where_an_operator_wants_to_go_on_is_passed_to_the_committer(engine: Cal
 
     names, ack = consumption.consume(108, 110, reset_to=4)
 
-    assert (names, ack.next_offset, ack.reset_to) == (["key-108", "key-109"], 110, 4)
+    assert (names, ack.state.next_offset, ack.reset_to) == (["key-108", "key-109"], 110, 4)
     assert consumption.consume(110, 112)[1].reset_to is None
 
 

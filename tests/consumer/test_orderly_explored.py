@@ -24,7 +24,7 @@ from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
-from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, QueueRange
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, QueueRange, QueueState
 from tests.helpers.messages import QUEUE, message_at
 
 STEPS = int(os.environ.get("ORDERLY_STEPS", "30000"))
@@ -102,12 +102,9 @@ class Episode:
     def next_range(self) -> None:
         """Plan, consume and commit a range; or crash before the commit."""
         planned = QueueRange(
-            queue=QUEUE,
-            start=self.start,
-            end=self.draw.randint(self.start, self.end) if self.draw.random() < 0.5 else self.end,
-            epoch=1,
-            reconsume_times=self.times,
-            put_back=self.put_back,
+            QUEUE,
+            QueueState(self.start, epoch=1, reconsume_times=self.times, retry_counts=self.put_back),
+            self.draw.randint(self.start, self.end) if self.draw.random() < 0.5 else self.end,
         )
         before = deepcopy(self.model)
         ack = self._consume(planned)
@@ -116,7 +113,11 @@ class Episode:
             # The dead letters are sent; everything else happens again.
             self.model = before
             return
-        self.start, self.times, self.put_back = ack.next_offset, ack.reconsume_times, ack.put_back
+        self.start, self.times, self.put_back = (
+            ack.state.next_offset,
+            ack.state.reconsume_times,
+            ack.state.retry_counts,
+        )
 
     def _consume(self, planned: QueueRange) -> QueueAck:
         batch_size, goes_on = self.draw.randint(1, 7), True
@@ -168,7 +169,7 @@ class Episode:
 
         assert rows == self.model.rows[already_out:]
         assert sent == self.model.dead[already_dead:]
-        assert ack.next_offset == self.model.next_offset(planned.end)
+        assert ack.state.next_offset == self.model.next_offset(planned.end)
         assert (ack.finished == "SUSPENDED") == (not goes_on)
         return ack
 

@@ -20,7 +20,7 @@ from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.errors import ListenerError, RequestTimeout, SchemaError, UndecodableMessage
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
-from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange
+from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.source.schema import EndReason
 from tests.helpers.emitted import kept_rows
 from tests.helpers.fake_clock import FakeClock
@@ -44,7 +44,7 @@ def run_of(
     orders: RangeOrders = NO_ORDERS,
     **settings: Any,
 ) -> OrderlyRun:
-    planned = planned or QueueRange(queue=QUEUE, start=10, end=20, epoch=3)
+    planned = planned or QueueRange.between(QUEUE, 10, 20, epoch=3)
     return OrderlyRun(
         planned,
         [message_at(offset) for offset in offsets],
@@ -62,12 +62,14 @@ def next_range(run: OrderlyRun, end: int = 20) -> QueueRange:
     """What is planned after a run was acknowledged."""
     ack = run.ack()
     return QueueRange(
-        queue=QUEUE,
-        start=ack.next_offset,
-        end=end,
-        epoch=3,
-        reconsume_times=ack.reconsume_times,
-        put_back=ack.put_back,
+        QUEUE,
+        QueueState(
+            ack.state.next_offset,
+            epoch=3,
+            reconsume_times=ack.state.reconsume_times,
+            retry_counts=ack.state.retry_counts,
+        ),
+        end,
     )
 
 
@@ -96,7 +98,13 @@ def test_messages_are_delivered_one_after_the_other_and_acknowledged_to_the_end_
     assert seen == [11, 12, 15]
     assert rows == [(11, "key-11"), (12, "key-12"), (15, "key-15")]
     ack = run.ack()
-    assert (ack.next_offset, ack.epoch, ack.consumed, ack.failed, ack.finished) == (20, 3, 3, 0, "EXHAUSTED")
+    assert (ack.state.next_offset, ack.state.epoch, ack.consumed, ack.failed, ack.finished) == (
+        20,
+        3,
+        3,
+        0,
+        "EXHAUSTED",
+    )
 
 
 def test_a_range_without_any_message_is_acknowledged() -> None:
@@ -104,7 +112,7 @@ def test_a_range_without_any_message_is_acknowledged() -> None:
     run = run_of(emitting(lambda _: SUCCESS), offsets=[])
 
     assert run.consume() == []
-    assert run.ack().next_offset == 20
+    assert run.ack().state.next_offset == 20
 
 
 def test_the_listener_gets_batches_of_at_most_the_configured_size() -> None:
@@ -160,7 +168,11 @@ def test_suspend_stops_the_queue_before_the_failed_message_and_drops_its_rows() 
 
     assert [offset for offset, _ in rows] == [10, 11, 12]
     ack = run.ack()
-    assert (ack.next_offset, ack.reconsume_times, ack.suspended_until_s) == (13, 1, NOW_S + 1.0)
+    assert (ack.state.next_offset, ack.state.reconsume_times, ack.state.suspended_until_s) == (
+        13,
+        1,
+        NOW_S + 1.0,
+    )
     assert (ack.failed, ack.finished) == (1, "SUSPENDED")
 
 
@@ -175,7 +187,7 @@ def test_the_context_names_the_pause_within_its_bounds(asked_ms: int, pause_s: f
     run = run_of(listener)
     run.consume()
 
-    assert run.ack().suspended_until_s == pytest.approx(NOW_S + pause_s)
+    assert run.ack().state.suspended_until_s == pytest.approx(NOW_S + pause_s)
 
 
 def test_a_queue_waits_from_the_moment_on_at_which_its_listener_failed() -> None:
@@ -237,7 +249,7 @@ def test_a_listener_may_take_its_messages_out_of_their_list(ending: str, size: i
     run.consume()
 
     ack, is_success = run.ack(), ending == "success"
-    assert (ack.next_offset, ack.finished) == (20, "EXHAUSTED")
+    assert (ack.state.next_offset, ack.finished) == (20, "EXHAUSTED")
     assert dead == ([] if is_success else list(range(10, 20)))
     assert (ack.figures.ok, ack.figures.failed) == ((10, 0) if is_success else (0, 10))
 
@@ -258,7 +270,7 @@ def test_a_suspend_time_that_is_none_is_told_and_the_consumer_s_own_counts(
     run = run_of(listener, suspend_current_queue_time_millis=2000)
     run.consume()
 
-    assert run.ack().suspended_until_s == pytest.approx(NOW_S + 2.0)
+    assert run.ack().state.suspended_until_s == pytest.approx(NOW_S + 2.0)
     assert f"suspend_current_queue_time_millis to a {type(asked).__name__}; it must be" in caplog.text
 
 
@@ -281,7 +293,11 @@ def test_an_exception_none_and_nonsense_count_as_suspend(
         rows = kept_rows(run.consume())
 
     assert rows == []
-    assert (run.ack().next_offset, run.ack().reconsume_times, run.ack().finished) == (10, 1, "SUSPENDED")
+    assert (run.ack().state.next_offset, run.ack().state.reconsume_times, run.ack().finished) == (
+        10,
+        1,
+        "SUSPENDED",
+    )
     if ending == "raise":
         assert "the database is away" in caplog.text
         assert "queue=3 queueOffset=10" in caplog.text
@@ -299,7 +315,7 @@ def test_a_redelivered_message_shows_how_often_it_was_given_back() -> None:
         seen.append(messages[0].reconsume_times)
         return SUCCESS
 
-    run_of(listener, planned=QueueRange(queue=QUEUE, start=10, end=20, epoch=3, reconsume_times=2)).consume()
+    run_of(listener, planned=QueueRange(QUEUE, QueueState(10, epoch=3, reconsume_times=2), 20)).consume()
 
     assert seen == [2] + [0] * 9
 
@@ -313,8 +329,8 @@ def test_a_queue_yields_after_its_time_slice() -> None:
 
     assert 0 < len(rows) < 10
     assert run.ack().finished == "SLICE_USED"
-    assert run.ack().next_offset == 10 + len(rows)
-    assert run.ack().suspended_until_s is None
+    assert run.ack().state.next_offset == 10 + len(rows)
+    assert run.ack().state.suspended_until_s is None
 
 
 def test_a_queue_that_is_taken_away_makes_no_further_delivery() -> None:
@@ -326,7 +342,7 @@ def test_a_queue_that_is_taken_away_makes_no_further_delivery() -> None:
 
     assert [row[0] for row in rows] == seen == [10, 11, 12]
     ack = run.ack()
-    assert (ack.finished, ack.next_offset, ack.suspended_until_s) == ("GIVEN_UP", 13, None)
+    assert (ack.finished, ack.state.next_offset, ack.state.suspended_until_s) == ("GIVEN_UP", 13, None)
 
 
 def test_a_queue_that_is_taken_away_before_its_first_delivery_stays_where_it_is() -> None:
@@ -335,7 +351,7 @@ def test_a_queue_that_is_taken_away_before_its_first_delivery_stays_where_it_is(
     run = run_of(emitting(lambda _: SUCCESS, seen), orders=GivenUpWhen(lambda: True))
 
     assert run.consume() == seen == []
-    assert (run.ack().finished, run.ack().next_offset, run.ack().consumed) == ("GIVEN_UP", 10, 0)
+    assert (run.ack().finished, run.ack().state.next_offset, run.ack().consumed) == ("GIVEN_UP", 10, 0)
 
 
 def test_a_range_that_is_over_is_not_given_up_any_more() -> None:
@@ -348,7 +364,7 @@ def test_a_range_that_is_over_is_not_given_up_any_more() -> None:
     run.consume()
 
     ack = run.ack()
-    assert (ack.finished, ack.next_offset, ack.reconsume_times) == ("SUSPENDED", 12, 1)
+    assert (ack.finished, ack.state.next_offset, ack.state.reconsume_times) == ("SUSPENDED", 12, 1)
 
 
 def without_auto_commit(status_of: Callable[[MessageExt], ConsumeOrderlyStatus]) -> Any:
@@ -369,8 +385,8 @@ def test_without_auto_commit_rows_wait_for_the_commit() -> None:
     rows = kept_rows(run.consume())
 
     assert [offset for offset, _ in rows] == [10, 11, 12, 13, 14]
-    assert run.ack().next_offset == 15
-    assert run.ack().suspended_until_s is None
+    assert run.ack().state.next_offset == 15
+    assert run.ack().state.suspended_until_s is None
 
 
 def test_a_range_that_ends_without_a_commit_leaves_nothing_behind() -> None:
@@ -385,9 +401,9 @@ def test_a_range_that_ends_without_a_commit_leaves_nothing_behind() -> None:
         context.emit(name=messages[0].keys)
         return ConsumeOrderlyStatus.COMMIT if messages[0].queue_offset == 19 else SUCCESS
 
-    first = run_of(commit_at_19, offsets=range(10, 15), planned=QueueRange(queue=QUEUE, start=10, end=15))
+    first = run_of(commit_at_19, offsets=range(10, 15), planned=QueueRange.between(QUEUE, 10, 15))
     assert first.consume() == []
-    assert (first.ack().next_offset, first.ack().consumed) == (10, 0)
+    assert (first.ack().state.next_offset, first.ack().consumed) == (10, 0)
 
     rows = kept_rows(run_of(commit_at_19, planned=next_range(first)).consume())
 
@@ -402,8 +418,8 @@ def test_rollback_puts_everything_accumulated_back() -> None:
     )
 
     assert run.consume() == []
-    assert (run.ack().next_offset, run.ack().reconsume_times) == (10, 0)
-    assert run.ack().suspended_until_s is not None
+    assert (run.ack().state.next_offset, run.ack().state.reconsume_times) == (10, 0)
+    assert run.ack().state.suspended_until_s is not None
 
 
 def test_emitting_an_unknown_column_is_the_listeners_error() -> None:
@@ -421,8 +437,8 @@ def test_a_failure_behind_uncommitted_messages_is_counted_for_the_message_that_f
 
     run.consume()
 
-    assert (run.ack().next_offset, run.ack().reconsume_times) == (10, 0)
-    assert run.ack().put_back == "[[12,13,1]]"
+    assert (run.ack().state.next_offset, run.ack().state.reconsume_times) == (10, 0)
+    assert run.ack().state.retry_counts == "[[12,13,1]]"
 
     seen: list[tuple[int, int]] = []
 
@@ -532,7 +548,7 @@ def test_a_queue_does_not_yield_before_it_has_committed_what_it_consumed() -> No
 
     assert [offset for offset, _ in kept_rows(run.consume())] == list(range(10, 18))
 
-    assert (run.ack().finished, run.ack().next_offset) == ("SLICE_USED", 18)
+    assert (run.ack().finished, run.ack().state.next_offset) == ("SLICE_USED", 18)
 
 
 @pytest.mark.parametrize("offsets", [[], [10, 11]])
@@ -540,13 +556,13 @@ def test_a_queue_whose_range_ended_early_is_not_taken_for_one_that_waits_for_mes
     offsets: list[int],
 ) -> None:
     """D4: the planner gives a queue nothing before there is more than its listener has had."""
-    planned = QueueRange(queue=QUEUE, start=10, end=10 + len(offsets), epoch=3)
+    planned = QueueRange.between(QUEUE, 10, 10 + len(offsets), epoch=3)
     run = run_of(
         without_auto_commit(lambda _: SUCCESS), offsets=offsets, planned=planned, ended=EndReason.EARLY
     )
 
     assert run.consume() == []
-    assert (run.ack().next_offset, run.ack().suspended_until_s) == (10, NOW_S)
+    assert (run.ack().state.next_offset, run.ack().state.suspended_until_s) == (10, NOW_S)
 
 
 def test_a_listener_that_has_had_as_much_as_fits_and_commits_nothing_is_told(
@@ -559,13 +575,13 @@ def test_a_listener_that_has_had_as_much_as_fits_and_commits_nothing_is_told(
     with caplog.at_level(logging.ERROR):
         run.consume()
 
-    assert run.ack().suspended_until_s == NOW_S + 30
+    assert run.ack().state.suspended_until_s == NOW_S + 30
     assert "has had 10 messages without a COMMIT, and pullThresholdSizeForQueue allows no more" in caplog.text
 
 
 def test_a_listener_that_waits_for_a_message_that_cannot_be_decoded_ends_its_query() -> None:
     """L7, D4: nothing is committed, so that the next range would be this one again, without end."""
-    planned = QueueRange(queue=QUEUE, start=10, end=12, epoch=3)
+    planned = QueueRange.between(QUEUE, 10, 12, epoch=3)
     waiting: dict[str, Any] = {"offsets": [10, 11], "planned": planned, "ended": EndReason.UNDECODABLE}
     run = run_of(without_auto_commit(lambda _: SUCCESS), **waiting)
     run.consume()
@@ -576,7 +592,7 @@ def test_a_listener_that_waits_for_a_message_that_cannot_be_decoded_ends_its_que
         run.ack()
     run = run_of(emitting(lambda _: SUCCESS), **waiting)
     run.consume()
-    assert run.ack().next_offset == 12
+    assert run.ack().state.next_offset == 12
 
 
 def test_a_queue_whose_listener_waits_for_more_messages_is_not_suspended() -> None:
@@ -584,17 +600,7 @@ def test_a_queue_whose_listener_waits_for_more_messages_is_not_suspended() -> No
     run = run_of(without_auto_commit(lambda _: SUCCESS))
     run.consume()
 
-    assert (run.ack().finished, run.ack().suspended_until_s) == ("EXHAUSTED", None)
-
-
-def test_the_listeners_time_ends_with_its_last_answer() -> None:
-    clock = itertools.count(NOW_S, 1.0)
-    run = run_of(emitting(lambda _: SUCCESS), offsets=[10, 11], now_s=lambda: next(clock))
-    run.consume()
-
-    # Started, the turn begun, two deliveries, each with a look for it, a beginning and an answer.
-    assert run.ack().listener_s == 7.0
-    assert run_of(emitting(lambda _: SUCCESS), offsets=[]).ack().listener_s == 0.0
+    assert (run.ack().finished, run.ack().state.suspended_until_s) == ("EXHAUSTED", None)
 
 
 @pytest.mark.parametrize(
@@ -629,9 +635,8 @@ def test_answers_are_counted_as_java_counts_them(
 
 @pytest.mark.parametrize("suspended_until_s", [None, 1_700_000_000.123457])
 def test_an_ack_survives_the_way_to_the_driver(suspended_until_s: float | None) -> None:
-    ack = replace(
-        run_of(emitting(lambda _: SUCCESS)).ack(), suspended_until_s=suspended_until_s, listener_s=0.1 + 0.2
-    )
+    ack = run_of(emitting(lambda _: SUCCESS)).ack()
+    ack = replace(ack, state=ack.state._replace(suspended_until_s=suspended_until_s))
 
     assert QueueAck.from_json(ack.to_json()) == ack
     assert "\n" not in ack.to_json()
@@ -641,10 +646,10 @@ def test_a_range_cut_short_before_its_first_message_may_be_planned_again_at_once
     """B6: its broker was away; the planner must not take it for a
     queue whose listener waits for more messages.
     """
-    run = run_of(lambda m, c: SUCCESS, offsets=[], planned=QueueRange(queue=QUEUE, start=10, end=10, epoch=3))
+    run = run_of(lambda m, c: SUCCESS, offsets=[], planned=QueueRange.between(QUEUE, 10, 10, epoch=3))
 
     assert run.consume() == []
-    assert (run.ack().next_offset, run.ack().suspended_until_s) == (10, NOW_S)
+    assert (run.ack().state.next_offset, run.ack().state.suspended_until_s) == (10, NOW_S)
 
 
 class Sent:
@@ -676,7 +681,7 @@ def test_a_message_without_reconsumptions_left_is_sent_and_passed_without_its_ro
     sent = Sent()
     run = run_of(
         failing_at(10, 13),
-        planned=QueueRange(queue=QUEUE, start=10, end=20, epoch=3, reconsume_times=2),
+        planned=QueueRange(QUEUE, QueueState(10, epoch=3, reconsume_times=2), 20),
         max_reconsume_times=2,
         dead_letters=sent,
     )
@@ -686,7 +691,7 @@ def test_a_message_without_reconsumptions_left_is_sent_and_passed_without_its_ro
     assert sent.letters == [(10, 2)]
     assert [offset for offset, _ in rows] == [11, 12]
     ack = run.ack()
-    assert (ack.next_offset, ack.reconsume_times, ack.failed, ack.dead_letters) == (13, 1, 2, 1)
+    assert (ack.state.next_offset, ack.state.reconsume_times, ack.failed, ack.dead_letters) == (13, 1, 2, 1)
 
 
 def test_a_dead_letter_that_cannot_be_sent_keeps_its_queue_suspended(
@@ -700,8 +705,13 @@ def test_a_dead_letter_that_cannot_be_sent_keeps_its_queue_suspended(
 
     assert rows == []
     ack = run.ack()
-    assert (ack.next_offset, ack.reconsume_times, ack.finished, ack.dead_letters) == (10, 1, "SUSPENDED", 0)
-    assert ack.suspended_until_s == NOW_S + 1.0
+    assert (ack.state.next_offset, ack.state.reconsume_times, ack.finished, ack.dead_letters) == (
+        10,
+        1,
+        "SUSPENDED",
+        0,
+    )
+    assert ack.state.suspended_until_s == NOW_S + 1.0
     assert (
         "dead letter not sent, its queue stays suspended topic=orders broker=broker-a queue=3" in caplog.text
     )
@@ -732,7 +742,7 @@ def test_a_message_that_joined_a_failed_batch_late_has_all_its_reconsumptions() 
     last = run_of(failing_at(10), offsets=[10, 11], planned=next_range(joined), **settings)
     assert last.consume() == []
     assert sent.letters == [(10, 1), (10, 1), (11, 1)]
-    assert last.ack().next_offset == 20
+    assert last.ack().state.next_offset == 20
 
 
 def test_without_auto_commit_the_rows_of_a_dead_letter_are_void_and_the_others_wait() -> None:
@@ -747,7 +757,7 @@ def test_without_auto_commit_the_rows_of_a_dead_letter_are_void_and_the_others_w
     run = run_of(listener, max_reconsume_times=0, dead_letters=Sent(), offsets=[10, 11, 12, 13, 14])
 
     assert [offset for offset, _ in kept_rows(run.consume())] == [10, 12, 13]
-    assert run.ack().next_offset == 14
+    assert run.ack().state.next_offset == 14
 
 
 def test_without_a_way_to_send_dead_letters_no_message_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
@@ -756,7 +766,7 @@ def test_without_a_way_to_send_dead_letters_no_message_is_given_up(caplog: pytes
     with caplog.at_level(logging.ERROR):
         assert run.consume() == []
 
-    assert (run.ack().next_offset, run.ack().finished) == (10, "SUSPENDED")
+    assert (run.ack().state.next_offset, run.ack().finished) == (10, "SUSPENDED")
     assert "nobody said how dead letters are sent" in caplog.text
 
 
@@ -765,9 +775,9 @@ def test_what_was_put_back_behind_a_range_cut_short_stays_known() -> None:
     run = run_of(
         failing_at(12),
         offsets=range(10, 15),
-        planned=QueueRange(queue=QUEUE, start=10, end=15, epoch=3, reconsume_times=2, put_back="[[10,20,2]]"),
+        planned=QueueRange(QUEUE, QueueState(10, epoch=3, reconsume_times=2, retry_counts="[[10,20,2]]"), 15),
     )
     run.consume()
 
-    assert (run.ack().next_offset, run.ack().reconsume_times) == (12, 3)
-    assert json.loads(run.ack().put_back) == [[12, 13, 3], [13, 15, 2], [15, 20, 2]]
+    assert (run.ack().state.next_offset, run.ack().state.reconsume_times) == (12, 3)
+    assert json.loads(run.ack().state.retry_counts) == [[12, 13, 3], [13, 15, 2], [15, 20, 2]]

@@ -43,7 +43,7 @@ Listener = Callable[[MessageExt, ConsumeOrderlyContext], Any]
 
 
 def range_of(queue: MessageQueue, count: int = 1) -> ArrivedRange:
-    planned = QueueRange(queue=queue, start=0, end=count, epoch=1)
+    planned = QueueRange.between(queue, 0, count, epoch=1)
     messages = [message_at(at, queue=queue) for at in range(count)]
     return ArrivedRange(RangeEnd(planned=planned, rows=count), messages)
 
@@ -126,8 +126,13 @@ def test_a_suspended_queue_is_delivered_again_while_another_queues_listener_is_s
     assert task.delivered[OTHER] == [(0, 0), (0, 1)]
     assert brought[OTHER].rows == [(0, "key-0")]
     ack = brought[OTHER].ack
-    assert (ack.next_offset, ack.finished, ack.failed, ack.suspended_until_s) == (1, "EXHAUSTED", 1, None)
-    assert brought[SLOW].ack.next_offset == 1
+    assert (ack.state.next_offset, ack.finished, ack.failed, ack.state.suspended_until_s) == (
+        1,
+        "EXHAUSTED",
+        1,
+        None,
+    )
+    assert brought[SLOW].ack.state.next_offset == 1
 
 
 def test_a_suspended_queue_makes_room_for_ranges_that_are_not_read_yet() -> None:
@@ -141,7 +146,11 @@ def test_a_suspended_queue_makes_room_for_ranges_that_are_not_read_yet() -> None
     brought = task.run([large, range_of(THIRD), range_of(SLOW)], OtherTasks())
 
     assert task.delivered == {OTHER: [(0, 0)], THIRD: [(0, 0)], SLOW: [(0, 0)]}
-    assert {queue: each.ack.next_offset for queue, each in brought.items()} == {OTHER: 0, THIRD: 1, SLOW: 1}
+    assert {queue: each.ack.state.next_offset for queue, each in brought.items()} == {
+        OTHER: 0,
+        THIRD: 1,
+        SLOW: 1,
+    }
 
 
 def test_ranges_behind_one_whose_listener_is_slow_are_read_and_delivered() -> None:
@@ -156,7 +165,7 @@ def test_ranges_behind_one_whose_listener_is_slow_are_read_and_delivered() -> No
 
     brought = Task(listener).run([range_of(SLOW), range_of(OTHER), range_of(THIRD)])
 
-    assert {ack.next_offset for _, ack, *_ in brought.values()} == {1}
+    assert {ack.state.next_offset for _, ack, *_ in brought.values()} == {1}
 
 
 def test_two_slow_queues_hold_neither_each_other_nor_a_third_one() -> None:
@@ -207,7 +216,7 @@ def test_a_task_whose_queues_are_all_suspended_ends_at_once() -> None:
 
     assert task.delivered == {SLOW: [(0, 0)], OTHER: [(0, 0)]}
     assert {each.ack.finished for each in brought.values()} == {"SUSPENDED"}
-    assert all(each.ack.suspended_until_s is not None for each in brought.values())
+    assert all(each.ack.state.suspended_until_s is not None for each in brought.values())
 
 
 def test_a_queue_that_came_again_stops_when_the_others_have_ended() -> None:
@@ -225,8 +234,8 @@ def test_a_queue_that_came_again_stops_when_the_others_have_ended() -> None:
 
     assert brought[SLOW].ack.finished == "EXHAUSTED"
     ack = brought[OTHER].ack
-    assert (ack.finished, ack.reconsume_times, ack.suspended_until_s) == ("SLICE_USED", 0, None)
-    assert ack.next_offset == ack.consumed == len(brought[OTHER].rows) < 100
+    assert (ack.finished, ack.state.reconsume_times, ack.state.suspended_until_s) == ("SLICE_USED", 0, None)
+    assert ack.state.next_offset == ack.consumed == len(brought[OTHER].rows) < 100
     assert task.order[-2:] == [0, 1] or task.order[-1] == 0
 
 
@@ -276,7 +285,7 @@ def test_a_queue_that_is_given_up_while_it_is_suspended_does_not_come_again() ->
     brought = task.run([range_of(OTHER, 3), range_of(SLOW, 6)], orders)
 
     assert task.delivered[OTHER] == [(0, 0)]
-    assert (brought[OTHER].ack.finished, brought[OTHER].ack.reconsume_times) == ("SUSPENDED", 1)
+    assert (brought[OTHER].ack.finished, brought[OTHER].ack.state.reconsume_times) == ("SUSPENDED", 1)
     assert brought[SLOW].ack.finished == "EXHAUSTED"
 
 
@@ -333,7 +342,7 @@ def test_a_suspension_is_stored_by_the_wall_clock() -> None:
 
     consumed = Task(listener, clock=clock).run([range_of(OTHER)])
 
-    assert consumed[OTHER].ack.suspended_until_s == pytest.approx(clock.now_s() + 20.0)
+    assert consumed[OTHER].ack.state.suspended_until_s == pytest.approx(clock.now_s() + 20.0)
 
 
 def test_what_ends_another_thread_ends_the_task() -> None:
@@ -398,7 +407,7 @@ def test_any_number_of_threads_delivers_each_queue_in_order_and_once(
         ack, delivered = brought[queue].ack, task.delivered[queue]
         passed = [at for at, times in delivered if times or not failures[queue, at]]
         assert delivered == sorted(delivered)
-        assert passed == list(range(ack.next_offset))
+        assert passed == list(range(ack.state.next_offset))
         assert [offset for offset, _ in kept_rows(brought[queue].rows)] == passed
         assert ack.finished in {"EXHAUSTED", "SUSPENDED", "SLICE_USED"}
 
@@ -427,7 +436,7 @@ def test_a_queue_that_is_given_up_leaves_while_another_queues_listener_is_slow()
     brought = Task(listener).run([range_of(SLOW), range_of(OTHER, 3)], OtherMustLeave(), give_away)
 
     assert list(brought) == [SLOW]
-    assert [(each.ack.queue, each.ack.next_offset, len(each.rows)) for each in away] == [(OTHER, 1, 1)]
+    assert [(each.ack.queue, each.ack.state.next_offset, len(each.rows)) for each in away] == [(OTHER, 1, 1)]
 
 
 class OtherTasks(NoOrders):
@@ -475,7 +484,7 @@ def test_a_task_with_suspended_queues_alone_ends_when_the_other_tasks_have() -> 
     brought = task.run([range_of(OTHER)], orders)
 
     assert task.delivered[OTHER] == [(0, 0), (0, 1)]
-    assert (brought[OTHER].ack.finished, brought[OTHER].ack.reconsume_times) == ("SUSPENDED", 2)
+    assert (brought[OTHER].ack.finished, brought[OTHER].ack.state.reconsume_times) == ("SUSPENDED", 2)
 
 
 def test_a_queue_that_came_again_stops_with_the_call_in_hand_when_the_other_tasks_have_ended() -> None:
@@ -491,7 +500,7 @@ def test_a_queue_that_came_again_stops_with_the_call_in_hand_when_the_other_task
     brought = task.run([range_of(OTHER, 100)], orders)
 
     assert task.delivered[OTHER] == [(0, 0), (0, 1), (1, 0), (2, 0), (3, 0)]
-    assert brought[OTHER].ack.next_offset == 4
+    assert brought[OTHER].ack.state.next_offset == 4
 
 
 def test_a_task_without_a_suspended_queue_says_nothing_of_others() -> None:

@@ -15,7 +15,7 @@ from pyspark_rocketmq.consumer.engine.task import TaskParts
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.task_line import Fate
 from pyspark_rocketmq.listeners.row_validation import RowColumns
-from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from tests.helpers.wait import PATIENCE_S
 
 A, B, C = (MessageQueue("T", "broker-a", number) for number in range(3))
@@ -103,15 +103,8 @@ class _Lines:
 
 def consumed(queue: MessageQueue, count: int = 2) -> Consumed:
     """What an engine gives for a range of which ``count`` messages were consumed."""
-    ack = QueueAck.of(
-        QueueRange(queue=queue, start=0, end=9),
-        next_offset=count,
-        reconsume_times=0,
-        suspended_until_s=None,
-        consumed=count,
-        failed=0,
-        finished="GIVEN_UP",
-        listener_s=0.0,
+    ack = QueueAck(
+        queue=queue, start=0, state=QueueState(count), consumed=count, failed=0, finished="GIVEN_UP"
     )
     return Consumed(
         [(offset,) for offset in range(count)], ack, RowColumns(StructType().add("queueOffset", "long"))

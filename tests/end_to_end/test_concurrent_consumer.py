@@ -276,7 +276,7 @@ def test_while_no_broker_takes_a_failed_message_the_offset_stays_and_no_row_is_t
         faults.clear()
 
     acks = [ack for report in consumption.reports for ack in report.acks]
-    assert [ack.reconsume_times for ack in acks if ack.finished == "SUSPENDED"] == [2]
+    assert [ack.state.reconsume_times for ack in acks if ack.finished == "SUSPENDED"] == [2]
     assert [row["attempt"] for row in consumption.rows() if row["key"] == "later-2"] == [2]
     assert sorted(row["key"] for row in consumption.rows()) == sorted([*keys, "later-2"])
     assert sum(row.next_offset for row in consumption.store.read(consumption.group).values()) == 41

@@ -77,6 +77,6 @@ def test_a_plan_left_behind_does_not_bring_the_sink_past_a_reset(
     store.reset("moved", {queue: 30})
     reports = drain(spark, cluster, tmp_path, topic, DeltaSink(tmp_path / "sink"))
 
-    assert [(ack.start, ack.next_offset) for report in reports for ack in report.acks] == [(30, 50)]
+    assert [(ack.start, ack.state.next_offset) for report in reports for ack in report.acks] == [(30, 50)]
     rows = spark.read.format("delta").load(str(tmp_path / "sink"))
     assert sorted(row.queueOffset for row in rows.collect()) == list(range(30, 50))

@@ -465,7 +465,12 @@ class StateOfBefore(OrderlyEngine):
         for frame in super().__call__(key, chunks, state):
             ack = QueueAck.from_json(frame["ack"].iloc[-1])
             state.update(
-                (ack.next_offset, ack.epoch + 1, ack.next_offset, pickle.dumps(MakesFolder(self._folder)))
+                (
+                    ack.state.next_offset,
+                    ack.state.epoch + 1,
+                    ack.state.next_offset,
+                    pickle.dumps(MakesFolder(self._folder)),
+                )
             )
             yield frame
 

@@ -50,7 +50,7 @@ def test_a_broker_that_stops_and_comes_back_costs_nothing_but_time(
 
     def count(report: BatchReport) -> None:
         for ack in report.acks:
-            consumed[ack.broker_name] += ack.consumed
+            consumed[ack.queue.broker_name] += ack.consumed
 
     consumer = push_consumer.PushConsumer(
         consumer_group=cluster.unique_name("group"),
@@ -139,7 +139,7 @@ def test_concurrent_consumers_go_on_at_the_slave_of_a_master_that_stops(
         consumer.subscribe(queue.topic)
         consumer.register_message_listener(emit_offset, orderly=False, output_schema="number long")
         consumer.register_batch_listener(
-            lambda report: reached.extend(ack.next_offset for ack in report.acks)
+            lambda report: reached.extend(ack.state.next_offset for ack in report.acks)
         )
         query = consumer.start(
             spark,

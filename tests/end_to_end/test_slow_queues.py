@@ -75,7 +75,9 @@ def test_a_suspended_queue_comes_again_in_its_task_while_another_one_is_with_a_s
         query.stop()
 
     acks = evaluated[0].acks
-    assert sum(ack.failed for ack in acks) == len({ack.broker_name for ack in acks if ack.queue_id == 0})
+    assert sum(ack.failed for ack in acks) == len(
+        {ack.queue.broker_name for ack in acks if ack.queue.queue_id == 0}
+    )
     assert {ack.dead_letters for ack in acks} == {0}
     for deliveries in log.by_queue().values():
         offsets = [offset for delivery in deliveries for offset in delivery.queue_offsets]

@@ -12,7 +12,7 @@ import pytest
 from pyspark_rocketmq.consume.metrics import Figures, RecentFigures
 from pyspark_rocketmq.group.requests import ClientRemotingProcessor
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, ConsumeOrderlyContext
-from pyspark_rocketmq.model import ConsumeFromWhere, MessageExt, MessageModel, MessageQueue
+from pyspark_rocketmq.model import ConsumeFromWhere, MessageExt, MessageModel, MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
@@ -132,7 +132,7 @@ def test_running_info_tells_how_fast_each_topic_is_consumed(at: Desk, clock: Fak
     figures = recent.add(HELD, Figures(600, 6, 10, 50.0, 606, 3, 6.0), clock.now_s())
     at.store.commit(
         "progress",
-        [QueueCommit(queue=HELD, epoch=1, next_offset=9, statistics=figures)],
+        [QueueCommit(queue=HELD, state=QueueState(9, 1), statistics=figures)],
         query_id="q",
         batch_id=1,
     )

@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 import pytest
 
 from pyspark_rocketmq.group.offset_mirror import OffsetMirror
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
@@ -100,7 +100,7 @@ def mirror(brokers: Brokers, store: MemoryOffsetStore) -> OffsetMirror:
 
 
 def commit(queue: MessageQueue, next_offset: int, epoch: int = 1) -> QueueCommit:
-    return QueueCommit(queue=queue, epoch=epoch, next_offset=next_offset)
+    return QueueCommit(queue=queue, state=QueueState(next_offset, epoch))
 
 
 def test_each_offset_goes_to_its_queues_broker(brokers: Brokers, mirror: OffsetMirror) -> None:
@@ -123,7 +123,7 @@ def test_the_store_is_told_what_has_arrived_when_nothing_new_comes(
     mirror = mirror_of(brokers, store, again_after_s=60.0, quiet_s=60.0 if is_flushed else 0.01)
     commits = [replace(commit(queue, 7), is_shown=True) for queue in (A0, B0)]
     store.claim(GROUP, "me", {A0: 0, B0: 0}, at_brokers={A0: 1, B0: 1})
-    commits = [replace(each, epoch=2) for each in commits]
+    commits = [replace(each, state=each.state._replace(epoch=2)) for each in commits]
     store.commit(GROUP, commits, query_id="q", batch_id=1)
     mirror.show(commits)
     assert {brokers.next(), brokers.next()} == {(A0, 7), (B0, 7)}
@@ -296,7 +296,7 @@ def test_a_failure_nobody_thought_of_is_logged_and_the_next_batch_begins_anew(
 _PROGRAM = """
 import sys
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
@@ -310,7 +310,8 @@ queue = MessageQueue("orders", "broker-a", 0)
 # Asked whether the offset is still true where the process stood still before it sent it.
 store = MemoryOffsetStore("mirror", clock=SystemClock())
 store.claim("order-etl", "me", {queue: 0})
-offset_mirror.OffsetMirror(options, store, "order-etl").show([QueueCommit(queue=queue, epoch=1, next_offset=7)])
+commit = QueueCommit(queue=queue, state=QueueState(7, 1))
+offset_mirror.OffsetMirror(options, store, "order-etl").show([commit])
 """
 
 

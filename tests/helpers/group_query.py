@@ -10,7 +10,7 @@ from pyspark_rocketmq.consume.positions import LastMessage
 from pyspark_rocketmq.group.broker_offsets import RemoteBrokerOffsets
 from pyspark_rocketmq.group.join import join_group
 from pyspark_rocketmq.listeners.messages import messages_of
-from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
+from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.positions import LATEST
@@ -65,10 +65,10 @@ class GroupQuery:
         commits = [
             QueueCommit(
                 queue=queue,
-                epoch=reached.epoch,
-                next_offset=reached.end,
+                state=QueueState(
+                    reached.end, reached.state.epoch, last_message=_text_of(messages[-1]) if messages else ""
+                ),
                 is_shown=True,
-                last_message=_text_of(messages[-1]) if messages else "",
             )
             for queue, (messages, reached) in read.items()
         ]

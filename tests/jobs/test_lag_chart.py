@@ -13,7 +13,7 @@ from jobs.job_options import OffsetsLagSettings
 from jobs.lag_chart import LagHistory, write_page, write_png
 from jobs.lag_samples import draw_lag, lag_history
 from jobs.settings import JobFailed
-from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.model import Message, MessageQueue, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from tests.helpers.browser import Browser
@@ -106,9 +106,9 @@ def consumed(tmp_path: Path) -> Iterator[OffsetsLagSettings]:
         queues = [MessageQueue("orders", "broker-a", number) for number in (0, 1)]
         epoch = store.claim("etl", "me", dict.fromkeys(queues, 0))[queues[0]].epoch
         commits = [
-            QueueCommit(queue=queues[0], epoch=epoch, next_offset=4),
+            QueueCommit(queue=queues[0], state=QueueState(4, epoch)),
             QueueCommit(
-                queue=queues[1], epoch=epoch, next_offset=4, reconsume_times=2, suspended_until_s=9e9
+                queue=queues[1], state=QueueState(4, epoch, reconsume_times=2, suspended_until_s=9e9)
             ),
         ]
         store.commit("etl", commits, query_id="q", batch_id=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobs.lag_chart import LagHistory, moments_at, sample_times
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.history import Moment, StoredChange
 from pyspark_rocketmq.offsets.store import OffsetRow
 
@@ -14,11 +14,12 @@ Q0, Q1 = (MessageQueue("orders", "broker-a", number) for number in (0, 1))
 
 def moment(at_s: float, offsets: dict[MessageQueue, int], **more: Any) -> Moment:
     facts: dict[str, Any] = {
-        "consumer_group": "g", "epoch": 1, "owner": "", "reconsume_times": 0, "suspended_until_s": None, "query_id": "",
-        "batch_id": 0, "updated_at_s": at_s,
+        "consumer_group": "g", "owner": "", "query_id": "", "batch_id": 0, "updated_at_s": at_s,
     }  # fmt: skip
+    state = {name: more.pop(name) for name in QueueState._fields if name in more}
     rows = {
-        queue: OffsetRow(queue=queue, next_offset=offset, **facts | more) for queue, offset in offsets.items()
+        queue: OffsetRow(queue=queue, state=QueueState(offset, **{"epoch": 1} | state), **facts | more)
+        for queue, offset in offsets.items()
     }
     return Moment(StoredChange(int(at_s), at_s, "g", "commit"), rows)
 

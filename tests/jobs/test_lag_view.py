@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobs.offset_view import Holder, LagView, holder_of, totals
-from pyspark_rocketmq.model import MessageQueue, QueueBounds
+from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueState
 from pyspark_rocketmq.offsets.store import OffsetKey, OffsetRow
 from pyspark_rocketmq.wire.requests.client_info import ProcessQueueInfo
 
@@ -21,9 +21,14 @@ def row(
     suspended_until_s: float | None = None,
 ) -> OffsetRow:
     return OffsetRow(
-        consumer_group=group, queue=queue, next_offset=next_offset, epoch=3, owner=owner, reconsume_times=0,
-        suspended_until_s=suspended_until_s, query_id="q", batch_id=3, updated_at_s=NOW_S,
-    )  # fmt: skip
+        consumer_group=group,
+        queue=queue,
+        state=QueueState(next_offset, 3, suspended_until_s=suspended_until_s),
+        owner=owner,
+        query_id="q",
+        batch_id=3,
+        updated_at_s=NOW_S,
+    )
 
 
 def view(

@@ -30,7 +30,7 @@ from pyspark_rocketmq.consumer.push_consumer import check_sink
 from pyspark_rocketmq.errors import SinkSetBack
 from pyspark_rocketmq.group.join import client_id, join_group
 from pyspark_rocketmq.group.member import RunningMember
-from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.model import Message, MessageQueue, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.file import FileOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
@@ -67,7 +67,7 @@ class Shop:
         """Let the group have claimed queues, committed, and stopped long ago."""
         rows = self.store.claim(GROUP, "", dict.fromkeys(at, 0))
         commits = [
-            QueueCommit(queue=queue, epoch=rows[queue].epoch, next_offset=offset)
+            QueueCommit(queue=queue, state=QueueState(offset, rows[queue].epoch))
             for queue, offset in at.items()
         ]
         self.store.commit(GROUP, commits, query_id="q", batch_id=0)
@@ -99,7 +99,7 @@ def test_a_group_is_set_to_an_offset_under_a_new_epoch(shop: Shop) -> None:
     assert shop.now() == {A0: 7, A1: 30}
     assert shop.store.read(GROUP)[A0].was_reset
     assert json.loads(shop.shown)[0]["epoch"] == 2
-    late = QueueCommit(queue=A0, epoch=1, next_offset=25)
+    late = QueueCommit(queue=A0, state=QueueState(25, 1))
     assert shop.store.commit(GROUP, [late], query_id="q", batch_id=1).refused
 
 
@@ -417,7 +417,7 @@ class Lossy:
         rows = shop.store.claim(GROUP, "", dict.fromkeys(passed, 0))
         commits = [
             QueueCommit(
-                queue=queue, epoch=rows[queue].epoch, next_offset=offset, sinks=remembered_text(standings)
+                queue=queue, state=QueueState(offset, rows[queue].epoch), sinks=remembered_text(standings)
             )
             for queue, offset in passed.items()
         ]
@@ -526,7 +526,7 @@ def live(cluster: ClusterUnderTest, topic: str, tmp_path: Path) -> Iterator[Shop
     member.start()
     queues = both_queues_of(member)
     rows = shop.store.claim(GROUP, client_id(options), dict.fromkeys(queues, 0))
-    commits = [QueueCommit(queue=queue, epoch=row.epoch, next_offset=4) for queue, row in rows.items()]
+    commits = [QueueCommit(queue=queue, state=QueueState(4, row.epoch)) for queue, row in rows.items()]
     shop.store.commit(GROUP, commits, query_id="q", batch_id=0)
     yield shop
     member.stop(PATIENCE_S)
@@ -554,7 +554,7 @@ def test_a_running_owner_is_not_harmed_unless_forced_and_then_fenced(live: Shop)
     assert live.do(reset, ToBound("earliest"), is_forced=True) == [(0, 0), (1, 0)]
 
     assert set(live.now().values()) == {0}
-    late = [QueueCommit(queue=queue, epoch=1, next_offset=6) for queue in live.now()]
+    late = [QueueCommit(queue=queue, state=QueueState(6, 1)) for queue in live.now()]
     assert len(live.store.commit(GROUP, late, query_id="q", batch_id=1).refused) == 2
     assert live.do(skip, 1, is_forced=True, choice=QueueChoice(queues=frozenset({("broker-a", 1)}))) == [
         (1, 1)

@@ -24,7 +24,7 @@ from jobs.offset_moves import (
     refusal,
     skipped,
 )
-from pyspark_rocketmq.model import MessageQueue, QueueBounds
+from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueState
 from pyspark_rocketmq.offsets.store import OffsetRow
 
 A0, A1, B0 = (MessageQueue("orders", broker, queue) for broker, queue in (("a", 0), ("a", 1), ("b", 0)))
@@ -34,9 +34,14 @@ TEN = datetime(2026, 11, 20, 10, tzinfo=UTC).timestamp()
 
 def row(queue: MessageQueue, next_offset: int) -> OffsetRow:
     return OffsetRow(
-        consumer_group="etl", queue=queue, next_offset=next_offset, epoch=4, owner="me", reconsume_times=0,
-        suspended_until_s=None, query_id="q", batch_id=3, updated_at_s=1_700_000_000.5,
-    )  # fmt: skip
+        consumer_group="etl",
+        queue=queue,
+        state=QueueState(next_offset, 4),
+        owner="me",
+        query_id="q",
+        batch_id=3,
+        updated_at_s=1_700_000_000.5,
+    )
 
 
 def bounds(low: int, high: int) -> QueueBounds:

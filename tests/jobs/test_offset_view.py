@@ -16,7 +16,7 @@ from jobs.offset_view import view_offsets
 from jobs.offsets_show import print_offsets, show_offsets
 from jobs.settings import JobFailed
 from jobs.tables import OutputForm
-from pyspark_rocketmq.model import MessageQueue, QueueBounds
+from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetRow, QueueCommit
 from tests.helpers.fake_clock import FakeClock
@@ -28,9 +28,14 @@ def row(
     queue: MessageQueue, next_offset: int = 5, group: str = "etl", suspended_until_s: float | None = None
 ) -> OffsetRow:
     return OffsetRow(
-        consumer_group=group, queue=queue, next_offset=next_offset, epoch=1, owner="me", reconsume_times=0,
-        suspended_until_s=suspended_until_s, query_id="q", batch_id=3, updated_at_s=1_700_000_000.5,
-    )  # fmt: skip
+        consumer_group=group,
+        queue=queue,
+        state=QueueState(next_offset, 1, suspended_until_s=suspended_until_s),
+        owner="me",
+        query_id="q",
+        batch_id=3,
+        updated_at_s=1_700_000_000.5,
+    )
 
 
 def shown(path: Path, form: OutputForm = OutputForm.TABLE, **settings: Any) -> str:
@@ -45,7 +50,7 @@ def table(tmp_path: Path) -> Path:
     store = DeltaOffsetStore(tmp_path / "offsets", clock=FakeClock())
     for group in ("etl", "audit"):
         rows = store.claim(group, "me", {B0: 0, A1: 0, A0: 0})
-        commits = [QueueCommit(queue=A1, epoch=rows[A1].epoch, next_offset=42, reconsume_times=1)]
+        commits = [QueueCommit(queue=A1, state=QueueState(42, rows[A1].epoch, reconsume_times=1))]
         store.commit(group, commits, query_id="q", batch_id=0)
     return tmp_path / "offsets"
 

@@ -17,7 +17,7 @@ from jobs.offsets_history import Moments, show_diff, show_history
 from jobs.settings import JobFailed
 from jobs.tables import OutputForm
 from pyspark_rocketmq.errors import OffsetError
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 
@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> DeltaOffsetStore:
     store = DeltaOffsetStore(tmp_path / "offsets")
     store.claim("etl", "me", {A0: 0, A1: 0})
     store.claim("other", "you", {A0: 3})
-    store.commit("etl", [QueueCommit(queue=A0, epoch=1, next_offset=8)], query_id="q-1", batch_id=7)
+    store.commit("etl", [QueueCommit(queue=A0, state=QueueState(8, 1))], query_id="q-1", batch_id=7)
     store.reset("etl", {A1: 5})
     return store
 

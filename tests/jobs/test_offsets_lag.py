@@ -21,7 +21,7 @@ from jobs.settings import JobFailed
 from jobs.tables import OutputForm
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.group.join import client_id, join_group, offset_key
-from pyspark_rocketmq.model import Message, MessageQueue, retry_topic
+from pyspark_rocketmq.model import Message, MessageQueue, QueueState, retry_topic
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
@@ -70,7 +70,7 @@ def join(cluster: ClusterUnderTest, topic: str, table: DeltaOffsetStore) -> Iter
         member.start()
         rows = table.claim(name, member_id, dict.fromkeys(both_queues_of(member), 0))
         commits = [
-            QueueCommit(queue=queue, epoch=row.epoch, next_offset=next_offset) for queue, row in rows.items()
+            QueueCommit(queue=queue, state=QueueState(next_offset, row.epoch)) for queue, row in rows.items()
         ]
         table.commit(name, commits, query_id="q", batch_id=0)
         return member_id

@@ -11,7 +11,7 @@ from rich.console import Console
 from jobs.running import RowCounter, Shown, behind_text, failure_sentence
 from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.consumer.engine.output import QueueAck
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.source.ranges import plan_to_offset
 from tests.helpers.fake_clock import FakeClock
 from tests.monitoring.events import NOW_S, Q0, planned, progress, report, told
@@ -28,10 +28,9 @@ pyspark_rocketmq.errors.DataLoss: topic=orders broker=broker-a queue=0: offset 5
 
 
 def ack(failed: int) -> QueueAck:
-    queue = MessageQueue("orders", "broker-a", 0)
     return QueueAck(
-        topic=queue.topic, broker_name=queue.broker_name, queue_id=queue.queue_id, epoch=1, start=0, next_offset=1,
-        reconsume_times=0, suspended_until_s=None, consumed=1, failed=failed, finished="EXHAUSTED", listener_s=0.0, last_error="ValueError: no",
+        queue=MessageQueue("orders", "broker-a", 0), start=0, state=QueueState(1, 1), consumed=1, failed=failed,
+        finished="EXHAUSTED", last_error="ValueError: no",
     )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ from pyspark_rocketmq.model import (
     MessageModel,
     MessageQueue,
     QueueRange,
+    QueueState,
 )
 from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, spark_schema
 from tests.docs.pages import blocks
@@ -52,7 +53,7 @@ from tests.helpers.source_rows import pieces_of, rows_of
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
 SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 OUTPUT = StructType().add("name", "string").add("size", "integer")
-PLANNED = QueueRange(queue=QUEUE, start=10, end=20, epoch=4)
+PLANNED = QueueRange.between(QUEUE, 10, 20, epoch=4)
 RETRY_QUEUE = MessageQueue("%RETRY%billing", "broker-a", 0)
 
 Orderly = Callable[[pa.RecordBatch, ConsumeOrderlyContext], Any]
@@ -109,7 +110,7 @@ def test_a_delivery_is_a_batch_with_the_columns_of_the_source() -> None:
     assert seen[0].schema.names == spark_schema(consumer_mode=False).fieldNames()
     assert seen[0].column("body").to_pylist() == [b"body-10", b"body-11", b"body-12", b"body-13"]
     assert seen[0].column("bornTimestamp")[0].as_py() == dt.datetime.fromtimestamp(1_700_000_000, dt.UTC)
-    assert (ack.next_offset, ack.consumed, ack.finished) == (20, 10, "EXHAUSTED")
+    assert (ack.state.next_offset, ack.consumed, ack.finished) == (20, 10, "EXHAUSTED")
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 4, 1024])
@@ -118,7 +119,7 @@ def test_its_rows_are_given_out_in_order(at_once: int) -> None:
     rows, ack = consumed(a_row_each, at_once=at_once)
 
     assert rows == [(offset, f"key-{offset}", None) for offset in range(10, 20)]
-    assert ack.next_offset == 20
+    assert ack.state.next_offset == 20
 
 
 def test_a_message_may_have_any_number_of_rows() -> None:
@@ -132,7 +133,7 @@ def test_a_message_may_have_any_number_of_rows() -> None:
         (10, 10), (12, 12), (10, 10), (12, 12), (14, 14), (16, 16), (14, 14), (16, 16), (18, 18), (18, 18),
     ]  # fmt: skip
     two = pa.RecordBatch.from_pydict({"name": ["a", "b"]})
-    only = QueueRange(queue=QUEUE, start=7, end=8, epoch=1)
+    only = QueueRange.between(QUEUE, 7, 8, epoch=1)
     assert consumed(lambda batch, context: (SUCCESS, two), only)[0] == [(7, "a", None), (7, "b", None)]
     assert consumed(lambda batch, context: (SUCCESS, two.slice(0, 0)), only)[0] == []
 
@@ -150,11 +151,13 @@ def test_a_batch_that_is_given_back_comes_again_without_its_rows() -> None:
     settings = OrderlySettings(consume_message_batch_max_size=4)
     consumer = RangeConsumer(ArrowListener(fails_once), OutputColumns.of(OUTPUT), settings)
     rows, ack = taken_apart(DirectEngine(consumer)(iter(pieces_of(rows_of(PLANNED), 3))))
-    again = QueueRange(queue=QUEUE, start=14, end=20, epoch=4, reconsume_times=1, put_back=ack.put_back)
+    again = QueueRange(
+        QUEUE, QueueState(14, epoch=4, reconsume_times=1, retry_counts=ack.state.retry_counts), 20
+    )
     taken_apart(DirectEngine(consumer)(iter(pieces_of(rows_of(again), 3))))
 
     assert [row[0] for row in rows] == [10, 11, 12, 13]
-    assert (ack.next_offset, ack.reconsume_times, ack.failed) == (14, 1, 1)
+    assert (ack.state.next_offset, ack.state.reconsume_times, ack.failed) == (14, 1, 1)
     assert seen == [
         ([10, 11, 12, 13], [0] * 4, 1),
         ([14, 15, 16, 17], [0] * 4, 1),
@@ -181,7 +184,7 @@ def test_what_is_no_status_gives_the_batch_back(listener: Orderly, error: str) -
     """D5"""
     rows, ack = consumed(listener)
 
-    assert (rows, ack.next_offset) == ([], 10)
+    assert (rows, ack.state.next_offset) == ([], 10)
     assert error in ack.last_error
 
 
@@ -201,7 +204,7 @@ def test_batches_are_accumulated_until_a_commit(
 
     rows, ack = consumed(listener)
 
-    assert (ack.next_offset, len(rows)) == (reached, given_out)
+    assert (ack.state.next_offset, len(rows)) == (reached, given_out)
 
 
 def test_messages_of_the_retry_topic_have_the_topic_they_were_sent_to_first() -> None:
@@ -222,7 +225,7 @@ def test_messages_of_the_retry_topic_have_the_topic_they_were_sent_to_first() ->
         seen.append((batch.column("topic").to_pylist(), context.message_queue))
         return SUCCESS
 
-    planned = QueueRange(queue=RETRY_QUEUE, start=0, end=2, epoch=1)
+    planned = QueueRange.between(RETRY_QUEUE, 0, 2, epoch=1)
     rows = rows_of(planned)
     rows[0]["originTopic"] = "orders"
     consumer = RangeConsumer(
@@ -302,7 +305,7 @@ def test_rows_of_messages_that_failed_are_dropped() -> None:
     rows, ack = concurrently(listener)
 
     assert [row[0] for row in rows] == [10, 11, 14, 15, 18, 19]
-    assert ack.next_offset == 20
+    assert ack.state.next_offset == 20
 
 
 def test_an_async_def_is_awaited() -> None:
@@ -314,7 +317,7 @@ def test_an_async_def_is_awaited() -> None:
     rows, ack = concurrently(listener)
 
     assert [row[0] for row in rows] == list(range(10, 20))
-    assert (ack.next_offset, ack.failed) == (20, 0)
+    assert (ack.state.next_offset, ack.failed) == (20, 0)
 
 
 def test_a_concurrent_batch_has_the_attempts_of_messages_that_could_not_go_back() -> None:
@@ -325,7 +328,8 @@ def test_a_concurrent_batch_has_the_attempts_of_messages_that_could_not_go_back(
         rows = pa.RecordBatch.from_arrays(columns, names=["queueOffset", "size"])
         return ConsumeConcurrentlyStatus.CONSUME_SUCCESS, rows
 
-    rows, _ = concurrently(listener, replace(PLANNED, reconsume_times=2, put_back="[[10,12,2]]"))
+    given_back = PLANNED.state._replace(reconsume_times=2, retry_counts="[[10,12,2]]")
+    rows, _ = concurrently(listener, replace(PLANNED, state=given_back))
 
     assert [(at, times) for at, _, times in rows][:4] == [(10, 2), (11, 2), (12, 0), (13, 0)]
 
@@ -439,7 +443,7 @@ def test_a_row_of_no_message_of_the_delivery_gives_the_batch_back(
     _, ack = consumed(lambda batch, context: (SUCCESS, pa.RecordBatch.from_pydict(rows)))
 
     assert complaint in ack.last_error
-    assert ack.next_offset == 10
+    assert ack.state.next_offset == 10
 
 
 def test_the_example_in_the_pages_does_what_it_says() -> None:

@@ -23,14 +23,14 @@ from pyspark_rocketmq.listeners.calls import LoopWorkers
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext
 from pyspark_rocketmq.listeners.event_loop import is_async, run_on_loop
 from pyspark_rocketmq.listeners.forms import ListenerContext, form_of
-from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageExt, MessageModel, QueueRange
+from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageExt, MessageModel, QueueRange, QueueState
 from tests.helpers.messages import QUEUE
 from tests.helpers.source_rows import pieces_of, rows_of
 from tests.helpers.wait import PATIENCE_S
 
 SUCCESS = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 OUTPUT = StructType().add("name", "string")
-PLANNED = QueueRange(queue=QUEUE, start=10, end=16, epoch=4, reconsume_times=1, put_back="[[10,12,1]]")
+PLANNED = QueueRange(QUEUE, QueueState(10, epoch=4, reconsume_times=1, retry_counts="[[10,12,1]]"), 16)
 Context = ConsumeConcurrentlyContext
 
 
@@ -125,7 +125,7 @@ def test_every_form_consumes_a_range(listener: object) -> None:
     rows, ack = consumed(listener)
 
     assert rows == [(offset, f"key-{offset}") for offset in range(10, 16)]
-    assert (ack.next_offset, ack.failed, ack.finished) == (16, 0, "EXHAUSTED")
+    assert (ack.state.next_offset, ack.failed, ack.finished) == (16, 0, "EXHAUSTED")
 
 
 @pytest.mark.parametrize("listener", [Opened, OpenedOnTheLoop])
@@ -166,10 +166,13 @@ def test_while_a_listener_cannot_be_opened_nothing_is_sent_back_or_dropped(
         rows, ack = consumed(NeverOpened, model)
 
     assert rows == []
-    assert (ack.start, ack.next_offset, ack.read, ack.consumed) == (10, 10, 6, 0)
+    assert (ack.start, ack.state.next_offset, ack.read, ack.consumed) == (10, 10, 6, 0)
     assert (ack.sent_back, ack.finished) == (0, "SUSPENDED")
-    assert (ack.reconsume_times, ack.put_back) == (PLANNED.reconsume_times, PLANNED.put_back)
-    assert ack.suspended_until_s is not None
+    assert (ack.state.reconsume_times, ack.state.retry_counts) == (
+        PLANNED.state.reconsume_times,
+        PLANNED.state.retry_counts,
+    )
+    assert ack.state.suspended_until_s is not None
     assert "The listener's open() failed" in caplog.text
     assert "the database is away" in caplog.text
 

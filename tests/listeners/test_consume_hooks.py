@@ -21,13 +21,19 @@ from pyspark_rocketmq.listeners.context import (
     ConsumeOrderlyContext,
 )
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
-from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageExt, QueueRange
+from pyspark_rocketmq.model import (
+    ConsumeConcurrentlyStatus,
+    ConsumeOrderlyStatus,
+    MessageExt,
+    QueueRange,
+    QueueState,
+)
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE, message_at
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
 SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
-PLANNED = QueueRange(queue=QUEUE, start=10, end=12, epoch=1, reconsume_times=1)
+PLANNED = QueueRange(QUEUE, QueueState(10, epoch=1, reconsume_times=1), 12)
 
 OUTPUT = OutputColumns.of(StructType().add("name", "string"))
 
@@ -143,7 +149,7 @@ def test_an_exception_in_a_hook_is_logged_and_changes_nothing(caplog: pytest.Log
     with caplog.at_level(logging.ERROR):
         run.consume()
 
-    assert run.ack().next_offset == 12
+    assert run.ack().state.next_offset == 12
     assert [event[1] for event in events] == ["before", "after"]
     assert len(caplog.records) == 4
     assert (

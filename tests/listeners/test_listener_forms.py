@@ -590,7 +590,7 @@ def test_a_listener_is_pickled_once_for_all_micro_batches() -> None:
         hooks=ConsumeHooks([both]),
     )
     engine = PickledOnce(DirectEngine(consumer))
-    planned = QueueRange(queue=QUEUE, start=10, end=12, epoch=1)
+    planned = QueueRange.between(QUEUE, 10, 12, epoch=1)
     for _ in range(3):
         sent = pickle.loads(cloudpickle.dumps(BatchTask(None, engine)))._engine
         assert isinstance(sent, DirectEngine)

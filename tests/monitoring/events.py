@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.consumer.engine.output import QueueAck
-from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.monitoring.batch_metrics import BatchFigures, figures_of
 from pyspark_rocketmq.offsets.store import OffsetRow
 
@@ -18,7 +18,7 @@ QUERY_ID, RUN_ID = "a6c61d57-ca02-45f3-986e-0b7f66569e4d", "427ba284-4ff5-4e70-9
 
 def planned(queue: MessageQueue, start: int, end: int, epoch: int = 0) -> QueueRange:
     """A range; without an epoch that of a query without a consumer."""
-    return QueueRange(queue=queue, start=start, end=end, epoch=epoch)
+    return QueueRange.between(queue, start, end, epoch=epoch)
 
 
 def progress(
@@ -58,10 +58,10 @@ def progress(
 def ack(queue: MessageQueue, **reached: Any) -> QueueAck:
     """How far a queue came; all of the range unless said otherwise."""
     facts: dict[str, Any] = {
-        "epoch": 1, "start": 0, "reconsume_times": 0, "suspended_until_s": None, "consumed": 10, "failed": 0,
-        "finished": "EXHAUSTED", "listener_s": 0.1,
+        "start": 0, "consumed": 10, "failed": 0, "finished": "EXHAUSTED",
     }  # fmt: skip
-    return QueueAck(**queue._asdict(), **facts | reached)
+    state = QueueState(reached.pop("next_offset"), 1)
+    return QueueAck(queue=queue, state=state, **facts | reached)
 
 
 def told(progress: Mapping[str, Any], report: BatchReport | None, now_s: float) -> BatchFigures:
@@ -76,9 +76,16 @@ def offset_row(
 ) -> OffsetRow:
     """A row of this member."""
     return OffsetRow(
-        consumer_group="g", queue=queue, next_offset=next_offset, epoch=1, owner="me", reconsume_times=reconsume_times,
-        suspended_until_s=suspended_until_s, query_id=QUERY_ID, batch_id=3, updated_at_s=NOW_S,
-    )  # fmt: skip
+        consumer_group="g",
+        queue=queue,
+        state=QueueState(
+            next_offset, 1, reconsume_times=reconsume_times, suspended_until_s=suspended_until_s
+        ),
+        owner="me",
+        query_id=QUERY_ID,
+        batch_id=3,
+        updated_at_s=NOW_S,
+    )
 
 
 def report(*, acks: list[QueueAck], rows: list[OffsetRow], batch_id: int = 3) -> BatchReport:

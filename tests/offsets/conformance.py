@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.file import FileOffsetStore
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
-from pyspark_rocketmq.offsets.store import TAKEN_OVER, NewLife, OffsetRow, OffsetStore, Passed, QueueCommit
+from pyspark_rocketmq.offsets.store import CLAIMED, NewLife, OffsetRow, OffsetStore, Passed, QueueCommit
 from tests.helpers.fake_clock import FakeClock
 from tests.offsets.store_workers import claim_and_commit
 
@@ -31,7 +31,8 @@ START_S = 1_700_000_000.25
 
 
 def committed(queue: MessageQueue, next_offset: int, epoch: int = 1, **more: Any) -> QueueCommit:
-    return QueueCommit(queue=queue, epoch=epoch, next_offset=next_offset, **more)
+    state = {name: more.pop(name) for name in QueueState._fields if name in more}
+    return QueueCommit(queue=queue, state=QueueState(next_offset, epoch, **state), **more)
 
 
 class PositionConformance:
@@ -157,13 +158,10 @@ class OffsetStoreConformance(PositionConformance):
             Q0: OffsetRow(
                 consumer_group=GROUP,
                 queue=Q0,
-                next_offset=17,
-                epoch=1,
+                state=QueueState(17, 1),
                 owner="client-1",
-                reconsume_times=0,
-                suspended_until_s=None,
                 query_id="",
-                batch_id=TAKEN_OVER,
+                batch_id=CLAIMED,
                 updated_at_s=START_S,
             )
         }
@@ -180,7 +178,7 @@ class OffsetStoreConformance(PositionConformance):
         row = store.claim(GROUP, "client-2", {Q0: 999})[Q0]
 
         assert (row.next_offset, row.epoch, row.owner) == (5, 2, "client-2")
-        assert (row.reconsume_times, row.suspended_until_s) == (2, START_S + 1.5)
+        assert (row.state.reconsume_times, row.state.suspended_until_s) == (2, START_S + 1.5)
 
     def test_a_claim_keeps_how_often_messages_were_given_back_and_a_reset_forgets_it(
         self, store: OffsetStore
@@ -188,7 +186,7 @@ class OffsetStoreConformance(PositionConformance):
         """D6, F5: the next owner goes on counting; figures are each owner's own (D11)."""
         store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
         failed = [
-            committed(queue, 5, reconsume_times=2, put_back="[[5,9,2]]", statistics="{}")
+            committed(queue, 5, reconsume_times=2, retry_counts="[[5,9,2]]", statistics="{}")
             for queue in (Q0, Q1)
         ]
         store.commit(GROUP, failed, query_id="q", batch_id=3)
@@ -198,10 +196,10 @@ class OffsetStoreConformance(PositionConformance):
         store.reset(GROUP, {Q1: 5})
 
         rows = store.read(GROUP)
-        assert (rows[Q0].put_back, rows[Q0].statistics) == ("[[5,9,2]]", "")
-        assert rows[Q1].put_back == ""
-        store.commit(GROUP, [committed(Q0, 5, epoch=2, put_back="[[5,9,3]]")], query_id="q", batch_id=4)
-        assert store.read(GROUP)[Q0].put_back == "[[5,9,3]]"
+        assert (rows[Q0].state.retry_counts, rows[Q0].statistics) == ("[[5,9,2]]", "")
+        assert rows[Q1].state.retry_counts == ""
+        store.commit(GROUP, [committed(Q0, 5, epoch=2, retry_counts="[[5,9,3]]")], query_id="q", batch_id=4)
+        assert store.read(GROUP)[Q0].state.retry_counts == "[[5,9,3]]"
 
     def test_a_queue_keeps_its_generation(self, store: OffsetStore) -> None:
         """F4: a lost store gets it from the sink; nothing but offsets that begin again changes it."""
@@ -222,18 +220,23 @@ class OffsetStoreConformance(PositionConformance):
             5,
             reconsume_times=2,
             suspended_until_s=START_S + 9,
-            put_back="[[5,9,2]]",
+            retry_counts="[[5,9,2]]",
             last_message="[4,1,1]",
         )
         store.commit(GROUP, [failed], query_id="q", batch_id=3)
-        assert store.read(GROUP)[Q0].last_message == "[4,1,1]"
+        assert store.read(GROUP)[Q0].state.last_message == "[4,1,1]"
 
         begun = store.begin_lives(GROUP, {Q0: NewLife(1, 2), Q1: NewLife(1, 2)})
 
         assert store.read(GROUP) == begun
         row = begun[Q0]
         assert (row.next_offset, row.epoch, row.generation, row.owner) == (2, 2, 1, "client-1")
-        assert (row.last_message, row.put_back, row.reconsume_times, row.suspended_until_s) == (
+        assert (
+            row.state.last_message,
+            row.state.retry_counts,
+            row.state.reconsume_times,
+            row.state.suspended_until_s,
+        ) == (
             "",
             "",
             0,
@@ -268,7 +271,7 @@ class OffsetStoreConformance(PositionConformance):
         store.claim(GROUP, "client-2", {Q0: 0})
         store.commit(GROUP, [committed(Q0, 3, epoch=3, last_message="[2,1,1]")], query_id="q", batch_id=3)
 
-        assert store.read(GROUP)[Q0].last_message == "[4,1,1]"
+        assert store.read(GROUP)[Q0].state.last_message == "[4,1,1]"
 
     def test_the_last_message_passed_over_is_remembered_until_one_is_consumed(
         self, store: OffsetStore
@@ -280,10 +283,11 @@ class OffsetStoreConformance(PositionConformance):
             GROUP, {Q0: Passed(1, "[4,1,1]"), Q1: Passed(2, "[4,1,1]"), Q2: Passed(1, "[4,1,1]")}
         )
 
-        assert store.read(GROUP) == {**before, Q0: before[Q0]._replace(last_message="[4,1,1]")}
+        noted = before[Q0].state._replace(last_message="[4,1,1]")
+        assert store.read(GROUP) == {**before, Q0: before[Q0]._replace(state=noted)}
         store.commit(GROUP, [committed(Q0, 6, last_message="[5,2,2]")], query_id="q", batch_id=1)
         store.note_passed(GROUP, {Q0: Passed(1, "[5,3,3]")})
-        assert store.read(GROUP)[Q0].last_message == "[5,2,2]"
+        assert store.read(GROUP)[Q0].state.last_message == "[5,2,2]"
 
     def test_what_brokers_are_shown_is_remembered_with_the_offset(self, store: OffsetStore) -> None:
         """F5: before it is sent; what cannot be there any more is forgotten."""
@@ -299,7 +303,7 @@ class OffsetStoreConformance(PositionConformance):
         assert [store.read(GROUP)[queue].shown for queue in (Q0, Q1)] == ["[9]", "[0]"]
         assert store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 9})[Q0].shown == "[9]"
         moved = store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 4})[Q0]
-        assert (moved.next_offset, moved.shown, moved.batch_id) == (4, "[9,4]", TAKEN_OVER)
+        assert (moved.next_offset, moved.shown, moved.batch_id) == (4, "[9,4]", CLAIMED)
         assert store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 4})[Q0].next_offset == 4
 
     def test_figures_alone_are_not_stored(self, store: OffsetStore) -> None:
@@ -321,7 +325,11 @@ class OffsetStoreConformance(PositionConformance):
 
         assert (result.accepted, result.refused) == ((commit,), ())
         row = store.read(GROUP)[Q0]
-        assert (row.next_offset, row.reconsume_times, row.suspended_until_s) == (8, 1, START_S + 3)
+        assert (row.next_offset, row.state.reconsume_times, row.state.suspended_until_s) == (
+            8,
+            1,
+            START_S + 3,
+        )
         assert (row.query_id, row.batch_id, row.updated_at_s) == ("q", 4, START_S + 2)
 
     def test_a_commit_that_does_not_suspend_ends_the_suspension(self, store: OffsetStore) -> None:
@@ -332,7 +340,7 @@ class OffsetStoreConformance(PositionConformance):
         store.commit(GROUP, [committed(Q0, 6)], query_id="q", batch_id=2)
 
         row = store.read(GROUP)[Q0]
-        assert (row.reconsume_times, row.suspended_until_s) == (0, None)
+        assert (row.state.reconsume_times, row.state.suspended_until_s) == (0, None)
 
     def test_a_commit_under_a_lost_epoch_is_refused_and_the_others_go_on(self, store: OffsetStore) -> None:
         """C5, B5: a consumer that lost a queue cannot move it, whatever the broker's lock says."""
@@ -366,7 +374,7 @@ class OffsetStoreConformance(PositionConformance):
         store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=1)
 
         row = store.read(GROUP)[Q0]
-        assert (row.next_offset, row.reconsume_times, row.suspended_until_s) == (9, 0, None)
+        assert (row.next_offset, row.state.reconsume_times, row.state.suspended_until_s) == (9, 0, None)
 
     @pytest.mark.parametrize(("query_id", "batch_id"), [("q", 2), ("other", 1)])
     def test_another_batch_going_back_is_loud_and_stores_nothing(
@@ -391,7 +399,7 @@ class OffsetStoreConformance(PositionConformance):
         row = store.reset(GROUP, {Q0: 2})[Q0]
 
         assert (row.next_offset, row.epoch, row.owner) == (2, 2, "client-1")
-        assert (row.reconsume_times, row.suspended_until_s) == (0, None)
+        assert (row.state.reconsume_times, row.state.suspended_until_s) == (0, None)
         assert store.read(GROUP) == {Q0: row}
         late = committed(Q0, 12)
         assert store.commit(GROUP, [late], query_id="q", batch_id=1).refused == (late,)
@@ -445,7 +453,7 @@ class OffsetStoreConformance(PositionConformance):
 
         store.commit(GROUP, [suspended], query_id="q", batch_id=1)
 
-        assert store.read(GROUP)[Q0].suspended_until_s == round(START_S + 0.123456789, 6)
+        assert store.read(GROUP)[Q0].state.suspended_until_s == round(START_S + 0.123456789, 6)
 
     def test_every_group_is_listed_whatever_its_name(self, store: OffsetStore) -> None:
         names = ["a/b=c d", "%RETRY%o'brien", "g@one", "gruppe-é"]
@@ -459,7 +467,9 @@ class OffsetStoreConformance(PositionConformance):
     ) -> None:
         """H2: nothing but the storage is needed to go on."""
         store.claim(GROUP, "client-1", {Q0: 0, Q1: 3})
-        suspended = committed(Q0, 8, reconsume_times=1, suspended_until_s=START_S + 3, put_back="[[8,9,1]]")
+        suspended = committed(
+            Q0, 8, reconsume_times=1, suspended_until_s=START_S + 3, retry_counts="[[8,9,1]]"
+        )
         store.commit(GROUP, [suspended], query_id="q", batch_id=4)
 
         assert again().read(GROUP) == store.read(GROUP)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from pyspark_rocketmq.errors import OffsetCommitConflict
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import open_offset_store
 from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore, QueueCommit
 
@@ -39,7 +39,7 @@ def claim_and_commit(
     row = claim()
     next_offset, accepted = row.next_offset, 0
     for batch_id in range(commits):
-        commit = QueueCommit(queue=queue, epoch=row.epoch, next_offset=next_offset + 1)
+        commit = QueueCommit(queue=queue, state=QueueState(next_offset + 1, row.epoch))
         step = partial(store.commit, consumer_group, [commit], query_id=owner, batch_id=batch_id)
         result = _done(step, tries)
         if result.accepted:

@@ -148,7 +148,7 @@ def test_rows_that_sql_inserted_with_the_key_and_offset_only_can_be_read(path: P
 
     row = store.claim(GROUP, "client-1", {Q0: 0})[Q0]
 
-    assert (row.next_offset, row.epoch, row.reconsume_times, row.batch_id) == (11, 2, 0, -1)
+    assert (row.next_offset, row.epoch, row.state.reconsume_times, row.batch_id) == (11, 2, 0, -1)
 
 
 def test_a_table_with_the_columns_in_another_order_is_used(path: Path) -> None:
@@ -418,7 +418,7 @@ def test_a_table_of_an_earlier_release_is_read_as_it_is(path: Path) -> None:
 
     row = DeltaOffsetStore(path).read(GROUP)[Q0]
 
-    assert (row.next_offset, row.put_back, row.statistics) == (11, "", "")
+    assert (row.next_offset, row.state.retry_counts, row.statistics) == (11, "", "")
     assert version(path) == before
 
 
@@ -428,11 +428,11 @@ def test_the_first_change_brings_a_table_to_the_newest_form(path: Path) -> None:
     store = DeltaOffsetStore(path)
 
     store.claim(GROUP, "client-1", {Q0: 0})
-    store.commit(GROUP, [committed(Q0, 12, epoch=2, put_back="[[12,13,1]]")], query_id="q", batch_id=1)
+    store.commit(GROUP, [committed(Q0, 12, epoch=2, retry_counts="[[12,13,1]]")], query_id="q", batch_id=1)
 
     assert pa.schema(DeltaTable(path).schema().to_arrow()) == SCHEMA
     assert DeltaTable(path).metadata().configuration[VERSION_PROPERTY] == str(NEWEST_VERSION)
-    assert DeltaOffsetStore(path).read(GROUP)[Q0].put_back == "[[12,13,1]]"
+    assert DeltaOffsetStore(path).read(GROUP)[Q0].state.retry_counts == "[[12,13,1]]"
 
 
 def test_an_upgrade_that_was_killed_half_way_is_finished(path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from pyspark_rocketmq.errors import OffsetCommitConflict, OffsetError, OffsetStoreUnavailable, SchemaError
 from pyspark_rocketmq.offsets.file import FileOffsetStore
 from pyspark_rocketmq.offsets.open import open_offset_store
-from pyspark_rocketmq.offsets.store import TAKEN_OVER, OffsetStore
+from pyspark_rocketmq.offsets.store import CLAIMED, OffsetStore
 from tests.helpers.fake_clock import FakeClock
 from tests.offsets.conformance import GROUP, Q0, Q1, START_S, OffsetStoreConformance, committed
 from tests.offsets.store_workers import claim_and_commit
@@ -69,7 +69,7 @@ def test_a_file_of_java_s_is_gone_on_from(folder: Path, main: Path) -> None:
     row = FileOffsetStore(folder).read(GROUP)[Q0]
     claimed = FileOffsetStore(folder).claim(GROUP, "me", {Q0: 0})[Q0]
 
-    assert (row.next_offset, row.epoch, row.batch_id) == (12, 0, TAKEN_OVER)
+    assert (row.next_offset, row.epoch, row.batch_id) == (12, 0, CLAIMED)
     assert (claimed.next_offset, claimed.epoch) == (12, 1)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from pyspark_rocketmq.errors import OffsetRegressed
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.rules import Change, apply_claim, apply_commit, apply_reset
 from pyspark_rocketmq.offsets.store import OffsetRow, QueueCommit
 
@@ -25,10 +25,12 @@ def commits(draw: st.DrawFn) -> list[QueueCommit]:
     return [
         QueueCommit(
             queue=queue,
-            epoch=draw(st.integers(0, 4)),
-            next_offset=draw(offsets),
-            reconsume_times=draw(st.integers(0, 2)),
-            suspended_until_s=draw(st.none() | st.integers(0, 9).map(float)),
+            state=QueueState(
+                draw(offsets),
+                draw(st.integers(0, 4)),
+                reconsume_times=draw(st.integers(0, 2)),
+                suspended_until_s=draw(st.none() | st.integers(0, 9).map(float)),
+            ),
         )
         for queue in draw(st.lists(st.sampled_from(QUEUES), max_size=3, unique=True))
     ]
@@ -82,11 +84,11 @@ class OffsetRules(RuleBasedStateMachine):
             return
         assert {*change.result.accepted, *change.result.refused} == set(batch)
         for commit in change.result.refused:
-            assert commit.queue not in before or before[commit.queue].epoch != commit.epoch
+            assert commit.queue not in before or before[commit.queue].epoch != commit.state.epoch
         for commit in change.result.accepted:
-            assert before[commit.queue].epoch == commit.epoch
+            assert before[commit.queue].epoch == commit.state.epoch
             row = change.rows[commit.queue]
-            assert row.next_offset == max(commit.next_offset, before[commit.queue].next_offset)
+            assert row.next_offset == max(commit.state.next_offset, before[commit.queue].next_offset)
         again = apply_commit(change.rows, GROUP, batch, **by_batch, now_s=self.now_s + 50)
         assert again.result == change.result
         self._step(change, {commit.queue for commit in change.result.accepted})
@@ -98,8 +100,8 @@ def _goes_back(
     row = rows.get(commit.queue)
     return (
         row is not None
-        and row.epoch == commit.epoch
-        and commit.next_offset < row.next_offset
+        and row.epoch == commit.state.epoch
+        and commit.state.next_offset < row.next_offset
         and (row.query_id, row.batch_id) != (query_id, batch_id)
     )
 
@@ -111,7 +113,7 @@ TestOffsetRules = OffsetRules.TestCase
 def test_storing_a_batch_twice_changes_nothing_the_second_time(batch: list[QueueCommit], start: int) -> None:
     """H1: an unknown outcome is resolved by reading and deciding again."""
     claimed = apply_claim({}, GROUP, "a", dict.fromkeys(QUEUES, start), now_s=0.0).rows
-    usable = [commit for commit in batch if commit.next_offset >= start]
+    usable = [commit for commit in batch if commit.state.next_offset >= start]
     once = apply_commit(claimed, GROUP, usable, query_id="q", batch_id=1, now_s=1.0)
 
     twice = apply_commit(once.rows, GROUP, usable, query_id="q", batch_id=1, now_s=2.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore, what_went_back
 from pyspark_rocketmq.offsets.store import QueueCommit
 from tests.helpers.fake_clock import FakeClock
@@ -17,7 +17,7 @@ def store_at(offset: int) -> MemoryOffsetStore:
     store = MemoryOffsetStore("set-back", clock=FakeClock())
     row = store.claim(GROUP, "me", {Q0: 0})[Q0]
     store.commit(
-        GROUP, [QueueCommit(queue=Q0, epoch=row.epoch, next_offset=offset)], query_id="q", batch_id=1
+        GROUP, [QueueCommit(queue=Q0, state=QueueState(offset, row.epoch))], query_id="q", batch_id=1
     )
     return store
 
@@ -64,6 +64,6 @@ def test_no_change_that_the_rules_allow_is_taken_for_that(made: list[tuple[str, 
             store.reset(GROUP, {queue: offset})
         elif queue in before:
             row = before[queue]
-            forward = QueueCommit(queue=row.queue, epoch=row.epoch, next_offset=row.next_offset + offset)
+            forward = QueueCommit(queue=row.queue, state=QueueState(row.next_offset + offset, row.epoch))
             store.commit(GROUP, [forward], query_id="q", batch_id=offset)
         assert what_went_back(before, store.read(GROUP)) == ()

@@ -18,7 +18,7 @@ spans = st.tuples(st.integers(0, 40), st.integers(0, 20)).map(lambda one: (one[0
 
 
 def planned(queue: MessageQueue, start: int, end: int) -> QueueRange:
-    return QueueRange(queue=queue, start=start, end=end)
+    return QueueRange.between(queue, start, end)
 
 
 def offsets(ranges: list[QueueRange]) -> list[tuple[MessageQueue, int]]:

@@ -24,7 +24,7 @@ def paid(topic: str) -> str:
 
 
 def sending(queue: MessageQueue, start: int, end: int, run: str = "r1") -> Sending:
-    source = QueueRange(queue=queue, start=start, end=end)
+    source = QueueRange.between(queue, start, end)
     return Sending(run=run, source=source, target=MessageQueue("copy", "b", 2), target_offset=7)
 
 

@@ -9,7 +9,7 @@ from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.replay.ranges import Sending
 
 A0, COPY = MessageQueue("orders", "a", 0), MessageQueue("copy", "a", 0)
-SENDING = Sending(run="r1", source=QueueRange(queue=A0, start=100, end=200), target=COPY, target_offset=50)
+SENDING = Sending(run="r1", source=QueueRange.between(A0, 100, 200), target=COPY, target_offset=50)
 
 
 @pytest.mark.parametrize(

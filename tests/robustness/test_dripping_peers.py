@@ -19,7 +19,7 @@ from pyspark_rocketmq.client.tls import TlsConnector
 from pyspark_rocketmq.client.transport import TcpTransport
 from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import ConnectFailed, RequestTimeout, RocketMQError
-from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.source.reader import read_queue
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
@@ -95,7 +95,7 @@ def test_a_pull_from_a_dripping_broker_is_given_up_in_time() -> None:
 def test_a_range_of_a_dripping_broker_fails_in_time() -> None:
     """A1: tried again, it drips again."""
     with ScriptedServer(dripping) as server:
-        planned = QueueRange(queue=MessageQueue("T", "b", 0), start=0, end=100, epoch=1, reconsume_times=0)
+        planned = QueueRange(MessageQueue("T", "b", 0), QueueState(0, epoch=1, reconsume_times=0), 100)
         partition = partition_of(planned, server.address, request_timeout_s=WAIT_S, retry_timeout_s=WAIT_S)
         with pytest.raises(RequestTimeout):
             list(read_queue(partition))

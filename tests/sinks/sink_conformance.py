@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_rocketmq.errors import OffsetError, SchemaError, SinkMoved, SinkSetBack
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.sinks.base import Life, Sink, SinkBatch
@@ -201,7 +201,7 @@ class SinkConformance:
         standings = sink.begin(GROUP, {Q0: 0, Q1: 0}).standings
         store = MemoryOffsetStore("ahead", clock=FakeClock())
         [row] = store.claim(GROUP, "me", {queue: 0}).values()
-        passed = QueueCommit(queue=queue, epoch=row.epoch, next_offset=9, sinks=remembered_text(standings))
+        passed = QueueCommit(queue=queue, state=QueueState(9, row.epoch), sinks=remembered_text(standings))
         store.commit(GROUP, [passed], query_id="q", batch_id=1)
 
         with pytest.raises(SinkSetBack, match=f"the sink is at {2 if queue == Q0 else 0}, the group at 9"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pyspark_rocketmq.errors import SinkSetBack
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.rules import new_row
-from pyspark_rocketmq.offsets.store import NO_BATCH, OffsetRow
+from pyspark_rocketmq.offsets.store import RESET, OffsetRow
 from pyspark_rocketmq.sinks.standing import (
     SinkStanding,
     check_has_all,
@@ -25,7 +25,7 @@ STORE = "delta:/lake/_offsets"
 
 def row(queue: MessageQueue, next_offset: int, *sinks: SinkStanding, batch_id: int = 3) -> OffsetRow:
     return new_row(GROUP, queue, next_offset)._replace(
-        epoch=1, batch_id=batch_id, sinks=remembered_text(sinks)
+        state=QueueState(next_offset, 1), batch_id=batch_id, sinks=remembered_text(sinks)
     )
 
 
@@ -49,7 +49,7 @@ def test_a_sink_at_or_ahead_of_a_row_lacks_nothing(at: int) -> None:
     "found",
     [
         row(Q0, 99),
-        row(Q0, 99, batch_id=NO_BATCH),
+        row(Q0, 99, batch_id=RESET),
         row(Q0, 99, DATABASE),
         row(Q0, 99, LAKE._replace(name="/lake/other", identity="table-2")),
         row(Q0, 99)._replace(sinks="no JSON"),

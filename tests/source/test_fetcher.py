@@ -96,7 +96,7 @@ def replica() -> Iterator[ScriptedServer]:
 
 
 def partition(server: ScriptedServer, queue_id: int, end: int = 100, **changes: object) -> QueuePartition:
-    planned = QueueRange(queue=MessageQueue("orders", "broker-a", queue_id), start=0, end=end)
+    planned = QueueRange.between(MessageQueue("orders", "broker-a", queue_id), 0, end)
     return partition_of(planned, server.address, **{"pulls_in_flight": 8, **changes})
 
 

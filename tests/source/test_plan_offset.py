@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import OffsetError
-from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.source.ranges import offset_to_plan, plan_to_offset
 
 QUEUES = st.builds(
@@ -29,12 +29,7 @@ RANGES = st.dictionaries(
 ).map(
     lambda plan: tuple(
         QueueRange(
-            queue=queue,
-            start=start,
-            end=start + count,
-            epoch=epoch,
-            reconsume_times=times,
-            put_back=put_back,
+            queue, QueueState(start, epoch=epoch, reconsume_times=times, retry_counts=put_back), start + count
         )
         for queue, (start, count, epoch, times, put_back) in sorted(plan.items())
     )
@@ -61,7 +56,7 @@ def test_what_earlier_releases_kept_in_a_plan_is_passed_over() -> None:
 
     (planned,) = offset_to_plan(stored)[1]
 
-    assert planned == QueueRange(queue=MessageQueue("orders", "broker-a", 0), start=3, end=9, epoch=2)
+    assert planned == QueueRange.between(MessageQueue("orders", "broker-a", 0), 3, 9, epoch=2)
 
 
 def test_a_checkpoint_of_a_newer_version_is_refused_with_the_remedy() -> None:
@@ -106,12 +101,14 @@ def many(count: int, seed: int = 7) -> list[QueueRange]:
     chance = random.Random(seed)
     return [
         QueueRange(
-            queue=MessageQueue(f"orders-{at // 1000}", f"broker-{at // 100 % 10}", at % 100),
-            start=(start := 10**9 + chance.randrange(10**6)),
-            end=start + chance.randrange(1000),
-            epoch=chance.randrange(1, 4),
-            reconsume_times=(times := int(chance.random() < 0.01)),
-            put_back=f"[[{start},{start + 3},1]]" if times else "",
+            MessageQueue(f"orders-{at // 1000}", f"broker-{at // 100 % 10}", at % 100),
+            QueueState(
+                (start := 10**9 + chance.randrange(10**6)),
+                epoch=chance.randrange(1, 4),
+                reconsume_times=(times := int(chance.random() < 0.01)),
+                retry_counts=f"[[{start},{start + 3},1]]" if times else "",
+            ),
+            start + chance.randrange(1000),
         )
         for at in range(count)
     ]

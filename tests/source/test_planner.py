@@ -17,7 +17,7 @@ from pyspark_rocketmq.errors import (
     TransportError,
 )
 from pyspark_rocketmq.group.broker_offsets import BrokerOffsets, ResetWatch
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.positions import EARLIEST, LATEST, QueuePositions
@@ -168,8 +168,9 @@ class Planning:
 
     def commit(self, queue: MessageQueue, next_offset: int, **facts: Any) -> bool:
         """What the committer does after a batch; whether the store took it."""
-        epoch = next(r.epoch for r in offset_to_plan(self.offset)[1] if r.queue == queue)
-        commit = QueueCommit(queue=queue, epoch=epoch, next_offset=next_offset, **facts)
+        epoch = next(r.state.epoch for r in offset_to_plan(self.offset)[1] if r.queue == queue)
+        state = {name: facts.pop(name) for name in QueueState._fields if name in facts}
+        commit = QueueCommit(queue=queue, state=QueueState(next_offset, epoch, **state), **facts)
         result = self.store.commit("g", [commit], query_id="q", batch_id=self.offset["seq"])
         return bool(result.accepted)
 
@@ -292,7 +293,7 @@ def test_a_suspended_queue_is_planned_when_it_is_due_and_others_do_not_wait() ->
     planning.next()
     planning.commit(A1, 10)
     planning.commit(
-        A0, 4, suspended_until_s=planning.clock.now_s() + 2, reconsume_times=1, put_back="[[4,9,1]]"
+        A0, 4, suspended_until_s=planning.clock.now_s() + 2, reconsume_times=1, retry_counts="[[4,9,1]]"
     )
 
     planning.view.bounds[A1] = (0, 12)
@@ -302,7 +303,7 @@ def test_a_suspended_queue_is_planned_when_it_is_due_and_others_do_not_wait() ->
     planning.clock.advance(2)
     assert planning.next() == [(A0, 4, 10)]
     [planned] = offset_to_plan(planning.offset)[1]
-    assert (planned.reconsume_times, planned.put_back) == (1, "[[4,9,1]]")
+    assert (planned.state.reconsume_times, planned.state.retry_counts) == (1, "[[4,9,1]]")
 
 
 def test_how_long_a_listener_has_a_message_is_known_from_what_was_counted() -> None:
@@ -686,7 +687,7 @@ def test_a_replayed_plan_waits_for_a_broker_that_is_down_at_the_restart() -> Non
     planning.next()
 
     planning.on_pause.append(planning.view.not_in_route.clear)
-    planned = [QueueRange(queue=queue, start=0, end=10) for queue in (A0, B0)]
+    planned = [QueueRange.between(queue, 0, 10) for queue in (A0, B0)]
 
     assert planning.planner.snapshot_for(planned, can_wait=True).addresses.keys() == {"broker-a", "broker-b"}
     assert sum(planning.pauses) < 5

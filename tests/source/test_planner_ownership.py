@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from pyspark_rocketmq.consume.planning import LONGEST_LEFT_OUT_S, StuckQueueDetector
-from pyspark_rocketmq.model import MessageQueue, QueueBounds
+from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from tests.helpers.fake_clock import FakeClock
 from tests.source.test_planner import A0, A1, Planning
@@ -95,17 +95,17 @@ class TestLeftOut:
 
     bounds: ClassVar = {A0: QueueBounds(0, 10)}
 
-    def rows(self, **facts: object) -> dict[MessageQueue, object]:
+    def progress(self, **facts: Any) -> dict[MessageQueue, QueueState]:
         planning = Planning({A0: (0, 5)}, group=True)
         planning.next()
-        return {A0: planning.store.read("g")[A0]._replace(**facts)}  # type: ignore[arg-type]
+        return {A0: planning.store.read("g")[A0].state._replace(**facts)}
 
     def test_a_queue_is_told_once_when_it_was_left_out_for_two_minutes(self) -> None:
         """B6."""
-        watch, rows = StuckQueueDetector(), self.rows()
+        watch, progress = StuckQueueDetector(), self.progress()
         told = []
         for second in range(int(LONGEST_LEFT_OUT_S) * 2):
-            watch.look(rows, self.bounds, 1000.0 + second)  # type: ignore[arg-type]
+            watch.look(progress, self.bounds, 1000.0 + second)
             told += [(second, queue) for queue in watch.planned((), 1000.0 + second)]
 
         assert told == [(LONGEST_LEFT_OUT_S, A0)]
@@ -115,16 +115,16 @@ class TestLeftOut:
     )
     def test_a_queue_that_waits_by_right_is_not_told(self, facts: dict[str, float]) -> None:
         """B6: alibaba/rocketmq#459."""
-        watch, rows = StuckQueueDetector(), self.rows(**facts)
+        watch, progress = StuckQueueDetector(), self.progress(**facts)
         for second in range(300):
-            watch.look(rows, self.bounds, 1000.0 + second)  # type: ignore[arg-type]
+            watch.look(progress, self.bounds, 1000.0 + second)
             assert watch.planned((), 1000.0 + second) == []
 
     def test_a_plan_that_holds_the_queue_begins_the_wait_anew(self) -> None:
         """B6."""
-        watch, rows = StuckQueueDetector(), self.rows()
+        watch, progress = StuckQueueDetector(), self.progress()
         for second in range(300):
-            watch.look(rows, self.bounds, 1000.0 + second)  # type: ignore[arg-type]
+            watch.look(progress, self.bounds, 1000.0 + second)
             queues = {A0} if second % 100 == 99 else ()
             assert watch.planned(queues, 1000.0 + second) == []
 

@@ -9,7 +9,7 @@ import pytest
 
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable, ConnectFailed
 from pyspark_rocketmq.group.broker_offsets import Addresses
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.positions import LATEST
@@ -199,7 +199,12 @@ def test_what_another_member_consumed_meanwhile_is_not_planned_again() -> None:
     assert planning.next() == [(A0, 7, 10)]
 
     row = planning.store.read("g")[A0]
-    assert (row.next_offset, row.epoch, row.reconsume_times, row.suspended_until_s) == (7, 2, 0, None)
+    assert (row.next_offset, row.epoch, row.state.reconsume_times, row.state.suspended_until_s) == (
+        7,
+        2,
+        0,
+        None,
+    )
     assert planning.commit(A0, 9)
 
 
@@ -278,7 +283,7 @@ def test_a_reset_made_while_nobody_of_the_group_was_there_is_followed(target: in
     # Without a mirror the broker still has what the group began with.
     is_news = is_mirrored or target != 0
     assert again.next() == [(A0, target if is_news else 5, 10)]
-    assert store.read("g")[A0].reconsume_times == (0 if is_news else 3)
+    assert store.read("g")[A0].state.reconsume_times == (0 if is_news else 3)
 
 
 def test_a_reset_that_a_java_member_followed_is_not_undone() -> None:
@@ -410,7 +415,7 @@ def test_a_queue_claimed_by_somebody_else_in_between_is_not_moved(monkeypatch: p
     def claim_and_lose(*arguments: Any, **named: Any) -> object:
         claimed = claim(*arguments, **named)
         claim("g", "other", {A0: 0})
-        store.commit("g", [QueueCommit(queue=A0, epoch=3, next_offset=8)], query_id="q", batch_id=1)
+        store.commit("g", [QueueCommit(queue=A0, state=QueueState(8, 3))], query_id="q", batch_id=1)
         return claimed
 
     monkeypatch.setattr(store, "claim", claim_and_lose)
@@ -434,7 +439,7 @@ def test_a_gap_moves_no_queue_that_somebody_else_has_claimed_since_the_look(
 
     def pause_and_reset(*arguments: Any, **named: Any) -> object:
         store.claim("g", "other", {A0: 0})
-        store.commit("g", [QueueCommit(queue=A0, epoch=2, next_offset=8)], query_id="q", batch_id=1)
+        store.commit("g", [QueueCommit(queue=A0, state=QueueState(8, 2))], query_id="q", batch_id=1)
         return reset(*arguments, **named)
 
     monkeypatch.setattr(store, "reset", pause_and_reset)

@@ -17,7 +17,7 @@ from pyspark_rocketmq.errors import (
     RemoteProtocolError,
     SystemBusy,
 )
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.source.ranges import MOST_COUNTED, QueuePartition, Ticket, tasks_of, ticket_rows
 from pyspark_rocketmq.source.reader import gaps_before, read_queue, read_queues, read_ranges, read_tickets
 from pyspark_rocketmq.source.schema import EndReason, RangeEnd, spark_rows
@@ -110,7 +110,7 @@ def partition(log: Log) -> Iterator[QueuePartition]:
     """Offsets 10 to 60 of ``log``, in consumer mode; nothing is tried twice."""
     with ScriptedServer(log) as server:
         yield partition_of(
-            QueueRange(queue=QUEUE, start=10, end=60, epoch=7, reconsume_times=2),
+            QueueRange(QUEUE, QueueState(10, epoch=7, reconsume_times=2), 60),
             server.address,
             with_marker=True,
             retry_timeout_s=0.0,
@@ -376,7 +376,7 @@ def test_what_filtered_pulls_bring_twice_is_kept_once(log: Log, partition: Queue
     """A4: a filtered pull scans on into what its neighbour asks for."""
     log.scan = 40
     log.missing = {offset for offset in range(1000) if offset % 3}
-    wanted = replace(partition, subscription="even", planned=replace(partition.planned, start=0, end=800))
+    wanted = replace(partition, subscription="even", planned=QueueRange.between(QUEUE, 0, 800))
 
     seen, marked = read(replace(wanted, pull_batch_size=16, pulls_in_flight=4))
 
@@ -417,7 +417,7 @@ def test_a_range_that_is_full_goes_on_in_the_next_micro_batch(partition: QueuePa
     while planned.count:
         part, marked = read(replace(partition, planned=planned, max_bytes=14))
         seen += part
-        planned = replace(planned, start=marked.end)
+        planned = planned.starting_at(marked.end)
 
     assert seen == list(range(10, 60))
 
@@ -527,7 +527,7 @@ def test_a_range_handed_over_unread_is_read_once_however_spark_cuts_its_rows(
     log: Log, partition: QueuePartition, size: int
 ) -> None:
     """D1: Spark counts a row for each offset, so that its numInputRows says what the micro-batch takes in."""
-    next_range = replace(partition.planned, start=60, end=61)
+    next_range = QueueRange.between(QUEUE, 60, 61)
     tickets = [Ticket((partition,)), Ticket((replace(partition, planned=next_range),))]
     rows = pa.Table.from_batches(map(ticket_rows, tickets)).combine_chunks()
 

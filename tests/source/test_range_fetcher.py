@@ -31,7 +31,7 @@ def server() -> Iterator[ScriptedServer]:
 
 
 def partition(server: ScriptedServer, start: int, end: int) -> QueuePartition:
-    return partition_of(QueueRange(queue=QUEUE, start=start, end=end), server.address)
+    return partition_of(QueueRange.between(QUEUE, start, end), server.address)
 
 
 def answer_pull(peer: Peer, request: RemotingCommand, *, at_most: int = 8) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pyspark_rocketmq.consume.metrics import Figures
-from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.source.schema import (
     CONSUMER_SCHEMA,
     EndReason,
@@ -18,7 +18,7 @@ from pyspark_rocketmq.wire.messages import StoredMessage, body_crc
 from tests.helpers.messages import QUEUE, message_at
 from tests.helpers.stored_messages import decode_columns, encode_stored_message
 
-PLANNED = QueueRange(queue=QUEUE, start=10, end=20, epoch=3, reconsume_times=2)
+PLANNED = QueueRange(QUEUE, QueueState(10, epoch=3, reconsume_times=2), 20)
 
 
 def test_a_marker_row_stands_at_the_end_of_its_range_and_brings_it_back() -> None:
@@ -65,7 +65,7 @@ def test_a_marker_row_brings_what_messages_are_told_of_their_queue(
 
 def test_a_marker_row_brings_back_how_often_messages_were_given_back() -> None:
     """D6"""
-    planned = replace(PLANNED, put_back="[[12,15,1]]")
+    planned = replace(PLANNED, state=PLANNED.state._replace(retry_counts="[[12,15,1]]"))
     (row,) = marker_row(RangeEnd(planned=planned, rows=8)).to_pylist()
 
     assert RangeEnd.from_json(QUEUE, row["plannedRange"]).planned == planned

@@ -176,7 +176,7 @@ def test_a_logged_plan_is_read_from_a_slave_that_has_all_of_it(high: int, waits:
     planning.view.not_in_route = {"broker-a"}
     planning.view.down, planning.view.at_slaves = dict(DOWN), {A0: (0, high)}
     planning.planner.latest(planning.offset)
-    planned = [QueueRange(queue=A0, start=0, end=10)]
+    planned = [QueueRange.between(A0, 0, 10)]
 
     snapshot = planning.planner.snapshot_for(planned, can_wait=True)
     assert snapshot.addresses == {"broker-b": "broker-b:1"}

@@ -52,28 +52,19 @@ Source: ``ProcessQueue.isPullExpired``, ``RebalanceImpl.updateProcessQueueTableI
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from heapq import heapify, heapreplace
 from itertools import pairwise
 from math import ceil, inf
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from pyspark_rocketmq.consume.orderly import LONGEST_SUSPEND_MILLIS
 from pyspark_rocketmq.consume.positions import OffsetGap
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
+from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
 
 LONGEST_LEFT_OUT_S: Final = 120.0
 """``ProcessQueue.PULL_MAX_IDLE_TIME``."""
-
-
-class _Row(Protocol):
-    """What is needed of a row of the offset store."""
-
-    @property
-    def next_offset(self) -> int: ...
-    @property
-    def suspended_until_s(self) -> float | None: ...
 
 
 class StuckQueueDetector:
@@ -84,14 +75,17 @@ class StuckQueueDetector:
         self._since_s: dict[MessageQueue, float] = {}
 
     def look(
-        self, rows: Mapping[MessageQueue, _Row], bounds: Mapping[MessageQueue, QueueBounds], now_s: float
+        self,
+        progress: Mapping[MessageQueue, QueueState],
+        bounds: Mapping[MessageQueue, QueueBounds],
+        now_s: float,
     ) -> None:
         """Take the queues of the next plan; ``now_s`` is of the wall clock, as suspensions are."""
         self._ready = frozenset(
             queue
-            for queue, row in rows.items()
-            if row.next_offset < bounds[queue].max_offset
-            and (row.suspended_until_s is None or row.suspended_until_s <= now_s)
+            for queue, state in progress.items()
+            if state.next_offset < bounds[queue].max_offset
+            and (state.suspended_until_s is None or state.suspended_until_s <= now_s)
         )
 
     def planned(self, queues: Collection[MessageQueue], now_s: float) -> list[MessageQueue]:
@@ -156,7 +150,7 @@ def _rounded(dividend: int, divisor: int) -> int:
 def _cut(whole: QueueRange, count: int) -> list[QueueRange]:
     count = max(1, min(count, whole.count))
     bounds = [whole.start + whole.count * number // count for number in range(count + 1)]
-    return [replace(whole, start=start, end=end) for start, end in pairwise(bounds)]
+    return [replace(whole.starting_at(start), end=end) for start, end in pairwise(bounds)]
 
 
 READ_MS: Final = 0.01
@@ -240,27 +234,6 @@ def _spread(ranges: Sequence[Expected], slots: int) -> list[list[int]]:
     return [task for _, _, task in tasks]
 
 
-@dataclass(frozen=True, slots=True)
-class QueueProgress:
-    """What the offset store holds of one queue, as far as planning is concerned."""
-
-    next_offset: int
-    """Next queue offset to consume."""
-    _: KW_ONLY
-    epoch: int = 0
-    reconsume_times: int = 0
-    """How often the message at ``next_offset`` was given back so far."""
-    suspended_until_s: float | None = None
-    """Seconds since the epoch; from this moment on the queue may be planned again."""
-    put_back: str = ""
-    """How often messages from ``next_offset`` on were given back, where the first was not the only one."""
-
-    @property
-    def is_on_trial(self) -> bool:
-        """Whether the queue was suspended because of the message at ``next_offset``."""
-        return self.suspended_until_s is not None and self.reconsume_times > 0
-
-
 class Had(NamedTuple):
     """What a queue's listener has had, from its next offset on, and committed nothing of."""
 
@@ -305,7 +278,7 @@ _NONE_HAD: Mapping[MessageQueue, Had] = {}
 
 def plan_ranges(
     bounds: Mapping[MessageQueue, QueueBounds],
-    progress: Mapping[MessageQueue, QueueProgress],
+    progress: Mapping[MessageQueue, QueueState],
     *,
     limits: ReadLimits,
     now_s: float,
@@ -359,16 +332,16 @@ class _Planner:
         self._now_s = now_s
         self._had = had
         self._skip_gaps = skip_gaps
-        self._candidates: list[tuple[MessageQueue, QueueProgress, int]] = []
+        self._candidates: list[tuple[MessageQueue, QueueState, int]] = []
         """Queue, progress at the offset to read from, offsets that may be read."""
         self._gaps: list[OffsetGap] = []
         self._next_due_s: float | None = None
 
     def add(
-        self, queue: MessageQueue, bounds: QueueBounds, progress: QueueProgress | None, cap: int | None
+        self, queue: MessageQueue, bounds: QueueBounds, progress: QueueState | None, cap: int | None
     ) -> None:
         if progress is None:
-            progress = QueueProgress(bounds.min_offset)
+            progress = QueueState(bounds.min_offset)
         end = bounds.max_offset if cap is None else min(bounds.max_offset, cap)
         due_s = progress.suspended_until_s
         if due_s is not None and self._now_s < due_s <= self._now_s + LONGEST_SUSPEND_MILLIS / 1000:
@@ -388,14 +361,13 @@ class _Planner:
         ranges: list[QueueRange] = []
         held_up: list[QueueRange] = []
         for (queue, progress, readable), length in zip(self._candidates, self._lengths(), strict=True):
-            planned = QueueRange(
-                queue=queue,
-                start=progress.next_offset,
-                end=progress.next_offset + length,
-                epoch=progress.epoch,
-                reconsume_times=progress.reconsume_times,
-                put_back=progress.put_back,
+            begun = QueueState(
+                progress.next_offset,
+                progress.epoch,
+                progress.reconsume_times,
+                retry_counts=progress.retry_counts,
             )
+            planned = QueueRange(queue, begun, progress.next_offset + length)
             had = self._had.get(queue)
             if had is None or length > had.offsets or not had.rests:
                 ranges.append(planned)
@@ -410,14 +382,14 @@ class _Planner:
         )
 
     def _report_gap(
-        self, queue: MessageQueue, bounds: QueueBounds, progress: QueueProgress
-    ) -> QueueProgress | None:
+        self, queue: MessageQueue, bounds: QueueBounds, progress: QueueState
+    ) -> QueueState | None:
         gap = OffsetGap.between(queue, progress.next_offset, bounds)
         if gap is None:
             return progress
         self._gaps.append(gap)
         # Counts belonged to what is gone.
-        return QueueProgress(gap.corrected, epoch=progress.epoch) if self._skip_gaps else None
+        return QueueState(gap.corrected, progress.epoch) if self._skip_gaps else None
 
     def _lengths(self) -> list[int]:
         readable = [
@@ -495,12 +467,12 @@ class StallCounter:
         self._had: dict[MessageQueue, tuple[QueueRange, float]] = {}
         """And when it was planned."""
 
-    def had(self, progress: Mapping[MessageQueue, QueueProgress], now_s: float) -> Mapping[MessageQueue, Had]:
+    def had(self, progress: Mapping[MessageQueue, QueueState], now_s: float) -> Mapping[MessageQueue, Had]:
         """What queues' listeners have had in vain, from their next offsets on."""
         # A batch of which a queue was claimed or reset meanwhile is dropped whole, whatever its listeners
         # answered.
         is_dropped = any(
-            queue not in progress or progress[queue].epoch != planned.epoch
+            queue not in progress or progress[queue].epoch != planned.state.epoch
             for queue, planned in self._last_plan.items()
         )
         for queue, planned in () if is_dropped else self._last_plan.items():
@@ -540,5 +512,5 @@ class DrainWatch:
         return now_s - self._moved_at_s
 
 
-def _stands_at(planned: QueueRange, stored: QueueProgress | None) -> bool:
-    return stored is not None and (stored.next_offset, stored.epoch) == (planned.start, planned.epoch)
+def _stands_at(planned: QueueRange, stored: QueueState | None) -> bool:
+    return stored is not None and (stored.next_offset, stored.epoch) == (planned.start, planned.state.epoch)

@@ -144,8 +144,7 @@ def backward_problems(
 def batch_ranges(starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> list[QueueRange]:
     """What to read, sorted by queue; empty where a queue ends before it begins."""
     return [
-        QueueRange(queue=queue, start=start, end=max(start, ends[queue]))
-        for queue, start in sorted(starts.items())
+        QueueRange.between(queue, start, max(start, ends[queue])) for queue, start in sorted(starts.items())
     ]
 
 

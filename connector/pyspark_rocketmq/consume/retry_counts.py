@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from pyspark_rocketmq.errors import DamagedOffsets
+from pyspark_rocketmq.model import QueueState
 
 MOST_SPANS: Final = 1000
 """In a text, which every commit of the group writes again. A few are usual: a batch is put back together."""
 
 
-class PutBack(NamedTuple):
+class RetrySpan(NamedTuple):
     """A span of a queue whose messages were put back equally often."""
 
     start: int
@@ -26,55 +27,59 @@ class PutBack(NamedTuple):
     times: int
 
 
-def times_by_index(spans: Iterable[PutBack], first_at: Callable[[int], int]) -> dict[int, int]:
+def times_by_index(spans: Iterable[RetrySpan], first_at: Callable[[int], int]) -> dict[int, int]:
     """How often each message was put back, by index; ``first_at`` finds the index of an offset."""
     return {index: span.times for span in spans for index in range(first_at(span.start), first_at(span.end))}
 
 
-def spans_of(times: Mapping[int, int], offset_of: Callable[[int], int]) -> tuple[PutBack, ...]:
+def spans_of(times: Mapping[int, int], offset_of: Callable[[int], int]) -> tuple[RetrySpan, ...]:
     """The opposite of :func:`times_by_index`: ``times`` by ascending index, and the queue offset at an index.
 
     A span covers the offsets without a message between those of neighbours.
     """
-    spans: list[PutBack] = []
+    spans: list[RetrySpan] = []
     next_index = -1
     for index, count in times.items():
         offset = offset_of(index)
         if index == next_index and spans and spans[-1].times == count:
             spans[-1] = spans[-1]._replace(end=offset + 1)
         else:
-            spans.append(PutBack(offset, offset + 1, count))
+            spans.append(RetrySpan(offset, offset + 1, count))
         next_index = index + 1
     return tuple(spans)
 
 
-def from_offset(spans: Iterable[PutBack], queue_offset: int) -> tuple[PutBack, ...]:
+def from_offset(spans: Iterable[RetrySpan], queue_offset: int) -> tuple[RetrySpan, ...]:
     """What of ``spans`` is at ``queue_offset`` or behind it."""
     return tuple(
         span._replace(start=max(span.start, queue_offset)) for span in spans if span.end > queue_offset
     )
 
 
-def to_text(spans: Sequence[PutBack], next_offset: int, times: int) -> str:
+def to_text(spans: Sequence[RetrySpan], next_offset: int, times: int) -> str:
     """As short text, empty if only the message at ``next_offset`` was put back, ``times``.
 
     Of very many spans the last are left out: their messages are delivered more often, and none is given up
     early.
     """
-    if tuple(spans) == from_text("", next_offset, times):
+    if tuple(spans) == _first_alone(next_offset, times):
         return ""
     return json.dumps(spans[:MOST_SPANS], separators=(",", ":"))
 
 
-def from_text(text: str, next_offset: int, times: int) -> tuple[PutBack, ...]:
-    """The opposite of :func:`to_text`.
+def spans_from(state: QueueState) -> tuple[RetrySpan, ...]:
+    """What a queue's state says: the opposite of :func:`to_text`.
 
     Raises:
-        DamagedOffsets: If it is no such text.
+        DamagedOffsets: If ``retry_counts`` is no such text.
     """
-    if text:
+    if state.retry_counts:
         try:
-            return tuple(PutBack(*map(int, span)) for span in json.loads(text))
+            return tuple(RetrySpan(*map(int, span)) for span in json.loads(state.retry_counts))
         except (ValueError, TypeError, OverflowError, RecursionError):
-            raise DamagedOffsets("put_back", text) from None
-    return (PutBack(next_offset, next_offset + 1, times),) if times else ()
+            raise DamagedOffsets("put_back", state.retry_counts) from None
+    return _first_alone(state.next_offset, state.reconsume_times)
+
+
+def _first_alone(next_offset: int, times: int) -> tuple[RetrySpan, ...]:
+    return (RetrySpan(next_offset, next_offset + 1, times),) if times else ()

@@ -266,12 +266,7 @@ class BatchCommitter:
     def _commit_of(self, ack: QueueAck, sinks: str, now_s: float) -> QueueCommit:
         return QueueCommit(
             queue=ack.queue,
-            epoch=ack.epoch,
-            next_offset=ack.next_offset,
-            reconsume_times=ack.reconsume_times,
-            suspended_until_s=ack.suspended_until_s,
-            put_back=ack.put_back,
-            last_message=ack.last_message,
+            state=ack.state,
             statistics=self._recent.add(ack.queue, ack.figures, now_s),
             is_shown=self._mirror is not None and ack.reset_to is None,
             arrived=None if self._mirror is None else self._mirror.arrived(ack.queue),
@@ -282,11 +277,11 @@ class BatchCommitter:
         for stored in result.accepted:
             row = self._rows.get(stored.queue)
             # A replay that got less far has changed nothing.
-            if row is not None and stored.next_offset >= row.next_offset:
+            if row is not None and stored.state.next_offset >= row.next_offset:
                 self._rows[stored.queue] = row._replace(
-                    next_offset=stored.next_offset,
-                    reconsume_times=stored.reconsume_times,
-                    suspended_until_s=stored.suspended_until_s,
+                    state=stored.state._replace(
+                        last_message=stored.state.last_message or row.state.last_message
+                    )
                 )
 
     def _own_rows(self, acks: Sequence[QueueAck], result: CommitResult) -> tuple[OffsetRow, ...]:
@@ -315,7 +310,7 @@ class BatchCommitter:
         if not evaluated.acks:
             return evaluated, None
         try:
-            ends = {ack.queue: ack.next_offset for ack in evaluated.acks}
+            ends = {ack.queue: ack.state.next_offset for ack in evaluated.acks}
             return evaluated, sink_batch.commit(evaluated.written, ends)
         except SinkMoved as error:
             # Somebody was held up between that look and the commit: a former owner, who wrote what this batch
@@ -340,7 +335,7 @@ class BatchCommitter:
         """The queues that were claimed or reset since the batch was planned."""
         rows = self._store.read(self._group)
         return frozenset(
-            ack.queue for ack in acks if ack.queue not in rows or rows[ack.queue].epoch != ack.epoch
+            ack.queue for ack in acks if ack.queue not in rows or rows[ack.queue].epoch != ack.state.epoch
         )
 
     def _follow_resets(self, acks: Sequence[QueueAck], *, lost: frozenset[MessageQueue]) -> None:
@@ -390,8 +385,8 @@ class BatchCommitter:
                 "next_offset=%d",
                 self._group,
                 refused.queue,
-                refused.epoch,
-                refused.next_offset,
+                refused.state.epoch,
+                refused.state.next_offset,
             )
         if report.left_out:
             logger.warning(

@@ -68,8 +68,8 @@ class FailureSummary:
         self._last_error = ack.last_error or self._last_error
         if ack.finished != Finish.SUSPENDED:
             self._suspended.pop(ack.queue, None)
-        elif self._suspended.get(ack.queue, (-1, now_s))[0] != ack.next_offset:
-            self._suspended[ack.queue] = ack.next_offset, now_s
+        elif self._suspended.get(ack.queue, (-1, now_s))[0] != ack.state.next_offset:
+            self._suspended[ack.queue] = ack.state.next_offset, now_s
 
     def _sentences(self) -> list[str]:
         deliveries = _plural(self._failed, "delivery", "deliveries")

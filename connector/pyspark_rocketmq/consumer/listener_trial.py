@@ -68,7 +68,7 @@ def run_listener(
     now_s = _START_S
     with form_of(listener).lease() as call:
         run = OrderlyRun(
-            QueueRange(queue=stored[0].message_queue, start=0, end=len(stored), epoch=1),
+            QueueRange.between(stored[0].message_queue, 0, len(stored), epoch=1),
             stored,
             listener=call,
             output=output,
@@ -89,7 +89,7 @@ def run_listener(
     names = ("queueOffset", *output.names)
     return ListenerRun(
         [dict(zip(names, row, strict=True)) for some in tuples_of(rows, output.rows) for row in some],
-        ack.next_offset,
+        ack.state.next_offset,
         ack.failed,
         dead_letters,
         ack.last_error,

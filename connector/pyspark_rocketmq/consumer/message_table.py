@@ -26,6 +26,7 @@ from pyspark_rocketmq.consumer.engine.range import acknowledged
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.listeners.messages import last_message
 from pyspark_rocketmq.listeners.row_validation import RowColumns
+from pyspark_rocketmq.model import QueueState
 from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
 from pyspark_rocketmq.source.reader import read_tickets
 from pyspark_rocketmq.source.schema import RangeEnd, ReadPiece, spark_schema
@@ -180,17 +181,19 @@ class TableEngine:
         planned = end.planned
         # As in the engines, a range whose broker was away: the queue may continue at once.
         brought_nothing = planned.count == 0
-        ack = QueueAck.of(
-            planned,
-            next_offset=planned.end,
-            reconsume_times=0,
-            suspended_until_s=time.time() if brought_nothing else None,
+        ack = QueueAck(
+            queue=planned.queue,
+            start=planned.start,
+            state=QueueState(
+                planned.end,
+                planned.state.epoch,
+                suspended_until_s=time.time() if brought_nothing else None,
+                last_message=last,
+            ),
             read=end.rows,
             consumed=end.rows,
             failed=0,
             finished=str(Finish.EXHAUSTED),
-            listener_s=0.0,
-            last_message=last,
             # What is a row is consumed, once the row is committed.
             figures=Figures(ok=end.rows),
         )

@@ -199,7 +199,7 @@ class OffsetMirror:
         outdated = {
             queue: commit
             for queue, commit in again.items()
-            if queue not in rows or rows[queue].epoch != commit.epoch
+            if queue not in rows or rows[queue].epoch != commit.state.epoch
         }
         self._done(outdated)
         return {queue: commit for queue, commit in waiting.items() if queue not in outdated}
@@ -226,14 +226,14 @@ class OffsetMirror:
                 self._tell(error)
             else:
                 with self._guard:
-                    self._arrived[queue] = commit.next_offset
+                    self._arrived[queue] = commit.state.next_offset
                     self._untold.add(queue)
                 self._done({queue: commit})
 
     def _send_one(self, address: BrokerAddress | None, commit: QueueCommit) -> None:
         if address is None:
             raise TransportError(commit.queue.broker_name, "the route names no master for this broker")
-        self._brokers.update_consumer_offset(address, self._group, commit.queue, commit.next_offset)
+        self._brokers.update_consumer_offset(address, self._group, commit.queue, commit.state.next_offset)
 
     def _masters(self) -> Mapping[str, BrokerAddress]:
         return self._routes.look(Deadline.after(self._clock, self._timeout_s)).masters

@@ -157,7 +157,9 @@ def figures_of(progress: Mapping[str, Any], report: BatchReport | None, now_s: f
     if not found:
         return None
     plans = [plan for plan, _ in found]
-    has_consumer = report is not None or any(one.epoch for plan in plans for one in plan.ranges.values())
+    has_consumer = report is not None or any(
+        one.state.epoch for plan in plans for one in plan.ranges.values()
+    )
     acks = {} if report is None else {ack.queue: ack for ack in report.acks}
     figures = {
         queue: _range_figures(planned, plan, acks.get(queue))
@@ -168,8 +170,8 @@ def figures_of(progress: Mapping[str, Any], report: BatchReport | None, now_s: f
     for row in report.offsets if report is not None else ():
         figures[row.queue] = replace(
             figures.get(row.queue, QueueFigures(queue=row.queue, planned=0)),
-            reconsume_times=row.reconsume_times,
-            suspended_until_s=row.suspended_until_s,
+            reconsume_times=row.state.reconsume_times,
+            suspended_until_s=row.state.suspended_until_s,
             lag=QueueLag(row.next_offset, max_offsets.get(row.queue)),
         )
     return BatchFigures(
@@ -195,7 +197,7 @@ def _range_figures(planned: QueueRange, plan: _Plan, ack: QueueAck | None) -> Qu
             retried=ack.failed,
             dead_letters=ack.dead_letters,
         )
-    if planned.epoch:
+    if planned.state.epoch:
         # A consumer group's, without a report: nothing of it was committed.
         return QueueFigures(queue=planned.queue, planned=count)
     lag = QueueLag(planned.end, plan.max_offsets.get(planned.queue))

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from pyspark_rocketmq.errors import OffsetError
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.rules import apply_claim, apply_commit, apply_reset, new_row
 from pyspark_rocketmq.offsets.store import FIRST_LIVES, CommitResult, NewLife, OffsetRow, Passed, QueueCommit
 
@@ -114,16 +114,16 @@ class BrokerOffsetStore:
         forward = [
             commit
             for commit in commits
-            if not (commit.queue in rows and 0 <= commit.next_offset < rows[commit.queue].next_offset)
+            if not (commit.queue in rows and 0 <= commit.state.next_offset < rows[commit.queue].next_offset)
         ]
         result = apply_commit(
             rows, consumer_group, forward, query_id=query_id, batch_id=batch_id, now_s=0.0
         ).result
         self._group.write(
             {
-                commit.queue: commit.next_offset
+                commit.queue: commit.state.next_offset
                 for commit in result.accepted
-                if commit.next_offset > rows[commit.queue].next_offset
+                if commit.state.next_offset > rows[commit.queue].next_offset
             }
         )
         refused = frozenset(commit.queue for commit in result.refused)
@@ -173,4 +173,4 @@ class BrokerOffsetStore:
 
     def _row(self, queue: MessageQueue, next_offset: int, owner: str) -> OffsetRow:
         row = new_row(self._group.consumer_group, queue, next_offset)
-        return row._replace(epoch=_ONLY_EPOCH, owner=owner)
+        return row._replace(state=QueueState(next_offset, _ONLY_EPOCH), owner=owner)

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from pyspark_rocketmq.errors import SchemaError
-from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.store import NO_BATCH, OffsetRow
+from pyspark_rocketmq.model import MessageQueue, QueueState
+from pyspark_rocketmq.offsets.store import STORED_FIELDS, OffsetRow
 
 
 def to_strings(values: Sequence[str | None]) -> pa.StringArray:
@@ -48,8 +49,6 @@ def _validity(values: Sequence[object]) -> pa.Buffer | None:
 
 VERSION_PROPERTY: Final = "pyspark_rocketmq.offsetTableVersion"
 NEWEST_VERSION: Final = 4
-_ADDED = {"put_back": 3, "statistics": 3, "generation": 4, "last_message": 4, "shown": 4, "sinks": 4}
-"""Column → the version it came with; all of them may be null."""
 DROPPED: Final[Mapping[str, str]] = {"uncommitted": "string"}
 """Columns (name → type) of earlier versions: a table that has them keeps them, and they are null from now on.
 """
@@ -74,121 +73,72 @@ def columns_of_version(version: int, columns: Mapping[str, str], found: Mapping[
     """Which of the newest ``columns`` (name → type) a table of ``version`` with the columns ``found`` must have."""
     # One that was being upgraded has newer columns and still the old version.
     wanted = {
-        name: type_ for name, type_ in columns.items() if _ADDED.get(name, 1) <= version or name in found
+        name: type_ for name, type_ in columns.items() if _SINCE.get(name, 1) <= version or name in found
     }
     return wanted | {name: type_ for name, type_ in DROPPED.items() if name in found}
 
 
-_TIMESTAMP = pa.timestamp("us", "UTC")
-_COLUMNS = (
-    ("consumer_group", pa.string(), "string"),
-    ("topic", pa.string(), "string"),
-    ("broker_name", pa.string(), "string"),
-    ("queue_id", pa.int32(), "integer"),
-    ("next_offset", pa.int64(), "long"),
-    ("epoch", pa.int64(), "long"),
-    ("owner", pa.string(), "string"),
-    ("reconsume_times", pa.int32(), "integer"),
-    ("suspended_until", _TIMESTAMP, "timestamp"),
-    ("query_id", pa.string(), "string"),
-    ("batch_id", pa.int64(), "long"),
-    ("updated_at", _TIMESTAMP, "timestamp"),
-    ("put_back", pa.string(), "string"),
-    ("statistics", pa.string(), "string"),
-    ("generation", pa.int32(), "integer"),
-    ("last_message", pa.string(), "string"),
-    ("shown", pa.string(), "string"),
-    ("sinks", pa.string(), "string"),
-)
-
-SCHEMA = pa.schema([(name, arrow_type) for name, arrow_type, _ in _COLUMNS])
-"""The offset table's columns; ``suspended_until`` and those behind ``updated_at`` may be null."""
-COLUMN_TYPES = {name: delta_type for name, _, delta_type in _COLUMNS}
-"""The same by Delta's type names."""
+_OF_QUEUE = {
+    "consumer_group": "consumer_group",
+    "topic": "queue.topic",
+    "broker_name": "queue.broker_name",
+    "queue_id": "queue.queue_id",
+}
+"""Column → place in a row."""
+_ARROW_TYPES = {
+    "string": pa.string(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "timestamp": pa.timestamp("us", "UTC"),
+}
+_SINCE = {field.column: field.since for field in STORED_FIELDS}
+COLUMN_TYPES = dict.fromkeys(_OF_QUEUE, "string") | {
+    "queue_id": "integer",
+    **{field.column: field.type for field in STORED_FIELDS},
+}
+"""The offset table's columns, with Delta's names of their types."""
+SCHEMA = pa.schema([(name, _ARROW_TYPES[type_]) for name, type_ in COLUMN_TYPES.items()])
+"""The same; ``suspended_until`` and those behind ``updated_at`` may be null."""
 
 _US_PER_S = 1_000_000
 
 
 def rows_to_table(rows: Iterable[OffsetRow]) -> pa.Table:
     """Make one table row of each offset row, sorted by queue so that equal rows make equal files."""
-    ordered = sorted(rows, key=lambda row: row.queue)
-    columns: dict[str, list[Any]] = {
-        "consumer_group": [row.consumer_group for row in ordered],
-        "topic": [row.queue.topic for row in ordered],
-        "broker_name": [row.queue.broker_name for row in ordered],
-        "queue_id": [row.queue.queue_id for row in ordered],
-        "next_offset": [row.next_offset for row in ordered],
-        "epoch": [row.epoch for row in ordered],
-        "owner": [row.owner for row in ordered],
-        "reconsume_times": [row.reconsume_times for row in ordered],
-        "suspended_until": [_to_us(row.suspended_until_s) for row in ordered],
-        "query_id": [row.query_id for row in ordered],
-        "batch_id": [row.batch_id for row in ordered],
-        "updated_at": [_to_us(row.updated_at_s) for row in ordered],
-        "put_back": [row.put_back or None for row in ordered],
-        "statistics": [row.statistics or None for row in ordered],
-        "generation": [row.generation for row in ordered],
-        "last_message": [row.last_message or None for row in ordered],
-        "shown": [row.shown or None for row in ordered],
-        "sinks": [row.sinks or None for row in ordered],
-    }
+    ordered = sorted(rows, key=attrgetter("queue"))
+    columns = [list(map(attrgetter(path), ordered)) for path in _OF_QUEUE.values()]
+    for field in STORED_FIELDS:
+        path = f"state.{field.name}" if field.name in QueueState._fields else field.name
+        values = list(map(attrgetter(path), ordered))
+        if field.type == "timestamp":
+            values = list(map(_to_us, values))
+        elif field.type == "string" and field.since > 1:
+            values = [value or None for value in values]
+        columns.append(values)
     # pa.table() loads pandas, as pa.array() does.
-    return pa.Table.from_arrays(
-        [_to_array(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA
-    )
+    return pa.Table.from_arrays(list(map(_to_array, columns, SCHEMA.types)), schema=SCHEMA)
 
 
 def rows_from_table(consumer_group: str, table: pa.Table) -> dict[MessageQueue, OffsetRow]:
     """Read the rows of one group back; ``table`` holds that group's rows only, perhaps without the newest columns."""
     # Column by column: a thousand rows take about a millisecond this way, Table.to_pylist several times that.
     known = frozenset(table.column_names)
-    cells = [
-        table.column(field.name).cast(_reading_type(field.type)).to_pylist()
+    cells = {
+        field.name: table.column(field.name).cast(_reading_type(field.type)).to_pylist()
         if field.name in known
         else [None] * table.num_rows
         for field in SCHEMA
-    ]
-    (
-        _,
-        topics,
-        brokers,
-        queue_ids,
-        next_offsets,
-        epochs,
-        owners,
-        times,
-        suspended,
-        queries,
-        batches,
-        updated,
-        put_back,
-        statistics,
-        generations,
-        last_messages,
-        shown,
-        sinks,
-    ) = cells
-    queues = list(map(MessageQueue, topics, brokers, queue_ids))
-    rows = map(
-        OffsetRow,
-        repeat(consumer_group),
-        queues,
-        next_offsets,
-        epochs,
-        # Rows inserted by SQL may leave these out.
-        _without_null(owners, ""),
-        _without_null(times, 0),
-        map(_to_s, suspended),
-        _without_null(queries, ""),
-        _without_null(batches, NO_BATCH),
-        [0.0 if micros is None else micros / _US_PER_S for micros in updated],
-        _without_null(put_back, ""),
-        _without_null(statistics, ""),
-        _without_null(generations, 0),
-        _without_null(last_messages, ""),
-        _without_null(shown, ""),
-        _without_null(sinks, ""),
-    )
+    }
+    queues = list(map(MessageQueue, *(cells[name] for name in MessageQueue._fields)))
+    values: dict[str, Iterable[Any]] = {"consumer_group": repeat(consumer_group), "queue": queues}
+    for field in STORED_FIELDS:
+        found = cells[field.column]
+        if field.type == "timestamp":
+            found = list(map(_to_s, found))
+        # Rows inserted by SQL may leave columns out.
+        values[field.name] = _without_null(found, field.default)
+    values["state"] = map(QueueState, *(values[name] for name in QueueState._fields))
+    rows = map(OffsetRow, *(values[name] for name in OffsetRow._fields))
     return dict(zip(queues, rows, strict=True))
 
 

@@ -27,7 +27,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
@@ -43,33 +43,25 @@ from pyspark_rocketmq.errors import (
     RemoteProtocolError,
     SchemaError,
 )
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueState, camel_case
 from pyspark_rocketmq.offsets.rules import Change, ResultT, RowOffsetStore, Rows, new_row
-from pyspark_rocketmq.offsets.store import OffsetRow
+from pyspark_rocketmq.offsets.store import STORED_FIELDS, OffsetRow
 from pyspark_rocketmq.wire.fastjson import JsonObject, dumps_java, queue_to_json, read_object
 from pyspark_rocketmq.wire.requests.bodies import offsets_from_json, queue_from_json
 
 _VERSION: Final = 1
 _WHERE: Final = "offsets.json"
-_NUMBER: Final = (int,)
-_TEXT: Final = (str,)
-_TIME: Final = (float, int)
-_KEPT: Final = (
-    ("epoch", "epoch", _NUMBER),
-    ("owner", "owner", _TEXT),
-    ("reconsumeTimes", "reconsume_times", _NUMBER),
-    ("suspendedUntil", "suspended_until_s", (*_TIME, NoneType)),
-    ("queryId", "query_id", _TEXT),
-    ("batchId", "batch_id", _NUMBER),
-    ("updatedAt", "updated_at_s", _TIME),
-    ("putBack", "put_back", _TEXT),
-    ("statistics", "statistics", _TEXT),
-    ("generation", "generation", _NUMBER),
-    ("lastMessage", "last_message", _TEXT),
-    ("shown", "shown", _TEXT),
-    ("sinks", "sinks", _TEXT),
+_KINDS: Final = {"string": (str,), "integer": (int,), "long": (int,), "timestamp": (float, int)}
+_KEPT: Final = tuple(
+    (
+        camel_case(field.column),
+        field.name,
+        (*_KINDS[field.type], NoneType) if field.name == "suspended_until_s" else _KINDS[field.type],
+    )
+    for field in STORED_FIELDS
+    if field.name != "next_offset"
 )
-"""Key in ``rows``, field of the row, and of which types its value may be."""
+"""Key in ``rows``, field of the row or its state, and of which types its value may be."""
 
 
 def encode_rows(rows: Iterable[OffsetRow]) -> bytes:
@@ -80,11 +72,14 @@ def encode_rows(rows: Iterable[OffsetRow]) -> bytes:
             "offsetTable": {row.queue: row.next_offset for row in ordered},
             "version": _VERSION,
             "rows": [
-                queue_to_json(row.queue) | {key: getattr(row, field) for key, field, _ in _KEPT}
-                for row in ordered
+                queue_to_json(row.queue) | _kept_of(row._asdict() | row.state._asdict()) for row in ordered
             ],
         }
     )
+
+
+def _kept_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: values[name] for key, name, _ in _KEPT}
 
 
 def decode_rows(content: bytes, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
@@ -112,15 +107,18 @@ def _row(consumer_group: str, queue: MessageQueue, next_offset: int, kept: JsonO
     if next_offset < 0:
         raise RemoteProtocolError(f"{_WHERE}: next offset {next_offset} of {queue} is negative.")
     values: dict[str, Any] = {}
-    for key, field, kinds in _KEPT:
+    for key, name, kinds in _KEPT:
         if kept is not None and key in kept.members:
-            values[field] = kept.members[key]
-            if type(values[field]) not in kinds:
+            values[name] = kept.members[key]
+            if type(values[name]) not in kinds:
                 raise RemoteProtocolError(
-                    f"{_WHERE}: {key} of {queue} is {peer_text(repr(values[field]))}; that is no "
+                    f"{_WHERE}: {key} of {queue} is {peer_text(repr(values[name]))}; that is no "
                     f"{kinds[0].__name__}."
                 )
-    return new_row(consumer_group, queue, next_offset)._replace(**values)
+    state = {name: values.pop(name) for name in QueueState._fields if name in values}
+    return new_row(consumer_group, queue, next_offset)._replace(
+        state=QueueState(next_offset, **state), **values
+    )
 
 
 logger = logging.getLogger(__name__)

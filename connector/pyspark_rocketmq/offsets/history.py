@@ -13,7 +13,7 @@ from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetRow
 
-RESET: Final = "reset"
+RESET_ACTION: Final = "reset"
 """How the action of an operator's change begins."""
 GROUP_KEY: Final = "consumerGroup"
 ACTION_KEY: Final = "userMetadata"
@@ -49,7 +49,7 @@ class StoredChange(NamedTuple):
     @property
     def is_reset(self) -> bool:
         """Whether it was an operator's."""
-        return self.action.startswith(RESET)
+        return self.action.startswith(RESET_ACTION)
 
 
 def action_text(consumer_group: str, action: str) -> str:

@@ -16,17 +16,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.positions import from_text, newer, resolve_start_offset, seen, since, to_text
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
-from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.history import RESET
+from pyspark_rocketmq.model import MessageQueue, QueueState
+from pyspark_rocketmq.offsets.history import RESET_ACTION
 from pyspark_rocketmq.offsets.store import (
+    CLAIMED,
     FIRST_LIVES,
-    NO_BATCH,
-    TAKEN_OVER,
+    RESET,
     CommitResult,
     NewLife,
     OffsetRow,
@@ -94,7 +94,7 @@ def apply_commit(
     for commit in commits:
         _check_commit(consumer_group, commit)
         row = after.get(commit.queue)
-        if row is None or row.epoch != commit.epoch:
+        if row is None or row.epoch != commit.state.epoch:
             refused.append(commit)
             continue
         after[commit.queue] = _committed(row, commit, query_id, batch_id, now_s)
@@ -130,8 +130,9 @@ def apply_begin_lives(
     """Begin the next generation of every queue in ``lives`` whose epoch is the stored one."""
     _check_not_negative(consumer_group, {queue: life.next_offset for queue, life in lives.items()})
     begun = {
-        queue: _reset(before[queue], life.next_offset, now_s)._replace(
-            generation=before[queue].generation + 1, last_message=""
+        queue: _with(
+            _reset(before[queue], life.next_offset, now_s)._replace(generation=before[queue].generation + 1),
+            last_message="",
         )
         for queue, life in lives.items()
         if queue in before and before[queue].epoch == life.epoch
@@ -152,9 +153,9 @@ def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[
 def apply_passed(before: Rows, passed: Mapping[MessageQueue, Passed]) -> Change[None]:
     """Remember what was passed over in queues that know of no message yet and whose epoch is the stored one."""
     known = {
-        queue: before[queue]._replace(last_message=each.last_message)
+        queue: _with(before[queue], last_message=each.last_message)
         for queue, each in passed.items()
-        if queue in before and before[queue].epoch == each.epoch and not before[queue].last_message
+        if queue in before and before[queue].epoch == each.epoch and not before[queue].state.last_message
     }
     return Change({**before, **known}, None)
 
@@ -164,15 +165,16 @@ def new_row(consumer_group: str, queue: MessageQueue, start: int) -> OffsetRow:
     return OffsetRow(
         consumer_group=consumer_group,
         queue=queue,
-        next_offset=start,
-        epoch=0,
+        state=QueueState(start),
         owner="",
-        reconsume_times=0,
-        suspended_until_s=None,
         query_id="",
-        batch_id=TAKEN_OVER,
+        batch_id=CLAIMED,
         updated_at_s=0.0,
     )
+
+
+def _with(row: OffsetRow, **changes: Any) -> OffsetRow:
+    return row._replace(state=row.state._replace(**changes))
 
 
 def _following(row: OffsetRow, at_broker: int | None) -> OffsetRow:
@@ -184,61 +186,50 @@ def _following(row: OffsetRow, at_broker: int | None) -> OffsetRow:
     row = row._replace(shown=to_text(seen(since(shown, at_broker), at_broker, told)))
     if next_offset == row.next_offset:
         return row
-    return _moved(row, next_offset, TAKEN_OVER)
+    return _moved(row, next_offset, CLAIMED)
 
 
 def _moved(row: OffsetRow, next_offset: int, batch_id: int) -> OffsetRow:
     """The row at another place, without what was known of the one before."""
-    return row._replace(
-        next_offset=next_offset,
-        reconsume_times=0,
-        suspended_until_s=None,
-        query_id="",
-        batch_id=batch_id,
-        put_back="",
-        sinks="",
-    )
+    state = QueueState(next_offset, row.epoch, last_message=row.state.last_message)
+    return row._replace(state=state, query_id="", batch_id=batch_id, sinks="")
 
 
 def _claimed(row: OffsetRow, owner: str, now_s: float) -> OffsetRow:
-    return row._replace(epoch=row.epoch + 1, owner=owner, updated_at_s=_whole_us(now_s), statistics="")
+    return _with(row, epoch=row.epoch + 1)._replace(owner=owner, updated_at_s=_whole_us(now_s), statistics="")
 
 
 def _reset(row: OffsetRow, target: int, now_s: float) -> OffsetRow:
     # The batch is forgotten too: "a replay never moves back" must not hold a queue above an operator's reset.
-    return _moved(row, target, NO_BATCH)._replace(epoch=row.epoch + 1, updated_at_s=_whole_us(now_s))
+    return _with(_moved(row, target, RESET), epoch=row.epoch + 1)._replace(updated_at_s=_whole_us(now_s))
 
 
 def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int, now_s: float) -> OffsetRow:
     is_same_batch = (row.query_id, row.batch_id) == (query_id, batch_id)
-    if commit.next_offset < row.next_offset:
+    state = commit.state
+    if state.next_offset < row.next_offset:
         if is_same_batch:
             return row._replace(shown=_shown_with(row, commit))
         raise OffsetRegressed(
             f"Group {row.consumer_group}, {row.queue}: batch {batch_id} of query {query_id} would move the "
             f"next offset back from {row.next_offset} (stored by batch {row.batch_id} of query "
-            f"{row.query_id or 'none'}) to {commit.next_offset} within epoch {row.epoch}. Nothing was "
+            f"{row.query_id or 'none'}) to {state.next_offset} within epoch {row.epoch}. Nothing was "
             "stored. Only a reset may go back: check that no two queries share one claim, and reset the "
             "group's offset if going back is wanted."
         )
-    suspended_until_s = None if commit.suspended_until_s is None else _whole_us(commit.suspended_until_s)
-    stored = (row.next_offset, row.reconsume_times, row.suspended_until_s, row.put_back)
-    shown = _shown_with(row, commit)
-    if stored == (commit.next_offset, commit.reconsume_times, suspended_until_s, commit.put_back) and not (
-        commit.is_shown and commit.next_offset not in (from_text(row.shown) or ())
-    ):
+    last_message = row.state.last_message
+    if state.suspended_until_s is not None:
+        state = state._replace(suspended_until_s=_whole_us(state.suspended_until_s))
+    is_to_be_shown = commit.is_shown and state.next_offset not in (from_text(row.shown) or ())
+    if state._replace(last_message=last_message) == row.state and not is_to_be_shown:
         return row
     return row._replace(
-        next_offset=commit.next_offset,
-        reconsume_times=commit.reconsume_times,
-        suspended_until_s=suspended_until_s,
+        state=state._replace(last_message=newer(last_message, state.last_message)),
         query_id=query_id,
         batch_id=batch_id,
         updated_at_s=_whole_us(now_s),
-        put_back=commit.put_back,
         statistics=commit.statistics,
-        last_message=newer(row.last_message, commit.last_message),
-        shown=shown,
+        shown=_shown_with(row, commit),
         sinks=commit.sinks,
     )
 
@@ -246,15 +237,16 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
 def _shown_with(row: OffsetRow, commit: QueueCommit) -> str:
     if not commit.is_shown:
         return row.shown
-    return to_text(seen(since(from_text(row.shown), commit.arrived), commit.next_offset))
+    return to_text(seen(since(from_text(row.shown), commit.arrived), commit.state.next_offset))
 
 
 def _check_commit(consumer_group: str, commit: QueueCommit) -> None:
-    _check_not_negative(consumer_group, {commit.queue: commit.next_offset})
-    if commit.reconsume_times < 0:
+    state = commit.state
+    _check_not_negative(consumer_group, {commit.queue: state.next_offset})
+    if state.reconsume_times < 0:
         raise OffsetError(
-            f"Group {consumer_group}, {commit.queue}: reconsume times {commit.reconsume_times} at offset "
-            f"{commit.next_offset} is negative and was not stored. Commit 0 for a message not yet tried."
+            f"Group {consumer_group}, {commit.queue}: reconsume times {state.reconsume_times} at offset "
+            f"{state.next_offset} is negative and was not stored. Commit 0 for a message not yet tried."
         )
 
 
@@ -353,5 +345,7 @@ class RowOffsetStore(ABC):
         """Move queues anywhere; see ``OffsetStore.reset``."""
         now_s = self._clock.now_s()
         return self._change(
-            consumer_group, lambda rows: apply_reset(rows, consumer_group, targets, now_s, under), RESET
+            consumer_group,
+            lambda rows: apply_reset(rows, consumer_group, targets, now_s, under),
+            RESET_ACTION,
         )

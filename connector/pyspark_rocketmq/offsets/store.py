@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol, Self
 
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.wire.namespace import with_namespace
 
 _BEFORE_INSTANCE = "@"
@@ -51,9 +51,9 @@ class OffsetKey(NamedTuple):
         return name if self.instance is None else f"{name}{_BEFORE_INSTANCE}{self.instance}"
 
 
-NO_BATCH = -1
+RESET = -1
 """``batch_id`` of a row that no batch has moved since an operator made or reset it."""
-TAKEN_OVER = -2
+CLAIMED = -2
 """``batch_id`` of a row that no batch has moved since a claim: begun there by the options, or where the
 queue's broker says that another member of the group has come."""
 FIRST_LIVES: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
@@ -65,41 +65,21 @@ class OffsetRow(NamedTuple):
 
     consumer_group: str
     queue: MessageQueue
-    next_offset: int
-    """Next queue offset to consume."""
-    epoch: int
-    """Fencing token: 1 at the first claim, then + 1 with every claim and every reset."""
+    state: QueueState
+    """Its epoch is 1 at the first claim, then + 1 with every claim and every reset."""
     owner: str
     """Client id that made the last claim; empty when an operator's reset made the row."""
-    reconsume_times: int
-    """How often the message at ``next_offset`` was given back by the listener."""
-    suspended_until_s: float | None
-    """Wall-clock seconds, whole microseconds; the queue is not planned before."""
     query_id: str
     """Query whose batch moved the row last; empty after a reset or before the first commit."""
     batch_id: int
-    """Batch that moved the row last; ``NO_BATCH`` after a reset, ``TAKEN_OVER`` when only a claim has set it.
-    """
-
-    @property
-    def was_reset(self) -> bool:
-        """Whether an operator moved the row last, and no batch has begun there."""
-        return self.batch_id == NO_BATCH
-
+    """Batch that moved the row last; ``RESET`` after a reset, ``CLAIMED`` when only a claim has set it."""
     updated_at_s: float
-    """Wall-clock seconds, whole microseconds."""
-    put_back: str = ""
-    """How often messages from ``next_offset`` on were given back, JSON of spans ``[first, end, times]``;
-    empty when ``reconsume_times`` says it all. The next owner goes on counting from it; a reset forgets it.
-    """
+    """Wall-clock seconds; like all seconds of a row, whole microseconds."""
     statistics: str = ""
     """How fast the owner has been lately, as ``consume.metrics`` writes it; JSON. A claim forgets it."""
     generation: int = 0
     """Which life of the queue the offsets are of, counted from 0; grows when offsets begin again, and never
     else."""
-    last_message: str = ""
-    """The newest message consumed in this life, or the last one that its beginning passed over, as
-    ``consume.positions`` writes it; empty when there was none."""
     shown: str = ""
     """What the queue's broker may have of the group by this side, as ``consume.positions`` writes it; empty
     when that was never looked at."""
@@ -107,23 +87,69 @@ class OffsetRow(NamedTuple):
     """The sinks of the batch that moved the row last, as ``sinks.standing`` writes them; JSON. Empty without
     sinks, and once a reset or another member of the group has moved it."""
 
+    @property
+    def next_offset(self) -> int:
+        """Next queue offset to consume."""
+        return self.state.next_offset
+
+    @property
+    def epoch(self) -> int:
+        """Fencing token."""
+        return self.state.epoch
+
+    @property
+    def was_reset(self) -> bool:
+        """Whether an operator moved the row last, and no batch has begun there."""
+        return self.batch_id == RESET
+
+
+class StoredField(NamedTuple):
+    """How a field of an offset row, or of its state, is stored."""
+
+    name: str
+    """In Python."""
+    column: str
+    """Of the Delta table; the file store has the same name in camel case."""
+    type: str
+    """Delta's name of it."""
+    default: str | float | None = None
+    """Stands for a null of the column."""
+    since: int = 1
+    """The version of the Delta table that brought the column; newer ones may be null."""
+    in_plan: str = ""
+    """Key in Spark's offsets and in marker rows, where it is there."""
+
+
+STORED_FIELDS: Final = (
+    StoredField("next_offset", "next_offset", "long", in_plan="from"),
+    StoredField("epoch", "epoch", "long", in_plan="epoch"),
+    StoredField("owner", "owner", "string", ""),
+    StoredField("reconsume_times", "reconsume_times", "integer", 0, in_plan="times"),
+    StoredField("suspended_until_s", "suspended_until", "timestamp"),
+    StoredField("query_id", "query_id", "string", ""),
+    StoredField("batch_id", "batch_id", "long", RESET),
+    StoredField("updated_at_s", "updated_at", "timestamp", 0.0),
+    StoredField("retry_counts", "put_back", "string", "", since=3, in_plan="putBack"),
+    StoredField("statistics", "statistics", "string", "", since=3),
+    StoredField("generation", "generation", "integer", 0, since=4),
+    StoredField("last_message", "last_message", "string", "", since=4),
+    StoredField("shown", "shown", "string", "", since=4),
+    StoredField("sinks", "sinks", "string", "", since=4),
+)
+"""In the order of the Delta table's columns, behind those of group and queue."""
+PLAN_KEYS: Final = {field.name: field.in_plan for field in STORED_FIELDS if field.in_plan}
+"""What of a queue's state a plan holds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueCommit:
     """What one micro-batch achieved in one queue."""
 
     queue: MessageQueue
-    epoch: int
-    """The epoch the batch was planned under."""
-    next_offset: int
-    reconsume_times: int = 0
-    suspended_until_s: float | None = None
-    put_back: str = ""
-    """For the next range, whoever consumes it."""
+    state: QueueState
+    """For the next range, whoever consumes it; the epoch is the one that the batch was planned under."""
     statistics: str = ""
     """As of this batch; a commit that changes nothing else does not store it."""
-    last_message: str = ""
-    """The newest message consumed, as ``consume.positions`` writes it; empty when the batch consumed none."""
     is_shown: bool = False
     """Whether the queue's broker is going to be told ``next_offset``."""
     arrived: int | None = None

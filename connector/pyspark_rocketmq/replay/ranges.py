@@ -120,10 +120,10 @@ def without(planned: Iterable[QueueRange], done: Iterable[QueueRange]) -> list[Q
             if done_start >= whole.end:
                 break
             if done_start > start:
-                left.append(replace(whole, start=start, end=done_start))
+                left.append(replace(whole.starting_at(start), end=done_start))
             start = max(start, done_end)
         if start < whole.end:
-            left.append(replace(whole, start=start))
+            left.append(whole.starting_at(start))
     return left
 
 
@@ -152,8 +152,7 @@ def steps_of(ranges: Sequence[QueueRange], most: int) -> list[list[QueueRange]]:
         for number in range(count):
             cut = (
                 replace(
-                    one,
-                    start=one.start + one.count * number // count,
+                    one.starting_at(one.start + one.count * number // count),
                     end=one.start + one.count * (number + 1) // count,
                 )
                 for one in parts

@@ -124,7 +124,7 @@ class ReplayRecord:
         found = []
         for target, expression, topic, broker, queue_id, start, end, state, run, *place, at in self._table():
             if target == self._target and expression == self._expression_of(topic):
-                source = QueueRange(queue=MessageQueue(topic, broker, queue_id), start=start, end=end)
+                source = QueueRange.between(MessageQueue(topic, broker, queue_id), start, end)
                 queue = MessageQueue(self._bare_target, *place)
                 found.append((state, Sending(run=run, source=source, target=queue, target_offset=at)))
         return found

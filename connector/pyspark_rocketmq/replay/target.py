@@ -53,7 +53,7 @@ def read_tail(how: QueuePartition, sendings: Sequence[Sending], from_offset: int
         return TargetTail(bounds, tuple(highest))
     tail = replace(
         how,
-        planned=QueueRange(queue=queue, start=start, end=bounds.max_offset),
+        planned=QueueRange.between(queue, start, bounds.max_offset),
         columns=("queueOffset",),
         property_columns=(REPLAYED_BY, REPLAYED_FROM),
         # What expires meanwhile is older than what is looked for, or stored_until notices that it is gone.
@@ -123,7 +123,7 @@ class TargetTopic:
         """
         options = self._options
         return QueuePartition(
-            planned=QueueRange(queue=target, start=0, end=0),
+            planned=QueueRange.between(target, 0, 0),
             address=self._address(target),
             subscription=EVERYTHING,
             consumer_group=PLAIN_SOURCE_GROUP,

@@ -271,7 +271,7 @@ class ClusterView:
         if self._matching is not None:
             absent = (topic for topic in snapshot.absent if topic in self._seen)
             queues = (queue for topic in absent for queue in self._seen[topic].subscribe_queues(topic))
-            self.vanished([QueueRange(queue=queue, start=0, end=0) for queue in queues], snapshot)
+            self.vanished([QueueRange.between(queue, 0, 0) for queue in queues], snapshot)
 
     def _queues_of(self, routes: Routes) -> Mapping[str, _Queues]:
         """The routes' queues by broker and topic, sorted; made once for many plans."""

@@ -15,12 +15,12 @@ from typing import Final, NamedTuple, TypeVar
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
 from pyspark_rocketmq.clock import Clock, Deadline, call_with_retry
-from pyspark_rocketmq.consume.planning import DrainWatch, Plan, QueueProgress, ReadLimits, plan_ranges
+from pyspark_rocketmq.consume.planning import DrainWatch, Plan, ReadLimits, plan_ranges
 from pyspark_rocketmq.consume.positions import stored_by_ms
 from pyspark_rocketmq.consume.slave_reads import has_range
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OffsetError, RocketMQError, TopicNotFound, TransportError
-from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
+from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import FIRST_CONTACT, ClusterView, Snapshot
 from pyspark_rocketmq.source.progress import ProgressSource
@@ -52,7 +52,7 @@ class MessageSizes:
         self._group = consumer_group
         self._known: dict[tuple[str, str], float] = {}
 
-    def look(self, progress: Mapping[MessageQueue, QueueProgress], snapshot: Snapshot) -> None:
+    def look(self, progress: Mapping[MessageQueue, QueueState], snapshot: Snapshot) -> None:
         """Measure the next messages of the longest backlogs; what does not answer stays as it was."""
         longest: dict[tuple[str, str], tuple[int, MessageQueue]] = {}
         for queue, at in progress.items():
@@ -245,7 +245,7 @@ class MicroBatchPlanner:
             due_in_s = _PAUSE_S if due_s is None else due_s - self._clock.now_s()
             self._pause(min(max(due_in_s, 0.001), _PAUSE_S))
 
-    def _left(self, progress: Mapping[MessageQueue, QueueProgress]) -> dict[MessageQueue, int]:
+    def _left(self, progress: Mapping[MessageQueue, QueueState]) -> dict[MessageQueue, int]:
         return {
             queue: progress[queue].next_offset
             for queue, cap in sorted((self._caps or {}).items())
@@ -343,7 +343,7 @@ class MicroBatchPlanner:
         """Queues that an AvailableNow query is to read and has not planned yet, as empty ranges."""
         planned = {known.queue for known in previous}
         wanted = sorted(queue for queue, cap in (self._caps or {}).items() if cap and queue not in planned)
-        return [QueueRange(queue=queue, start=0, end=0) for queue in wanted]
+        return [QueueRange.between(queue, 0, 0) for queue in wanted]
 
     def _remember(self, offset: Offset, ranges: Sequence[QueueRange]) -> Offset:
         self._planned_at_s = self._clock.monotonic_s()
@@ -367,7 +367,7 @@ class MicroBatchPlanner:
         known_offset, plan = self._known
         return plan if offset == known_offset else offset_to_plan(offset)
 
-    def _plan(self, snapshot: Snapshot, progress: Mapping[MessageQueue, QueueProgress]) -> Plan:
+    def _plan(self, snapshot: Snapshot, progress: Mapping[MessageQueue, QueueState]) -> Plan:
         if self._sizes is not None:
             self._sizes.look(progress, snapshot)
         plan = plan_ranges(

@@ -13,14 +13,13 @@ from pyspark_rocketmq.consume.planning import (
     LONGEST_LEFT_OUT_S,
     Had,
     Plan,
-    QueueProgress,
     StallCounter,
     StuckQueueDetector,
 )
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.group.broker_offsets import BrokerOffsets, ResetWatch
 from pyspark_rocketmq.group.member import QueueOwnership
-from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.offsets.open import checked_rows
 from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
 from pyspark_rocketmq.options.positions import QueuePositions
@@ -53,11 +52,11 @@ class ProgressSource(Protocol):
         """Start what :meth:`read` needs of storage; the cluster is looked at meanwhile."""
         ...
 
-    def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueProgress]:
+    def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueState]:
         """Progress of every queue that may be planned now; ``snapshot.bounds_of`` gives bounds."""
         ...
 
-    def had_in_vain(self, progress: Mapping[MessageQueue, QueueProgress]) -> Mapping[MessageQueue, Had]:
+    def had_in_vain(self, progress: Mapping[MessageQueue, QueueState]) -> Mapping[MessageQueue, Had]:
         """What queues' listeners have had without a commit."""
         ...
 
@@ -97,7 +96,7 @@ class CheckpointProgress:
     def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:
         """Empty ranges at the starting positions."""
         positions = self._view.starting_positions(snapshot, snapshot.bounds.keys(), self._default_start)
-        return [QueueRange(queue=queue, start=start, end=start) for queue, start in positions.items()]
+        return [QueueRange.between(queue, start, start) for queue, start in positions.items()]
 
     def await_ready(self, timeout_s: float) -> bool:  # noqa: ARG002
         """At once: every queue is this query's."""
@@ -106,23 +105,22 @@ class CheckpointProgress:
     def begin_reading(self) -> None:
         """Nothing: Spark hands the progress in."""
 
-    def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueProgress]:
+    def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueState]:
         """Ends of the previous plan; queues that appeared since begin at their earliest offset (row A2).
 
         While a master is down its queues go on at the slave where that has the offset.
         """
         ends = {planned.queue: planned.end for planned in previous}
         at_slaves = {
-            queue: QueueProgress(next_offset=ends[queue])
+            queue: QueueState(ends[queue])
             for queue, bounds in snapshot.slave_bounds.items()
             if queue in ends and bounds.allow(ends[queue])
         }
         return at_slaves | {
-            queue: QueueProgress(next_offset=ends.get(queue, bounds.min_offset))
-            for queue, bounds in snapshot.bounds.items()
+            queue: QueueState(ends.get(queue, bounds.min_offset)) for queue, bounds in snapshot.bounds.items()
         }
 
-    def had_in_vain(self, progress: Mapping[MessageQueue, QueueProgress]) -> Mapping[MessageQueue, Had]:  # noqa: ARG002
+    def had_in_vain(self, progress: Mapping[MessageQueue, QueueState]) -> Mapping[MessageQueue, Had]:  # noqa: ARG002
         """None: every plan moves."""
         return {}
 
@@ -132,7 +130,7 @@ class CheckpointProgress:
             return ()
         positions = {before.queue: before.end for before in previous}
         positions |= {gap.queue: gap.corrected for gap in plan.gaps}
-        idle = {queue: QueueRange(queue=queue, start=at, end=at) for queue, at in positions.items()}
+        idle = {queue: QueueRange.between(queue, at, at) for queue, at in positions.items()}
         return tuple((idle | {new.queue: new for new in plan.ranges}).values())
 
     def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
@@ -235,7 +233,7 @@ class GroupProgress:
         """Read the store's rows on another thread: storage and brokers are waited for at the same time."""
         self._reading = self._reader.submit(self._store.read, self._group)
 
-    def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueProgress]:  # noqa: ARG002
+    def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueState]:  # noqa: ARG002
         """Rows of the queues owned and claimed, after claiming those that are new."""
         held = self._ownership.begin_plan()
         self._terms = {
@@ -268,18 +266,9 @@ class GroupProgress:
         self._claims.note(progress, snapshot, self._clock.monotonic_s())
         self._claims.write_resets(progress, snapshot.addresses)
         self._look_for_resets(progress, snapshot)
-        self._left_out.look(progress, snapshot.bounds, self._clock.now_s())
-        progress |= self._at_slaves(rows, snapshot)
-        return {
-            queue: QueueProgress(
-                next_offset=row.next_offset,
-                epoch=row.epoch,
-                reconsume_times=row.reconsume_times,
-                suspended_until_s=row.suspended_until_s,
-                put_back=row.put_back,
-            )
-            for queue, row in progress.items()
-        }
+        states = {queue: row.state for queue, row in progress.items()}
+        self._left_out.look(states, snapshot.bounds, self._clock.now_s())
+        return states | {queue: row.state for queue, row in self._at_slaves(rows, snapshot).items()}
 
     def _own(
         self, rows: Mapping[MessageQueue, OffsetRow], snapshot: Snapshot
@@ -341,7 +330,7 @@ class GroupProgress:
             if before is not None and row.epoch > before.epoch and not row.was_reset:
                 raise second_owner(self._group, row.owner)
 
-    def had_in_vain(self, progress: Mapping[MessageQueue, QueueProgress]) -> Mapping[MessageQueue, Had]:
+    def had_in_vain(self, progress: Mapping[MessageQueue, QueueState]) -> Mapping[MessageQueue, Had]:
         """Of listeners without autoCommit that have consumed a whole range and committed nothing."""
         return self._stalls.had(progress, self._clock.monotonic_s())
 
@@ -376,7 +365,7 @@ class GroupProgress:
         kept = []
         for old in planned:
             row = rows.get(old.queue)
-            if row is not None and row.epoch == old.epoch:
+            if row is not None and row.epoch == old.state.epoch:
                 if self._ownership.holds(old.queue):
                     kept.append(old)
                 else:
@@ -394,7 +383,7 @@ class GroupProgress:
                 old.queue,
                 old.start,
                 old.end,
-                old.epoch,
+                old.state.epoch,
                 row.epoch if row is not None else "none",
             )
         self._stalls.planned(kept, self._clock.monotonic_s())

@@ -15,8 +15,8 @@ from pyspark_rocketmq.errors import BrokerError, OffsetError, RocketMQError
 from pyspark_rocketmq.group.broker_offsets import Addresses, BrokerOffsets
 from pyspark_rocketmq.group.join import offset_key
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S
-from pyspark_rocketmq.model import MessageQueue, is_retry_topic
-from pyspark_rocketmq.offsets.store import NO_BATCH, OffsetRow, OffsetStore, QueueCommit
+from pyspark_rocketmq.model import MessageQueue, QueueState, is_retry_topic
+from pyspark_rocketmq.offsets.store import RESET, OffsetRow, OffsetStore, QueueCommit
 from pyspark_rocketmq.options.positions import QueuePositions
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
@@ -147,10 +147,10 @@ class QueueClaims:
         if news:
             self._broker_offsets.write({queue: row.next_offset for queue, row in news.items()}, addresses)
             written = [
-                QueueCommit(queue=queue, epoch=row.epoch, next_offset=row.next_offset, is_shown=True)
+                QueueCommit(queue=queue, state=QueueState(row.next_offset, row.epoch), is_shown=True)
                 for queue, row in news.items()
             ]
-            self._store.commit(self._group, written, query_id="", batch_id=NO_BATCH)
+            self._store.commit(self._group, written, query_id="", batch_id=RESET)
             self._written |= {queue: row.epoch for queue, row in news.items()}
 
     def _starts(

@@ -169,7 +169,7 @@ class QueueLives:
         """
         unknown: dict[MessageQueue, LastMessage] = {}
         for queue, row in rows.items():
-            last = LastMessage.from_text(row.last_message)
+            last = LastMessage.from_text(row.state.last_message)
             is_known = self._copied.get(queue) == (row.epoch, snapshot.slaves[queue.broker_name])
             if last is not None and not is_known:
                 unknown[queue] = last
@@ -262,7 +262,7 @@ class QueueLives:
         return begun
 
     def _standing(self, row: OffsetRow) -> Standing:
-        last = LastMessage.from_text(row.last_message)
+        last = LastMessage.from_text(row.state.last_message)
         # Right behind the newest message known a reset has moved nothing, or a life has begun. To a query that
         # is to fail on data loss a reset says that the loss is known.
         is_in_place = last is not None and last.queue_offset + 1 == row.next_offset and not self._fails
@@ -347,7 +347,7 @@ class CheckpointLives:
             self._look(previous, snapshot, stored_by_ms)
         self._seen = frozenset(snapshot.bounds)
         return [
-            QueueRange(queue=was.queue, start=self._begun[was.queue], end=self._begun[was.queue])
+            QueueRange.between(was.queue, self._begun[was.queue], self._begun[was.queue])
             if was.queue in self._begun
             else was
             for was in previous

@@ -50,10 +50,11 @@ from pyspark_rocketmq.errors import (
     OffsetError,
     TransportError,
 )
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, UndecodableMessages
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, QueueState, UndecodableMessages
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.read import DEFAULT_IN_FLIGHT_BYTES, ReadFrom, ReadOptions
 from pyspark_rocketmq.options.subscription import EVERYTHING
+from pyspark_rocketmq.source.schema import range_from_json, range_to_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,14 +263,7 @@ def plan_to_offset(seq: int, ranges: Iterable[QueueRange], *, stored_by_ms: int 
     plan: dict[str, dict[str, dict[str, dict[str, int | str]]]] = {}
     for planned in in_order:
         topic, broker_name, queue_id = planned.queue
-        entry: dict[str, int | str] = {"from": planned.start, "to": planned.end}
-        if planned.epoch:
-            entry["epoch"] = planned.epoch
-        if planned.reconsume_times:
-            entry["times"] = planned.reconsume_times
-        if planned.put_back:
-            entry["putBack"] = planned.put_back
-        plan.setdefault(topic, {}).setdefault(broker_name, {})[str(queue_id)] = entry
+        plan.setdefault(topic, {}).setdefault(broker_name, {})[str(queue_id)] = range_to_json(planned)
     return {"v": _VERSION, "seq": seq, **known, "plan": plan}
 
 
@@ -322,14 +316,7 @@ def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ..
 
 def _ranges_of(plan: Mapping[str, Any]) -> Iterable[QueueRange]:
     return (
-        QueueRange(
-            queue=MessageQueue(topic, broker_name, int(queue_id)),
-            start=_whole(entry["from"], 0),
-            end=_whole(entry["to"], entry["from"]),
-            epoch=_whole(entry.get("epoch", 0), 0),
-            reconsume_times=_whole(entry.get("times", 0), _LOWEST),
-            put_back=_text(entry.get("putBack", "")),
-        )
+        _checked(range_from_json(MessageQueue(topic, broker_name, int(queue_id)), entry))
         for topic, brokers in plan.items()
         for broker_name, queues in brokers.items()
         for queue_id, entry in queues.items()
@@ -343,14 +330,15 @@ def _packed(ranges: Sequence[QueueRange]) -> str:
         of_broker = [planned.queue.queue_id for planned in some]
         brokers.append([topic, broker_name, len(of_broker)])
         ids += [number - before for before, number in zip([0, *of_broker], of_broker, strict=False)]
-    put_back = {str(at): planned.put_back for at, planned in enumerate(ranges) if planned.put_back}
-    line = json.dumps({"brokers": brokers, "putBack": put_back})
+    states = [planned.state for planned in ranges]
+    retry_counts = {str(at): state.retry_counts for at, state in enumerate(states) if state.retry_counts}
+    line = json.dumps({"brokers": brokers, "putBack": retry_counts})
     columns = (
         ids,
-        [planned.start for planned in ranges],
-        [planned.end - planned.start for planned in ranges],
-        [planned.epoch for planned in ranges],
-        [planned.reconsume_times for planned in ranges],
+        [state.next_offset for state in states],
+        [planned.count for planned in ranges],
+        [state.epoch for state in states],
+        [state.reconsume_times for state in states],
     )
     data = b"".join([line.encode(), b"\n", *map(_in_planes, columns)])
     return base64.b85encode(zlib.compress(data, 9)).decode()
@@ -377,14 +365,10 @@ def _unpacked(text: str, queues: int) -> Iterable[QueueRange]:
         queue_id = 0
         for index in range(at, at + count):
             queue_id += ids[index]
-            yield QueueRange(
-                queue=MessageQueue(topic, broker_name, queue_id),
-                start=_whole(starts[index], 0),
-                end=_whole(starts[index] + counts[index], starts[index]),
-                epoch=_whole(epochs[index], 0),
-                reconsume_times=_whole(times[index], _LOWEST),
-                put_back=_text(facts["putBack"].get(str(index), "")),
-            )
+            retry_counts = facts["putBack"].get(str(index), "")
+            state = QueueState(starts[index], epochs[index], times[index], retry_counts=retry_counts)
+            queue = MessageQueue(topic, broker_name, queue_id)
+            yield _checked(QueueRange(queue, state, starts[index] + counts[index]))
         at += count
 
 
@@ -399,6 +383,16 @@ def _from_planes(data: bytes) -> Sequence[int]:
     for plane in range(_INT64_BYTES):
         numbers[plane::_INT64_BYTES] = data[plane * count : (plane + 1) * count]
     return struct.unpack(f"<{count}q", numbers)
+
+
+def _checked(planned: QueueRange) -> QueueRange:
+    state = planned.state
+    _whole(state.next_offset, 0)
+    _whole(planned.end, state.next_offset)
+    _whole(state.epoch, 0)
+    _whole(state.reconsume_times, _LOWEST)
+    _text(state.retry_counts)
+    return planned
 
 
 def _whole(value: object, at_least: int) -> int:

@@ -262,7 +262,7 @@ class _RangeReader:
         planned = self.partition.planned
         if self._expected == planned.start:
             return self.partition
-        return replace(self.partition, planned=replace(planned, start=self._expected))
+        return replace(self.partition, planned=planned.starting_at(self._expected))
 
     def begin(self, window: RangeWindow) -> None:
         """Read from ``window`` from now on."""

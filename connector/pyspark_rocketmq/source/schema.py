@@ -13,12 +13,12 @@ message row both columns are null. Numbers are never null: pandas would turn the
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,7 +26,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.metrics import Figures
-from pyspark_rocketmq.model import MessageQueue, QueueRange, is_retry_topic
+from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState, is_retry_topic
+from pyspark_rocketmq.offsets.store import PLAN_KEYS
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA, projected_schema
 from pyspark_rocketmq.wire.namespace import without_namespace
 from pyspark_rocketmq.wire.properties import MAX_OFFSET, MIN_OFFSET, RETRY_TOPIC
@@ -65,6 +66,19 @@ def spark_schema(
     )
 
 
+def range_to_json(planned: QueueRange) -> dict[str, int | str]:
+    """A planned range of a queue, as plans and marker rows keep it: what is 0 or empty is left out."""
+    state = planned.state._asdict()
+    known = {key: state[name] for name, key in PLAN_KEYS.items() if state[name]}
+    return {"from": planned.start, "to": planned.end, **known}
+
+
+def range_from_json(queue: MessageQueue, entry: Mapping[str, Any]) -> QueueRange:
+    """The reverse of :func:`range_to_json`; nothing is checked."""
+    state = {name: entry[key] for name, key in PLAN_KEYS.items() if key in entry}
+    return QueueRange(queue, QueueState(**state), entry["to"])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeEnd:
     """The end of a range that was read; follows its messages."""
@@ -99,17 +113,12 @@ class RangeEnd:
 
     def to_json(self) -> str:
         """``plannedRange`` of the range's marker row."""
-        planned = self.planned
         return json.dumps(
             {
-                "from": planned.start,
-                "to": planned.end,
-                "epoch": planned.epoch,
-                "times": planned.reconsume_times,
+                **range_to_json(self.planned),
                 "rows": self.rows,
                 "pulls": self.pulls,
                 "pullMs": round(self.pull_ms, 1),
-                **({"putBack": planned.put_back} if planned.put_back else {}),
                 **({} if self.reset_to is None else {"resetTo": self.reset_to}),
                 **({} if self.bounds is None else {"bounds": self.bounds}),
                 **({} if self.reason is EndReason.WHOLE else {"ended": str(self.reason)}),
@@ -122,14 +131,7 @@ class RangeEnd:
         facts = json.loads(text)
         bounds = facts.get("bounds")
         return cls(
-            planned=QueueRange(
-                queue=queue,
-                start=facts["from"],
-                end=facts["to"],
-                epoch=facts["epoch"],
-                reconsume_times=facts["times"],
-                put_back=facts.get("putBack", ""),
-            ),
+            planned=range_from_json(queue, facts),
             rows=facts["rows"],
             reason=EndReason(facts.get("ended", EndReason.WHOLE)),
             reset_to=facts.get("resetTo"),

@@ -123,7 +123,7 @@ class ConcurrentRun(RangeRun):
             count=len(messages),
             settings=settings,
             started_s=self._started_s,
-            failures=self._offsets.put_back(),
+            failures=self._offsets.retry_counts(),
         )
 
     def consume(self) -> list[Emitted]:
@@ -254,7 +254,6 @@ class ConcurrentRun(RangeRun):
     def _settle(self, number: int, fatal: BaseException | None) -> None:
         indexes, call = self._out.pop(number)
         messages, context = call.messages, call.context
-        self._answered_s = self._clock.monotonic_s()
         if fatal is not None:
             raise ListenerError(
                 f"The listener raised {type(fatal).__name__}, which ends its task {self._describe(messages)}; "
@@ -425,16 +424,13 @@ def _put_off(arrived: ArrivedRange, listener: FailedListener) -> tuple[list[Emit
     To fail its calls would send a whole backlog back, and drop it in broadcasting.
     """
     planned = arrived.planned
-    return [], QueueAck.of(
-        planned,
-        next_offset=planned.start,
-        reconsume_times=planned.reconsume_times,
-        put_back=planned.put_back,
-        suspended_until_s=SystemClock().now_s() + SEND_BACK_PAUSE_S,
+    return [], QueueAck(
+        queue=planned.queue,
+        start=planned.start,
+        state=planned.state._replace(suspended_until_s=SystemClock().now_s() + SEND_BACK_PAUSE_S),
         read=len(arrived.messages),
         consumed=0,
         failed=1,
         finished=str(ConcurrentFinish.SUSPENDED),
         last_error=tell_failure("listener not opened", str(planned.queue), listener.error()),
-        listener_s=0.0,
     )

@@ -105,7 +105,7 @@ class OrderlyRun(RangeRun):
         self._dead_letters = dead_letters
         self._hooks = hooks
         self._orders = orders
-        self._call_began_s = self._started_s
+        self._call_began_s = self._answered_s = self._started_s
         self._ended = ended
         self._pending = RowBuffer(output.rows, self._file)
         """Rows of messages consumed and not committed."""
@@ -113,7 +113,7 @@ class OrderlyRun(RangeRun):
             count=len(messages),
             settings=settings,
             started_s=self._started_s,
-            put_back=self._offsets.put_back(),
+            put_back=self._offsets.retry_counts(),
             stored_times=lambda index: messages[index].reconsume_times,
         )
 

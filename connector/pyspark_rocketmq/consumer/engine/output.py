@@ -20,7 +20,7 @@ from pyspark_rocketmq.consume.metrics import Figures
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.listeners.row_buffer import Emitted, batches_of
 from pyspark_rocketmq.listeners.row_validation import RowColumns
-from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
 
 _SHORT_NAMES = {"int": "integer", "bigint": "long", "smallint": "short", "tinyint": "byte", "real": "float"}
@@ -93,28 +93,18 @@ def _plain_schema(text: str) -> StructType:
 class QueueAck:
     """How far one queue came in one micro-batch."""
 
-    topic: str
-    broker_name: str
-    queue_id: int
-    epoch: int
-    """The epoch the range was planned under."""
+    queue: MessageQueue
     start: int
     """First queue offset of the range."""
-    next_offset: int
-    """Next queue offset to consume."""
-    reconsume_times: int
-    """How often the message at ``next_offset`` was put back."""
-    suspended_until_s: float | None
-    """Wall-clock seconds; also set, to a moment that has come, when the time slice ended before any commit.
-    """
+    state: QueueState
+    """What the next range begins with. It is also suspended, to a moment that has come, when the time slice ended
+    before any commit."""
     consumed: int
     """Messages passed in this batch, dead letters included."""
     failed: int
     """Deliveries the listener gave back."""
     finished: str
     """Why the engine stopped: EXHAUSTED, SUSPENDED, SLICE_USED, GIVEN_UP or, concurrent, THREADS_LOST."""
-    listener_s: float
-    """Seconds from the start of the consumption to the listener's last answer; 0 without a delivery."""
     read: int = 0
     """Messages of the range that were read, whether the listener got them or not."""
     reset_to: int | None = None
@@ -126,30 +116,8 @@ class QueueAck:
     letters; a batch that runs again sends them again."""
     last_error: str = ""
     """What went wrong last, in one short line; empty if nothing did."""
-    put_back: str = ""
-    """How often messages from ``next_offset`` on were given back; empty when ``reconsume_times`` says it all.
-    """
-    last_message: str = ""
-    """The newest message passed, as ``consume.positions`` writes it; empty when none was."""
     figures: Figures = field(default_factory=Figures)
     """What reading and consuming the range took (row D11)."""
-
-    @classmethod
-    def of(cls, planned: QueueRange, **reached: Any) -> Self:
-        """How far the queue of a planned range came: the other fields by their names."""
-        return cls(
-            topic=planned.queue.topic,
-            broker_name=planned.queue.broker_name,
-            queue_id=planned.queue.queue_id,
-            epoch=planned.epoch,
-            start=planned.start,
-            **reached,
-        )
-
-    @property
-    def queue(self) -> MessageQueue:
-        """The queue this speaks of."""
-        return MessageQueue(self.topic, self.broker_name, self.queue_id)
 
     def to_json(self) -> str:
         """One line of text; floats keep all their digits."""
@@ -163,7 +131,8 @@ class QueueAck:
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Self:
         """The reverse of ``dataclasses.asdict``, through JSON or not."""
-        return cls(**{**facts, "figures": Figures(*facts["figures"])})
+        tuples = {"queue": MessageQueue, "state": QueueState, "figures": Figures}
+        return cls(**{**facts, **{name: kind(*facts[name]) for name, kind in tuples.items()}})
 
 
 class Consumed(NamedTuple):
@@ -194,6 +163,6 @@ def spark_batches(consumed: Consumed) -> Iterator[pa.RecordBatch]:
         no_acks = pa.nulls(rows.num_rows, pa.string())
         yield pa.RecordBatch.from_arrays([*rows.columns, no_acks], schema=schema)
     ack = consumed.ack
-    position = dict(zip(POSITION_COLUMNS, (*ack.queue, ack.next_offset), strict=True))
+    position = dict(zip(POSITION_COLUMNS, (*ack.queue, ack.state.next_offset), strict=True))
     last = dict.fromkeys(schema.names) | position | {ACK_COLUMN: ack.to_json()}
     yield pa.RecordBatch.from_pylist([last], schema=schema)

@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,13 +26,19 @@ import pyarrow.compute as pc
 
 from pyspark_rocketmq.consume.metrics import Figures
 from pyspark_rocketmq.consume.positions import LastMessage
-from pyspark_rocketmq.consume.retry_counts import from_offset, from_text, spans_of, times_by_index, to_text
+from pyspark_rocketmq.consume.retry_counts import (
+    from_offset,
+    spans_from,
+    spans_of,
+    times_by_index,
+    to_text,
+)
 from pyspark_rocketmq.consumer.engine.output import QUEUE_COLUMNS, QueueAck
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from pyspark_rocketmq.listeners.row_buffer import RowBuffer, SpillFile
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
-from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
+from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.source.schema import EndReason, RangeEnd, ReadPiece
 
 
@@ -43,7 +49,7 @@ class RangeOffsets:
         self._planned = planned
         self._messages = messages
         self._offsets = _queue_offsets(messages)
-        self._put_back = from_text(planned.put_back, planned.start, planned.reconsume_times)
+        self._retried = spans_from(planned.state)
 
     def first_at(self, queue_offset: int) -> int:
         """The first index at or behind an offset."""
@@ -53,26 +59,31 @@ class RangeOffsets:
         """The queue offset of a message, or the end of the range: offsets without a message are passed too."""
         return int(self._offsets[index]) if index < len(self._offsets) else self._planned.end
 
-    def put_back(self) -> dict[int, int]:
-        """How often messages were put back before this range, by index."""
-        return times_by_index(self._put_back, self.first_at)
+    def retry_counts(self) -> dict[int, int]:
+        """How often messages were given back before this range, by index."""
+        return times_by_index(self._retried, self.first_at)
 
-    def reached(self, index: int, put_back: Mapping[int, int]) -> dict[str, Any]:
-        """What an ack says of a range that has passed all before ``index``.
+    def state_at(
+        self, index: int, retry_counts: Mapping[int, int], suspended_until_s: float | None
+    ) -> QueueState:
+        """The queue's state once all before ``index`` are passed.
 
         Args:
             index: The first message that has not been passed.
-            put_back: How often messages from there on were put back by now, by ascending index.
+            retry_counts: How often messages from there on were given back by now, by ascending index.
+            suspended_until_s: Wall clock.
         """
-        next_offset, times = self.offset_at(index), put_back.get(index, 0)
-        # A range that was cut short may end before messages that were put back.
-        spans = spans_of(put_back, self.offset_at) + from_offset(self._put_back, self._planned.end)
-        return {
-            "next_offset": next_offset,
-            "reconsume_times": times,
-            "put_back": to_text(spans, next_offset, times),
-            "last_message": self._message_before(index),
-        }
+        next_offset, times = self.offset_at(index), retry_counts.get(index, 0)
+        # A range that was cut short may end before messages that were given back.
+        spans = spans_of(retry_counts, self.offset_at) + from_offset(self._retried, self._planned.end)
+        return QueueState(
+            next_offset,
+            self._planned.state.epoch,
+            times,
+            suspended_until_s,
+            to_text(spans, next_offset, times),
+            self._message_before(index),
+        )
 
     def _message_before(self, index: int) -> str:
         if index == 0:
@@ -102,7 +113,7 @@ class RangeRun:
         self._file = SpillFile()
         self._rows = RowBuffer(output.rows, self._file)
         """Those that may reach the sink."""
-        self._started_s = self._answered_s = began_s
+        self._started_s = began_s
         self._failed = 0
         self._last_error = ""
         self._sent_back = 0
@@ -114,24 +125,23 @@ class RangeRun:
     def _ack_of(
         self,
         done: int,
-        put_back: Mapping[int, int],
+        retry_counts: Mapping[int, int],
         *,
         finished: object,
         suspended_until_s: float | None,
         **sent: int,
     ) -> QueueAck:
-        """The ack of a run that has passed the first ``done`` messages; ``put_back`` as of :class:`RangeOffsets`."""
-        return QueueAck.of(
-            self._planned,
-            **self._offsets.reached(done, put_back),
+        """The ack of a run that has passed the first ``done`` messages; see :meth:`RangeOffsets.state_at`."""
+        return QueueAck(
+            queue=self._planned.queue,
+            start=self._planned.start,
+            state=self._offsets.state_at(done, retry_counts, suspended_until_s),
             **sent,
-            suspended_until_s=suspended_until_s,
             read=len(self._messages),
             consumed=done,
             failed=self._failed,
             finished=str(finished),
             last_error=self._last_error,
-            listener_s=self._answered_s - self._started_s,
             figures=Figures(self._messages_ok, self._messages_failed, self._calls, self._calls_s * 1000),
         )
 
@@ -171,12 +181,13 @@ class ArrivedRange(NamedTuple):
 
 def acknowledged(end: RangeEnd, ack: QueueAck) -> QueueAck:
     """``ack`` with what only the reader of its range knows."""
-    suspended_until_s = ack.suspended_until_s
+    state = ack.state
     if end.reason is EndReason.REFUSED:
-        suspended_until_s = max(suspended_until_s or 0.0, time.time() + _REFUSED_PAUSE_S)
+        until_s = max(state.suspended_until_s or 0.0, time.time() + _REFUSED_PAUSE_S)
+        state = state._replace(suspended_until_s=until_s)
     return replace(
         ack,
-        suspended_until_s=suspended_until_s,
+        state=state,
         reset_to=end.reset_to,
         figures=ack.figures.plus(end.figures),
     )

@@ -139,7 +139,7 @@ def _frame(
 ) -> pd.DataFrame:
     """Data rows of a queue, and the ack row behind them if there is an ack; ``names`` are those of a row's values."""
     queue_offsets, *values = zip(*rows, strict=True) if rows else [()] * len(names)
-    acks: list[Any] = [] if ack is None else [ack.next_offset]
+    acks: list[Any] = [] if ack is None else [ack.state.next_offset]
     nulls = [None] * len(acks)
     columns: dict[str, Any] = dict(zip(QUEUE_COLUMNS, queue, strict=True))
     columns["queueOffset"] = np.array([*queue_offsets, *acks], dtype=np.int64)

@@ -218,7 +218,7 @@ def _counts(ack: QueueAck) -> bool:
     """Whether there is anything to commit of a range: progress, an attempt, a message sent elsewhere, or a reset."""
     return bool(
         ack.consumed or ack.failed or ack.dead_letters or ack.sent_back or ack.reset_to is not None
-        or ack.next_offset != ack.start
+        or ack.state.next_offset != ack.start
     )  # fmt: skip
 
 
@@ -273,8 +273,8 @@ def together(parts: Sequence[Evaluated]) -> Evaluated:
     for one, other in pairwise(acks):
         if one.queue == other.queue:
             raise RocketMQError(
-                f"{one.queue}: two ranges of one batch were consumed, {one.start} to {one.next_offset} and "
-                f"{other.start} to {other.next_offset}; nothing of the batch is committed. Do not copy or "
+                f"{one.queue}: two ranges of one batch were consumed, {one.start} to {one.state.next_offset} and "
+                f"{other.start} to {other.state.next_offset}; nothing of the batch is committed. Do not copy or "
                 "union the "
                 "rows of format('rocketmq') before they are consumed."
             )
@@ -335,7 +335,7 @@ class BatchTask:
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
         planned = [each.planned for ticket in tickets for each in ticket.partitions]
-        epochs = {each.queue: each.epoch for each in planned}
+        epochs = {each.queue: each.state.epoch for each in planned}
         return ask_driver(self._terms, partition, epochs, tasks=tickets[0].tasks)
 
     def _written(
