@@ -32,7 +32,7 @@ import pyspark_rocketmq
 from jobs.settings import JobFailed
 from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.display import counted
-from pyspark_rocketmq.monitoring.batch_metrics import BatchFigures
+from pyspark_rocketmq.monitoring.batch_metrics import BatchMetrics
 from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
 from pyspark_rocketmq.source.session import check_classic
 
@@ -250,14 +250,14 @@ def failure_sentence(text: str) -> str:
     return next(iter(text.strip().splitlines()), "no reason given")
 
 
-def behind_text(figures: BatchFigures, counter: RowCounter) -> str:
+def behind_text(metrics: BatchMetrics, counter: RowCounter) -> str:
     """How far a query is behind, in one line; empty while that is unknown for the rows counted."""
     # A batch's rows are counted before Spark tells where its queues are.
-    if figures.lag is None or figures.batch_id < counter.batch_id:
+    if metrics.lag is None or metrics.batch_id < counter.batch_id:
         return ""
-    age = "" if not figures.lag_s else f" for {figures.lag_s:.1f} s"
-    suspended = f", {counted(figures.suspended, 'queue')} suspended" if figures.suspended else ""
-    return f"{counted(figures.lag, 'message')} behind{age}{suspended}"
+    age = "" if not metrics.lag_s else f" for {metrics.lag_s:.1f} s"
+    suspended = f", {counted(metrics.suspended, 'queue')} suspended" if metrics.suspended else ""
+    return f"{counted(metrics.lag, 'message')} behind{age}{suspended}"
 
 
 def await_query(

@@ -31,7 +31,7 @@ def consumption(
     count: int = 5,
     *,
     batch: int = 1,
-    put_back: Mapping[int, int] | Iterable[tuple[int, int]] = (),
+    retry_counts: Mapping[int, int] | Iterable[tuple[int, int]] = (),
     stored_times: Callable[[int], int] = lambda _: 0,
     **settings: Any,
 ) -> OrderlyConsumption:
@@ -39,7 +39,7 @@ def consumption(
         count=count,
         settings=OrderlySettings(consume_message_batch_max_size=batch, **settings),
         started_s=START_S,
-        put_back=dict(put_back),
+        retry_counts=dict(retry_counts),
         stored_times=stored_times,
     )
 
@@ -103,7 +103,7 @@ def test_with_nothing_to_deliver_the_run_is_exhausted() -> None:
     assert (machine.committed, machine.accumulated) == (0, 0)
 
 
-@pytest.mark.parametrize("wrong", [{"count": -1}, {"put_back": {1: -1}}])
+@pytest.mark.parametrize("wrong", [{"count": -1}, {"retry_counts": {1: -1}}])
 def test_negative_numbers_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must not be negative"):
         consumption(**wrong)
@@ -159,13 +159,13 @@ def test_every_answer_with_and_without_accumulated_messages(
     deliver(machine, SUCCESS)
     deliver(machine, SUCCESS, auto_commit=not has_accumulated)
     outcome = deliver(machine, status, auto_commit=auto_commit)
-    committed, accumulated, put_back, pause_s = after
+    committed, accumulated, retry_counts, pause_s = after
     if not has_accumulated and committed != 4:
         committed, accumulated = 3, max(0, accumulated - 1)
 
     assert (outcome.return_type, outcome.effect) == (return_type, effect)
     assert (machine.committed, machine.accumulated) == (committed, accumulated)
-    assert machine.put_back == put_back
+    assert machine.retry_counts == retry_counts
     if pause_s is None:
         assert machine.finished is None
         assert machine.suspended_until_s is None
@@ -193,12 +193,12 @@ def test_a_finished_run_takes_no_answer_and_gives_no_delivery(
     later_s = START_S + 61 if finish is Finish.SLICE_USED else START_S
     assert machine.next_delivery(later_s) is None
     assert machine.finished is finish
-    before = (machine.committed, machine.accumulated, machine.put_back)
+    before = (machine.committed, machine.accumulated, machine.retry_counts)
 
     with pytest.raises(RuntimeError, match="No messages are with the listener"):
         answer(machine, status, auto_commit=auto_commit)
     assert machine.next_delivery(START_S) is None
-    assert (machine.committed, machine.accumulated, machine.put_back) == before
+    assert (machine.committed, machine.accumulated, machine.retry_counts) == before
 
 
 @pytest.mark.parametrize(
@@ -223,49 +223,49 @@ def test_the_default_pause_is_clamped_too() -> None:
 
 def test_each_message_of_a_batch_that_is_put_back_counts_on_and_a_commit_forgets_them() -> None:
     """D3, D5: a message that came with a failed batch for the first time begins at 0."""
-    failing = consumption(4, batch=3, put_back={0: 2, 1: 2})
+    failing = consumption(4, batch=3, retry_counts={0: 2, 1: 2})
     deliver(failing, RAISES)
-    assert (failing.committed, failing.put_back) == (0, {0: 3, 1: 3, 2: 1})
+    assert (failing.committed, failing.retry_counts) == (0, {0: 3, 1: 3, 2: 1})
 
-    passing = consumption(4, batch=2, put_back=failing.put_back)
+    passing = consumption(4, batch=2, retry_counts=failing.retry_counts)
     assert passing.next_delivery(START_S) == Delivery(0, 2, (3, 3))
     answer(passing, SUCCESS)
-    assert passing.put_back == {2: 1}
+    assert passing.retry_counts == {2: 1}
     assert passing.next_delivery(START_S) == Delivery(2, 4, (1, 0))
 
 
 def test_a_rollback_does_not_count() -> None:
     """D4"""
-    machine = consumption(put_back={0: 2})
+    machine = consumption(retry_counts={0: 2})
     deliver(machine, ROLLBACK, auto_commit=False)
 
-    assert machine.put_back == {0: 2}
+    assert machine.retry_counts == {0: 2}
 
 
 def test_a_rollback_brings_back_what_was_accumulated() -> None:
     """D4: each message as often put back as it was."""
-    machine = consumption(5, put_back={1: 1, 3: 2})
+    machine = consumption(5, retry_counts={1: 1, 3: 2})
     for status in (SUCCESS, SUCCESS, SUCCESS, ROLLBACK):
         deliver(machine, status, auto_commit=False)
 
-    assert (machine.committed, machine.accumulated, machine.put_back) == (0, 0, {1: 1, 3: 2})
+    assert (machine.committed, machine.accumulated, machine.retry_counts) == (0, 0, {1: 1, 3: 2})
 
 
 def test_a_message_is_delivered_once_more_than_it_may_be_reconsumed() -> None:
     """D6: reconsumeTimes 0..max, then it is to be sent, without another pause."""
-    put_back: Mapping[int, int] = {}
+    retry_counts: Mapping[int, int] = {}
     for times in range(3):
-        machine = consumption(put_back=put_back, max_reconsume_times=3)
+        machine = consumption(retry_counts=retry_counts, max_reconsume_times=3)
         outcome = deliver(machine, SUSPEND)
         assert (outcome.effect, outcome.dead_letters) == (Effect.PUT_BACK, ())
-        assert machine.put_back == {0: times + 1}
-        put_back = machine.put_back
+        assert machine.retry_counts == {0: times + 1}
+        retry_counts = machine.retry_counts
 
-    machine = consumption(put_back=put_back, max_reconsume_times=3)
+    machine = consumption(retry_counts=retry_counts, max_reconsume_times=3)
     assert deliver(machine, SUSPEND)[:2] == (ReturnType.FAILED, Effect.SEND_BACK)
 
     assert machine.sent_back([0], START_S).effect is Effect.COMMIT
-    assert (machine.committed, machine.put_back, machine.suspended_until_s) == (1, {}, None)
+    assert (machine.committed, machine.retry_counts, machine.suspended_until_s) == (1, {}, None)
     assert machine.next_delivery(START_S) == Delivery(1, 2)
 
 
@@ -285,50 +285,52 @@ def test_without_any_reconsumption_every_failure_is_a_dead_letter(
 
 def test_without_a_limit_no_message_is_given_up() -> None:
     """D6: -1."""
-    machine = consumption(put_back={0: 2**31}, max_reconsume_times=-1)
+    machine = consumption(retry_counts={0: 2**31}, max_reconsume_times=-1)
 
     assert deliver(machine, SUSPEND).effect is Effect.PUT_BACK
 
 
 def test_a_rollback_makes_no_dead_letters() -> None:
     """D4, D6"""
-    machine = consumption(put_back={0: 9}, max_reconsume_times=1)
+    machine = consumption(retry_counts={0: 9}, max_reconsume_times=1)
 
     assert deliver(machine, ROLLBACK, auto_commit=False).effect is Effect.ROLL_BACK
 
 
 def test_what_the_broker_has_counted_counts_too() -> None:
     """D6: a message that comes through the retry topic brings its reconsumeTimes along."""
-    machine = consumption(2, batch=2, put_back={1: 1}, stored_times=[3, 1].__getitem__, max_reconsume_times=3)
+    machine = consumption(
+        2, batch=2, retry_counts={1: 1}, stored_times=[3, 1].__getitem__, max_reconsume_times=3
+    )
 
     assert deliver(machine, SUSPEND).dead_letters == (0,)
 
 
 def test_a_batch_with_one_message_that_may_be_tried_again_comes_back_as_a_whole() -> None:
     """D6: the dead letter with it, uncounted, as in the Java client; it is sent again when it fails again."""
-    machine = consumption(2, batch=2, put_back={0: 2, 1: 1}, max_reconsume_times=2)
+    machine = consumption(2, batch=2, retry_counts={0: 2, 1: 1}, max_reconsume_times=2)
     assert deliver(machine, SUSPEND, suspend_millis=500).dead_letters == (0,)
 
     outcome = machine.sent_back([0], START_S + 7)
 
     assert (outcome.effect, outcome.dead_letters) == (Effect.PUT_BACK, ())
-    assert (machine.committed, machine.put_back) == (0, {0: 2, 1: 2})
+    assert (machine.committed, machine.retry_counts) == (0, {0: 2, 1: 2})
     assert (machine.finished, machine.suspended_until_s) == (Finish.SUSPENDED, START_S + 7.5)
 
 
-@pytest.mark.parametrize(("stored", "put_back"), [([], {0: 3, 1: 3}), ([1], {0: 3, 1: 2})])
+@pytest.mark.parametrize(("stored", "retry_counts"), [([], {0: 3, 1: 3}), ([1], {0: 3, 1: 2})])
 def test_a_dead_letter_that_no_broker_stored_keeps_its_queue_suspended(
-    stored: list[int], put_back: dict[int, int]
+    stored: list[int], retry_counts: dict[int, int]
 ) -> None:
     """D6: a message is never lost."""
-    machine = consumption(3, batch=2, put_back={0: 2, 1: 2}, max_reconsume_times=2)
+    machine = consumption(3, batch=2, retry_counts={0: 2, 1: 2}, max_reconsume_times=2)
     deliver(machine, SUSPEND)
 
     assert machine.sent_back(stored, START_S).effect is Effect.PUT_BACK
-    assert (machine.committed, machine.put_back) == (0, put_back)
+    assert (machine.committed, machine.retry_counts) == (0, retry_counts)
     assert machine.suspended_until_s == START_S + 1.0
 
-    again = consumption(3, batch=2, put_back=machine.put_back, max_reconsume_times=2)
+    again = consumption(3, batch=2, retry_counts=machine.retry_counts, max_reconsume_times=2)
     assert deliver(again, SUSPEND).dead_letters == (0, 1)
 
 
@@ -347,7 +349,7 @@ def test_without_auto_commit_a_dead_letter_waits_for_the_commit() -> None:
 
 def test_dead_letters_that_were_not_asked_for_change_nothing() -> None:
     """D6: a message must not pass because of a wrong report."""
-    machine = consumption(2, batch=2, put_back={0: 1}, max_reconsume_times=1)
+    machine = consumption(2, batch=2, retry_counts={0: 1}, max_reconsume_times=1)
     deliver(machine, SUSPEND)
 
     assert machine.sent_back([0, 1], START_S).effect is Effect.PUT_BACK
@@ -408,7 +410,7 @@ def test_what_is_no_status_is_shown_to_the_user_and_counts_as_suspend(returned: 
     assert shown in outcome.problem
     assert "no ConsumeOrderlyStatus" in outcome.problem
     assert len(outcome.problem) < 300
-    assert machine.put_back == {0: 1}
+    assert machine.retry_counts == {0: 1}
     assert machine.finished is Finish.SUSPENDED
 
 

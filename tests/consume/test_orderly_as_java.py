@@ -57,7 +57,7 @@ class ReplayedQueue:
     settings: OrderlySettings
     length: int
     next_index: int = 0
-    put_back: dict[int, int] = field(default_factory=dict)
+    retry_counts: dict[int, int] = field(default_factory=dict)
     """By absolute index."""
     due_s: float = 0.0
     dead_letters: list[int] = field(default_factory=list)
@@ -70,7 +70,7 @@ class ReplayedQueue:
                 count=self.length - self.next_index,
                 settings=self.settings,
                 started_s=now_s,
-                put_back={index - self.next_index: times for index, times in self.put_back.items()},
+                retry_counts={index - self.next_index: times for index, times in self.retry_counts.items()},
             )
         relative = self.run.next_delivery(now_s)
         assert relative is not None
@@ -91,7 +91,7 @@ class ReplayedQueue:
     def end_run(self) -> None:
         assert self.run is not None
         assert self.run.finished is not None
-        self.put_back = {index + self.next_index: times for index, times in self.run.put_back.items()}
+        self.retry_counts = {index + self.next_index: times for index, times in self.run.retry_counts.items()}
         self.next_index += self.run.committed
         self.due_s = self.run.suspended_until_s or 0.0
         self.run = None
@@ -230,7 +230,7 @@ def test_any_sequence_of_answers_delivers_and_commits_as_javas_process_queue(
             break
         delivery = ours.delivery(START_S)
         assert list(range(delivery.start, delivery.stop)) == expected
-        assert list(delivery.put_back or [0] * len(expected)) == [java.consuming[at] for at in expected]
+        assert list(delivery.retry_counts or [0] * len(expected)) == [java.consuming[at] for at in expected]
 
         def stores(message: int, mask: int = stored) -> bool:
             return not mask >> message & 1

@@ -6,7 +6,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.metrics import Figures, RecentFigures, lately, status_of
+from pyspark_rocketmq.consume.metrics import ConsumeMetrics, RecentMetrics, lately, status_of
 from pyspark_rocketmq.wire.requests.client_info import ConsumeStatus
 from tests.helpers.approx import about
 
@@ -15,11 +15,11 @@ START_S = 1_700_000_000.0
 
 def test_rates_are_those_of_the_last_minute_and_failures_those_of_the_last_hour() -> None:
     """D11: as ``ConsumerStatsManager.consumeStatus`` has them; 10 messages/s of one queue, 5/s of another."""
-    recent: RecentFigures[str] = RecentFigures(START_S)
+    recent: RecentMetrics[str] = RecentMetrics(START_S)
     texts = {}
     for second in range(1, 301):
         for queue, ok in (("a", 10), ("b", 5)):
-            batch = Figures(ok, 1, 2, 8.0, 2 * ok, 1, 3.0)
+            batch = ConsumeMetrics(ok, 1, 2, 8.0, 2 * ok, 1, 3.0)
             texts[queue] = recent.add(queue, batch, START_S + second)
 
     status = status_of(texts.values(), START_S + 300)
@@ -37,7 +37,7 @@ def test_rates_are_those_of_the_last_minute_and_failures_those_of_the_last_hour(
 
 def test_a_rate_of_a_consumer_that_began_a_moment_ago_is_over_ten_seconds_at_least() -> None:
     """D11: one batch of a backlog says nothing of a rate."""
-    text = RecentFigures[str](START_S).add("a", Figures(ok=1000, calls=10, call_ms=5.0), START_S + 0.1)
+    text = RecentMetrics[str](START_S).add("a", ConsumeMetrics(ok=1000, calls=10, call_ms=5.0), START_S + 0.1)
 
     assert status_of([text], START_S + 0.1).consume_ok_tps == 100.0
     assert status_of([text], START_S + 20.1).consume_ok_tps == about(1000 / 20.1)
@@ -45,7 +45,7 @@ def test_a_rate_of_a_consumer_that_began_a_moment_ago_is_over_ten_seconds_at_lea
 
 def test_what_is_a_minute_old_is_no_rate_and_after_an_hour_nothing_is_left() -> None:
     """D11: a consumer that stands still shows zeros, and how long its calls took."""
-    text = RecentFigures[str](START_S).add("a", Figures(10, 2, 4, 40.0, 12, 3, 6.0), START_S + 30)
+    text = RecentMetrics[str](START_S).add("a", ConsumeMetrics(10, 2, 4, 40.0, 12, 3, 6.0), START_S + 30)
 
     later = status_of([text], START_S + 30 + 61)
     assert (later.consume_ok_tps, later.pull_tps, later.pull_rt) == (0.0, 0.0, 0.0)
@@ -61,10 +61,10 @@ def test_a_row_without_figures_is_a_consumer_that_did_nothing() -> None:
 
 def test_a_clock_that_was_put_back_leaves_no_figures_of_the_future() -> None:
     """D11"""
-    recent: RecentFigures[str] = RecentFigures(START_S)
-    recent.add("a", Figures(ok=1_000_000), START_S + 7200)
+    recent: RecentMetrics[str] = RecentMetrics(START_S)
+    recent.add("a", ConsumeMetrics(ok=1_000_000), START_S + 7200)
 
-    text = recent.add("a", Figures(ok=5), START_S + 20)
+    text = recent.add("a", ConsumeMetrics(ok=5), START_S + 20)
 
     assert lately(text, START_S + 20).minute.ok == 5
     assert lately(text, START_S + 20).hour.ok == 5
@@ -72,7 +72,7 @@ def test_a_clock_that_was_put_back_leaves_no_figures_of_the_future() -> None:
 
 def test_the_text_is_short() -> None:
     """D11, F1: every commit of the group writes it for each queue."""
-    text = RecentFigures[str](START_S).add("a", Figures(10, 2, 4, 40.25, 12, 3, 6.0), START_S + 30)
+    text = RecentMetrics[str](START_S).add("a", ConsumeMetrics(10, 2, 4, 40.25, 12, 3, 6.0), START_S + 30)
 
     assert json.loads(text) == {
         "at": START_S + 30,
@@ -87,13 +87,13 @@ def test_the_text_is_short() -> None:
 def test_a_window_has_what_happened_in_it_and_nothing_older(seed: int) -> None:
     """D11: against a list of everything, whatever the times between."""
     draw = random.Random(seed)
-    recent: RecentFigures[int] = RecentFigures(START_S)
+    recent: RecentMetrics[int] = RecentMetrics(START_S)
     now_s, done = START_S, []
     for _ in range(draw.randint(1, 60)):
         now_s += draw.choice([0.0, 0.3, 4.0, 11.0, 70.0, 700.0]) * draw.random()
         done.append((now_s, draw.randint(0, 9)))
-        found = lately(recent.add(1, Figures(ok=done[-1][1]), now_s), now_s)
-        for figures, window_s, bucket_s in ((found.minute, 60, 10), (found.hour, 3600, 600)):
+        found = lately(recent.add(1, ConsumeMetrics(ok=done[-1][1]), now_s), now_s)
+        for metrics, window_s, bucket_s in ((found.minute, 60, 10), (found.hour, 3600, 600)):
             surely = sum(ok for at_s, ok in done if now_s - at_s < window_s)
             at_most = sum(ok for at_s, ok in done if now_s - at_s <= window_s + bucket_s)
-            assert surely <= figures.ok <= at_most
+            assert surely <= metrics.ok <= at_most

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.consume.metrics import Figures, status_of
+from pyspark_rocketmq.consume.metrics import ConsumeMetrics, status_of
 from pyspark_rocketmq.consumer import commit as module
 from pyspark_rocketmq.consumer.commit import BatchCommitter, BatchListener, BatchReport, Mirror
 from pyspark_rocketmq.consumer.engine.output import QueueAck
@@ -42,7 +42,7 @@ ACK = QueueAck(
     consumed=7,
     failed=1,
     finished="SUSPENDED",
-    figures=Figures(7, 1, 4, 80.0, 7, 2, 3.0),
+    metrics=ConsumeMetrics(7, 1, 4, 80.0, 7, 2, 3.0),
 )
 
 
@@ -141,7 +141,7 @@ class Batch:
 def test_data_come_before_offsets_and_listeners_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """H1: killed in between, the batch runs again and the sink drops what it has.
 
-    D11: figures go with the offsets.
+    D11: metrics go with the offsets.
     """
     batch = Batch(monkeypatch, ACK)
 

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
-from pyspark_rocketmq.consume.metrics import Figures
+from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentRun
 from pyspark_rocketmq.errors import ListenerError, RequestTimeout
@@ -410,7 +410,7 @@ def test_a_listener_may_take_its_messages_out_of_their_list(size: int) -> None:
     run.consume()
 
     assert not broker.taken
-    assert (run.ack().state.next_offset, run.ack().figures.ok) == (20, 10)
+    assert (run.ack().state.next_offset, run.ack().metrics.ok) == (20, 10)
 
 
 @pytest.mark.parametrize("fatal", [SystemExit(1), KeyboardInterrupt()], ids=repr)
@@ -720,4 +720,4 @@ def test_messages_are_counted_by_their_answers() -> None:
     run = run_of(listener, clock=clock, consume_message_batch_max_size=4)
     run.consume()
 
-    assert run.ack().figures == Figures(ok=2, failed=8, calls=3, call_ms=750.0)
+    assert run.ack().metrics == ConsumeMetrics(ok=2, failed=8, calls=3, call_ms=750.0)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.consume.metrics import Figures
+from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.consumer.engine.range import crossed_ranges
 from pyspark_rocketmq.consumer.message_table import TableEngine
@@ -107,7 +107,7 @@ def test_a_range_says_what_reading_it_took() -> None:
         message_rows(Q0, 5, 6), marker_row(RangeEnd(planned=planned, rows=2, pulls=3, pull_ms=4.5))
     )
 
-    assert ack.figures == Figures(ok=2, pulled=2, pulls=3, pull_ms=4.5)
+    assert ack.metrics == ConsumeMetrics(ok=2, pulled=2, pulls=3, pull_ms=4.5)
 
 
 def test_a_reset_of_an_operator_is_passed_on() -> None:

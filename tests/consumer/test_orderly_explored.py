@@ -91,7 +91,7 @@ class Episode:
         self.offsets = sorted(draw.sample(range(self.end), draw.randint(1, self.end)))
         self.most = draw.choice([-1, 0, 1, 2, 5])
         self.failures = draw.choice([0.05, 0.3, 0.6])
-        self.start, self.times, self.put_back = 0, 0, ""
+        self.start, self.times, self.retry_counts = 0, 0, ""
         self.model = Reference(self.offsets, self.most)
         self.now_s = 0.0
 
@@ -103,7 +103,7 @@ class Episode:
         """Plan, consume and commit a range; or crash before the commit."""
         planned = QueueRange(
             QUEUE,
-            QueueState(self.start, epoch=1, reconsume_times=self.times, retry_counts=self.put_back),
+            QueueState(self.start, epoch=1, reconsume_times=self.times, retry_counts=self.retry_counts),
             self.draw.randint(self.start, self.end) if self.draw.random() < 0.5 else self.end,
         )
         before = deepcopy(self.model)
@@ -113,7 +113,7 @@ class Episode:
             # The dead letters are sent; everything else happens again.
             self.model = before
             return
-        self.start, self.times, self.put_back = (
+        self.start, self.times, self.retry_counts = (
             ack.state.next_offset,
             ack.state.reconsume_times,
             ack.state.retry_counts,

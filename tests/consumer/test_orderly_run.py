@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.consume.metrics import Figures
+from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.consumer.engine.orderly import DeadLetters, OrderlyRun, no_dead_letters
@@ -202,7 +202,7 @@ def test_a_queue_waits_from_the_moment_on_at_which_its_listener_failed() -> None
     run.consume()
 
     assert run.pause_s() == pytest.approx(1.0)
-    assert run.ack().figures.call_ms == pytest.approx(10_000.0)
+    assert run.ack().metrics.call_ms == pytest.approx(10_000.0)
 
 
 def test_rows_of_a_rolled_back_transaction_are_not_there_when_the_same_run_goes_on() -> None:
@@ -251,7 +251,7 @@ def test_a_listener_may_take_its_messages_out_of_their_list(ending: str, size: i
     ack, is_success = run.ack(), ending == "success"
     assert (ack.state.next_offset, ack.finished) == (20, "EXHAUSTED")
     assert dead == ([] if is_success else list(range(10, 20)))
-    assert (ack.figures.ok, ack.figures.failed) == ((10, 0) if is_success else (0, 10))
+    assert (ack.metrics.ok, ack.metrics.failed) == ((10, 0) if is_success else (0, 10))
 
 
 @pytest.mark.parametrize("asked", ["20000", None, dt.timedelta(seconds=20)], ids=repr)
@@ -630,7 +630,7 @@ def test_answers_are_counted_as_java_counts_them(
     run.consume()
 
     calls = 3 if ok else 1
-    assert run.ack().figures == Figures(ok, failed, calls, calls * 250.0)
+    assert run.ack().metrics == ConsumeMetrics(ok, failed, calls, calls * 250.0)
 
 
 @pytest.mark.parametrize("suspended_until_s", [None, 1_700_000_000.123457])

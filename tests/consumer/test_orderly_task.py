@@ -329,7 +329,7 @@ def test_a_slow_call_holds_nobody_up_although_the_wall_clock_is_set_back() -> No
 
     assert len(task.delivered[SLOW]) == 7
     assert consumed[SLOW].ack.finished == "SLICE_USED"
-    assert consumed[SLOW].ack.figures.call_ms == pytest.approx(70_000.0)
+    assert consumed[SLOW].ack.metrics.call_ms == pytest.approx(70_000.0)
 
 
 def test_a_suspension_is_stored_by_the_wall_clock() -> None:

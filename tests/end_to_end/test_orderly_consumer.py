@@ -31,7 +31,7 @@ from pyspark_rocketmq.errors import BrokerError
 from pyspark_rocketmq.format import register
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
-from pyspark_rocketmq.monitoring.batch_metrics import BatchFigures
+from pyspark_rocketmq.monitoring.batch_metrics import BatchMetrics
 from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
@@ -160,7 +160,7 @@ def test_ordered_messages_reach_the_table_once_and_in_order(
     # A broker that is only late tells the time of a message as well.
     monkeypatch.setattr("pyspark_rocketmq.monitoring.query_monitor._TIMEOUT_S", PATIENCE_S)
     expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 100)
-    told: list[BatchFigures] = []
+    told: list[BatchMetrics] = []
 
     with closing(QueryMonitor()) as monitor:
         monitor.register_listener(told.append)
@@ -422,7 +422,7 @@ def test_what_a_listener_collects_in_memory_is_written_before_it_is_committed(
         ]
         assert offsets == list(range(next_offset)), "each once, since nothing was killed"
     # A broker that is late leaves a batch without messages.
-    called = [report for report in consumption.reports if any(ack.figures.calls for ack in report.acks)]
+    called = [report for report in consumption.reports if any(ack.metrics.calls for ack in report.acks)]
     assert len(list(pids.iterdir())) >= len(called) >= 3
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pyspark_rocketmq.consume.metrics import Figures, RecentFigures
+from pyspark_rocketmq.consume.metrics import ConsumeMetrics, RecentMetrics
 from pyspark_rocketmq.group.requests import ClientRemotingProcessor
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageExt, MessageModel, MessageQueue, QueueState
@@ -128,11 +128,11 @@ def test_running_info_tells_queues_locks_and_offsets(at: Desk) -> None:
 
 def test_running_info_tells_how_fast_each_topic_is_consumed(at: Desk, clock: FakeClock) -> None:
     """D11: as of the last batch, for every topic of the group; a clock that goes on makes it less."""
-    recent: RecentFigures[MessageQueue] = RecentFigures(clock.now_s() - 60)
-    figures = recent.add(HELD, Figures(600, 6, 10, 50.0, 606, 3, 6.0), clock.now_s())
+    recent: RecentMetrics[MessageQueue] = RecentMetrics(clock.now_s() - 60)
+    metrics = recent.add(HELD, ConsumeMetrics(600, 6, 10, 50.0, 606, 3, 6.0), clock.now_s())
     at.store.commit(
         "progress",
-        [QueueCommit(queue=HELD, state=QueueState(9, 1), statistics=figures)],
+        [QueueCommit(queue=HELD, state=QueueState(9, 1), statistics=metrics)],
         query_id="q",
         batch_id=1,
     )

@@ -113,27 +113,27 @@ def test_who_was_told_that_nothing_is_done_is_told_that_all_is(seconds: float, l
 
 
 def test_lag_of_an_older_batch_is_not_shown_beside_newer_rows() -> None:
-    figures = told(
+    metrics = told(
         progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest={Q0: 40}, batch_id=3), None, NOW_S
     )
     counter = RowCounter()
 
     def committed(batch_id: int) -> str:
         counter(replace(report(acks=[], rows=[]), batch_id=batch_id))
-        return behind_text(figures, counter)
+        return behind_text(metrics, counter)
 
     assert [committed(batch_id) for batch_id in (2, 3, 4)] == ["30 messages behind", "30 messages behind", ""]
 
 
 def test_beside_the_rows_is_how_far_the_query_is_behind() -> None:
-    figures = told(progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest={Q0: 40}), None, NOW_S)
+    metrics = told(progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest={Q0: 40}), None, NOW_S)
 
-    assert behind_text(figures, RowCounter()) == "30 messages behind"
-    figures = figures.with_stored_times({Q0: NOW_S - 2})
-    assert behind_text(figures, RowCounter()) == "30 messages behind for 2.0 s"
+    assert behind_text(metrics, RowCounter()) == "30 messages behind"
+    metrics = metrics.with_stored_times({Q0: NOW_S - 2})
+    assert behind_text(metrics, RowCounter()) == "30 messages behind for 2.0 s"
 
 
 def test_what_no_broker_told_is_not_shown() -> None:
-    figures = told(progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest=None), None, NOW_S)
+    metrics = told(progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest=None), None, NOW_S)
 
-    assert behind_text(figures, RowCounter()) == ""
+    assert behind_text(metrics, RowCounter()) == ""

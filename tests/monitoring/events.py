@@ -1,4 +1,4 @@
-"""Spark's progress, a consumer's report and its rows as figures are made from them."""
+"""Spark's progress, a consumer's report and its rows as metrics are made from them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
-from pyspark_rocketmq.monitoring.batch_metrics import BatchFigures, figures_of
+from pyspark_rocketmq.monitoring.batch_metrics import BatchMetrics, metrics_of
 from pyspark_rocketmq.offsets.store import OffsetRow
 
 Q0, Q1 = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-a", 1)
@@ -64,11 +64,11 @@ def ack(queue: MessageQueue, **reached: Any) -> QueueAck:
     return QueueAck(queue=queue, state=state, **facts | reached)
 
 
-def told(progress: Mapping[str, Any], report: BatchReport | None, now_s: float) -> BatchFigures:
-    """The figures of a query that reads from RocketMQ."""
-    figures = figures_of(progress, report, now_s)
-    assert figures is not None
-    return figures
+def told(progress: Mapping[str, Any], report: BatchReport | None, now_s: float) -> BatchMetrics:
+    """The metrics of a query that reads from RocketMQ."""
+    metrics = metrics_of(progress, report, now_s)
+    assert metrics is not None
+    return metrics
 
 
 def offset_row(

@@ -1,4 +1,4 @@
-"""Events in, figures out: whatever fails on the way, and what Prometheus scrapes of it."""
+"""Events in, metrics out: whatever fails on the way, and what Prometheus scrapes of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEv
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.monitoring import query_monitor as stored_times
-from pyspark_rocketmq.monitoring.batch_metrics import BatchFigures
+from pyspark_rocketmq.monitoring.batch_metrics import BatchMetrics
 from pyspark_rocketmq.monitoring.prometheus import PrometheusEndpoint
 from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
 from pyspark_rocketmq.source.ranges import plan_to_offset
@@ -53,14 +53,14 @@ def monitor(clock: FakeClock) -> Iterator[QueryMonitor]:
 
 
 @pytest.fixture
-def told(monitor: QueryMonitor) -> list[BatchFigures]:
-    found: list[BatchFigures] = []
+def told(monitor: QueryMonitor) -> list[BatchMetrics]:
+    found: list[BatchMetrics] = []
     monitor.register_listener(found.append)
     return found
 
 
 def test_a_batch_is_told_with_what_its_consumer_reported(
-    monitor: QueryMonitor, told: list[BatchFigures]
+    monitor: QueryMonitor, told: list[BatchMetrics]
 ) -> None:
     """B5: Spark tells of it after the consumer did."""
     monitor.batch_committed(
@@ -69,25 +69,25 @@ def test_a_batch_is_told_with_what_its_consumer_reported(
     monitor.onQueryProgress(event())
     monitor.close()
 
-    (figures,) = told
-    assert (figures.batch_id, figures.acknowledged, figures.lag) == (3, 4, 36)
+    (metrics,) = told
+    assert (metrics.batch_id, metrics.acknowledged, metrics.lag) == (3, 4, 36)
 
 
-def test_a_report_belongs_to_its_own_batch_only(monitor: QueryMonitor, told: list[BatchFigures]) -> None:
+def test_a_report_belongs_to_its_own_batch_only(monitor: QueryMonitor, told: list[BatchMetrics]) -> None:
     monitor.batch_committed(report(acks=[ack(Q0, next_offset=4)], rows=[offset_row(Q0, 4)], batch_id=2))
     monitor.onQueryProgress(event(batch_id=3))
     monitor.close()
 
-    assert [figures.acknowledged for figures in told] == [0]
+    assert [metrics.acknowledged for metrics in told] == [0]
 
 
-def test_sums_grow_and_end_with_their_query(monitor: QueryMonitor, told: list[BatchFigures]) -> None:
+def test_sums_grow_and_end_with_their_query(monitor: QueryMonitor, told: list[BatchMetrics]) -> None:
     for batch_id in (3, 4):
         rows, acks = [offset_row(Q0, 10)], [ack(Q0, next_offset=10, consumed=5, failed=1, dead_letters=1)]
         monitor.batch_committed(report(acks=acks, rows=rows, batch_id=batch_id))
         monitor.onQueryProgress(event(batch_id))
     seen = []
-    monitor.register_listener(lambda figures: seen.append(monitor.queries()[RUN_ID]))
+    monitor.register_listener(lambda metrics: seen.append(monitor.queries()[RUN_ID]))
     monitor.onQueryProgress(event(5))
     monitor.onQueryTerminated(QueryTerminatedEvent(uuid.UUID(QUERY_ID), uuid.UUID(RUN_ID), None, None))
     monitor.close()
@@ -99,9 +99,9 @@ def test_sums_grow_and_end_with_their_query(monitor: QueryMonitor, told: list[Ba
 
 
 def test_a_listener_that_fails_disturbs_nobody(
-    monitor: QueryMonitor, told: list[BatchFigures], caplog: pytest.LogCaptureFixture
+    monitor: QueryMonitor, told: list[BatchMetrics], caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(figures: BatchFigures) -> Never:
+    def fail(metrics: BatchMetrics) -> Never:
         raise ValueError("no")
 
     monitor._listeners.insert(0, fail)
@@ -109,11 +109,11 @@ def test_a_listener_that_fails_disturbs_nobody(
     monitor.close()
 
     assert len(told) == 1
-    assert "a listener of figures failed query=etl" in caplog.text
+    assert "a listener of metrics failed query=etl" in caplog.text
 
 
 def test_what_spark_tells_while_the_monitor_closes_is_left_out(
-    monitor: QueryMonitor, told: list[BatchFigures]
+    monitor: QueryMonitor, told: list[BatchMetrics]
 ) -> None:
     monitor.close()
 
@@ -153,13 +153,13 @@ def test_how_long_the_next_message_has_waited_is_asked_of_its_broker(
     cluster: ClusterUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B5: the same question as job ``offsets lag`` asks; a queue that is not behind costs none."""
-    # Figures do without what a broker tells late; here it is waited for.
+    # ConsumeMetrics do without what a broker tells late; here it is waited for.
     monkeypatch.setattr(stored_times, "_TIMEOUT_S", PATIENCE_S)
     topic = cluster.create_topic(queues=1, brokers=["broker-a"])
     queue = MessageQueue(topic, "broker-a", 0)
     with patient_producer(cluster.name_servers) as producer:
         producer.send_batch([Message(topic=topic, body=b"x")] * 3, queue)
-    told: list[BatchFigures] = []
+    told: list[BatchMetrics] = []
     with closing(QueryMonitor({"nameServers": cluster.name_servers, "topic": topic})) as monitor:
         monitor.register_listener(told.append)
         for end in (1, 3):
@@ -184,13 +184,13 @@ def test_a_broker_that_is_away_costs_the_seconds_and_nothing_else(
     """A2"""
     topic = cluster.create_topic(queues=2, brokers=["broker-b"])
     cluster.stop_broker("broker-b")
-    told: list[BatchFigures] = []
+    told: list[BatchMetrics] = []
     with closing(QueryMonitor({"nameServers": cluster.name_servers, "topic": topic})) as monitor:
         monitor.register_listener(told.append)
         monitor.onQueryProgress(event(queue=MessageQueue(topic, "broker-b", 0), end=1, latest=3, epoch=0))
 
-    (figures,) = told
-    assert (figures.lag, figures.lag_s) == (2, None)
+    (metrics,) = told
+    assert (metrics.lag, metrics.lag_s) == (2, None)
 
 
 def test_prometheus_scrapes_what_is_known_now(monitor: QueryMonitor, clock: FakeClock) -> None:

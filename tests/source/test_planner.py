@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.consume.metrics import Figures, RecentFigures
+from pyspark_rocketmq.consume.metrics import ConsumeMetrics, RecentMetrics
 from pyspark_rocketmq.consume.planning import REST_S
 from pyspark_rocketmq.errors import (
     ConnectFailed,
@@ -310,8 +310,8 @@ def test_how_long_a_listener_has_a_message_is_known_from_what_was_counted() -> N
     """D11: of a queue without a count nothing is known."""
     planning = Planning({A0: (0, 10), A1: (0, 10)}, group=True)
     planning.next()
-    figures = Figures(ok=3, failed=1, calls=2, call_ms=8.0)
-    text = RecentFigures[str](planning.clock.now_s()).add("", figures, planning.clock.now_s())
+    metrics = ConsumeMetrics(ok=3, failed=1, calls=2, call_ms=8.0)
+    text = RecentMetrics[str](planning.clock.now_s()).add("", metrics, planning.clock.now_s())
     planning.commit(A0, 4, statistics=text)
     planning.next()
 

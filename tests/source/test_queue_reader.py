@@ -346,11 +346,11 @@ def test_the_marker_row_tells_what_the_pulls_took(partition: QueuePartition) -> 
     *_, marker = read_queue(partition)
     all_ms = (time.monotonic() - began_s) * 1000
 
-    figures = end_of(marker).figures
-    assert figures.pulled == 50
-    assert 1 <= figures.pulls <= 50
+    metrics = end_of(marker).metrics
+    assert metrics.pulled == 50
+    assert 1 <= metrics.pulls <= 50
     # Several are under way at once; told to a tenth.
-    assert 0 < figures.pull_ms < figures.pulls * all_ms + 0.1
+    assert 0 < metrics.pull_ms < metrics.pulls * all_ms + 0.1
 
 
 def test_a_namespace_is_seen_by_the_broker_and_not_by_the_user(log: Log, partition: QueuePartition) -> None:

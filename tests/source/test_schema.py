@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyspark_rocketmq.consume.metrics import Figures
+from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.source.schema import (
     CONSUMER_SCHEMA,
@@ -43,7 +43,9 @@ def test_a_marker_row_tells_what_reading_took() -> None:
     """D11"""
     (row,) = marker_row(RangeEnd(planned=PLANNED, rows=8, pulls=3, pull_ms=4.56)).to_pylist()
 
-    assert RangeEnd.from_json(QUEUE, row["plannedRange"]).figures == Figures(pulled=8, pulls=3, pull_ms=4.6)
+    assert RangeEnd.from_json(QUEUE, row["plannedRange"]).metrics == ConsumeMetrics(
+        pulled=8, pulls=3, pull_ms=4.6
+    )
 
 
 @pytest.mark.parametrize(

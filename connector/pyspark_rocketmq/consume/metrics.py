@@ -3,10 +3,10 @@
 Java samples counters every 10 s and every 10 min and takes the difference of the oldest and the newest of
 seven samples. Here sums are kept for each 10 s and each 10 min instead; they say the same, and need no timer.
 
-The figures travel as text in the offset store's rows, because whoever is asked for them, the member of the
+The metrics travel as text in the offset store's rows, because whoever is asked for them, the member of the
 group, is another process than the one that hears of every batch.  Shape: ``{"at": 1700000000.5, "seconds":
 [60.5, 1800.0], "minute": [12, 1, …], "hour": [640, 3, …]}``: when they were written, how long minute and hour
-had been watched, and the sums in the order of :class:`Figures`.
+had been watched, and the sums in the order of :class:`ConsumeMetrics`.
 
 Source: RocketMQ 5.3.3 ``ConsumerStatsManager``, ``common/stats/StatsItem``.
 
@@ -65,7 +65,7 @@ _HOUR_S: Final = 3600.0
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
-class Figures(NamedTuple):
+class ConsumeMetrics(NamedTuple):
     """What was done: sums."""
 
     ok: int = 0
@@ -79,9 +79,9 @@ class Figures(NamedTuple):
     pulls: int = 0
     pull_ms: float = 0.0
 
-    def plus(self, other: Figures) -> Figures:
+    def plus(self, other: ConsumeMetrics) -> ConsumeMetrics:
         """Both together."""
-        return Figures(
+        return ConsumeMetrics(
             self.ok + other.ok,
             self.failed + other.failed,
             self.calls + other.calls,
@@ -95,27 +95,27 @@ class Figures(NamedTuple):
 class Lately(NamedTuple):
     """What was done lately, as of one moment."""
 
-    minute: Figures
-    hour: Figures
+    minute: ConsumeMetrics
+    hour: ConsumeMetrics
     minute_s: float
-    """How long the minute's figures were gathered, at least ten seconds."""
+    """How long the minute's metrics were gathered, at least ten seconds."""
 
 
-class RecentFigures(Generic[KeyT]):
-    """Gathers figures by key, in the process that hears of all of them; the clock is the caller's."""
+class RecentMetrics(Generic[KeyT]):
+    """Gathers metrics by key, in the process that hears of all of them; the clock is the caller's."""
 
     def __init__(self, began_s: float) -> None:
         self._began_s = began_s
         self._windows: dict[KeyT, tuple[_Window, _Window]] = {}
 
-    def add(self, key: KeyT, figures: Figures, now_s: float) -> str:
-        """Count ``figures`` in; the key's text as of ``now_s``."""
+    def add(self, key: KeyT, metrics: ConsumeMetrics, now_s: float) -> str:
+        """Count ``metrics`` in; the key's text as of ``now_s``."""
         windows = self._windows.get(key)
         if windows is None:
             windows = self._windows[key] = _Window(_MINUTE_BUCKET_S), _Window(_HOUR_BUCKET_S)
         sums = []
         for window in windows:
-            window.add(figures, now_s)
+            window.add(metrics, now_s)
             sums.append(window.total())
         text = {
             "at": round(now_s, 3),
@@ -129,7 +129,7 @@ class RecentFigures(Generic[KeyT]):
 def lately(text: str, now_s: float) -> Lately:
     """What a text says, whoever wrote it and when; nothing of it is left a minute, or an hour, later.
 
-    Of a text that cannot be read nothing is known: nothing goes by figures, and the next batch writes new
+    Of a text that cannot be read nothing is known: nothing goes by metrics, and the next batch writes new
     ones.
     """
     try:
@@ -137,20 +137,20 @@ def lately(text: str, now_s: float) -> Lately:
         if facts is not None:
             age_s = max(0.0, now_s - facts["at"])
             return Lately(
-                _figures(facts["minute"]) if age_s < _MINUTE_S else Figures(),
-                _figures(facts["hour"]) if age_s < _HOUR_S else Figures(),
+                _metrics(facts["minute"]) if age_s < _MINUTE_S else ConsumeMetrics(),
+                _metrics(facts["hour"]) if age_s < _HOUR_S else ConsumeMetrics(),
                 max(_MINUTE_BUCKET_S, facts["seconds"][0] + age_s),
             )
     except (ValueError, TypeError, LookupError, RecursionError):
         """Changed by other means."""
-    return Lately(Figures(), Figures(), _MINUTE_BUCKET_S)
+    return Lately(ConsumeMetrics(), ConsumeMetrics(), _MINUTE_BUCKET_S)
 
 
-def _figures(numbers: list[Any]) -> Figures:
-    figures = Figures(*numbers)
-    if not all(isinstance(number, int | float) for number in figures):
+def _metrics(numbers: list[Any]) -> ConsumeMetrics:
+    metrics = ConsumeMetrics(*numbers)
+    if not all(isinstance(number, int | float) for number in metrics):
         raise TypeError
-    return figures
+    return metrics
 
 
 def status_of(texts: Iterable[str], now_s: float) -> ConsumeStatus:
@@ -174,15 +174,15 @@ class _Window:
 
     def __init__(self, bucket_s: float) -> None:
         self._bucket_s = bucket_s
-        self._sums: dict[int, Figures] = {}
+        self._sums: dict[int, ConsumeMetrics] = {}
 
-    def add(self, figures: Figures, now_s: float) -> None:
+    def add(self, metrics: ConsumeMetrics, now_s: float) -> None:
         now = int(now_s // self._bucket_s)
-        self._sums[now] = self._sums.get(now, Figures()).plus(figures)
+        self._sums[now] = self._sums.get(now, ConsumeMetrics()).plus(metrics)
         # Those of the future are of a clock that was put back.
         self._sums = {at: sums for at, sums in self._sums.items() if now - _FULL_BUCKETS <= at <= now}
 
-    def total(self) -> Figures:
+    def total(self) -> ConsumeMetrics:
         return _sum(self._sums.values())
 
     def span_s(self, now_s: float) -> float:
@@ -190,10 +190,10 @@ class _Window:
         return _FULL_BUCKETS * self._bucket_s + now_s % self._bucket_s
 
 
-def _sum(all_figures: Iterable[Figures]) -> Figures:
-    total = Figures()
-    for figures in all_figures:
-        total = total.plus(figures)
+def _sum(several: Iterable[ConsumeMetrics]) -> ConsumeMetrics:
+    total = ConsumeMetrics()
+    for metrics in several:
+        total = total.plus(metrics)
     return total
 
 

@@ -163,7 +163,7 @@ class Delivery(NamedTuple):
 
     start: int
     stop: int
-    put_back: tuple[int, ...] = ()
+    retry_counts: tuple[int, ...] = ()
     """How often each message was put back before, which the listener sees added to what the broker stored;
     empty if none was."""
 
@@ -238,7 +238,7 @@ class OrderlyConsumption:
         "_failed",
         "_finished",
         "_next",
-        "_put_back",
+        "_retry_counts",
         "_settings",
         "_slice_end_s",
         "_stop",
@@ -253,7 +253,7 @@ class OrderlyConsumption:
         count: int,
         settings: OrderlySettings,
         started_s: float,
-        put_back: Mapping[int, int] = MappingProxyType({}),
+        retry_counts: Mapping[int, int] = MappingProxyType({}),
         stored_times: Callable[[int], int] = lambda _: 0,
     ) -> None:
         """Begin a run.
@@ -262,12 +262,12 @@ class OrderlyConsumption:
             count: Messages of the range.
             settings: The consumer's.
             started_s: Seconds of the clock that also gives every ``now_s``; the 60 s count from here.
-            put_back: How often messages were put back before, by index; those never put back may be left out.
+            retry_counts: How often messages were put back before, by index; those never put back may be left out.
             stored_times: The reconsumptions that the broker has stored with a message; asked for only when it
                 failed and there is a limit.
         """
-        if count < 0 or any(times < 0 for times in put_back.values()):
-            raise ValueError(f"count={count} and put_back={dict(put_back)} must not be negative.")
+        if count < 0 or any(times < 0 for times in retry_counts.values()):
+            raise ValueError(f"count={count} and retry_counts={dict(retry_counts)} must not be negative.")
         self._count = count
         self._settings = settings
         self._batch_size = settings.consume_message_batch_max_size
@@ -276,7 +276,7 @@ class OrderlyConsumption:
         """First index not consumed; the start of the delivery in hand, if there is one."""
         self._stop = 0
         """End of the delivery in hand; 0 while there is none."""
-        self._put_back = dict(put_back)
+        self._retry_counts = dict(retry_counts)
         """Of messages not committed only."""
         self._stored_times = stored_times
         self._failed: _Failed | None = None
@@ -298,9 +298,9 @@ class OrderlyConsumption:
         return self._next - self._committed
 
     @property
-    def put_back(self) -> Mapping[int, int]:
+    def retry_counts(self) -> Mapping[int, int]:
         """How often messages not committed were put back, by index, ascending; 0 for those left out."""
-        return dict(sorted(self._put_back.items()))
+        return dict(sorted(self._retry_counts.items()))
 
     @property
     def suspended_until_s(self) -> float | None:
@@ -332,7 +332,7 @@ class OrderlyConsumption:
         self._yield_after_s = self._slice_end_s
         self._delivered_s = now_s
         self._stop = stop = min(start + self._batch_size, self._count)
-        return Delivery(start, stop, self._times(start, stop) if self._put_back else ())
+        return Delivery(start, stop, self._times(start, stop) if self._retry_counts else ())
 
     def go_on(self, now_s: float) -> None:
         """End a suspension that is over: what was put back is delivered again."""
@@ -451,21 +451,23 @@ class OrderlyConsumption:
         return tuple(
             index
             for index in range(self._next, stop)
-            if self._stored_times(index) + self._put_back.get(index, 0) >= most
+            if self._stored_times(index) + self._retry_counts.get(index, 0) >= most
         )
 
     def _times(self, start: int, stop: int) -> tuple[int, ...]:
-        times = tuple(self._put_back.get(index, 0) for index in range(start, stop))
+        times = tuple(self._retry_counts.get(index, 0) for index in range(start, stop))
         return times if any(times) else ()
 
     def _count_up(self, indexes: Collection[int]) -> None:
         for index in indexes:
-            self._put_back[index] = self._put_back.get(index, 0) + 1
+            self._retry_counts[index] = self._retry_counts.get(index, 0) + 1
 
     def _commit(self, stop: int) -> None:
         self._committed = self._next = stop
-        if self._put_back:
-            self._put_back = {index: times for index, times in self._put_back.items() if index >= stop}
+        if self._retry_counts:
+            self._retry_counts = {
+                index: times for index, times in self._retry_counts.items() if index >= stop
+            }
 
     def _suspend(self, until_s: float) -> None:
         self._suspended_until_s = until_s

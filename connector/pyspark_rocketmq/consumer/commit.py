@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from pyspark.sql import DataFrame
 
 from pyspark_rocketmq.clock import Clock, SystemClock
-from pyspark_rocketmq.consume.metrics import RecentFigures
+from pyspark_rocketmq.consume.metrics import RecentMetrics
 from pyspark_rocketmq.consumer.driver_hub import BatchEnd, DriverHub
 from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.consumer.engine.task import (
@@ -126,7 +126,7 @@ class BatchCommitter:
         self._engine = engine
         self._hub = hub
         self._clock = clock or SystemClock()
-        self._recent: RecentFigures[MessageQueue] = RecentFigures(self._clock.now_s())
+        self._recent: RecentMetrics[MessageQueue] = RecentMetrics(self._clock.now_s())
         self._rows: dict[MessageQueue, OffsetRow] = {}
         """As the newest batch began, with what was committed since."""
 
@@ -267,7 +267,7 @@ class BatchCommitter:
         return QueueCommit(
             queue=ack.queue,
             state=ack.state,
-            statistics=self._recent.add(ack.queue, ack.figures, now_s),
+            statistics=self._recent.add(ack.queue, ack.metrics, now_s),
             is_shown=self._mirror is not None and ack.reset_to is None,
             arrived=None if self._mirror is None else self._mirror.arrived(ack.queue),
             sinks=sinks,

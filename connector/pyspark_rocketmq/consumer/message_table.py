@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
-from pyspark_rocketmq.consume.metrics import Figures
+from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.orderly import Finish
 from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, QueueAck, listener_schema
 from pyspark_rocketmq.consumer.engine.range import acknowledged
@@ -195,7 +195,7 @@ class TableEngine:
             failed=0,
             finished=str(Finish.EXHAUSTED),
             # What is a row is consumed, once the row is committed.
-            figures=Figures(ok=end.rows),
+            metrics=ConsumeMetrics(ok=end.rows),
         )
         position = dict(zip(POSITION_COLUMNS, (*planned.queue, planned.end), strict=True))
         columns = dict.fromkeys(self._names) | position

@@ -145,15 +145,15 @@ class ArrivedMessages(Sequence[MessageExt]):
         for start in range(0, len(self), _MADE_AT_ONCE):
             yield from self[start : start + _MADE_AT_ONCE]
 
-    def in_objects(self, start: int, stop: int, put_back: Sequence[int] = ()) -> list[MessageExt]:
-        """At least one message, in order; ``put_back`` is added to their reconsumptions."""
+    def in_objects(self, start: int, stop: int, retry_counts: Sequence[int] = ()) -> list[MessageExt]:
+        """At least one message, in order; ``retry_counts`` is added to their reconsumptions."""
         begin, end = start - self._first, stop - self._first
         # As nearly every delivery.
         is_made = 0 <= begin < end <= len(self._made)
         messages = self._made[begin:end] if is_made else self._between(start, stop, 1)
-        return _with_times(messages, put_back) if put_back else messages
+        return _with_times(messages, retry_counts) if retry_counts else messages
 
-    def in_arrow(self, start: int, stop: int, put_back: Sequence[int] = ()) -> ArrowMessages:
+    def in_arrow(self, start: int, stop: int, retry_counts: Sequence[int] = ()) -> ArrowMessages:
         """As :meth:`in_objects`."""
         if not self._shown:
             self._shown = [_as_shown(batch) for batch in self._batches]
@@ -166,8 +166,8 @@ class ArrivedMessages(Sequence[MessageExt]):
             at = self._ends[number]
             number += 1
         delivered = rows[0] if len(rows) == 1 else pa.concat_batches(rows)
-        if any(put_back):
-            times = pc.add(delivered.column(_RECONSUME_TIMES), pa.array(put_back, pa.int32()))
+        if any(retry_counts):
+            times = pc.add(delivered.column(_RECONSUME_TIMES), pa.array(retry_counts, pa.int32()))
             place = delivered.schema.get_field_index(_RECONSUME_TIMES)
             delivered = delivered.set_column(place, delivered.schema.field(place), times)
         return ArrowMessages(delivered, self._queue, self.queue_offsets[start:stop], self._told)
@@ -204,16 +204,16 @@ def taker_of(
     if isinstance(messages, ArrivedMessages):
         return messages.in_arrow if in_arrow else messages.in_objects
 
-    def take(start: int, stop: int, put_back: Sequence[int]) -> Sequence[MessageExt]:
-        return _with_times(messages[start:stop], put_back) if put_back else messages[start:stop]
+    def take(start: int, stop: int, retry_counts: Sequence[int]) -> Sequence[MessageExt]:
+        return _with_times(messages[start:stop], retry_counts) if retry_counts else messages[start:stop]
 
     return take
 
 
-def _with_times(messages: Sequence[MessageExt], put_back: Sequence[int]) -> list[MessageExt]:
+def _with_times(messages: Sequence[MessageExt], retry_counts: Sequence[int]) -> list[MessageExt]:
     return [
         message._replace(reconsume_times=message.reconsume_times + times)
-        for message, times in zip(messages, put_back, strict=True)
+        for message, times in zip(messages, retry_counts, strict=True)
     ]
 
 

@@ -20,7 +20,7 @@ from pyspark_rocketmq.source.ranges import offset_to_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueFigures:
+class QueueMetrics:
     """One queue's part in one micro-batch, and where the queue is after it."""
 
     queue: MessageQueue
@@ -47,7 +47,7 @@ class QueueFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchFigures:
+class BatchMetrics:
     """One micro-batch of one query."""
 
     query: str
@@ -55,11 +55,11 @@ class BatchFigures:
     run_id: str
     batch_id: int
     at_s: float
-    """Wall-clock second of these figures: a moment after the batch's end."""
+    """Wall-clock second of these metrics: a moment after the batch's end."""
     duration_s: float
     rows: int | None
     """Rows added to the consumer's sink; None without a consumer."""
-    queues: tuple[QueueFigures, ...]
+    queues: tuple[QueueMetrics, ...]
     """By queue: those of the batch, and those that the consumer has besides."""
     input_rows: int | None = None
     """Rows that Spark took in from its sources of RocketMQ; None with a consumer, where some are no messages.
@@ -109,7 +109,7 @@ class BatchFigures:
         return max((one for one in seconds if one is not None), default=None)
 
     def line(self) -> str:
-        """The figures as one line of ``key=value``; what is not known is left out."""
+        """The metrics as one line of ``key=value``; what is not known is left out."""
         facts = {
             "query": self.query,
             "batch": self.batch_id,
@@ -127,7 +127,7 @@ class BatchFigures:
         }
         return " ".join(f"{key}={value}" for key, value in facts.items() if value is not None)
 
-    def with_stored_times(self, stored_at_s: Mapping[MessageQueue, float]) -> BatchFigures:
+    def with_stored_times(self, stored_at_s: Mapping[MessageQueue, float]) -> BatchMetrics:
         """The same with when the next messages were stored, of the queues for which that was found out."""
         queues = tuple(
             replace(one, lag=one.lag._replace(next_stored_at_s=stored_at_s.get(one.queue)))
@@ -145,8 +145,8 @@ class _Plan(NamedTuple):
     max_offsets: Mapping[MessageQueue, int]
 
 
-def figures_of(progress: Mapping[str, Any], report: BatchReport | None, now_s: float) -> BatchFigures | None:
-    """The figures of one progress event; None for a query that does not read from RocketMQ.
+def metrics_of(progress: Mapping[str, Any], report: BatchReport | None, now_s: float) -> BatchMetrics | None:
+    """The metrics of one progress event; None for a query that does not read from RocketMQ.
 
     Args:
         progress: ``StreamingQueryProgress.json``, parsed.
@@ -161,35 +161,35 @@ def figures_of(progress: Mapping[str, Any], report: BatchReport | None, now_s: f
         one.state.epoch for plan in plans for one in plan.ranges.values()
     )
     acks = {} if report is None else {ack.queue: ack for ack in report.acks}
-    figures = {
-        queue: _range_figures(planned, plan, acks.get(queue))
+    metrics = {
+        queue: _range_metrics(planned, plan, acks.get(queue))
         for plan in plans
         for queue, planned in plan.ranges.items()
     }
     max_offsets = {queue: end for plan in plans for queue, end in plan.max_offsets.items()}
     for row in report.offsets if report is not None else ():
-        figures[row.queue] = replace(
-            figures.get(row.queue, QueueFigures(queue=row.queue, planned=0)),
+        metrics[row.queue] = replace(
+            metrics.get(row.queue, QueueMetrics(queue=row.queue, planned=0)),
             reconsume_times=row.state.reconsume_times,
             suspended_until_s=row.state.suspended_until_s,
             lag=QueueLag(row.next_offset, max_offsets.get(row.queue)),
         )
-    return BatchFigures(
+    return BatchMetrics(
         query=progress["name"] or progress["id"],
         run_id=progress["runId"],
         batch_id=progress["batchId"],
         at_s=now_s,
         duration_s=progress["batchDuration"] / 1000,
         rows=None if report is None else report.rows,
-        queues=tuple(figures[queue] for queue in sorted(figures)),
+        queues=tuple(metrics[queue] for queue in sorted(metrics)),
         input_rows=None if has_consumer else sum(source["numInputRows"] for _, source in found),
     )
 
 
-def _range_figures(planned: QueueRange, plan: _Plan, ack: QueueAck | None) -> QueueFigures:
+def _range_metrics(planned: QueueRange, plan: _Plan, ack: QueueAck | None) -> QueueMetrics:
     count = planned.count if plan.is_new else 0
     if ack is not None:
-        return QueueFigures(
+        return QueueMetrics(
             queue=planned.queue,
             planned=count,
             read=ack.read,
@@ -199,9 +199,9 @@ def _range_figures(planned: QueueRange, plan: _Plan, ack: QueueAck | None) -> Qu
         )
     if planned.state.epoch:
         # A consumer group's, without a report: nothing of it was committed.
-        return QueueFigures(queue=planned.queue, planned=count)
+        return QueueMetrics(queue=planned.queue, planned=count)
     lag = QueueLag(planned.end, plan.max_offsets.get(planned.queue))
-    return QueueFigures(queue=planned.queue, planned=count, acknowledged=count, lag=lag)
+    return QueueMetrics(queue=planned.queue, planned=count, acknowledged=count, lag=lag)
 
 
 def _plan_of(source: Mapping[str, Any]) -> _Plan | None:

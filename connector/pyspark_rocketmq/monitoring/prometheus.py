@@ -1,4 +1,4 @@
-"""The figures of a :class:`QueryMonitor` as Prometheus metrics, made when they are scraped.
+"""What a :class:`QueryMonitor` knows as Prometheus metrics, made when they are scraped.
 
 Needs the library ``prometheus-client``: ``pip install 'pyspark-rocketmq[prometheus]'``.
 """
@@ -87,9 +87,9 @@ class PrometheusEndpoint:
         """Begin to serve.
 
         Args:
-            monitor: Whose figures.
+            monitor: Whose metrics.
             port: 0 takes a free one, see :attr:`port`.
-            host: Address to listen at: this machine only, unless another is given; the figures need no
+            host: Address to listen at: this machine only, unless another is given; the metrics need no
                 password.
 
         Raises:

@@ -1,7 +1,7 @@
 """``QueryMonitor``: listens to streaming queries and tells, after each micro-batch, where their queues are.
 
 Spark tells of a batch on its listener thread, some time after the batch; the consumer reports it on the
-query's thread, before that. Both leave what they have here and go on: figures are made, brokers asked and
+query's thread, before that. Both leave what they have here and go on: metrics are made, brokers asked and
 listeners called on a thread of the monitor's own, so that a broker that is away delays neither Spark nor the
 query.
 """
@@ -32,13 +32,13 @@ from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.monitoring.batch_metrics import BatchFigures, figures_of
+from pyspark_rocketmq.monitoring.batch_metrics import BatchMetrics, metrics_of
 from pyspark_rocketmq.options.read import ReadOptions
 
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S: Final = 1.5
-"""Of one request: figures are late rather than kept waiting for a broker that is away."""
+"""Of one request: metrics are late rather than kept waiting for a broker that is away."""
 _CALLS_AT_ONCE: Final = 16
 
 
@@ -86,7 +86,7 @@ class StoredTimes:
 _REPORTS_KEPT: Final = 100
 """Of batches whose progress has not come; Spark drops events when its listeners are too slow."""
 
-FiguresListener = Callable[[BatchFigures], None]
+MetricsListener = Callable[[BatchMetrics], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +102,16 @@ class QueueTotals:
 class QueryState:
     """What is known of one running query."""
 
-    latest: BatchFigures
+    latest: BatchMetrics
     batches: int = 0
     """Micro-batches since the monitor began, as the other sums."""
     rows: int = 0
     queues: Mapping[MessageQueue, QueueTotals] = field(default_factory=dict)
 
-    def after(self, figures: BatchFigures) -> QueryState:
+    def after(self, metrics: BatchMetrics) -> QueryState:
         """The state with one more batch."""
         totals = dict(self.queues)
-        for one in figures.queues:
+        for one in metrics.queues:
             before = totals.get(one.queue, QueueTotals())
             totals[one.queue] = QueueTotals(
                 before.acknowledged + one.acknowledged,
@@ -119,15 +119,15 @@ class QueryState:
                 before.dead_letters + one.dead_letters,
             )
         return QueryState(
-            latest=figures,
+            latest=metrics,
             batches=self.batches + 1,
-            rows=self.rows + (figures.rows or 0),
+            rows=self.rows + (metrics.rows or 0),
             queues=totals,
         )
 
 
 class QueryMonitor(StreamingQueryListener):
-    """Figures of every query of ``format("rocketmq")`` in a session, and of consumers in more detail.
+    """ConsumeMetrics of every query of ``format("rocketmq")`` in a session, and of consumers in more detail.
 
     One log line for each micro-batch, at INFO; :meth:`queries` for whoever asks; listeners for whoever wants
     to be told.
@@ -146,7 +146,7 @@ class QueryMonitor(StreamingQueryListener):
         """
         self._clock = clock or SystemClock()
         self._default_times = None if options is None else StoredTimes(ReadOptions.parse(options))
-        self._listeners: list[FiguresListener] = []
+        self._listeners: list[MetricsListener] = []
         self._guard = threading.Lock()
         self._reports: dict[tuple[str, int], tuple[BatchReport, StoredTimes | None]] = {}
         self._queries: dict[str, QueryState] = {}
@@ -168,8 +168,8 @@ class QueryMonitor(StreamingQueryListener):
             self.spark = spark
             spark.streams.addListener(self)
 
-    def register_listener(self, listener: FiguresListener) -> None:
-        """Have ``listener`` called with the figures of each micro-batch, on the monitor's thread."""
+    def register_listener(self, listener: MetricsListener) -> None:
+        """Have ``listener`` called with the metrics of each micro-batch, on the monitor's thread."""
         self._listeners.append(listener)
 
     def queries(self) -> dict[str, QueryState]:
@@ -182,7 +182,7 @@ class QueryMonitor(StreamingQueryListener):
         return self._clock.now_s()
 
     def close(self) -> None:
-        """Stop listening; figures on their way are finished first."""
+        """Stop listening; metrics on their way are finished first."""
         if self.spark is not None:
             self.spark.streams.removeListener(self)
             self.spark = None
@@ -201,7 +201,7 @@ class QueryMonitor(StreamingQueryListener):
         """Nothing: a query is known from its first micro-batch on."""
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
-        """Nothing: the figures of the last micro-batch hold."""
+        """Nothing: the metrics of the last micro-batch hold."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
         """A micro-batch has ended."""
@@ -214,7 +214,7 @@ class QueryMonitor(StreamingQueryListener):
                 self._waiting -= 1
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
-        """A query has ended; its figures would only grow old."""
+        """A query has ended; its metrics would only grow old."""
         self._submit(self._forget, str(event.runId))
 
     def _submit(self, work: Callable[..., None], *arguments: Any) -> bool:
@@ -231,37 +231,37 @@ class QueryMonitor(StreamingQueryListener):
         self, progress: Mapping[str, Any], report: BatchReport | None, times: StoredTimes | None
     ) -> None:
         try:
-            figures = figures_of(progress, report, self._clock.now_s())
-            if figures is not None:
-                self._tell(figures if times is None or self._is_behind() else _with_times(figures, times))
+            metrics = metrics_of(progress, report, self._clock.now_s())
+            if metrics is not None:
+                self._tell(metrics if times is None or self._is_behind() else _with_times(metrics, times))
         except Exception:
             # The root of a thread nobody looks at; the query is not disturbed.
-            logger.exception("figures of a batch were not made")
+            logger.exception("metrics of a batch were not made")
         finally:
             with self._guard:
                 self._waiting -= 1
 
     def _is_behind(self) -> bool:
-        """Whether newer figures wait: brokers are then asked for those, and not for these too."""
+        """Whether newer metrics wait: brokers are then asked for those, and not for these too."""
         with self._guard:
             return self._waiting > 1
 
-    def _tell(self, figures: BatchFigures) -> None:
+    def _tell(self, metrics: BatchMetrics) -> None:
         with self._guard:
-            state = self._queries.get(figures.run_id, QueryState(latest=figures))
-            self._queries[figures.run_id] = state.after(figures)
-        logger.info("batch %s", figures.line())
+            state = self._queries.get(metrics.run_id, QueryState(latest=metrics))
+            self._queries[metrics.run_id] = state.after(metrics)
+        logger.info("batch %s", metrics.line())
         for listener in self._listeners:
             try:
-                listener(figures)
+                listener(metrics)
             except Exception:
-                logger.exception("a listener of figures failed query=%s", figures.query)
+                logger.exception("a listener of metrics failed query=%s", metrics.query)
 
     def _forget(self, run_id: str) -> None:
         with self._guard:
             self._queries.pop(run_id, None)
 
 
-def _with_times(figures: BatchFigures, times: StoredTimes) -> BatchFigures:
-    behind = {one.queue: one.lag.next_offset for one in figures.queues if one.lag and one.lag.messages}
-    return figures.with_stored_times(times.ask(behind))
+def _with_times(metrics: BatchMetrics, times: StoredTimes) -> BatchMetrics:
+    behind = {one.queue: one.lag.next_offset for one in metrics.queues if one.lag and one.lag.messages}
+    return metrics.with_stored_times(times.ask(behind))

@@ -400,9 +400,9 @@ class GroupProgress:
         if row is None:
             return None
         recent = lately(row.statistics, self._clock.now_s())
-        figures = recent.minute if recent.minute.calls else recent.hour
-        messages = figures.ok + figures.failed
-        return figures.call_ms / messages if messages else None
+        metrics = recent.minute if recent.minute.calls else recent.hour
+        messages = metrics.ok + metrics.failed
+        return metrics.call_ms / messages if messages else None
 
     def _take_in(self, resets: Mapping[MessageQueue, int]) -> None:
         for queue, target in resets.items():

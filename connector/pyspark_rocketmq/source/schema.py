@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.consume.metrics import Figures
+from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState, is_retry_topic
 from pyspark_rocketmq.offsets.store import PLAN_KEYS
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA, projected_schema
@@ -98,9 +98,9 @@ class RangeEnd:
     """How long they took."""
 
     @property
-    def figures(self) -> Figures:
-        """Reading as metrics."""
-        return Figures(pulled=self.rows, pulls=self.pulls, pull_ms=self.pull_ms)
+    def metrics(self) -> ConsumeMetrics:
+        """What reading took."""
+        return ConsumeMetrics(pulled=self.rows, pulls=self.pulls, pull_ms=self.pull_ms)
 
     @property
     def told_with_messages(self) -> dict[str, str]:

@@ -113,7 +113,7 @@ class OrderlyRun(RangeRun):
             count=len(messages),
             settings=settings,
             started_s=self._started_s,
-            put_back=self._offsets.retry_counts(),
+            retry_counts=self._offsets.retry_counts(),
             stored_times=lambda index: messages[index].reconsume_times,
         )
 
@@ -148,8 +148,8 @@ class OrderlyRun(RangeRun):
                 machine.give_up()
             if (delivery := machine.next_delivery(now_s())) is None:
                 break
-            start, stop, put_back = delivery
-            messages = take(start, stop, put_back)
+            start, stop, retry_counts = delivery
+            messages = take(start, stop, retry_counts)
             context = ConsumeOrderlyContext(messages, output, machine.accumulated, file)
             outcome = self._deliver(messages, context)
             emitted = context.take_emitted()
@@ -206,7 +206,7 @@ class OrderlyRun(RangeRun):
             suspended_until_s += self._wall_s() - self._now_s()
         return self._ack_of(
             machine.committed,
-            machine.put_back,
+            machine.retry_counts,
             finished=machine.finished,
             suspended_until_s=suspended_until_s,
             dead_letters=self._sent_back,

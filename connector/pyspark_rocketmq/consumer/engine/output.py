@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType, _parse_datatype_string
 
-from pyspark_rocketmq.consume.metrics import Figures
+from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.listeners.row_buffer import Emitted, batches_of
 from pyspark_rocketmq.listeners.row_validation import RowColumns
@@ -116,7 +116,7 @@ class QueueAck:
     letters; a batch that runs again sends them again."""
     last_error: str = ""
     """What went wrong last, in one short line; empty if nothing did."""
-    figures: Figures = field(default_factory=Figures)
+    metrics: ConsumeMetrics = field(default_factory=ConsumeMetrics)
     """What reading and consuming the range took (row D11)."""
 
     def to_json(self) -> str:
@@ -131,7 +131,7 @@ class QueueAck:
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Self:
         """The reverse of ``dataclasses.asdict``, through JSON or not."""
-        tuples = {"queue": MessageQueue, "state": QueueState, "figures": Figures}
+        tuples = {"queue": MessageQueue, "state": QueueState, "metrics": ConsumeMetrics}
         return cls(**{**facts, **{name: kind(*facts[name]) for name, kind in tuples.items()}})
 
 

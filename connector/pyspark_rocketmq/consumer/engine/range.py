@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_rocketmq.consume.metrics import Figures
+from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.positions import LastMessage
 from pyspark_rocketmq.consume.retry_counts import (
     from_offset,
@@ -142,7 +142,9 @@ class RangeRun:
             failed=self._failed,
             finished=str(finished),
             last_error=self._last_error,
-            figures=Figures(self._messages_ok, self._messages_failed, self._calls, self._calls_s * 1000),
+            metrics=ConsumeMetrics(
+                self._messages_ok, self._messages_failed, self._calls, self._calls_s * 1000
+            ),
         )
 
     def _stands_still(self, done: int) -> bool:
@@ -189,7 +191,7 @@ def acknowledged(end: RangeEnd, ack: QueueAck) -> QueueAck:
         ack,
         state=state,
         reset_to=end.reset_to,
-        figures=ack.figures.plus(end.figures),
+        metrics=ack.metrics.plus(end.metrics),
     )
 
 

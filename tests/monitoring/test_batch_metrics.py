@@ -1,4 +1,4 @@
-"""What a micro-batch's figures are, from Spark's progress and a consumer's report."""
+"""What a micro-batch's metrics are, from Spark's progress and a consumer's report."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import pytest
 
 from pyspark_rocketmq.consume.metrics import QueueLag
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.monitoring.batch_metrics import BatchFigures, QueueFigures, figures_of
+from pyspark_rocketmq.monitoring.batch_metrics import BatchMetrics, QueueMetrics, metrics_of
 from pyspark_rocketmq.source.ranges import plan_to_offset
 from tests.monitoring.events import NOW_S, Q0, Q1, ack, offset_row, planned, progress, report, told
 
 
-def by_queue(figures: BatchFigures) -> dict[MessageQueue, QueueFigures]:
-    return {one.queue: one for one in figures.queues}
+def by_queue(metrics: BatchMetrics) -> dict[MessageQueue, QueueMetrics]:
+    return {one.queue: one for one in metrics.queues}
 
 
 def test_a_consumers_queue_is_behind_by_what_it_did_not_acknowledge() -> None:
     """B5, D2: not by what was planned and not by what was read."""
-    figures = told(
+    metrics = told(
         progress(end=plan_to_offset(1, [planned(Q0, 0, 10, epoch=1)]), latest={Q0: 40}),
         report(
             acks=[ack(Q0, next_offset=4, read=9, consumed=4, failed=2, dead_letters=1)],
@@ -28,15 +28,15 @@ def test_a_consumers_queue_is_behind_by_what_it_did_not_acknowledge() -> None:
         NOW_S,
     )
 
-    (one,) = figures.queues
+    (one,) = metrics.queues
     assert (one.planned, one.read, one.acknowledged, one.retried, one.dead_letters) == (10, 9, 4, 2, 1)
     assert one.lag == QueueLag(4, 40)
-    assert (figures.lag, figures.lag_s, figures.rows) == (36, None, 7)
+    assert (metrics.lag, metrics.lag_s, metrics.rows) == (36, None, 7)
 
 
 def test_a_queue_without_a_part_in_the_batch_keeps_its_suspension_and_its_lag() -> None:
     """B5, D3: a suspended queue is not planned, and is what an operator wants to see."""
-    figures = told(
+    metrics = told(
         progress(end=plan_to_offset(1, [planned(Q0, 0, 10, epoch=1)]), latest={Q0: 10, Q1: 50}),
         report(
             acks=[ack(Q0, next_offset=10)],
@@ -45,75 +45,75 @@ def test_a_queue_without_a_part_in_the_batch_keeps_its_suspension_and_its_lag() 
         NOW_S,
     )
 
-    waiting = by_queue(figures)[Q1]
+    waiting = by_queue(metrics)[Q1]
     assert (waiting.planned, waiting.acknowledged, waiting.reconsume_times) == (0, 0, 3)
     assert (waiting.is_suspended(NOW_S), waiting.is_suspended(NOW_S + 6)) == (True, False)
-    assert (figures.suspended, figures.lag) == (1, 30)
+    assert (metrics.suspended, metrics.lag) == (1, 30)
 
 
 def test_a_query_without_a_consumer_has_come_to_the_end_of_its_plan() -> None:
-    figures = told(
+    metrics = told(
         progress(end=plan_to_offset(2, [planned(Q0, 5, 10), planned(Q1, 3, 3)]), latest={Q0: 10, Q1: 4}),
         None,
         NOW_S,
     )
 
-    assert [(one.planned, one.acknowledged, one.lag) for one in figures.queues] == [
+    assert [(one.planned, one.acknowledged, one.lag) for one in metrics.queues] == [
         (5, 5, QueueLag(10, 10)),
         (0, 0, QueueLag(3, 4)),
     ]
-    assert (figures.read, figures.rows, figures.lag) == (10, None, 1)
-    assert " read=10 " in figures.line()
+    assert (metrics.read, metrics.rows, metrics.lag) == (10, None, 1)
+    assert " read=10 " in metrics.line()
 
 
 def test_a_trigger_that_planned_nothing_new_has_no_figures_of_the_batch_before() -> None:
     same = plan_to_offset(2, [planned(Q0, 5, 10)])
 
-    figures = told(progress(start=same, end=same, latest={Q0: 12}), None, NOW_S)
+    metrics = told(progress(start=same, end=same, latest={Q0: 12}), None, NOW_S)
 
-    assert (figures.planned, figures.acknowledged, figures.lag) == (0, 0, 2)
+    assert (metrics.planned, metrics.acknowledged, metrics.lag) == (0, 0, 2)
 
 
 def test_a_batch_that_was_dropped_says_nothing_of_where_its_consumer_is() -> None:
     """H5: it was dropped because a queue is somebody else's now."""
-    figures = told(
+    metrics = told(
         progress(end=plan_to_offset(1, [planned(Q0, 0, 10, epoch=1)]), latest={Q0: 40}), None, NOW_S
     )
 
-    assert (figures.planned, figures.read, figures.acknowledged, figures.lag) == (10, None, 0, None)
+    assert (metrics.planned, metrics.read, metrics.acknowledged, metrics.lag) == (10, None, 0, None)
 
 
 def test_brokers_that_could_not_be_asked_leave_the_lag_unknown() -> None:
-    figures = told(progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest=None), None, NOW_S)
+    metrics = told(progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest=None), None, NOW_S)
 
-    assert (figures.planned, figures.lag) == (10, None)
-    assert " lag" not in figures.line()
+    assert (metrics.planned, metrics.lag) == (10, None)
+    assert " lag" not in metrics.line()
 
 
 @pytest.mark.parametrize("end", [None, {"orders": {"0": 5}}, 17, {"v": 1, "logOffset": 3}])
 def test_a_query_of_another_source_has_no_figures(end: dict[str, Any] | int | None) -> None:
-    assert figures_of(progress(end=end, latest=None), None, NOW_S) is None
+    assert metrics_of(progress(end=end, latest=None), None, NOW_S) is None
 
 
 def test_lag_in_seconds_is_that_of_the_message_that_waits_longest() -> None:
     """B5"""
-    figures = told(
+    metrics = told(
         progress(end=plan_to_offset(1, [planned(Q0, 0, 3), planned(Q1, 0, 3)]), latest={Q0: 9, Q1: 9}),
         None,
         NOW_S,
     ).with_stored_times({Q0: NOW_S - 5, Q1: NOW_S - 12.5})
 
-    assert figures.lag_s == 12.5
+    assert metrics.lag_s == 12.5
 
 
 def test_one_line_tells_a_batch() -> None:
-    figures = told(
+    metrics = told(
         progress(end=plan_to_offset(1, [planned(Q0, 0, 10, epoch=1)]), latest={Q0: 40}),
         report(acks=[ack(Q0, next_offset=4, read=9, consumed=4, failed=2)], rows=[offset_row(Q0, 4)]),
         NOW_S,
     ).with_stored_times({Q0: NOW_S - 2})
 
-    assert figures.line() == (
+    assert metrics.line() == (
         "query=etl batch=3 seconds=1.250 queues=1 planned=10 read=9 acknowledged=4 rows=7 retried=2 deadLetters=0 "
         "suspended=0 lag=36 lagSeconds=2.0"
     )
@@ -123,10 +123,10 @@ def test_retry_topics_are_queues_like_any_other() -> None:
     """E3"""
     retry = MessageQueue("%RETRY%g", "broker-a", 0)
 
-    figures = told(
+    metrics = told(
         progress(end=plan_to_offset(1, [planned(retry, 0, 2, epoch=1)]), latest={retry: 2}),
         report(acks=[ack(retry, next_offset=2)], rows=[offset_row(retry, 2)]),
         NOW_S,
     )
 
-    assert by_queue(figures)[retry].lag == QueueLag(2, 2)
+    assert by_queue(metrics)[retry].lag == QueueLag(2, 2)
