@@ -29,12 +29,12 @@ from pyspark_rocketmq.wire.requests.admin import (
 )
 from pyspark_rocketmq.wire.requests.bodies import queue_from_json
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
-from pyspark_rocketmq.wire.requests.headers import GetConsumerListByGroupRequestHeader
+from pyspark_rocketmq.wire.requests.headers import GroupRequestHeader
 
 
 def handle_consumer_connections(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
     """203: who consumes in the group, and how."""
-    header = from_ext_fields(GetConsumerListByGroupRequestHeader, command.ext_fields)
+    header = from_ext_fields(GroupRequestHeader, command.ext_fields)
     data = state.membership.consumer_data(header.consumer_group)
     if data is None:
         raise Refused(

@@ -19,7 +19,7 @@ from pyspark_rocketmq.wire.fastjson import as_object, decode_body, from_json, re
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData, LockBatchRequest
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.headers import (
-    GetConsumerListByGroupRequestHeader,
+    GroupRequestHeader,
     QueryConsumerOffsetRequestHeader,
     UnregisterClientRequestHeader,
     UpdateConsumerOffsetRequestHeader,
@@ -116,7 +116,7 @@ def handle_check_client(state: BrokerState, command: RemotingCommand) -> Remotin
 
 def handle_consumer_list(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
     """38: client ids of the group's members on this broker."""
-    header = from_ext_fields(GetConsumerListByGroupRequestHeader, command.ext_fields)
+    header = from_ext_fields(GroupRequestHeader, command.ext_fields)
     members = state.membership.members(header.consumer_group)
     if not members:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {header.consumer_group}")

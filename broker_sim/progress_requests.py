@@ -20,7 +20,6 @@ from broker_sim.replies import Outgoing, Refused, reply
 from broker_sim.request_headers import (
     CloneGroupOffsetHeader,
     GetConsumeStatsRequestHeader,
-    QueryTopicConsumeByWhoRequestHeader,
     QueryTopicsByConsumerHeader,
     TopicAndGroupHeader,
 )
@@ -32,7 +31,7 @@ from pyspark_rocketmq.wire.codes import LanguageCode, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand
 from pyspark_rocketmq.wire.fastjson import dumps_java, queue_to_json
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
-from pyspark_rocketmq.wire.requests.headers import ResetOffsetRequestHeader
+from pyspark_rocketmq.wire.requests.headers import ResetOffsetRequestHeader, TopicRequestHeader
 
 _OLDEST_RESETTABLE_CLIENT = 28
 """V3_0_7_SNAPSHOT."""
@@ -198,7 +197,7 @@ def handle_groups_of_topic(state: BrokerState, command: RemotingCommand) -> Remo
     A topic that was ever subscribed to is among them itself: 5.3.3 puts down its name in place of the
     group's.
     """
-    topic = from_ext_fields(QueryTopicConsumeByWhoRequestHeader, command.ext_fields).topic
+    topic = from_ext_fields(TopicRequestHeader, command.ext_fields).topic
     groups = set(state.offsets.groups_of(topic))
     if state.membership.was_subscribed(topic):
         groups.add(topic)

@@ -97,27 +97,6 @@ class ViewMessageRequestHeader(RpcFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetTopicConfigRequestHeader(TopicRequestFields):
-    """351 GET_TOPIC_CONFIG; the answer's body is a topic's configuration."""
-
-    topic: str = text_field("topic")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteTopicRequestHeader(TopicRequestFields):
-    """215 DELETE_TOPIC_IN_BROKER."""
-
-    topic: str = text_field("topic")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueryTopicConsumeByWhoRequestHeader(TopicRequestFields):
-    """300 QUERY_TOPIC_CONSUME_BY_WHO; the answer's body is a group list."""
-
-    topic: str = text_field("topic")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GetSubscriptionGroupConfigRequestHeader(RequestFields):
     """352 GET_SUBSCRIPTIONGROUP_CONFIG; the answer's body is a group's configuration."""
 
@@ -165,11 +144,3 @@ class SendMessageRequestHeader(TopicRequestFields):
     unit_mode: bool | None = bool_field("unitMode", None)
     batch: bool | None = bool_field("batch", None)
     max_reconsume_times: int | None = int_field("maxReconsumeTimes", None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GetEarliestMsgStoretimeRequestHeader(TopicRequestFields):
-    """32 GET_EARLIEST_MSG_STORETIME."""
-
-    topic: str = text_field("topic")
-    queue_id: int = int_field("queueId")

@@ -19,9 +19,6 @@ from dataclasses import replace
 from broker_sim.bodies import encode_topic_list, encode_topic_stats
 from broker_sim.replies import SEE_FAQ, Refused, reply
 from broker_sim.request_headers import (
-    DeleteTopicRequestHeader,
-    GetEarliestMsgStoretimeRequestHeader,
-    GetTopicConfigRequestHeader,
     QueryConsumeQueueHeader,
     QueryMessageRequestHeader,
     ViewMessageRequestHeader,
@@ -36,10 +33,9 @@ from pyspark_rocketmq.wire.namespace import SYSTEM_TOPICS
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.headers import (
     CreateTopicRequestHeader,
-    GetMaxOffsetRequestHeader,
-    GetMinOffsetRequestHeader,
-    GetTopicStatsInfoRequestHeader,
+    QueueRequestHeader,
     SearchOffsetRequestHeader,
+    TopicRequestHeader,
 )
 
 
@@ -58,19 +54,19 @@ def handle_search_offset(state: BrokerState, command: RemotingCommand) -> Remoti
 
 def handle_max_offset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
     """30: last queue offset + 1, 0 for what does not exist."""
-    header = from_ext_fields(GetMaxOffsetRequestHeader, command.ext_fields)
+    header = from_ext_fields(QueueRequestHeader, command.ext_fields)
     return _offset(command, state.store.max_offset(header.topic, header.queue_id))
 
 
 def handle_min_offset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
     """31: oldest queue offset held, 0 for what does not exist."""
-    header = from_ext_fields(GetMinOffsetRequestHeader, command.ext_fields)
+    header = from_ext_fields(QueueRequestHeader, command.ext_fields)
     return _offset(command, state.store.min_offset(header.topic, header.queue_id))
 
 
 def handle_earliest_store_time(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
     """32: store time of the oldest message held, -1 when there is none."""
-    header = from_ext_fields(GetEarliestMsgStoretimeRequestHeader, command.ext_fields)
+    header = from_ext_fields(QueueRequestHeader, command.ext_fields)
     oldest = state.store.min_offset(header.topic, header.queue_id)
     timestamp = state.store.store_timestamp(header.topic, header.queue_id, oldest)
     return reply(command, ext_fields={"timestamp": str(timestamp)})
@@ -78,7 +74,7 @@ def handle_earliest_store_time(state: BrokerState, command: RemotingCommand) -> 
 
 def handle_topic_stats(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
     """202: bounds of every queue of the topic on this broker."""
-    header = from_ext_fields(GetTopicStatsInfoRequestHeader, command.ext_fields)
+    header = from_ext_fields(TopicRequestHeader, command.ext_fields)
     topic = state.topics.find(header.topic)
     if topic is None:
         raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist{SEE_FAQ}")
@@ -232,7 +228,7 @@ def handle_clean_up(state: BrokerState, command: RemotingCommand) -> RemotingCom
 
 def handle_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
     """351: one topic."""
-    name = from_ext_fields(GetTopicConfigRequestHeader, command.ext_fields).topic
+    name = from_ext_fields(TopicRequestHeader, command.ext_fields).topic
     topic = state.topics.find(name)
     if topic is None:
         raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}")
@@ -241,7 +237,7 @@ def handle_topic(state: BrokerState, command: RemotingCommand) -> RemotingComman
 
 def handle_delete_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
     """215: forget a topic, its queues and what groups committed for it; one that does not exist is no error."""
-    name = from_ext_fields(DeleteTopicRequestHeader, command.ext_fields).topic
+    name = from_ext_fields(TopicRequestHeader, command.ext_fields).topic
     if not name.strip():
         raise Refused(ResponseCode.INVALID_PARAMETER, "The specified topic is blank.")
     if is_system_topic(name):

@@ -19,7 +19,7 @@ from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
-from pyspark_rocketmq.wire.requests.headers import NotifyConsumerIdsChangedRequestHeader
+from pyspark_rocketmq.wire.requests.headers import GroupRequestHeader
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import ClusterUnderTest
@@ -111,7 +111,7 @@ def test_members_are_told_of_every_change_and_of_nothing_else(
     for push in (own, joined, left):
         assert push.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
         assert push.is_oneway
-        header = from_ext_fields(NotifyConsumerIdsChangedRequestHeader, push.ext_fields)
+        header = from_ext_fields(GroupRequestHeader, push.ext_fields)
         assert header.consumer_group == group
     assert pushes.empty()
 

@@ -17,9 +17,9 @@ from pyspark_rocketmq.wire.command import RemotingCommand, SerializeType, encode
 from pyspark_rocketmq.wire.framing import FrameDecoder
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields, to_ext_fields
 from pyspark_rocketmq.wire.requests.headers import (
-    GetMaxOffsetRequestHeader,
     GetRouteInfoRequestHeader,
     OffsetResponseHeader,
+    QueueRequestHeader,
 )
 from pyspark_rocketmq.wire.requests.topics import decode_route
 from tests.both.support import ANSWER_S
@@ -30,7 +30,7 @@ BOTH_FORMS = pytest.mark.parametrize("form", list(SerializeType), ids=lambda for
 
 
 def max_offset_request(topic: str, form: SerializeType = SerializeType.JSON) -> RemotingCommand:
-    header = GetMaxOffsetRequestHeader(topic=topic, queue_id=0)
+    header = QueueRequestHeader(topic=topic, queue_id=0)
     return RemotingCommand(
         code=RequestCode.GET_MAX_OFFSET, ext_fields=to_ext_fields(header), serialize_type=form
     )

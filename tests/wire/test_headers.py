@@ -23,33 +23,33 @@ from tests.helpers.golden import recorded_commands
 REQUESTS = {
     12: broker_headers.QueryMessageRequestHeader,
     33: broker_headers.ViewMessageRequestHeader,
-    203: admin_headers.GetConsumerConnectionListRequestHeader,
+    203: headers.GroupRequestHeader,
     207: broker_headers.DeleteSubscriptionGroupRequestHeader,
     208: broker_headers.GetConsumeStatsRequestHeader,
-    215: broker_headers.DeleteTopicRequestHeader,
+    215: headers.TopicRequestHeader,
     221: admin_headers.GetConsumerStatusRequestHeader,
     223: admin_headers.GetConsumerStatusRequestHeader,
-    300: broker_headers.QueryTopicConsumeByWhoRequestHeader,
+    300: headers.TopicRequestHeader,
     307: admin_headers.GetConsumerRunningInfoRequestHeader,
     309: admin_headers.ConsumeMessageDirectlyRequestHeader,
-    351: broker_headers.GetTopicConfigRequestHeader,
+    351: headers.TopicRequestHeader,
     10: broker_headers.SendMessageRequestHeader,
     11: headers.PullMessageRequestHeader,
     14: headers.QueryConsumerOffsetRequestHeader,
     15: headers.UpdateConsumerOffsetRequestHeader,
     17: headers.CreateTopicRequestHeader,
     29: headers.SearchOffsetRequestHeader,
-    30: headers.GetMaxOffsetRequestHeader,
-    31: headers.GetMinOffsetRequestHeader,
-    32: broker_headers.GetEarliestMsgStoretimeRequestHeader,
+    30: headers.QueueRequestHeader,
+    31: headers.QueueRequestHeader,
+    32: headers.QueueRequestHeader,
     35: headers.UnregisterClientRequestHeader,
     36: headers.ConsumerSendMsgBackRequestHeader,
     37: headers.EndTransactionRequestHeader,
-    38: headers.GetConsumerListByGroupRequestHeader,
+    38: headers.GroupRequestHeader,
     39: headers.CheckTransactionStateRequestHeader,
-    40: headers.NotifyConsumerIdsChangedRequestHeader,
+    40: headers.GroupRequestHeader,
     105: headers.GetRouteInfoRequestHeader,
-    202: headers.GetTopicStatsInfoRequestHeader,
+    202: headers.TopicRequestHeader,
     220: headers.ResetOffsetRequestHeader,
     222: headers.ResetOffsetRequestHeader,
     310: headers.SendMessageRequestHeaderV2,
@@ -219,9 +219,9 @@ def test_a_long_beyond_64_bits_raises_on_either_side(value: int) -> None:
 @pytest.mark.parametrize("value", [2**31, -(2**31) - 1])
 def test_an_int_beyond_32_bits_raises_on_either_side(value: int) -> None:
     with pytest.raises(RemoteProtocolError, match=r"'queueId' is wrong.*32 bits"):
-        from_ext_fields(headers.GetMinOffsetRequestHeader, {"topic": "T", "queueId": str(value)})
+        from_ext_fields(headers.QueueRequestHeader, {"topic": "T", "queueId": str(value)})
     with pytest.raises(LocalProtocolError, match=r"queue_id cannot be sent.*32 bits"):
-        to_ext_fields(headers.GetMinOffsetRequestHeader(topic="T", queue_id=value))
+        to_ext_fields(headers.QueueRequestHeader(topic="T", queue_id=value))
 
 
 @pytest.mark.parametrize(
@@ -239,8 +239,8 @@ def test_an_int_beyond_32_bits_raises_on_either_side(value: int) -> None:
     ids=str,
 )
 def test_a_value_of_the_wrong_type_is_our_bug(wrong: dict[str, Any]) -> None:
-    with pytest.raises(LocalProtocolError, match=r"GetMinOffsetRequestHeader\.\w+ cannot be sent"):
-        to_ext_fields(headers.GetMinOffsetRequestHeader(**wrong))
+    with pytest.raises(LocalProtocolError, match=r"QueueRequestHeader\.\w+ cannot be sent"):
+        to_ext_fields(headers.QueueRequestHeader(**wrong))
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_a_value_of_the_wrong_type_is_our_bug(wrong: dict[str, Any]) -> None:
 def test_a_boolean_is_parsed_as_in_java(text: str, value: bool) -> None:
     ext_fields = {"topic": "T", "queueId": "0", "committed": text}
 
-    assert from_ext_fields(headers.GetMaxOffsetRequestHeader, ext_fields).committed is value
+    assert from_ext_fields(headers.QueueRequestHeader, ext_fields).committed is value
 
 
 def test_enum_members_travel_as_their_numbers() -> None:

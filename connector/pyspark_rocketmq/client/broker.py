@@ -193,14 +193,14 @@ class BrokerClient:
 
     def min_offset(self, address: str, queue: MessageQueue) -> int:
         """The first queue offset the broker still has."""
-        header = headers.GetMinOffsetRequestHeader(
+        header = headers.QueueRequestHeader(
             topic=self._named(queue.topic), queue_id=queue.queue_id, broker_name=queue.broker_name
         )
         return self._offset(address, RequestCode.GET_MIN_OFFSET, header)
 
     def max_offset(self, address: str, queue: MessageQueue) -> int:
         """The last queue offset + 1; 0 for a topic or queue that does not exist."""
-        header = headers.GetMaxOffsetRequestHeader(
+        header = headers.QueueRequestHeader(
             topic=self._named(queue.topic),
             queue_id=queue.queue_id,
             committed=True,
@@ -225,7 +225,7 @@ class BrokerClient:
 
     def topic_stats(self, address: str, topic: str) -> dict[MessageQueue, QueueBounds]:
         """The bounds of all of the topic's write queues on this broker, in one request."""
-        header = headers.GetTopicStatsInfoRequestHeader(topic=self._named(topic))
+        header = headers.TopicRequestHeader(topic=self._named(topic))
         answer = self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, header)
         return self._bare_queues(decode_topic_stats(answer.body))
 
@@ -295,7 +295,7 @@ class BrokerClient:
         Raises:
             BrokerError: If the group has no member here (code 1).
         """
-        header = headers.GetConsumerListByGroupRequestHeader(consumer_group=self._named(consumer_group))
+        header = headers.GroupRequestHeader(consumer_group=self._named(consumer_group))
         answer = self._ask(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
         return bodies.decode_consumer_list(answer.body)
 
@@ -341,7 +341,7 @@ class BrokerClient:
         Raises:
             ConsumerNotOnline: If nobody is.
         """
-        header = admin.GetConsumerConnectionListRequestHeader(consumer_group=self._named(consumer_group))
+        header = headers.GroupRequestHeader(consumer_group=self._named(consumer_group))
         answer = self._ask(address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
         connection = decode_body(admin.ConsumerConnection, answer.body)
         subscriptions = {

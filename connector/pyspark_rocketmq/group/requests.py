@@ -52,7 +52,7 @@ from pyspark_rocketmq.wire.requests.client_info import (
 )
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.headers import (
-    NotifyConsumerIdsChangedRequestHeader,
+    GroupRequestHeader,
     ResetOffsetRequestHeader,
 )
 
@@ -118,7 +118,7 @@ class ServerRequests:
         return None if handler is None else handler(request)
 
     def _consumer_ids_changed(self, request: RemotingCommand) -> RemotingCommand:
-        header = from_ext_fields(NotifyConsumerIdsChangedRequestHeader, request.ext_fields)
+        header = from_ext_fields(GroupRequestHeader, request.ext_fields)
         self._member.consumer_ids_changed(self._bare(header.consumer_group))
         return request.response(ResponseCode.SUCCESS)
 

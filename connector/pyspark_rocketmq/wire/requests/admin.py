@@ -34,13 +34,6 @@ from pyspark_rocketmq.wire.subscription import SubscriptionData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetConsumerConnectionListRequestHeader(RequestFields):
-    """203 GET_CONSUMER_CONNECTION_LIST; the answer's body is a consumer connection."""
-
-    consumer_group: str = text_field("consumerGroup")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GetConsumerStatusRequestHeader(TopicRequestFields):
     """223 INVOKE_BROKER_TO_GET_CONSUMER_STATUS, and 221 GET_CONSUMER_STATUS_FROM_CLIENT (from the broker)."""
 

@@ -1,4 +1,4 @@
-"""How the dataclasses of ``headers`` and ``admin`` are declared, written as ext fields and read back.
+"""How header dataclasses are declared, written as ext fields and read back.
 
 Everything travels as text. A field's metadata holds Java's spelling and its codec; a field with no default is
 required (``@CFNotNull``), ``None`` is not sent.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
@@ -20,7 +20,7 @@ _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 
 
 class Header(Protocol):
-    """Any dataclass of ``headers`` or ``admin``."""
+    """Any dataclass of header fields."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
@@ -33,15 +33,6 @@ class _Codec(NamedTuple):
 
     to_text: Callable[[Any], str]
     from_text: Callable[[str], Any]
-
-
-class _Entry(NamedTuple):
-    """One field of a header, ready for use."""
-
-    attribute: str
-    java_name: str
-    codec: _Codec
-    required: bool
 
 
 def to_ext_fields(header: Header) -> dict[str, str]:
@@ -67,8 +58,6 @@ def from_ext_fields(header_class: type[HeaderT], ext_fields: Mapping[str, str]) 
 
     Raises:
         RemoteProtocolError: If a required field is missing or a text is not of Java's type.
-
-    Source: ``RemotingCommand.decodeCommandCustomHeader``.
     """
     values: dict[str, Any] = {}
     for attribute, java_name, codec, required in _entries(header_class):
@@ -88,14 +77,10 @@ def from_ext_fields(header_class: type[HeaderT], ext_fields: Mapping[str, str]) 
 
 
 @cache
-def _entries(header_class: type[Header]) -> tuple[_Entry, ...]:
+def _entries(header_class: type[Header]) -> tuple[tuple[str, str, _Codec, bool], ...]:
+    """Attribute, Java's name, codec and whether it is required, of each field."""
     return tuple(
-        _Entry(
-            spec.name,
-            spec.metadata["java_name"],
-            spec.metadata["codec"],
-            spec.default is MISSING,
-        )
+        (spec.name, spec.metadata["java_name"], spec.metadata["codec"], spec.default is MISSING)
         for spec in fields(header_class)
     )
 
@@ -134,31 +119,16 @@ def _write_bool(value: bool) -> str:
     return "true" if value else "false"
 
 
-_TEXT: Final = _Codec(_write_text, str)
-_INT: Final = _integer_codec(32)
-_LONG: Final = _integer_codec(64)
+def _field(codec: _Codec, java_name: str, default: Any = MISSING) -> Any:
+    """A field of a header; required unless a default is given."""
+    return field(default=default, metadata={"java_name": java_name, "codec": codec})
+
+
+text_field: Final = partial(_field, _Codec(_write_text, str))
+int_field: Final = partial(_field, _integer_codec(32))
+long_field: Final = partial(_field, _integer_codec(64))
 # Boolean.parseBoolean: whatever is not "true" is false.
-_BOOL: Final = _Codec(_write_bool, lambda text: text.lower() == "true")
-
-
-def text_field(java_name: str, default: Any = MISSING) -> Any:
-    """A ``String``; required unless a default is given."""
-    return field(default=default, metadata={"java_name": java_name, "codec": _TEXT})
-
-
-def int_field(java_name: str, default: Any = MISSING) -> Any:
-    """An ``int``: 32 bits; required unless a default is given."""
-    return field(default=default, metadata={"java_name": java_name, "codec": _INT})
-
-
-def long_field(java_name: str, default: Any = MISSING) -> Any:
-    """A ``long``: 64 bits; required unless a default is given."""
-    return field(default=default, metadata={"java_name": java_name, "codec": _LONG})
-
-
-def bool_field(java_name: str, default: Any = MISSING) -> Any:
-    """A ``boolean``: ``true`` or ``false``; required unless a default is given."""
-    return field(default=default, metadata={"java_name": java_name, "codec": _BOOL})
+bool_field: Final = partial(_field, _Codec(_write_bool, lambda text: text.lower() == "true"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

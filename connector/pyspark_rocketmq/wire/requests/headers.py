@@ -20,8 +20,6 @@ from pyspark_rocketmq.wire.requests.header_fields import (
     text_field,
 )
 
-# --- name server --------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetRouteInfoRequestHeader(TopicRequestFields):
@@ -29,9 +27,6 @@ class GetRouteInfoRequestHeader(TopicRequestFields):
 
     topic: str = text_field("topic")
     accept_standard_json_only: bool | None = bool_field("acceptStandardJsonOnly", None)
-
-
-# --- pull ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +75,6 @@ class PullMessageResponseHeader:
     """Why code 16: 1 broker, 2 group, 3 topic, 4 broadcasting, 5 subscription (``ForbiddenType``)."""
 
 
-# --- send ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendMessageRequestHeaderV2(RpcFields):
     """310 SEND_MESSAGE_V2 and 320 SEND_BATCH_MESSAGE: the fields of code 10 under one-letter names."""
@@ -127,9 +119,6 @@ class SendMessageResponseHeader:
     trace_on: bool | None = bool_field("TRACE_ON", None)
 
 
-# --- offsets ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryConsumerOffsetRequestHeader(TopicRequestFields):
     """14 QUERY_CONSUMER_OFFSET."""
@@ -165,20 +154,13 @@ class SearchOffsetRequestHeader(TopicRequestFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetMaxOffsetRequestHeader(TopicRequestFields):
-    """30 GET_MAX_OFFSET."""
+class QueueRequestHeader(TopicRequestFields):
+    """30 GET_MAX_OFFSET, 31 GET_MIN_OFFSET and 32 GET_EARLIEST_MSG_STORETIME."""
 
     topic: str = text_field("topic")
     queue_id: int = int_field("queueId")
     committed: bool | None = bool_field("committed", None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GetMinOffsetRequestHeader(TopicRequestFields):
-    """31 GET_MIN_OFFSET."""
-
-    topic: str = text_field("topic")
-    queue_id: int = int_field("queueId")
+    """Of code 30."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,9 +169,6 @@ class OffsetResponseHeader:
 
     offset: int = long_field("offset")
     """A queue offset."""
-
-
-# --- membership ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,20 +181,13 @@ class UnregisterClientRequestHeader(RequestFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetConsumerListByGroupRequestHeader(RequestFields):
-    """38 GET_CONSUMER_LIST_BY_GROUP; the answer's body is a consumer list."""
+class GroupRequestHeader(RequestFields):
+    """38 GET_CONSUMER_LIST_BY_GROUP and 203 GET_CONSUMER_CONNECTION_LIST; 40 NOTIFY_CONSUMER_IDS_CHANGED.
+
+    The broker sends the last one oneway: rebalance now.
+    """
 
     consumer_group: str = text_field("consumerGroup")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotifyConsumerIdsChangedRequestHeader(RequestFields):
-    """40 NOTIFY_CONSUMER_IDS_CHANGED, oneway from the broker: rebalance now."""
-
-    consumer_group: str = text_field("consumerGroup")
-
-
-# --- retry --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,9 +235,6 @@ class CheckTransactionStateRequestHeader(RequestFields):
     topic: str | None = text_field("topic", None)
 
 
-# --- administration -----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateTopicRequestHeader(TopicRequestFields):
     """17 UPDATE_AND_CREATE_TOPIC."""
@@ -285,8 +254,8 @@ class CreateTopicRequestHeader(TopicRequestFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetTopicStatsInfoRequestHeader(TopicRequestFields):
-    """202 GET_TOPIC_STATS_INFO; the answer's body has the bounds of every queue."""
+class TopicRequestHeader(TopicRequestFields):
+    """202 GET_TOPIC_STATS_INFO; at brokers also 215, 300 and 351."""
 
     topic: str = text_field("topic")
 
