@@ -1,9 +1,6 @@
 """Byte ranges and byte matrices as Arrow arrays, without a Python object per value.
 
-Everything here and in its users counts positions in buffers below 2 GiB, Arrow's limit for 32-bit offsets.
-
-A column whose least byte is its greatest is the same in all rows. Two passes over the table, by the
-processor's vector instructions, tell that of all columns at once, and which bytes occur nowhere.
+All positions are in buffers below 2 GiB, Arrow's limit for 32-bit offsets.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ ByteArray = npt.NDArray[np.uint8]
 MAX_COLUMN_BYTES: Final = (1 << 31) - 1
 _LEAST_REPEATED: Final = 4096
 _MOST_SHARED_BYTES: Final = 1 << 20
-"""What is repeated more often is made for one batch and not kept."""
+"""Larger repetitions are made for one batch and not kept."""
 _OFFSET: Final = np.dtype(np.int32)
 
 
@@ -36,7 +33,7 @@ class IrregularLayout(Exception):
 
 def require_all(condition: BoolArray) -> None:
     """Raise ``IrregularLayout`` unless every row meets the condition."""
-    # Of few rows twice as fast as all(); of many the copy is small beside what made the condition.
+    # Twice as fast as all() on few rows; on many rows the copy is negligible.
     if b"\0" in condition.tobytes():
         raise IrregularLayout
 
@@ -63,9 +60,9 @@ def as_void(dtype: np.dtype) -> np.dtype:
 
 
 def pooled_bytes(size: int) -> ByteArray:
-    """Bytes to be written, of Arrow's pool, which keeps what is given back.
+    """Uninitialised bytes from Arrow's pool, which keeps freed memory.
 
-    What numpy takes for a large array goes back to the system, and every page of the next one costs a fault.
+    Numpy returns large arrays to the system, and every page of the next one costs a fault.
     """
     return np.frombuffer(pa.allocate_buffer(size), np.uint8)
 
@@ -85,9 +82,8 @@ def take_ranges(buffer: pa.Buffer, starts: IntArray, ends: IntArray, arrow_type:
     offsets[2::2] = ends
     total = int(np.subtract(ends, starts).sum())
     check_column_bytes(total)
-    # Arrow reserves memory by the mean length of all elements, and moves what it has copied if that proves
-    # too little: the last gap, which nobody reads, is as long as makes the mean no less than that of the
-    # rows.
+    # Arrow reserves memory by the mean length of all elements, and copies again if that is too little. So the
+    # last gap, which nobody reads, is long enough to raise the mean to that of the rows.
     last = min(2 * total + 2 * (total // max(rows, 1) + 1), MAX_COLUMN_BYTES)
     if last > buffer.size:
         buffer = pa.foreign_buffer(buffer.address, last, buffer)
@@ -101,12 +97,7 @@ def repeated_texts(texts: Sequence[str], times: int) -> pa.StringArray:
     longest = _shared_rows(times)
     if longest * sum(map(len, texts)) > _MOST_SHARED_BYTES:
         return _repeated(tuple(texts), times)
-    return _shared(tuple(texts), longest).slice(0, times * len(texts))
-
-
-@lru_cache(maxsize=32)
-def _shared(texts: tuple[str, ...], times: int) -> pa.StringArray:
-    return _repeated(texts, times)
+    return _shared_texts(tuple(texts), longest).slice(0, times * len(texts))
 
 
 def _repeated(texts: tuple[str, ...], times: int) -> pa.StringArray:
@@ -124,11 +115,6 @@ def repeated_offsets(ends: tuple[int, ...], rows: int) -> IntArray:
     return _shared_offsets(ends, longest)[: rows * len(ends) + 1]
 
 
-@lru_cache(maxsize=32)
-def _shared_offsets(ends: tuple[int, ...], rows: int) -> IntArray:
-    return _repeated_offsets(ends, rows)
-
-
 def _repeated_offsets(ends: tuple[int, ...], rows: int) -> IntArray:
     check_column_bytes(ends[-1] * rows)
     offsets = np.zeros(rows * len(ends) + 1, _OFFSET)
@@ -138,17 +124,17 @@ def _repeated_offsets(ends: tuple[int, ...], rows: int) -> IntArray:
     return offsets
 
 
+_shared_texts: Final = lru_cache(maxsize=32)(_repeated)
+_shared_offsets: Final = lru_cache(maxsize=32)(_repeated_offsets)
+
+
 def _shared_rows(rows: int) -> int:
-    """Few different numbers of rows are shared, so that few are made."""
+    """A power of two at least as large, so that the caches hold few arrays."""
     return max(_LEAST_REPEATED, 1 << (rows - 1).bit_length())
 
 
 def checked_text(column: pa.Array) -> pa.Array:
-    """Turn a binary column into a string column.
-
-    Raises:
-        IrregularLayout: If a value is not UTF-8; the scalar codec replaces what is malformed as Java does.
-    """
+    """Turn a binary column into a string column; raise ``IrregularLayout`` if a value is not UTF-8."""
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid as exc:
@@ -156,7 +142,7 @@ def checked_text(column: pa.Array) -> pa.Array:
 
 
 def fixed_column(arrow_type: pa.DataType, values: IntArray) -> pa.Array:
-    """A column on top of the values, which have its width and are contiguous."""
+    """A column over the memory of the values, which have its width and are contiguous."""
     return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(values)])
 
 
@@ -166,7 +152,7 @@ _FEW_ROWS: Final = 16
 
 
 class ByteMatrix(NamedTuple):
-    """At least one row."""
+    """One row of bytes for each message, at least one; a column with equal extremes is the same in all rows."""
 
     rows: ByteArray
     lowest: ByteArray
@@ -205,7 +191,7 @@ class ByteMatrix(NamedTuple):
         rows = len(self.rows)
         packed = pooled_bytes(rows * ends[-1]).reshape(rows, ends[-1])
         if len(ranges) > 1:
-            # What is the same everywhere is written once for all.
+            # Write what is the same in all rows once.
             packed[:] = np.concatenate([self.rows[0, begin:end] for begin, end in ranges])
         for (begin, end), packed_end in zip(ranges, ends, strict=True):
             if len(ranges) == 1 or not self.is_same(begin, end):
@@ -217,7 +203,7 @@ class ByteMatrix(NamedTuple):
 
 
 def _folded(better: np.ufunc, rows: ByteArray) -> ByteArray:
-    """``better`` of all rows, by halves, which may overlap: seeing a row twice does no harm."""
+    """``better`` of all rows, by halves; they may overlap, because seeing a row twice does no harm."""
     while len(rows) > _FEW_ROWS:
         half = (len(rows) + 1) // 2
         rows = better(rows[:half], rows[-half:])

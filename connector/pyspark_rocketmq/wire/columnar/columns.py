@@ -5,7 +5,7 @@ A member has flag, body and properties of its own and counts one queue offset; a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -52,7 +52,7 @@ _MAX_QUEUE_OFFSET: Final = (1 << 63) - 1
 
 
 def expand_inner_batches(rows: Rows, budget: ExpansionBudget) -> Rows:
-    """Put the members of each inner batch in its place; ``rows`` itself where there is none.
+    """Put the members of each inner batch in its place; ``rows`` itself if there is no batch.
 
     Raises:
         IrregularLayout: If a member is malformed, cut or left over, or their number is not the announced one.
@@ -87,7 +87,7 @@ def expand_inner_batches(rows: Rows, budget: ExpansionBudget) -> Rows:
 def _with_plain_bodies(
     rows: Rows, batches: IntArray, budget: ExpansionBudget
 ) -> tuple[bytes | bytearray, IntArray, IntArray]:
-    """The data with decompressed batch bodies behind it, and where each batch's body is there."""
+    """The data followed by decompressed batch bodies, and where each batch's body is in it."""
     body_at, body_length = rows.body_at[batches], rows.body_length[batches]
     parts, size = [rows.data], len(rows.data)
     flags = rows.sys_flag[batches].tolist()
@@ -113,11 +113,11 @@ def _check_announced(rows: Rows, batches: IntArray, members: IntArray) -> None:
 
 
 def _place_members(rows: Rows, at: IntArray, number: IntArray, starts: IntArray, ends: IntArray) -> None:
-    """Write into the rows ``at`` what is the members' own; ``number`` counts them within their batch.
+    """Write the members' own values into the rows ``at``; ``number`` counts them within their batch.
 
     ``starts`` are those of all members, ``ends`` those of their batches.
     """
-    # What is cut there fails the check that a member ends within its batch.
+    # A start that is cut here fails the check that a member ends within its batch.
     within = np.minimum(starts, len(rows.data) - _FIXED.itemsize)
     fixed = every_position(rows.data, as_void(_FIXED))[within].view(_FIXED)
     total, body_length = fixed["total"].astype(np.int64), fixed["bodyLength"].astype(np.int64)
@@ -141,11 +141,18 @@ def _place_members(rows: Rows, at: IntArray, number: IntArray, starts: IntArray,
 
 TIMESTAMP_TYPE: Final = pa.timestamp("us", tz="UTC")
 FIRST_TIMESTAMP_MS: Final = -62_135_510_400_000
-"""0001-01-02 in UTC: Python's times begin a day before, and Spark shows them in any time zone."""
+"""0001-01-02 in UTC: Python's times begin a day earlier, and Spark shows them in any time zone."""
 END_TIMESTAMP_MS: Final = 253_402_214_400_000
-"""9999-12-31 in UTC, a day before Python's times end; one later would make ``collect()`` fail."""
+"""9999-12-31 in UTC, a day before Python's times end; a later time would make ``collect()`` fail."""
+_FIXED_COLUMNS: Final = {
+    "queueId": pa.int32(),
+    "queueOffset": pa.int64(),
+    "commitLogOffset": pa.int64(),
+    "reconsumeTimes": pa.int32(),
+    "flag": pa.int32(),
+}
 _FEW_ROWS: Final = 256
-"""What Arrow does for more of them at once has a cost before the first."""
+"""Up to here Python is faster than Arrow's dictionaries."""
 
 
 class ColumnBuilder:
@@ -153,9 +160,23 @@ class ColumnBuilder:
 
     def __init__(self, rows: Rows, broker_name: str, budget: ExpansionBudget) -> None:
         self._rows = rows
-        self._broker_name = broker_name
         self._budget = budget
         self._buffer = pa.py_buffer(rows.data)
+        self._makers: dict[str, Callable[[], pa.Array]] = {
+            "topic": self._topics,
+            "brokerName": lambda: repeated_texts([broker_name], len(rows)),
+            "msgId": self._message_ids,
+            "keys": lambda: self.property(names.KEYS),
+            "tags": lambda: self.property(names.TAGS),
+            "body": self._bodies,
+            "properties": self._maps,
+            "bornTimestamp": lambda: timestamps(rows.fixed["bornTimestamp"].astype(np.int64)),
+            "bornHost": lambda: self._hosts("bornHost", 0, BORNHOST_V6),
+            "storeTimestamp": lambda: timestamps(rows.fixed["storeTimestamp"].astype(np.int64)),
+            "storeHost": lambda: self._hosts("storeHost", 1, STOREHOST_V6),
+            # Without the compressed bit, since the bodies are shown as they were.
+            "sysFlag": lambda: fixed_column(pa.int32(), rows.sys_flag & ~np.int32(_COMPRESSED)),
+        }
 
     def column(self, name: str) -> pa.Array:
         """The column of that name of ``MESSAGE_SCHEMA``.
@@ -165,69 +186,42 @@ class ColumnBuilder:
             RemoteProtocolError: If a body cannot be decompressed, or is beyond the budget.
             LocalProtocolError: If it takes 2 GiB.
         """
-        return _COLUMNS[name](self)
-
-    def topic(self) -> pa.StringArray:
-        """Where all are the same, as nearly always, it is written once and repeated."""
-        rows = self._rows
-        if rows.topic is not None:
-            return repeated_texts([decode_text(rows.topic)], len(rows))
-        return checked_text(take_ranges(self._buffer, rows.topic_at, rows.topic_end, pa.binary()))
-
-    def broker_name(self) -> pa.StringArray:
-        """The same for all."""
-        return repeated_texts([self._broker_name], len(self._rows))
-
-    def i32(self, field: str) -> pa.Int32Array:
-        """A fixed field of four bytes."""
-        return fixed_column(pa.int32(), self._rows.fixed[field].astype(np.int32))
-
-    def i64(self, field: str) -> pa.Int64Array:
-        """A fixed field of eight bytes."""
-        return fixed_column(pa.int64(), self._rows.fixed[field].astype(np.int64))
-
-    def timestamp(self, field: str) -> pa.TimestampArray:
-        """A fixed field of milliseconds; null if microseconds cannot hold it."""
-        return timestamps(self._rows.fixed[field].astype(np.int64))
-
-    def sys_flag(self) -> pa.Int32Array:
-        """Without the compressed bit, since the bodies are shown as they were."""
-        return fixed_column(pa.int32(), self._rows.sys_flag & ~np.int32(_COMPRESSED))
+        if name in _FIXED_COLUMNS:
+            arrow_type = _FIXED_COLUMNS[name]
+            return fixed_column(arrow_type, self._rows.fixed[name].astype(arrow_type.to_pandas_dtype()))
+        return self._makers[name]()
 
     def property(self, name: str) -> pa.StringArray:
         """One of the properties; null where a row lacks it."""
         return self._properties.column(name)
-
-    def properties(self) -> pa.MapArray:
-        """All of them."""
-        return self._properties.maps()
 
     @cached_property
     def _properties(self) -> PropertyColumns:
         rows = self._rows
         return PropertyColumns(rows.data, rows.properties_at, rows.properties_length, rows.properties)
 
-    def message_id(self) -> pa.StringArray:
-        """Put the offset message id where a message has no UNIQ_KEY; brokers add one to nearly all."""
+    def _maps(self) -> pa.MapArray:
+        return self._properties.maps()
+
+    def _topics(self) -> pa.StringArray:
+        rows = self._rows
+        if rows.topic is not None:
+            return repeated_texts([decode_text(rows.topic)], len(rows))
+        return checked_text(take_ranges(self._buffer, rows.topic_at, rows.topic_end, pa.binary()))
+
+    def _message_ids(self) -> pa.StringArray:
+        """UNIQ_KEY, or else the offset message id; brokers add a UNIQ_KEY to nearly all messages."""
         unique_keys = self.property(names.UNIQ_KEY)
         if not unique_keys.null_count:
             return unique_keys
         missing = unique_keys.is_null()
         places = zip(
-            self.store_host().filter(missing).to_pylist(),
-            self.i64("commitLogOffset").filter(missing).to_pylist(),
+            self.column("storeHost").filter(missing).to_pylist(),
+            self.column("commitLogOffset").filter(missing).to_pylist(),
             strict=True,
         )
         ids = pa.array([offset_message_id(host, position) for host, position in places], pa.string())
         return pc.replace_with_mask(unique_keys, missing, ids)
-
-    def born_host(self) -> pa.StringArray:
-        """Of the producer."""
-        return self._hosts("bornHost", 0, BORNHOST_V6)
-
-    def store_host(self) -> pa.StringArray:
-        """Of the broker."""
-        return self._hosts("storeHost", 1, STOREHOST_V6)
 
     def _hosts(self, field: str, number: int, ipv6_flag: int) -> pa.StringArray:
         """Format each distinct host once."""
@@ -248,7 +242,7 @@ class ColumnBuilder:
             ]
         return pa.array(texts, pa.string()).take(distinct.indices)
 
-    def body(self) -> pa.BinaryArray:
+    def _bodies(self) -> pa.BinaryArray:
         """Copy the bodies; only the compressed ones are touched one by one."""
         rows = self._rows
         starts, lengths = rows.body_at, rows.body_length
@@ -272,14 +266,14 @@ class ColumnBuilder:
         check_column_bytes(int(plain_lengths.sum()) + bodies.nbytes)
         plain = take_ranges(self._buffer, starts, starts + plain_lengths, pa.binary())
         both = pa.concat_arrays([plain, bodies])
-        # Hundreds of megabytes, perhaps: no more than two copies at a time.
+        # These may be hundreds of megabytes: keep no more than two copies.
         del plain, bodies
         return both.take(pa.array(order))
 
 
 def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.TimestampArray:
-    """Microseconds of Spark; null if Python's times cannot hold it in every time zone."""
-    # As unsigned numbers those below zero are great too.
+    """Spark's microseconds; null where Python's times cannot hold it in every time zone."""
+    # As unsigned numbers negative ones are large, too.
     if not len(milliseconds) or milliseconds.view(np.uint64).max() < END_TIMESTAMP_MS:
         return fixed_column(TIMESTAMP_TYPE, milliseconds * 1000)
     fits = (milliseconds >= FIRST_TIMESTAMP_MS) & (milliseconds < END_TIMESTAMP_MS)
@@ -287,7 +281,7 @@ def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.TimestampArray:
 
 
 def _binary(bodies: list[bytes]) -> pa.BinaryArray:
-    """The bodies copied once; Arrow's own conversion would copy while it grows."""
+    """Copy the bodies once; Arrow's own conversion would copy again as it grows."""
     ends = list(accumulate(map(len, bodies), initial=0))
     check_column_bytes(ends[-1])
     text = pooled_bytes(ends[-1])
@@ -309,24 +303,3 @@ def _marked(hosts: np.ndarray, is_ipv6: np.ndarray) -> pa.Array:
     return pa.Array.from_buffers(
         pa.binary(marked.shape[1]), len(marked), [None, pa.py_buffer(marked.tobytes())]
     )
-
-
-_COLUMNS: Final[Mapping[str, Callable[[ColumnBuilder], pa.Array]]] = {
-    "topic": ColumnBuilder.topic,
-    "brokerName": ColumnBuilder.broker_name,
-    "queueId": lambda rows: rows.i32("queueId"),
-    "queueOffset": lambda rows: rows.i64("queueOffset"),
-    "commitLogOffset": lambda rows: rows.i64("commitLogOffset"),
-    "msgId": ColumnBuilder.message_id,
-    "keys": lambda rows: rows.property(names.KEYS),
-    "tags": lambda rows: rows.property(names.TAGS),
-    "body": ColumnBuilder.body,
-    "properties": ColumnBuilder.properties,
-    "bornTimestamp": lambda rows: rows.timestamp("bornTimestamp"),
-    "bornHost": ColumnBuilder.born_host,
-    "storeTimestamp": lambda rows: rows.timestamp("storeTimestamp"),
-    "storeHost": ColumnBuilder.store_host,
-    "reconsumeTimes": lambda rows: rows.i32("reconsumeTimes"),
-    "sysFlag": ColumnBuilder.sys_flag,
-    "flag": lambda rows: rows.i32("flag"),
-}

@@ -1,13 +1,12 @@
 """Properties of many messages at once: a map column, and single properties as columns of their own.
 
-How: the properties of all rows are copied into one buffer as ``U+0002 name U+0001 value`` entries and cut at
-the separators into *tokens*, in turn ``U+0002 name U+0001`` and the value. The first kind of a row's tokens,
-one behind the other, is its *layout*. Messages of one producer mostly have the same layout, which one
-comparison of the whole buffer shows; otherwise Arrow finds the few distinct ones. Only those are looked at in
-Python: which names there are, and which entry of each Java keeps, the last. Everything else is Arrow's
-``take`` of values. Mostly each value is as long in every row, too; then the rows are a table whose columns
-show the layout at once, and values are columns of it. Strings that do not alternate (a value with U+0001, an
-entry without) raise ``IrregularLayout``.
+The properties of all rows are copied into one buffer as ``U+0002 name U+0001 value`` entries and cut at the
+separators into *tokens*, in turn ``U+0002 name U+0001`` and the value. A row's names, with their separators, are
+its *layout*. Messages of one producer mostly have the same layout, which one comparison of the whole buffer
+shows; otherwise Arrow finds the few distinct ones. Python looks only at layouts: which names there are, and which
+entry of each Java keeps, the last. The rest is Arrow's ``take`` of values. Mostly each value also has the same
+length in every row; then the rows are a byte matrix, and values are columns of it. Strings that do not alternate
+(a value with U+0001, an entry without it) raise ``IrregularLayout``.
 """
 
 from __future__ import annotations
@@ -47,20 +46,15 @@ _Kept = Mapping[str, int]
 
 
 class PropertyColumns:
-    """What the properties of each row give, column by column.
-
-    Equal to ``decode_properties`` of each row, except that a map's order may differ.
-    """
+    """Equal to ``decode_properties`` of each row, except that a map's order may differ."""
 
     def __init__(
         self, data: bytes | bytearray, starts: IntArray, lengths: IntArray, table: ByteMatrix | None = None
     ) -> None:
-        """Parse the properties strings ``data[start : start + length]``; each start must be above 0.
+        """Parse ``data[start : start + length]`` of each row; each start must be above 0.
 
-        ``table`` has them too, if somebody has gathered them before.
-
-        Raises:
-            IrregularLayout: If the scalar codec has to do it.
+        ``table`` has the same bytes, if they are gathered already. Raises ``IrregularLayout`` if the scalar codec
+        has to do it.
         """
         self._rows = len(starts)
         self._entries: _Aligned | _Alike | _Various | None = None
@@ -85,11 +79,11 @@ class PropertyColumns:
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """Names with their separators and values of all rows' entries, in turn."""
+    """Names with their separators, and values, of all rows' entries in turn."""
 
     tokens: pa.StringArray
     row_at: IntArray
-    """The number of each row's first entry, and at last their count."""
+    """The number of each row's first entry, and last the number of entries."""
 
     def take(self, numbers: IntArray, is_missing: BoolArray | None = None) -> pa.StringArray:
         """Some of the tokens; null where missing."""
@@ -98,11 +92,11 @@ class _Tokens:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """The properties of all rows in one buffer, each entry with both of its separators."""
+    """The properties of all rows in one buffer, each entry with both separators."""
 
     buffer: pa.Buffer
     row_at: IntArray
-    """Where each row begins, and at last the end of the text; positions of 32 bits."""
+    """Where each row begins, and last the end of the text; 32 bits each."""
 
     def as_bytes(self) -> ByteArray:
         return np.frombuffer(self.buffer, np.uint8)[: self.row_at[-1]]
@@ -111,8 +105,8 @@ class _Text:
 def _copy_text(data: bytes | bytearray, starts: IntArray, lengths: IntArray) -> _Text:
     """Copy all rows' properties into one buffer.
 
-    A row is copied with the byte before it, which then becomes its first separator, and without the
-    separator at its end, which old producers write and newer ones may not.
+    A row is copied with the byte before it, which becomes its first separator, and without a separator at its
+    end, which old producers write and newer ones may not.
     """
     ends = starts + lengths
     is_ended = np.frombuffer(data, np.uint8)[ends - 1] == _PROPERTY_SEPARATOR
@@ -137,26 +131,19 @@ def _find_tokens(copied: _Text) -> _Tokens:
         raise IrregularLayout
     names_at, values_at, values_end = bounds[:-1:2], bounds[1::2], bounds[2::2]
     values_at += 1
-    tokens = _cut(copied.buffer, bounds)
+    tokens = pa.Array.from_buffers(pa.string(), len(bounds) - 1, [None, pa.py_buffer(bounds), copied.buffer])
     row_at = _first_entries(names_at, copied.row_at)
     is_filled = values_at != values_end
     if is_filled.all():
         return _Tokens(tokens, row_at)
-    # A name that is left out has to be checked here.
+    # Names of empty values are left out, so check them here.
     require_all(text[names_at] == _PROPERTY_SEPARATOR)
     require_all(text[values_at - 1] == _NAME_VALUE_SEPARATOR)
     return _without_empty(tokens, is_filled, row_at)
 
 
-def _cut(buffer: pa.Buffer, bounds: IntArray) -> pa.StringArray:
-    return pa.Array.from_buffers(pa.string(), len(bounds) - 1, [None, pa.py_buffer(bounds), buffer])
-
-
 def _find_separators(text: ByteArray) -> IntArray:
-    """Find the bytes below the first other one, and at last the end of the text.
-
-    In pieces, so that what is found stays in the cache.
-    """
+    """Find all separators, and last the end of the text; in pieces that stay in the processor's cache."""
     pieces = []
     for at in range(0, len(text), _PIECE):
         piece = np.flatnonzero(text[at : at + _PIECE] < _FIRST_OTHER_BYTE).astype(np.int32)
@@ -174,7 +161,7 @@ def _check_utf8(text: ByteArray, buffer: pa.Buffer) -> None:
 
 
 def _first_entries(names_at: IntArray, row_at: IntArray) -> IntArray:
-    """Turn where rows begin into the number of entries before each; first try equal numbers."""
+    """The number of entries before each row; first try equal numbers of entries."""
     rows = len(row_at) - 1
     width, rest = divmod(len(names_at), rows)
     if not rest and (names_at[::width] == row_at[:-1]).all():
@@ -189,16 +176,8 @@ def _without_empty(tokens: pa.StringArray, is_filled: BoolArray, row_at: IntArra
     return _Tokens(tokens.take(pa.array(kept)), kept_before[row_at])
 
 
-def _names_of(tokens: _Tokens) -> pa.StringArray:
-    return tokens.take(np.arange(0, len(tokens.tokens), 2, dtype=np.int32))
-
-
 def _kept(layout: bytes) -> _Kept:
-    """Find the entries that make up the map of a row; Java's parser drops an empty name.
-
-    Every token of names has the separators at its ends and none between, so that a layout which reads as one
-    is cut as it was.
-    """
+    """The entries that make up the map of a row; Java's parser drops an empty name."""
     if not _LAYOUT.fullmatch(layout):
         raise IrregularLayout
     entries = layout[1:-1].decode().split("\x01\x02") if layout else []
@@ -218,7 +197,7 @@ class _Alike:
         entry = self.kept.get(name)
         if entry is None:
             return None
-        return self.tokens.take(self._values_in_rows(entry))
+        return self.tokens.take(self._value_numbers(entry))
 
     def maps(self) -> tuple[IntArray, pa.StringArray, pa.StringArray]:
         """Offsets, keys and values."""
@@ -227,17 +206,17 @@ class _Alike:
         if kept != self.width:
             numbers = np.empty(self.rows * kept, np.int32)
             for place, entry in enumerate(self.kept.values()):
-                numbers[place::kept] = self._values_in_rows(entry)
+                numbers[place::kept] = self._value_numbers(entry)
         offsets = np.arange(0, kept * self.rows + 1, kept, dtype=np.int32)
         return offsets, repeated_texts(list(self.kept), self.rows), self.tokens.take(numbers)
 
-    def _values_in_rows(self, entry: int) -> IntArray:
-        """The numbers of the values of each row's ``entry``."""
+    def _value_numbers(self, entry: int) -> IntArray:
+        """The token number of each row's value of ``entry``."""
         return np.arange(2 * entry + 1, 2 * self.rows * self.width, 2 * self.width, dtype=np.int32)
 
 
 def _alike(tokens: _Tokens, names: pa.StringArray) -> _Alike | None:
-    """Whether every row has the first row's names in the first row's order."""
+    """The rows, if each has the first row's names in the same order."""
     rows, width = len(tokens.row_at) - 1, int(tokens.row_at[1])
     if len(names) != rows * width or (tokens.row_at[1:] - tokens.row_at[:-1] != width).any():
         return None
@@ -251,7 +230,7 @@ def _alike(tokens: _Tokens, names: pa.StringArray) -> _Alike | None:
 
 @dataclass(frozen=True, slots=True)
 class _Aligned:
-    """Rows of one layout in which each value is as long in every row."""
+    """Rows of one layout in which each value has the same length in every row."""
 
     table: ByteMatrix
     values: Sequence[tuple[int, int]]
@@ -270,7 +249,7 @@ class _Aligned:
 
 
 def _aligned(table: ByteMatrix) -> _Aligned | None:
-    """What :func:`_of_any_length` finds, if all rows are alike and no value is empty."""
+    """The rows, if all are alike and no value is empty."""
     if table.lowest[-1] == table.highest[-1] == _PROPERTY_SEPARATOR:
         # Old producers write one at the end, newer ones may not.
         table = table.before(len(table.lowest) - 1)
@@ -291,7 +270,7 @@ def _aligned(table: ByteMatrix) -> _Aligned | None:
 
 def _of_any_length(text: _Text) -> _Alike | _Various:
     tokens = _find_tokens(text)
-    names = _names_of(tokens)
+    names = tokens.take(np.arange(0, len(tokens.tokens), 2, dtype=np.int32))
     return _alike(tokens, names) or _various(tokens, names)
 
 

@@ -1,19 +1,16 @@
 """Where each message begins and where its parts are, in one buffer or several.
 
 Stored messages differ in four lengths (body, topic, properties, and hosts of IPv6), so a handful of gathers
-finds everything; where all rows are IPv4 with one topic, as nearly always, one gather brings all fixed
-fields. Everything about the layout is checked here, so what is made of the rows later never reads a wrong
-byte.
+finds everything. This module checks the whole layout, so columns made of the rows never read a wrong byte.
 
-Each message says only where the next one begins, so the way through a body is a chain, and a Python step for
-each link would be the dearest part of the whole decoding. Hence a *guess*, which need not be right because
-its user checks every link at once: all messages are as long as the first; or the bodies are entered at many
-places, at their beginnings and wherever the magic number of a message is seen, and all the chains from there
-are followed in lockstep, each until it meets the next. What was a magic number inside a body shows in the
-check, and then the chains are followed link by link.
+Each message says only where the next one begins, and a Python step for each message would be the most expensive
+part of decoding. So starts are guessed, and all guesses are checked at once: first that all messages are as long
+as the first; then chains of sizes are followed in lockstep, from the beginning of each body and from wherever a
+message's magic number is seen, each until it meets the next. A magic number inside a body makes the check fail,
+and then the sizes are followed one by one.
 
-Bodies that were received one behind another, other frames and headers between them, are decoded where they
-are; to copy them together would cost as much as a third of the decoding.
+Bodies received one behind another, with frame headers between them, are decoded in place: copying them together
+would cost up to a third of the decoding.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ from pyspark_rocketmq.wire.properties import MAX_PROPERTIES_BYTES
 
 
 class BufferSlices(NamedTuple):
-    """Parts of a buffer, none of them empty, in the order in which their messages are wanted."""
+    """Parts of a buffer, none of them empty, in the order of their messages."""
 
     data: bytes | bytearray
     begins: IntArray
@@ -96,10 +93,9 @@ class Starts(NamedTuple):
 
 
 def guesses(slices: BufferSlices, min_bytes: int) -> Iterator[Starts]:
-    """Guess without a step for each message, the likeliest first; nothing if there is nothing to go by.
+    """Guess starts within the slices without a step for each message, the likeliest first.
 
-    Every slice holds at least ``min_bytes`` bytes, the least that a message takes. What is guessed is
-    within the slices.
+    Every slice holds at least ``min_bytes`` bytes, the least that a message takes.
     """
     data, begins, ends = slices
     (first,) = _SIZE.unpack_from(data, int(begins[0]))
@@ -108,7 +104,7 @@ def guesses(slices: BufferSlices, min_bytes: int) -> Iterator[Starts]:
         return
     if not (lengths % first).any():
         counts = lengths // first
-        # Of message n of all, in a slice before which there are m: begin + (n - m) x first.
+        # Message n of all, in a slice after m messages, begins at begin + (n - m) x first.
         at_none = begins - (np.cumsum(counts) - counts) * first
         yield Starts(np.repeat(at_none, counts) + np.arange(int(counts.sum())) * first, counts)
     messages = int(lengths.sum()) // first
@@ -119,12 +115,7 @@ def guesses(slices: BufferSlices, min_bytes: int) -> Iterator[Starts]:
         yield in_lockstep
 
 
-def follow_slices(slices: BufferSlices, min_bytes: int) -> Starts:
-    """Follow the total sizes link by link.
-
-    Raises:
-        IrregularLayout: If they do not lead exactly to each slice's end.
-    """
+def _follow_slices(slices: BufferSlices, min_bytes: int) -> Starts:
     data, begins, ends = slices
     parts = [
         follow(data, begin, end, min_bytes) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
@@ -133,11 +124,7 @@ def follow_slices(slices: BufferSlices, min_bytes: int) -> Starts:
 
 
 def follow(data: bytes | bytearray, start: int, end: int, min_bytes: int) -> IntArray:
-    """Follow the total sizes from ``start`` to ``end``, link by link.
-
-    Raises:
-        IrregularLayout: If they do not lead exactly there.
-    """
+    """Follow the total sizes one by one; raise ``IrregularLayout`` if they do not lead exactly to ``end``."""
     positions: list[int] = []
     append, unpack = positions.append, _SIZE.unpack_from
     position = start
@@ -172,7 +159,7 @@ def _in_lockstep(slices: BufferSlices, min_bytes: int, chains: int) -> Starts | 
         if len(steps) > 2 * stride // min_bytes + _STEPS_BETWEEN_CHECKS:
             return None
         for _ in range(_STEPS_BETWEEN_CHECKS):
-            # One that has arrived may stand behind the last size there is.
+            # A chain that has arrived may be past the last size.
             size = sizes[np.minimum(position, last)].view(_SIZES)
             position = np.minimum(position + size, chain_ends)
             steps.append(position)
@@ -182,7 +169,7 @@ def _in_lockstep(slices: BufferSlices, min_bytes: int, chains: int) -> Starts | 
 
 
 def _entries(data: bytes | bytearray, begin: int, end: int, stride: int) -> Iterator[int]:
-    """The beginning, and then wherever a magic number is seen first from each stride on."""
+    """The beginning, and the first magic number seen in each stride."""
     yield begin
     magic = bytes(data[begin + _MAGIC_AT : begin + 2 * _MAGIC_AT])
     for at in range(begin + _MAGIC_AT + stride, end - stride, stride):
@@ -199,14 +186,14 @@ FIXED: Final = np.dtype(
             "bodyLength",
         ],
         "formats": [
-            ">i4", ">i4", ">i4", ">i4", ">i8", ">i8", ">i4", ">i8", "<i8", "<u2", ">i8", "<i8", "<u2", ">i4", ">i4",
+            ">i4", ">i4", ">i4", ">i4", ">i8", ">i8", ">i4", ">i8",
+            "<i8", "<u2", ">i8", "<i8", "<u2", ">i4", ">i4",
         ],
         "offsets": [0, 4, 12, 16, 20, 28, 36, 40, 48, 52, 56, 64, 68, 72, 84],
         "itemsize": 88,
     }
 )  # fmt: skip
-"""What is before the body of a message with IPv4 hosts; of other rows the hosts are elsewhere."""
-
+"""The bytes before the body of a message with IPv4 hosts; in other rows the hosts are elsewhere."""
 BORNHOST_V6: Final = int(MessageSysFlag.BORNHOST_V6)
 STOREHOST_V6: Final = int(MessageSysFlag.STOREHOSTADDRESS_V6)
 _V1, _V2 = int(MessageVersion.V1), int(MessageVersion.V2)
@@ -220,7 +207,7 @@ _U16 = np.dtype(">u2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Rows of equal length arrays; positions are those of ``data``."""
+    """Located messages as arrays of equal length; positions are those of ``data``."""
 
     data: bytes | bytearray
     starts: IntArray
@@ -230,7 +217,7 @@ class Rows:
     """Structured as ``FIXED``, big-endian."""
     sys_flag: IntArray
     ipv6_hosts: np.ndarray | None = None
-    """20 bytes each of born host and store host, zeros behind IPv4; None if ``fixed`` has all the hosts."""
+    """20 bytes each of born host and store host, zeros after IPv4; None if ``fixed`` has all the hosts."""
     topic: bytes | None
     """The topic of all rows; None if they differ."""
     topic_at: IntArray
@@ -240,7 +227,7 @@ class Rows:
     properties_at: IntArray
     properties_length: IntArray
     properties: ByteMatrix | None = None
-    """Of all rows, if they are of one length and were found together with it."""
+    """Of all rows, if they have one length and were gathered already."""
     in_slices: IntArray | None = None
     """How many of the rows each slice has, if they are all that was located."""
 
@@ -253,26 +240,19 @@ class Rows:
 
     def take(self, which: IntArray | BoolArray | slice) -> Rows:
         """Some of the rows."""
-        return replace(
-            self,
-            starts=self.starts[which],
-            ends=self.ends[which],
-            fixed=self.fixed[which],
-            sys_flag=self.sys_flag[which],
-            ipv6_hosts=None if self.ipv6_hosts is None else self.ipv6_hosts[which],
-            topic_at=self.topic_at[which],
-            topic_end=self.topic_end[which],
-            body_at=self.body_at[which],
-            body_length=self.body_length[which],
-            properties_at=self.properties_at[which],
-            properties_length=self.properties_length[which],
-            properties=None,
-            in_slices=None,
-        )
+        taken = {name: getattr(self, name)[which] for name in _ARRAYS}
+        hosts = None if self.ipv6_hosts is None else self.ipv6_hosts[which]
+        return replace(self, **taken, ipv6_hosts=hosts, properties=None, in_slices=None)
+
+
+_ARRAYS: Final = (
+    *("starts", "ends", "fixed", "sys_flag", "topic_at", "topic_end", "body_at", "body_length"),
+    *("properties_at", "properties_length"),
+)
 
 
 def locate(slices: BufferSlices) -> Rows:
-    """Find every part of every message, and check that the parts of each are as long as it is.
+    """Find every part of every message.
 
     Raises:
         IrregularLayout: If anything is malformed, cut or left over, or there is no message.
@@ -284,13 +264,14 @@ def locate(slices: BufferSlices) -> Rows:
             return _locate_from(slices, guess)
         except IrregularLayout:
             pass
-    return _locate_from(slices, follow_slices(slices, MIN_STORED_BYTES))
+    return _locate_from(slices, _follow_slices(slices, MIN_STORED_BYTES))
 
 
 def _locate_from(slices: BufferSlices, guess: Starts) -> Rows:
-    """Locate the parts of messages that perhaps begin where guessed; those of a slice ascend."""
+    """Locate the parts of messages that may begin where guessed; those of a slice ascend."""
     data, starts = slices.data, guess.at
-    fixed = _gathered_fixed(data, starts)
+    require_all(starts <= len(data) - MIN_STORED_BYTES)
+    fixed = every_position(data, as_void(FIXED))[starts].view(FIXED)
     total = fixed["total"].astype(np.int64)
     ends = starts + total
     require_all(total >= MIN_STORED_BYTES)
@@ -327,14 +308,8 @@ def _locate_from(slices: BufferSlices, guess: Starts) -> Rows:
     )
 
 
-def _gathered_fixed(data: bytes | bytearray, starts: IntArray) -> np.ndarray:
-    if starts.max() > len(data) - MIN_STORED_BYTES:
-        raise IrregularLayout
-    return every_position(data, as_void(FIXED))[starts].view(FIXED)
-
-
 class _Tails(NamedTuple):
-    """What is behind the bodies; the fields are those of :class:`Rows`."""
+    """The parts after the bodies; the fields are those of :class:`Rows`."""
 
     topic: bytes | None
     topic_at: IntArray
@@ -347,7 +322,7 @@ class _Tails(NamedTuple):
 def _equal_tails(
     data: bytes | bytearray, topic_length_at: IntArray, ends: IntArray, is_v1: BoolArray
 ) -> _Tails | None:
-    """Locate with one gather if all rows have one topic and equal lengths, as mostly they do."""
+    """Locate with one gather if all rows have one topic and equal lengths, as they mostly do."""
     lengths = ends - topic_length_at
     length = int(lengths[0])
     if not is_v1.all() or (lengths != length).any():
@@ -383,7 +358,7 @@ def _tails(data: bytes | bytearray, topic_length_at: IntArray, ends: IntArray, i
 def _find_topics(
     data: bytes | bytearray, length_at: IntArray, ends: IntArray, is_v1: BoolArray
 ) -> tuple[bytes | None, IntArray, IntArray]:
-    """Find each topic; first try whether all are the first one, which is the rule."""
+    """Find each topic; first try whether all equal the first one, as they mostly do."""
     first = data[length_at[0]]
     if is_v1.all() and first <= MAX_V1_TOPIC_BYTES and (length_at + (first + 3) <= ends).all():
         topics = every_position(data, np.dtype((np.void, first + 1)))[length_at].tobytes()
@@ -400,7 +375,7 @@ def _find_topics(
 def _read_ipv6(
     data: bytes | bytearray, starts: IntArray, ends: IntArray, fixed: np.ndarray
 ) -> tuple[IntArray, np.ndarray]:
-    """Put what is behind longer hosts where ``FIXED`` has it; returns where bodies begin, and the hosts."""
+    """Move the fields after longer hosts to where ``FIXED`` has them; return where bodies begin, and the hosts."""
     is_born_ipv6 = (fixed["sysFlag"] & BORNHOST_V6) != 0
     is_store_ipv6 = (fixed["sysFlag"] & STOREHOST_V6) != 0
     born_host_at = starts + _BORN_HOST_AT
