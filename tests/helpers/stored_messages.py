@@ -30,8 +30,8 @@ def decode_columns(
         LocalProtocolError: If the data or a column exceed 2 GiB, or a column has none of the schema's names.
     """
     check_column_bytes(len(data))
-    decoder = decode._Decoder(broker_name, decode._projected(columns, properties, tags))
-    return decode._with_tags(decoder.decode(data), tags, decoder.projection)
+    decoder = decode._decoder(broker_name, tags, columns, properties)
+    return decoder.filtered(decoder.decode(data))
 
 
 def encode_stored_message(message: StoredMessage) -> bytes:

@@ -170,7 +170,7 @@ def is_decoded_vectorised(data: bytes) -> bool:
 def vectorised(data: bytes) -> pa.RecordBatch | None:
     """The batch of the vectorised decoder, or None if it has to leave anything to the scalar codec."""
     try:
-        return columnar._Decoder("b", columnar._projected(None, (), None)).columns_of(
+        return columnar._decoder("b", None, None, ()).columns_of(
             locate(BufferSlices.whole(data)), ExpansionBudget(len(data))
         )
     except IrregularLayout:

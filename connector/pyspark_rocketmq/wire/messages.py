@@ -6,9 +6,9 @@ Stored layout (big-endian; a host is 8 bytes, or 20 when sysFlag says IPv6)::
     i32 sysFlag | i64 bornTimestamp | bornHost | i64 storeTimestamp | storeHost | i32 reconsumeTimes
     i64 preparedTransactionOffset | i32 n, body | u8 (V1) or u16 (V2) n, topic | i16 n, properties
 
-Rule 1: a message is never lost silently. Where Java stops decoding and returns what it has, or reads past a
-wrong total size, everything here raises ``RemoteProtocolError``.  Rule 2: what Java accepts and shows whole
-(wrong CRC, malformed UTF-8, odd properties) is accepted and shown alike.
+Rule 1: no message is lost silently. Where Java stops decoding and returns what it has, or reads past a wrong
+total size, this module raises ``RemoteProtocolError``. Rule 2: it accepts and shows what Java accepts and shows
+whole: a wrong CRC, malformed UTF-8, odd properties.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class StoredMessage:
     """The properties string as stored: order and repeated names are part of it."""
     flag: int = 0
     sys_flag: int = 0
-    """Encoding sets the two IPv6 bits by the hosts, whatever they are here."""
+    """Encoding sets the two IPv6 bits by the hosts."""
     born_timestamp: int
     born_host: str
     store_timestamp: int
@@ -83,7 +83,7 @@ class StoredMessage:
     body_crc: int
     """:func:`body_crc` of the stored body; nobody checks it on a pull."""
     store_size: int = 0
-    """Total size in bytes; computed by the encoder, whatever it is here."""
+    """Total size in bytes; the encoder computes it anew."""
 
     @property
     def properties(self) -> dict[str, str]:
@@ -225,18 +225,18 @@ def iter_messages(
     """Decode as :func:`decode_messages`, one message after the other, so that few of them exist at a time.
 
     Raises:
-        RemoteProtocolError: As there, when the message is reached, and if bodies expand beyond the budget.
+        RemoteProtocolError: When the bad message is reached, and if bodies expand beyond the budget.
     """
     for stored in _stored_messages(memoryview(data)):
         for shown in _show(stored, broker_name, budget):
-            # The members of an inner batch count on from its offset, perhaps beyond the greatest there is.
+            # The members of an inner batch count on from its offset, perhaps beyond the greatest offset.
             if shown.queue_offset < _ABOVE_EVERY_OFFSET:
                 yield shown
 
 
 def _show(stored: StoredMessage, broker_name: str, budget: ExpansionBudget) -> Iterator[MessageExt]:
     try:
-        expanded = _expanded(stored, budget)
+        expanded = expanded_body(stored, budget)
     except RemoteProtocolError as exc:
         raise type(exc)(
             f"Unreadable message at topic={stored.topic} broker={broker_name} queue={stored.queue_id} "
@@ -246,32 +246,20 @@ def _show(stored: StoredMessage, broker_name: str, budget: ExpansionBudget) -> I
         yield _message_ext(stored, broker_name, expanded, stored.properties)
         return
     for index, member in enumerate(expanded):
-        yield _member_ext(stored, broker_name, index, member)
+        # Java leaves a member's offset id null; here the batch's stands in for a missing UNIQ_KEY.
+        shown = _message_ext(stored, broker_name, member.body, member.properties)
+        yield shown._replace(queue_offset=stored.queue_offset + index, reconsume_times=0, flag=member.flag)
 
 
-def _expanded(stored: StoredMessage, budget: ExpansionBudget) -> bytes | list[BatchMember]:
-    """The body as it was sent, or the members of an inner batch."""
-    body = budget.decompress(stored.body, stored.sys_flag)
-    is_batch = stored.sys_flag & INNER_BATCH_FLAGS == INNER_BATCH_FLAGS
-    return _inner_batch(stored, body) if is_batch else body
-
-
-def check_expands(stored: StoredMessage, budget: ExpansionBudget) -> None:
-    """Decompress and expand the body, and forget it.
+def expanded_body(stored: StoredMessage, budget: ExpansionBudget) -> bytes | list[BatchMember]:
+    """The body as it was sent, or the members of an inner batch.
 
     Raises:
-        RemoteProtocolError: If that cannot be done; the text speaks of the body alone.
+        RemoteProtocolError: If it cannot be decompressed or expanded; the text names no message.
     """
-    _expanded(stored, budget)
-
-
-def shown_as_stored(stored: StoredMessage, broker_name: str) -> MessageExt:
-    """The message with its body and sysFlag as they are stored."""
-    shown = _message_ext(stored, broker_name, stored.body, stored.properties)
-    return shown._replace(sys_flag=stored.sys_flag)
-
-
-def _inner_batch(stored: StoredMessage, body: bytes) -> list[BatchMember]:
+    body = budget.decompress(stored.body, stored.sys_flag)
+    if stored.sys_flag & INNER_BATCH_FLAGS != INNER_BATCH_FLAGS:
+        return body
     members = decode_batch(body)
     announced = stored.properties.get(names.INNER_NUM, str(len(members)))
     if announced != str(len(members)):
@@ -279,6 +267,12 @@ def _inner_batch(stored: StoredMessage, body: bytes) -> list[BatchMember]:
             f"Its inner batch has {len(members)} messages, not the {announced} announced."
         )
     return members
+
+
+def shown_as_stored(stored: StoredMessage, broker_name: str) -> MessageExt:
+    """The message with its body and sysFlag as they are stored."""
+    shown = _message_ext(stored, broker_name, stored.body, stored.properties)
+    return shown._replace(sys_flag=stored.sys_flag)
 
 
 def _message_ext(
@@ -306,17 +300,6 @@ def _message_ext(
     )
 
 
-def _member_ext(stored: StoredMessage, broker_name: str, index: int, member: BatchMember) -> MessageExt:
-    """Show one member of an inner batch.
-
-    Java leaves its offset id null; here the batch's stands in for a missing UNIQ_KEY.
-
-    Source: RocketMQ 5.3.3 ``MessageDecoder.decodeMessage``.
-    """
-    shown = _message_ext(stored, broker_name, member.body, member.properties)
-    return shown._replace(queue_offset=stored.queue_offset + index, reconsume_times=0, flag=member.flag)
-
-
 def encode_batch(messages: Sequence[Message]) -> bytes:
     """Write the body of a SEND_BATCH_MESSAGE request.
 
@@ -327,18 +310,19 @@ def encode_batch(messages: Sequence[Message]) -> bytes:
 
     Source: RocketMQ 5.3.3 ``MessageDecoder.encodeMessages``.
     """
-    return b"".join(_encode_member(message) for message in messages)
-
-
-def _encode_member(message: Message) -> bytes:
-    try:
-        return b"".join(batch_member(message.body, encode_properties(message.properties), flag=message.flag))
-    except struct.error as exc:
-        raise LocalProtocolError(f"A message of topic {message.topic} does not fit a batch: {exc}.") from exc
+    parts: list[bytes] = []
+    for message in messages:
+        try:
+            parts += batch_member(message.body, encode_properties(message.properties), flag=message.flag)
+        except struct.error as exc:
+            raise LocalProtocolError(
+                f"A message of topic {message.topic} does not fit a batch: {exc}."
+            ) from exc
+    return b"".join(parts)
 
 
 def batch_member(body: bytes, properties_data: bytes, *, flag: int = 0) -> tuple[bytes, bytes, bytes, bytes]:
-    """One member of a batch's body, in pieces: head, body, length of the properties, properties.
+    """One member of a batch's body: head, body, length of the properties, properties.
 
     Raises:
         struct.error: If a number exceeds its field.

@@ -1,25 +1,21 @@
 """Pulled messages as Arrow columns, all messages of a buffer at once: the hot path of every read.
 
-Regular input is decoded by numpy views on the pulled bytes, with no Python object per message: find the
-messages and their parts (:mod:`~pyspark_rocketmq.wire.columnar.rows`), put the members of inner batches in
-their place (:mod:`~pyspark_rocketmq.wire.columnar.columns`), make the columns asked for
-(:mod:`~pyspark_rocketmq.wire.columnar.columns`). What the vectorised decoder does not expect (malformed
-UTF-8, odd properties) is cut out by halves and given to the scalar codec of
-:mod:`~pyspark_rocketmq.wire.messages`; malformed bytes are given to it whole. So the two never differ, and
-errors are worded in one place.
+Regular input is decoded by numpy views on the pulled bytes, with no Python object per message: find the messages
+and their parts (:mod:`~pyspark_rocketmq.wire.columnar.rows`), replace inner batches by their members and make the
+columns (:mod:`~pyspark_rocketmq.wire.columnar.columns`). Whatever the vectorised decoder does not expect
+(malformed UTF-8, odd properties) is cut out by halves and decoded by the scalar codec of
+:mod:`~pyspark_rocketmq.wire.messages`, and so are malformed bytes, as a whole. So the two decoders never differ,
+and errors are worded in one place.
 
-Each call has a cost before the first message: decode the bodies of many pulls in one call. Those that were
-received into one buffer are decoded where they are (:mod:`~pyspark_rocketmq.wire.columnar.rows`).
+Each call has a cost before the first message: decode the bodies of many pulls in one call.
 
-Messages that cannot be decoded: what is wrong with one, and how it is shown with the bytes that are stored.
-
-Java's consumer drops such a message in silence, and what follows it in the same answer
-(``MessageDecoder.decodesBatch``).
+A message that cannot be decoded is shown with its stored bytes. Java's consumer drops such a message silently,
+together with what follows it in the same answer (``MessageDecoder.decodesBatch``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, islice, pairwise
@@ -46,51 +42,45 @@ from pyspark_rocketmq.wire.messages import (
     INNER_BATCH_FLAGS,
     MIN_STORED_BYTES,
     StoredMessage,
-    check_expands,
     decode_stored_messages,
+    expanded_body,
     iter_messages,
     shown_as_stored,
 )
-from pyspark_rocketmq.wire.properties import INNER_NUM
 
 UNDECODABLE: Final = "UNDECODABLE"
-"""The property that says why a message is shown with the bytes that are stored. Ours: Java has none of that
-name."""
+"""The property that says why a message is shown with its stored bytes; Java has none of that name."""
 _MAX_REASON: Final = 500
 _QUEUE_OFFSET_AT: Final = 20
 _LENGTH_BYTES: Final = 4
 
 
 class Undecodable(NamedTuple):
-    """A message that cannot be decoded, in the place of its row."""
+    """A message that cannot be decoded, in place of its row."""
 
     stored: StoredMessage | None
-    """As it is stored; None if its layout is broken, and then what follows it in the answer is not read
-    either."""
+    """None if its layout is broken; then the rest of the answer is not read either."""
     data: bytes
-    """All bytes of it; with a broken layout, the rest of the answer from where it begins."""
+    """All its bytes; with a broken layout, the rest of the answer from where it begins."""
     reason: str
-    """A sentence or two."""
 
     def queue_offsets(self, at_least: int, end: int, *, is_filtered: bool) -> range:
-        """The queue offsets it has; several for an inner batch.
+        """Its queue offsets, of at least ``at_least`` and below ``end``; several for an inner batch.
 
-        Args:
-            at_least: The first that can come, which it is where nothing is left out.
-            end: No offset as high as this can come.
-            is_filtered: Whether messages before it may be left out.
+        With a broken layout, the stored offset counts only if it is possible and messages before it may be
+        filtered out.
         """
         if self.stored is not None:
             return offsets_of(self.stored)
-        told = int.from_bytes(self.data[_QUEUE_OFFSET_AT : _QUEUE_OFFSET_AT + 8], "big", signed=True)
-        first = told if is_filtered and at_least <= told < end else at_least
+        stored = int.from_bytes(self.data[_QUEUE_OFFSET_AT : _QUEUE_OFFSET_AT + 8], "big", signed=True)
+        first = stored if is_filtered and at_least <= stored < end else at_least
         return range(first, first + 1)
 
     def shown(self, queue: MessageQueue, queue_offset: int) -> MessageExt:
-        """As a consumer gets it: the body is what is stored, and property ``UNDECODABLE`` says why.
+        """As a consumer gets it: the body as stored, and the reason in property ``UNDECODABLE``.
 
-        With a broken layout the body is the whole of it, and all but the position is empty or 0; it has no
-        place in the log, -1, by which a broker could be asked to copy it.
+        With a broken layout the body is the whole message, and all but the position is empty or 0; its commit
+        log offset is -1, because no broker could copy it.
         """
         reason = self.reason[:_MAX_REASON]
         if self.stored is not None:
@@ -120,20 +110,20 @@ class Undecodable(NamedTuple):
 
 
 def why_undecodable(data: bytes) -> Undecodable | None:
-    """What is wrong with the one message that ``data`` is; None if nothing is."""
+    """What is wrong with the single message in ``data``; None if nothing is."""
     try:
         (stored,) = decode_stored_messages(data)
     except RemoteProtocolError as error:
         return Undecodable(None, data, str(error))
     try:
-        check_expands(stored, ExpansionBudget(len(data)))
+        expanded_body(stored, ExpansionBudget(len(data)))
     except RemoteProtocolError as error:
         return Undecodable(stored, data, str(error))
     return None
 
 
 def message_starts(data: bytes) -> list[int]:
-    """Where messages begin by their total sizes, as far as these can be right."""
+    """Where messages begin by their total sizes, as far as these are possible."""
     starts = []
     at = 0
     while at < len(data):
@@ -146,16 +136,13 @@ def message_starts(data: bytes) -> list[int]:
 
 
 def offsets_of(stored: StoredMessage) -> range:
-    """The queue offsets that a message has by what its broker says of it; several for an inner batch."""
-    return range(stored.queue_offset, stored.queue_offset + _count_of(stored))
-
-
-def _count_of(stored: StoredMessage) -> int:
-    if stored.sys_flag & INNER_BATCH_FLAGS != INNER_BATCH_FLAGS:
-        return 1
-    announced = stored.properties.get(INNER_NUM, "")
-    is_number = announced.isascii() and announced.isdigit() and len(announced) < 10
-    return max(1, int(announced)) if is_number else 1
+    """The queue offsets of a message; several for an inner batch, by the number its broker announces."""
+    count = 1
+    if stored.sys_flag & INNER_BATCH_FLAGS == INNER_BATCH_FLAGS:
+        announced = stored.properties.get(property_names.INNER_NUM, "")
+        if announced.isascii() and announced.isdigit() and len(announced) < 10:
+            count = max(1, int(announced))
+    return range(stored.queue_offset, stored.queue_offset + count)
 
 
 MESSAGE_SCHEMA: Final = pa.schema(
@@ -194,7 +181,7 @@ def projected_schema(columns: Sequence[str] | None = None, properties: Sequence[
     Raises:
         LocalProtocolError: If a name is none of the schema's or there twice.
     """
-    return _projected(columns, properties, None).schema
+    return _decoder("", None, columns, properties).projection.schema
 
 
 def decode_together(
@@ -209,11 +196,11 @@ def decode_together(
 
     Bodies that are views of one buffer are not copied; a batch never refers to them.
     """
-    decoder = _Decoder(broker_name, _projected(columns, properties, tags))
-    together = _decode_together(groups, decoder)
+    decoder = _decoder(broker_name, tags, columns, properties)
+    together = decoder.decode_together(groups)
     if together is None:
-        return [_decode_alone(bodies, decoder, tags) for bodies in groups]
-    return [_with_tags(batch, tags, decoder.projection) for batch in together]
+        return list(map(decoder.decode_alone, groups))
+    return list(map(decoder.filtered, together))
 
 
 def decode_in_turn(
@@ -224,86 +211,42 @@ def decode_in_turn(
     columns: Sequence[str] | None = None,
     properties: Sequence[str] = (),
 ) -> Iterator[pa.RecordBatch | Undecodable]:
-    """Decode bodies one by one, and one that cannot be decoded alone by halves.
+    """Decode bodies one by one, and a body that cannot be decoded by halves.
 
-    Each batch is decoded when it is asked for, so that it may be gone before the next: a message alone
-    expands to no more than is allowed. One that cannot be decoded stands in its place; behind one whose
-    layout is broken there is nothing more, because nobody knows where it ends.
+    Each batch is decoded when the caller asks for it, so that it may be gone before the next: a single message
+    never expands beyond the budget. A message that cannot be decoded stands in its place; nothing follows a
+    message with a broken layout, because nobody knows where it ends.
     """
-    decoder = _Decoder(broker_name, _projected(columns, properties, tags))
+    decoder = _decoder(broker_name, tags, columns, properties)
     for body in bodies:
         data = bytes(body)
         for part in decoder.decode_in_turn(data, [*message_starts(data), len(data)]):
             if not isinstance(part, Undecodable):
-                yield _with_tags(part, tags, decoder.projection)
-            elif (
-                tags is None or part.stored is None or part.stored.properties.get(property_names.TAGS) in tags
-            ):
+                yield decoder.filtered(part)
+                continue
+            if part.stored is None:
                 yield part
-                if part.stored is None:
-                    return
+                return
+            if tags is None or part.stored.properties.get(property_names.TAGS) in tags:
+                yield part
 
 
 def row_of(
     message: MessageExt, *, columns: Sequence[str] | None = None, properties: Sequence[str] = ()
 ) -> pa.RecordBatch:
     """One message in the columns asked for."""
-    return _Decoder(message.broker_name, _projected(columns, properties, None)).row_of(message)
-
-
-def _decode_alone(
-    bodies: Sequence[PulledBody], decoder: _Decoder, tags: frozenset[str] | None
-) -> pa.RecordBatch | RocketMQError:
-    data = b"".join(bodies)
-    try:
-        check_column_bytes(len(data))
-        return _with_tags(decoder.decode(data), tags, decoder.projection)
-    except RocketMQError as error:
-        return error
-
-
-def _decode_together(
-    groups: Sequence[Sequence[PulledBody]], decoder: _Decoder
-) -> list[pa.RecordBatch] | None:
-    """A batch for each group, slices of one; None if anything is irregular, empty or an inner batch."""
-    if not all(groups):
-        return None
-    slices = BufferSlices.of([body for bodies in groups for body in bodies])
-    check_column_bytes(len(slices.data))
-    try:
-        rows = locate(slices)
-        if len(groups) > 1 and rows.sys_flag_bits() & INNER_BATCH_FLAGS == INNER_BATCH_FLAGS:
-            return None
-        batch = decoder.columns_of(rows, ExpansionBudget(int((slices.ends - slices.begins).sum())))
-    except (IrregularLayout, RemoteProtocolError):
-        return None
-    if len(groups) == 1:
-        return [batch]
-    assert rows.in_slices is not None
-    rows_before = [0, *np.cumsum(rows.in_slices).tolist()]
-    bounds = [rows_before[bodies] for bodies in accumulate(map(len, groups), initial=0)]
-    return [batch.slice(at, end - at) for at, end in pairwise(bounds)]
+    return _decoder(message.broker_name, None, columns, properties).columns_of_messages([message])
 
 
 class _Projection(NamedTuple):
-    """What is decoded: columns, then properties, and last the tags if only to filter by them."""
-
     columns: tuple[str, ...]
     properties: tuple[str, ...]
     schema: pa.Schema
-    """Of what is asked for: without tags that only filter."""
-    has_tags_behind: bool
-
-    @property
-    def decoded_schema(self) -> pa.Schema:
-        return self.schema.append(MESSAGE_SCHEMA.field(_TAGS)) if self.has_tags_behind else self.schema
-
-
-def _projected(
-    columns: Sequence[str] | None, properties: Sequence[str], tags: frozenset[str] | None
-) -> _Projection:
-    names = tuple(MESSAGE_SCHEMA.names if columns is None else columns)
-    return _projection(names, tuple(properties), is_filtered=tags is not None)
+    """Of the columns and the properties."""
+    decoded_schema: pa.Schema
+    """With the tags behind, if they serve as filter only."""
+    decoded: tuple[str, ...]
+    """The columns, and the tags if they serve as filter only."""
 
 
 @lru_cache(maxsize=32)
@@ -314,32 +257,68 @@ def _projection(names: tuple[str, ...], properties: tuple[str, ...], *, is_filte
             f"Messages cannot be decoded into the columns {', '.join([*names, *properties])}: name each "
             f"column once, out of {', '.join(MESSAGE_SCHEMA.names)}, and properties by other names."
         )
-    fields = [MESSAGE_SCHEMA.field(name) for name in names] + [
-        pa.field(name, pa.string()) for name in properties
-    ]
-    return _Projection(names, properties, pa.schema(fields), is_filtered and _TAGS not in names)
+    fields = [MESSAGE_SCHEMA.field(name) for name in names]
+    schema = pa.schema(fields + [pa.field(name, pa.string()) for name in properties])
+    if is_filtered and _TAGS not in names:
+        with_tags = schema.append(MESSAGE_SCHEMA.field(_TAGS))
+        return _Projection(names, properties, schema, with_tags, (*names, _TAGS))
+    return _Projection(names, properties, schema, schema, names)
 
 
-def _with_tags(batch: pa.RecordBatch, tags: frozenset[str] | None, projection: _Projection) -> pa.RecordBatch:
-    if tags is None:
-        return batch
-    kept = batch.filter(pc.is_in(batch.column(_TAGS), value_set=pa.array(sorted(tags), pa.string())))
-    return _batch(kept.columns[: len(projection.schema)], projection.schema, len(kept))
-
-
-def _batch(columns: Sequence[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
-    """A batch that has its number of rows even without columns."""
-    if columns:
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
-    return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None]))
+def _decoder(
+    broker_name: str,
+    tags: frozenset[str] | None,
+    columns: Sequence[str] | None,
+    properties: Sequence[str],
+) -> _Decoder:
+    names = tuple(MESSAGE_SCHEMA.names if columns is None else columns)
+    return _Decoder(broker_name, tags, _projection(names, tuple(properties), is_filtered=tags is not None))
 
 
 @dataclass(frozen=True, slots=True)
 class _Decoder:
-    """One call's decisions."""
+    """Decodes for one call; :meth:`filtered` leaves out other tags, all other methods ignore them."""
 
     broker_name: str
+    tags: frozenset[str] | None
     projection: _Projection
+
+    def filtered(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self.tags is None:
+            return batch
+        wanted = pa.array(sorted(self.tags), pa.string())
+        kept = batch.filter(pc.is_in(batch.column(_TAGS), value_set=wanted))
+        schema = self.projection.schema
+        return _batch(kept.columns[: len(schema)], schema, len(kept))
+
+    def decode_together(self, groups: Sequence[Sequence[PulledBody]]) -> list[pa.RecordBatch] | None:
+        """A batch for each group, slices of one; None if anything is irregular, empty or an inner batch."""
+        if not all(groups):
+            return None
+        slices = BufferSlices.of([body for bodies in groups for body in bodies])
+        check_column_bytes(len(slices.data))
+        try:
+            rows = locate(slices)
+            if len(groups) > 1 and rows.sys_flag_bits() & INNER_BATCH_FLAGS == INNER_BATCH_FLAGS:
+                return None
+            batch = self.columns_of(rows, ExpansionBudget(int((slices.ends - slices.begins).sum())))
+        except (IrregularLayout, RemoteProtocolError):
+            return None
+        if len(groups) == 1:
+            return [batch]
+        assert rows.in_slices is not None
+        rows_before = [0, *np.cumsum(rows.in_slices).tolist()]
+        bounds = [rows_before[bodies] for bodies in accumulate(map(len, groups), initial=0)]
+        return [batch.slice(at, end - at) for at, end in pairwise(bounds)]
+
+    def decode_alone(self, bodies: Sequence[PulledBody]) -> pa.RecordBatch | RocketMQError:
+        """The filtered batch, or the error."""
+        data = b"".join(bodies)
+        try:
+            check_column_bytes(len(data))
+            return self.filtered(self.decode(data))
+        except RocketMQError as error:
+            return error
 
     def decode(self, data: bytes) -> pa.RecordBatch:
         budget = ExpansionBudget(len(data))
@@ -350,7 +329,7 @@ class _Decoder:
         return self._decode_part(located, budget)
 
     def decode_in_turn(self, data: bytes, bounds: Sequence[int]) -> Iterator[pa.RecordBatch | Undecodable]:
-        """The messages between the bounds at once or, if that cannot be, one half after the other."""
+        """All messages between the bounds at once or, if that fails, one half after the other."""
         part = data[bounds[0] : bounds[-1]]
         try:
             yield self.decode(part)
@@ -364,10 +343,6 @@ class _Decoder:
                 raise
             yield undecodable._replace(data=data[bounds[0] :]) if undecodable.stored is None else undecodable
 
-    def row_of(self, message: MessageExt) -> pa.RecordBatch:
-        """One message."""
-        return self._columns_of_messages([message])
-
     def columns_of(self, located: Rows, budget: ExpansionBudget) -> pa.RecordBatch:
         """All columns by vectors.
 
@@ -378,15 +353,7 @@ class _Decoder:
         """
         rows = expand_inner_batches(located, budget)
         builder = ColumnBuilder(rows, self.broker_name, budget)
-        projection = self.projection
-        wanted = [*projection.columns, *([_TAGS] if projection.has_tags_behind else [])]
-        # The bodies last: copying them drives what the others are made of out of the processor's cache.
-        made = {name: builder.column(name) for name in sorted(wanted, key=_BODY.__eq__)}
-        columns = [made[name] for name in wanted]
-        columns[len(projection.columns) : len(projection.columns)] = map(
-            builder.property, projection.properties
-        )
-        return _batch(columns, projection.decoded_schema, len(rows))
+        return self._assembled(builder.column, builder.property, len(rows))
 
     def _decode_part(self, located: Rows, budget: ExpansionBudget) -> pa.RecordBatch:
         left = budget.left
@@ -409,19 +376,35 @@ class _Decoder:
         while some := list(islice(messages, _SCALAR_ROWS)):
             body_bytes += sum(len(message.body) for message in some)
             check_column_bytes(body_bytes)
-            parts.append(self._columns_of_messages(some))
-        return parts[0] if len(parts) == 1 else pa.concat_batches(parts or [self._columns_of_messages([])])
+            parts.append(self.columns_of_messages(some))
+        return parts[0] if len(parts) == 1 else pa.concat_batches(parts or [self.columns_of_messages([])])
 
-    def _columns_of_messages(self, messages: Sequence[MessageExt]) -> pa.RecordBatch:
+    def columns_of_messages(self, messages: Sequence[MessageExt]) -> pa.RecordBatch:
         values = dict(zip(MESSAGE_SCHEMA.names, zip(*messages, strict=True), strict=False))
+        return self._assembled(
+            lambda name: _column(MESSAGE_SCHEMA.field(name).type, values.get(name, ())),
+            lambda name: pa.array([message.properties.get(name) for message in messages], pa.string()),
+            len(messages),
+        )
+
+    def _assembled(
+        self, column: Callable[[str], pa.Array], property_column: Callable[[str], pa.Array], rows: int
+    ) -> pa.RecordBatch:
         projection = self.projection
-        wanted = [*projection.columns, *([_TAGS] if projection.has_tags_behind else [])]
-        columns = [_column(MESSAGE_SCHEMA.field(name).type, values.get(name, ())) for name in wanted]
-        columns[len(projection.columns) : len(projection.columns)] = [
-            pa.array([message.properties.get(name) for message in messages], pa.string())
-            for name in projection.properties
-        ]
-        return _batch(columns, projection.decoded_schema, len(messages))
+        # The bodies last: copying them drives the source of the other columns out of the processor's cache.
+        made = {name: column(name) for name in sorted(projection.decoded, key=_BODY.__eq__)}
+        columns = [made[name] for name in projection.columns]
+        columns += map(property_column, projection.properties)
+        if projection.decoded is not projection.columns:
+            columns.append(made[_TAGS])
+        return _batch(columns, projection.decoded_schema, rows)
+
+
+def _batch(columns: Sequence[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
+    """A batch that has its number of rows even without columns."""
+    if columns:
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None]))
 
 
 def _column(arrow_type: pa.DataType, values: Sequence[Any]) -> pa.Array:
