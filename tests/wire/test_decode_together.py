@@ -137,7 +137,7 @@ def test_a_message_that_leads_out_of_its_body_is_refused() -> None:
 
 def test_a_batch_does_not_refer_to_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A1: the buffer can be received into again at once."""
-    monkeypatch.setattr(columnar, "_decode_alone", None)  # all of it in place
+    monkeypatch.setattr(columnar._Decoder, "decode_alone", None)  # all of it in place
     buffer = bytearray(body_of(0, 40))
     expected = decode_columns(bytes(buffer), "b")
 

@@ -408,7 +408,7 @@ class BrokerClient:
     def _submit(
         self,
         address: str,
-        request: RemotingCommand | Outgoing,
+        request: Outgoing,
         deadline: Deadline,
         on_outcome: Callable[[RemotingCommand | RocketMQError], object],
     ) -> None:

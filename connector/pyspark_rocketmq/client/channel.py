@@ -43,7 +43,7 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand, encode_frame
-from pyspark_rocketmq.wire.framing import FrameDecoder, Outgoing, PlainRequest, Signer
+from pyspark_rocketmq.wire.framing import FrameDecoder, Outgoing, Signer
 from pyspark_rocketmq.wire.requests.responses import describe_request
 
 logger = logging.getLogger(__name__)
@@ -265,7 +265,7 @@ class Channel:
         """Whether the connection is over and nothing is awaited any more."""
         return self._ended is not None
 
-    def request(self, request: RemotingCommand | Outgoing, deadline: Deadline) -> RemotingCommand:
+    def request(self, request: Outgoing, deadline: Deadline) -> RemotingCommand:
         """Send a request and wait for its answer, whatever its response code.
 
         Raises:
@@ -286,9 +286,7 @@ class Channel:
             raise outcome
         return outcome
 
-    def submit(
-        self, request: RemotingCommand | Outgoing, on_response: OnResponse, deadline: Deadline | None = None
-    ) -> int:
+    def submit(self, request: Outgoing, on_response: OnResponse, deadline: Deadline | None = None) -> int:
         """Send a request without waiting; ``on_response`` is called exactly once.
 
         It gets the answer, ``RequestTimeout`` (within a second after ``deadline``), or the reason why the
@@ -298,7 +296,7 @@ class Channel:
         Returns:
             The request's opaque.
         """
-        outgoing = self._outgoing(request)
+        outgoing = self._signed(request)
         opaque = next(self._opaques) & _OPAQUE_MASK
         frame = outgoing.encode(opaque)
         waiting = _Waiting(outgoing, on_response, self._clock.monotonic_s(), deadline)
@@ -323,7 +321,7 @@ class Channel:
         Raises:
             ChannelClosed: If it could not be sent.
         """
-        outgoing = self._outgoing(replace(command, flag=command.flag | ONEWAY_FLAG))
+        outgoing = self._signed(replace(command, flag=command.flag | ONEWAY_FLAG))
         self._send(outgoing.encode(next(self._opaques) & _OPAQUE_MASK))
         if self._ended is not None:
             raise _reason_for(self._ended, outgoing)
@@ -348,11 +346,8 @@ class Channel:
             self._reader.join(_JOIN_S)
         self._dispatcher.join()
 
-    def _outgoing(self, request: RemotingCommand | Outgoing) -> Outgoing:
-        if self._signer is not None:
-            plain = request if isinstance(request, RemotingCommand) else request.command()
-            return PlainRequest(self._signer(plain))
-        return PlainRequest(request) if isinstance(request, RemotingCommand) else request
+    def _signed(self, request: Outgoing) -> Outgoing:
+        return request if self._signer is None else self._signer(request.command())
 
     def _send(self, frame: bytes, deadline: Deadline | None = None) -> bool:
         """Send a frame; False if the deadline passed before anything of it was sent."""

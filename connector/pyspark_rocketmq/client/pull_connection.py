@@ -27,7 +27,7 @@ from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import ChannelClosed, RequestTimeout, RocketMQError
 from pyspark_rocketmq.model import PulledBody
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.framing import Outgoing, PlainRequest, Signer
+from pyspark_rocketmq.wire.framing import Outgoing, Signer
 from pyspark_rocketmq.wire.requests.pull import PullResponseDecoder, PullResult, pull_result
 from pyspark_rocketmq.wire.requests.responses import describe_request
 
@@ -242,7 +242,7 @@ class PullConnection(Generic[PullT]):
 
     def _signed(self, pull: PullT, opaque: int) -> bytes:
         assert self._signer is not None
-        return PlainRequest(self._signer(pull.command())).encode(opaque)
+        return self._signer(pull.command()).encode(opaque)
 
     def _take_in(
         self, command: RemotingCommand, answers: list[tuple[PullT, PullResult | RocketMQError]]

@@ -4,13 +4,11 @@ Frame (big-endian)::
 
     u32 length of what follows | u8 serialize type | u24 header length | header | body
 
-The header is JSON or RocketMQ's binary form; the serialize type says which, per frame.  What a command means
-(its code's ext fields and body) is not known here: see ``headers`` and ``bodies``.
+The header is JSON or RocketMQ's binary form; each frame's serialize type says which. The folder ``requests``
+knows each code's ext fields and body.
 
-Source: RocketMQ 5.3.3 ``RemotingCommand``, ``RocketMQSerializable``.
-
-Source: RocketMQ 5.3.3 ``AclClientRPCHook.doBeforeRequest``, ``AclUtils.combineRequestContent``,
-``AclSigner``.
+Source: RocketMQ 5.3.3 ``RemotingCommand``, ``RocketMQSerializable``, ``AclClientRPCHook.doBeforeRequest``,
+``AclUtils.combineRequestContent``, ``AclSigner``.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import hmac
 import json
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, Final, NoReturn
 
@@ -37,10 +35,9 @@ SIGNATURE: Final = "Signature"
 
 
 def signature(secret_key: bytes, ext_fields: Mapping[str, str], body: bytes) -> str:
-    """Base64(HMAC-SHA1(secretKey, values || body)).
+    """Base64(HMAC-SHA1(secretKey, values || body)), with the values of all ext fields in order of their names.
 
-    The values are those of all ext fields but Signature, in ascending order of their names, without
-    separators. Code, opaque and version are not covered: a request can be replayed.
+    Code, opaque and version are not covered: a request can be replayed.
     """
     # Names are ASCII, so Java's order of UTF-16 units is the order of str.
     values = "".join([ext_fields[name] for name in sorted(ext_fields) if name != SIGNATURE])
@@ -55,7 +52,7 @@ ONEWAY_FLAG: Final = 0x2
 
 _MAX_HEADER_LENGTH: Final = 0xFFFFFF
 _INT32_END: Final = 1 << 31
-_CREDENTIALS: Final = frozenset({"AccessKey", "SecurityToken", "Signature"})
+_CREDENTIALS: Final = frozenset({ACCESS_KEY, SECURITY_TOKEN, SIGNATURE})
 
 
 class SerializeType(IntEnum):
@@ -67,10 +64,7 @@ class SerializeType(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemotingCommand:
-    """One request or response, in either direction.
-
-    A name in ``ext_fields`` is never mapped to null: null fields are absent.
-    """
+    """One request or response, in either direction; as a request it is an ``Outgoing``."""
 
     code: int
     """A ``RequestCode`` in a request, a ``ResponseCode`` in a response."""
@@ -82,16 +76,16 @@ class RemotingCommand:
     """Ordinal of the sender's ``MQVersion``."""
     remark: str | None = None
     ext_fields: Mapping[str, str] = field(default_factory=dict)
+    """Fields that are null in Java are absent."""
     body: bytes = b""
     """Empty where Java shows null: the frame cannot tell them apart."""
     serialize_type: SerializeType = SerializeType.JSON
 
     def __repr__(self) -> str:
-        """As of any dataclass, with credentials masked: a failed assertion or a log must not show them."""
+        """As of any dataclass, with credentials masked."""
         fields = {name: "***" if name in _CREDENTIALS else text for name, text in self.ext_fields.items()}
         return (
-            f"RemotingCommand(code={self.code}, opaque={self.opaque}, flag={self.flag}, "
-            f"remark={self.remark!r}, "
+            f"RemotingCommand(code={self.code}, opaque={self.opaque}, flag={self.flag}, remark={self.remark!r}, "
             f"ext_fields={fields}, body={self.body!r:.200}, serialize_type={self.serialize_type.name})"
         )
 
@@ -104,6 +98,14 @@ class RemotingCommand:
     def is_oneway(self) -> bool:
         """Whether the sender wants no answer, not even an error."""
         return bool(self.flag & ONEWAY_FLAG)
+
+    def encode(self, opaque: int) -> bytes:
+        """The whole frame of this request, length prefix included."""
+        return encode_frame(replace(self, opaque=opaque))
+
+    def command(self) -> RemotingCommand:
+        """This request itself, opaque not set."""
+        return self
 
     def response(
         self,
@@ -131,8 +133,6 @@ def encode_frame(command: RemotingCommand, *, max_frame_length: int = MAX_FRAME_
     Raises:
         LocalProtocolError: If a number does not fit its field, a text is not Unicode, the header form cannot
             carry the code, or the frame is longer than a server accepts.
-
-    Source: ``RemotingCommand.encode``, ``RocketMQSerializable.rocketMQProtocolEncode``.
     """
     try:
         header = _ENCODERS[command.serialize_type](command)
@@ -152,15 +152,7 @@ def encode_frame(command: RemotingCommand, *, max_frame_length: int = MAX_FRAME_
 
 
 def decode_frame(frame: bytes | memoryview) -> RemotingCommand:
-    """Decode one frame, without its 4-byte length prefix; the body is copied once.
-
-    Layout (big-endian): ``u8 serializeType | u24 headerLength | header | body``.
-
-    Raises:
-        RemoteProtocolError: If the header length exceeds the frame or the header is malformed.
-
-    Source: ``RemotingCommand.decode``.
-    """
+    """Decode one frame, without its 4-byte length prefix; the body is copied once."""
     view = memoryview(frame)
     if len(view) < 4:
         raise RemoteProtocolError(f"A frame of {len(view)} bytes has no room for its header length.")
@@ -174,11 +166,7 @@ def decode_frame(frame: bytes | memoryview) -> RemotingCommand:
 
 
 def decode_parts(mark: int, header: bytes, body: bytes) -> RemotingCommand:
-    """Decode a frame that was already cut into its second word, its header and its body.
-
-    Raises:
-        RemoteProtocolError: If the serialize type is unknown or the header is malformed.
-    """
+    """Decode a frame that was already cut into its second word, its header and its body."""
     serialize_type = mark >> 24
     if serialize_type == SerializeType.JSON:
         return _decode_json(header, body)
@@ -219,7 +207,7 @@ def _encode_json(command: RemotingCommand) -> bytes:
 
 
 def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
-    """Unknown keys are ignored; of a key given twice the last counts, as in fastjson."""
+    """As in fastjson, unknown keys are ignored, and the last of equal keys counts."""
     check_json_size(header)
     try:
         fields = _from_json(header.decode())
@@ -260,7 +248,7 @@ def _language(value: object) -> int:
 
 
 def _json_ext_fields(value: object) -> dict[str, str]:
-    """Numbers and booleans become their text, as fastjson reads them; null ones are absent."""
+    """Numbers and booleans become their text, as in fastjson; null ones are absent."""
     if value is None:
         return {}
     if type(value) is not dict:
@@ -284,7 +272,7 @@ def _json_text(name: str, value: object) -> str:
 
 _BINARY_FIXED: Final = struct.Struct(">hBhii")
 _LIGHT_HEADER_BYTES: Final = 512 * 1024
-"""Headers up to here take less than ``_MAX_HEADER_MEMORY`` whatever is in them."""
+"""Shorter headers take less than ``_MAX_HEADER_MEMORY`` whatever is in them."""
 _MAX_HEADER_MEMORY: Final = 2 * MAX_FRAME_LENGTH
 _BYTES_PER_FIELD: Final = 320
 _WIDEST_CHARACTER: Final = 4
@@ -326,7 +314,7 @@ def _length32(text: bytes) -> bytes:
 
 
 def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
-    """An empty remark or value means null; of a name given twice the last counts."""
+    """An empty remark or value means null; the last of equal names counts."""
     if len(header) < _BINARY_FIXED.size:
         raise RemoteProtocolError(f"A binary header of {len(header)} bytes is cut off.")
     code, language, version, opaque, flag = _BINARY_FIXED.unpack_from(header)
@@ -352,7 +340,7 @@ def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def _check_header_memory(header: bytes, at: int) -> None:
-    """Weigh the fields as JSON (``fastjson``): a million of them take hundreds of megabytes."""
+    """Weigh the fields as ``fastjson`` weighs JSON: a million of them take hundreds of megabytes."""
     fields = 0
     while at < len(header):
         at += 2 + int.from_bytes(header[at : at + 2], "big")

@@ -1,31 +1,24 @@
 """A byte stream cut into frames; a request that becomes a frame once its opaque is known.
 
-Each byte of a body is copied once: straight out of the chunk when the frame lies whole in it, else into a
-buffer of exactly the body's size, which becomes the body.
+Each byte of a body is copied once: straight from the chunk if that has the whole frame, else into a buffer of
+exactly the body's size, which becomes the body.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Final, Protocol
 
 from pyspark_rocketmq.errors import RemoteProtocolError
-from pyspark_rocketmq.wire.command import (
-    MAX_FRAME_LENGTH,
-    RemotingCommand,
-    decode_frame,
-    decode_parts,
-    encode_frame,
-)
+from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, RemotingCommand, decode_frame, decode_parts
 
 Signer = Callable[[RemotingCommand], RemotingCommand]
 """Adds credentials to a request, after which its ext fields and body must not change."""
 
 
 class Outgoing(Protocol):
-    """A request without its opaque."""
+    """A request without its opaque, such as a ``RemotingCommand``."""
 
     def encode(self, opaque: int) -> bytes:
         """The whole frame, length prefix included."""
@@ -36,37 +29,20 @@ class Outgoing(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class PlainRequest:
-    """Any command as :class:`Outgoing`."""
-
-    plain: RemotingCommand
-
-    def encode(self, opaque: int) -> bytes:
-        """The whole frame, length prefix included."""
-        return encode_frame(replace(self.plain, opaque=opaque))
-
-    def command(self) -> RemotingCommand:
-        """The command, opaque not set."""
-        return self.plain
-
-
 _LENGTH_WORD: Final = 4
 _PREFIX: Final = 8
-"""Length word and header-length word: from here on every size of the frame is known."""
+"""Length word and header-length word, which say all sizes of the frame."""
 _MIN_LENGTH: Final = 4
 _TRUSTED_BYTES: Final = 256 * 1024
-"""Room that is made for a body before it has come; a pull's answer has as many by default."""
+"""Room for a body before it arrives; a pull's answer has as many by default."""
 
 
 class FrameDecoder:
     """Turn received bytes into commands; one per connection and direction.
 
-    Obligations of the caller: feed every received byte once and in order; after an error close the
-    connection, because where the next frame begins is unknown; at end of stream a ``pending`` above zero
-    means that the peer died in the middle of a frame.
-
-    Linear in the bytes received, whatever the chunks.  Not thread-safe.
+    The caller feeds every received byte once and in order. After an error it closes the connection, because
+    nobody knows where the next frame begins. At end of stream a ``pending`` above zero means that the peer died
+    in the middle of a frame. Linear in the bytes received, whatever the chunks. Not thread-safe.
 
     Source: ``NettyDecoder`` (a ``LengthFieldBasedFrameDecoder``).
     """
@@ -91,8 +67,8 @@ class FrameDecoder:
         """Take the next bytes and return the commands they complete; ``data`` may be reused afterwards.
 
         Raises:
-            RemoteProtocolError: If a frame is too long, too short for its header, or malformed. A frame
-                that is too long is refused as soon as its length word is here, before memory is taken.
+            RemoteProtocolError: If a frame is too long (refused by its length word alone), too short for its
+                header, or malformed.
         """
         view = memoryview(data)
         commands: list[RemotingCommand] = []
@@ -110,7 +86,7 @@ class FrameDecoder:
         return commands
 
     def _end_of_whole_frame(self, view: memoryview, at: int) -> int:
-        """Where the frame at ``at`` ends, 0 when it is not all here."""
+        """Where the frame at ``at`` ends, 0 if it is incomplete."""
         if len(view) - at < _PREFIX:
             return 0
         end = at + _LENGTH_WORD + self._checked_length(view[at : at + _LENGTH_WORD])
@@ -157,8 +133,8 @@ class FrameDecoder:
             self._head_wanted = _PREFIX + header_length
             return
         self._body_missing = length - _MIN_LENGTH - header_length
-        # A buffer of the final size: writes fill it in place and getvalue() hands it out uncopied. A large
-        # one is doubled when it is full: many peers may announce much and bring little.
+        # A buffer of the final size: writes fill it in place and getvalue() returns it without a copy. A large
+        # one grows by doubling: many peers may announce much and bring little.
         self._body_room = min(self._body_missing, _TRUSTED_BYTES)
         self._body = BytesIO(bytes(self._body_room))
 
