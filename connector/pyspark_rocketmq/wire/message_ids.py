@@ -20,12 +20,10 @@ _MAX_PORT = 65535
 
 @lru_cache(maxsize=4096)
 def decode_host(data: bytes) -> str:
-    """Show a stored host: ``127.0.0.1:10911`` or ``[2001:db8:0:0:0:0:0:1]:10911``.
-
-    IPv6 addresses are spelt as Java does, without ``::``, in brackets.
+    """Show a stored host as Java does: ``127.0.0.1:10911`` or ``[2001:db8:0:0:0:0:0:1]:10911``.
 
     Raises:
-        RemoteProtocolError: If the port is not one (Java's ``InetSocketAddress`` refuses it too).
+        RemoteProtocolError: If the port is impossible (Java's ``InetSocketAddress`` refuses it too).
     """
     port = int.from_bytes(data[-4:], "big", signed=True)
     if not 0 <= port <= _MAX_PORT:
@@ -38,7 +36,7 @@ def decode_host(data: bytes) -> str:
 
 @lru_cache(maxsize=4096)
 def encode_host(host: str) -> bytes:
-    """Turn ``host:port`` into 8 (IPv4) or 20 (IPv6) bytes; IPv6 addresses may be in brackets or not.
+    """Turn ``host:port`` into 8 (IPv4) or 20 (IPv6) bytes; IPv6 addresses may be in brackets.
 
     Raises:
         LocalProtocolError: If it is not an IP address and a port.

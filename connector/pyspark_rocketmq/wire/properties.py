@@ -17,7 +17,7 @@ PROPERTY_SEPARATOR: Final = "\x02"
 MAX_PROPERTIES_BYTES: Final = 32767
 """The stored length is a signed short (``Short.MAX_VALUE``)."""
 _MAX_READ_BYTES: Final = 512 * 1024
-"""Of more than can be stored; as Python's objects they take up to fifty times as much."""
+"""Of a request, more than can be stored; Python's objects take up to fifty times as much."""
 
 KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"
@@ -47,22 +47,22 @@ TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 
 OF_ONE_DELIVERY: Final = frozenset(
     {
-        UNIQ_KEY, WAIT, MIN_OFFSET, MAX_OFFSET, CLUSTER, MSG_REGION, TRACE_ON, CONSUME_START_TIME, DELAY, TIMER_DELAY_SEC,
-        TIMER_DELAY_MS, TIMER_DELIVER_MS, REAL_TOPIC, REAL_QID, RETRY_TOPIC, ORIGIN_MESSAGE_ID, RECONSUME_TIME,
-        MAX_RECONSUME_TIMES, PGROUP, TRAN_MSG, INNER_NUM, INNER_BASE,
-        "TIMER_OUT_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES", "TIMER_DEL_UNIQKEY", "TIMER_DELAY_LEVEL",
-        "__transactionId__", "TRANSACTION_CHECK_TIMES", "TRAN_PREPARED_QUEUE_OFFSET",
-        "POP_CK", "POP_CK_OFFSET", "1ST_POP_TIME", "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET",
-        "ARRIVE_TIME", "PUSH_REPLY_TIME", "REDIRECT", "PROPERTY_FORWARD_QUEUE_ID", "EXTEND_UNIQ_INFO", "DUP_INFO",
-        "INSTANCE_ID", "BORN_TIMESTAMP", "__BORNHOST", "__CRC32#",
+        *(UNIQ_KEY, WAIT, MIN_OFFSET, MAX_OFFSET, CLUSTER, MSG_REGION, TRACE_ON, CONSUME_START_TIME, DELAY),
+        *(TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS, REAL_TOPIC, REAL_QID, RETRY_TOPIC),
+        *(ORIGIN_MESSAGE_ID, RECONSUME_TIME, MAX_RECONSUME_TIMES, PGROUP, TRAN_MSG, INNER_NUM, INNER_BASE),
+        *("TIMER_OUT_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES", "TIMER_DEL_UNIQKEY"),
+        *("TIMER_DELAY_LEVEL", "__transactionId__", "TRANSACTION_CHECK_TIMES", "TRAN_PREPARED_QUEUE_OFFSET"),
+        *("POP_CK", "POP_CK_OFFSET", "1ST_POP_TIME", "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET"),
+        *("ARRIVE_TIME", "PUSH_REPLY_TIME", "REDIRECT", "PROPERTY_FORWARD_QUEUE_ID", "EXTEND_UNIQ_INFO"),
+        *("DUP_INFO", "INSTANCE_ID", "BORN_TIMESTAMP", "__BORNHOST", "__CRC32#"),
     }
-)  # fmt: skip
-"""What clients and brokers wrote about a message's delivery, much of which a broker would act upon: a message
-that was read and is sent again is not delayed, retried or prepared anew, and a new delay of its own holds.
-UNIQ_KEY is among them: who sends rows of a DataFrame gives each a key of its own.
+)
+"""What clients and brokers wrote about one delivery; a broker would act upon much of it. A message that is read
+and sent again starts without them: it is not delayed, retried or prepared anew. UNIQ_KEY is among them, because
+the writer gives each row its own.
 
-Source: RocketMQ 5.3.3 ``MessageConst``; ``HookUtils.checkIfTimerMessage`` delays no message that has
-    TIMER_OUT_MS."""
+Source: RocketMQ 5.3.3 ``MessageConst``; ``HookUtils.checkIfTimerMessage`` delays no message that has TIMER_OUT_MS.
+"""
 
 _ENTRY = re.compile(f"[^{PROPERTY_SEPARATOR}]+")
 _ENCODED_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
@@ -81,7 +81,7 @@ codecs.register_error(_REPLACE_AS_JAVA, _replace_as_java)
 def decode_text(data: bytes) -> str:
     """Decode UTF-8 as ``new String(bytes, UTF_8)`` does: each malformed part becomes U+FFFD.
 
-    Java makes one U+FFFD of an encoded surrogate, whole or cut, where Python would make one of each byte.
+    Java makes one U+FFFD of an encoded surrogate, whole or cut; Python would make one of each byte.
     """
     return data.decode("utf-8", _REPLACE_AS_JAVA)
 
@@ -93,7 +93,7 @@ def decode_properties(data: bytes) -> dict[str, str]:
     U+0001 again, and the last U+0002 may be missing. Java's parser accepts every string.
 
     Raises:
-        RemoteProtocolError: If they are of a request and sixteen times longer than any that could be stored.
+        RemoteProtocolError: If they are sixteen times longer than any that could be stored.
 
     Source: RocketMQ 5.3.3 ``MessageDecoder.string2messageProperties``.
     """
@@ -103,7 +103,7 @@ def decode_properties(data: bytes) -> dict[str, str]:
         )
     properties: dict[str, str] = {}
     text = decode_text(data)
-    # More than can be stored comes in requests only; a million entries must not exist at the same time.
+    # Only requests have more than can be stored; a million entries must not exist at the same time.
     entries = text.split(PROPERTY_SEPARATOR) if len(data) <= MAX_PROPERTIES_BYTES else _one_by_one(text)
     for entry in entries:
         name, _, value = entry.partition(NAME_VALUE_SEPARATOR)

@@ -1,6 +1,6 @@
 """Tag expressions, SQL92 conditions, and Java's string hash, by which brokers filter tags.
 
-The broker compares hash codes only; the client must compare the tags themselves afterwards.
+The broker compares hash codes only; the client must then compare the tags themselves.
 
 Source: RocketMQ 5.3.3 ``FilterAPI``, ``SubscriptionData``, ``ExpressionMessageFilter``, ``PullAPIWrapper``.
 """
@@ -18,10 +18,7 @@ _SIGN: Final = 0x80000000
 
 
 def java_string_hash(text: str) -> int:
-    """Hash over UTF-16 code units, as a signed 32-bit number; half surrogate pairs count as they are.
-
-    Source: ``java.lang.String.hashCode``.
-    """
+    """``String.hashCode``: over UTF-16 code units, half surrogate pairs included; a signed 32-bit number."""
     value = 0
     if text.isascii():
         for unit in text.encode("ascii"):

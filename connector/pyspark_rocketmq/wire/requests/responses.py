@@ -49,12 +49,11 @@ def describe_request(command: RemotingCommand) -> str:
 
 def request_name(code: int) -> str:
     """Java's name of a request code, or the number if it is unknown."""
-    try:
-        return RequestCode(code).name
-    except ValueError:
-        return f"request {code}"
+    return RequestCode(code).name if code in _REQUESTS else f"request {code}"
 
 
+_REQUESTS: Final = frozenset(map(int, RequestCode))
+_CODES: Final = frozenset(map(int, ResponseCode))
 _ERRORS: Final[Mapping[int, type[BrokerError]]] = {
     ResponseCode.SYSTEM_BUSY: SystemBusy,
     ResponseCode.SERVICE_NOT_AVAILABLE: SystemBusy,
@@ -74,24 +73,22 @@ _ERRORS: Final[Mapping[int, type[BrokerError]]] = {
 }
 """Every other code is a plain ``BrokerError``, which is not tried again."""
 _ACL_1: Final = "AclException"
-"""In the remark of a SYSTEM_ERROR: how brokers before 5.3.3 with access control 1.0 refuse
-(``PlainAccessValidator``)."""
+"""In the remark of a SYSTEM_ERROR: a refusal by access control 1.0, before 5.3.3 (``PlainAccessValidator``)."""
 _SWITCHED_OFF: Final = ("pulling message is forbidden", "subscription group no permission")
-"""In the remark of a NO_PERMISSION: an operator has switched reading off. Brokers of access control say
-something else, and so do those that refuse a broadcasting group."""
+"""In the remark of a NO_PERMISSION: an operator has switched reading off. Refusals by access control and of
+broadcasting groups have other remarks."""
 
 
 def error_of(request: RemotingCommand, answer: RemotingCommand, address: str) -> BrokerError:
-    """The error that ``answer`` stands for; its text says what was asked of whom."""
-    remark = answer.remark or _name_of(answer.code)
-    kind = _kind_of(request, answer.code, remark)
-    return kind(answer.code, remark, request=describe_request(request), address=address)
+    """The error that ``answer`` stands for; its text says what was asked of which server."""
+    code = answer.code
+    remark = answer.remark or (ResponseCode(code).name if code in _CODES else "no reason given")
+    kind = _kind_of(request, code, remark)
+    return kind(code, remark, request=describe_request(request), address=address)
 
 
 def checked(request: RemotingCommand, answer: RemotingCommand, address: str) -> RemotingCommand:
-    """``answer`` itself if its code is SUCCESS.
-
-    The remark says nothing: even a success may carry "not set any response code".
+    """``answer`` itself if its code is SUCCESS; even then its remark may be "not set any response code".
 
     Raises:
         BrokerError: If it is any other code; the subclass tells the common ones apart.
@@ -109,10 +106,3 @@ def _kind_of(request: RemotingCommand, code: int, remark: str) -> type[BrokerErr
     if code == ResponseCode.NO_PERMISSION and any(text in remark for text in _SWITCHED_OFF):
         return ConsumptionForbidden
     return _ERRORS.get(code, BrokerError)
-
-
-def _name_of(code: int) -> str:
-    try:
-        return ResponseCode(code).name
-    except ValueError:
-        return "no reason given"

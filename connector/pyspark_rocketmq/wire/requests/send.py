@@ -41,7 +41,7 @@ ShardingKey = str | int
 
 
 class JavaInteger(int):
-    """A key that Java has as Integer, Short or Byte: negative ones hash otherwise than as Long."""
+    """A key that is an Integer, Short or Byte in Java: negative ones hash otherwise than as a Long."""
 
 
 def java_hash(sharding_key: ShardingKey) -> int:
@@ -49,8 +49,6 @@ def java_hash(sharding_key: ShardingKey) -> int:
 
     Raises:
         LocalProtocolError: If it is none of these.
-
-    Source: ``java.lang.Long.hashCode``, ``java.lang.Integer.hashCode``.
     """
     if isinstance(sharding_key, str):
         return java_string_hash(sharding_key)
@@ -74,11 +72,11 @@ def select_by_hash(sharding_key: ShardingKey, queue_count: int) -> int:
 
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
-"""Template of topics that brokers make at the first send (``TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC``)."""
+"""Template of topics that brokers create at the first send (``TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC``)."""
 DEFAULT_TOPIC_QUEUE_NUMS: Final = 4
-"""Queues per broker of a topic made so (``DefaultMQProducer.defaultTopicQueueNums``)."""
-_OF_ITS_OWN: Final = frozenset({DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS, TRAN_MSG})
-"""Properties that a broker looks at in single messages only, and would ignore in a batch."""
+"""Queues per broker of such a topic (``DefaultMQProducer.defaultTopicQueueNums``)."""
+_SINGLE_ONLY: Final = frozenset({DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS, TRAN_MSG})
+"""Properties that a broker reads in single messages only, and would ignore in a batch."""
 _STATUSES: Final[Mapping[int, SendStatus]] = {int(status): status for status in SendStatus}
 
 
@@ -89,8 +87,8 @@ class SendResult:
     status: SendStatus
     """Anything but SEND_OK: stored, but not yet as durably as the broker is set up for."""
     msg_id: str
-    """UNIQ_KEY of the message; of a batch those of its messages, joined by commas. The messages of a batch
-    show another one when consumed: the broker gives all of them that of the batch."""
+    """UNIQ_KEY of the message; of a batch those of its messages, joined by commas. Consumers see another one in
+    messages of a batch: the broker gives each of them that of the batch."""
     offset_msg_id: str
     """Where the broker stored it; of a batch one per message, joined by commas."""
     queue: MessageQueue
@@ -99,7 +97,7 @@ class SendResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendSettings:
-    """What does not depend on the message."""
+    """The settings of a send that do not depend on the message."""
 
     producer_group: str
     sys_flag: int = 0
@@ -116,8 +114,7 @@ class SendSettings:
 def retry_settings(message: Message, settings: SendSettings) -> SendSettings:
     """The settings of a message; one for a retry topic says in its properties how often it was tried.
 
-    Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.sendKernelImpl``; the properties themselves stay (golden
-    fact 20).
+    Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.sendKernelImpl``; the properties stay.
     """
     tried = message.properties.get(RECONSUME_TIME)
     if not message.topic.startswith(RETRY_TOPIC_PREFIX) or tried is None:
@@ -140,7 +137,7 @@ def transaction_settings(message: Message, settings: SendSettings) -> SendSettin
 def send_command(
     message: Message, queue: MessageQueue, settings: SendSettings, born_timestamp_ms: int
 ) -> RemotingCommand:
-    """SEND_MESSAGE_V2 of one message as it is: ids and compression are the caller's.
+    """SEND_MESSAGE_V2 of one message; the caller has added ids and compressed it.
 
     Raises:
         LocalProtocolError: If the body is empty or too large, or the properties cannot be written.
@@ -185,32 +182,27 @@ def batch_command(batch: Batch, settings: SendSettings, born_timestamp_ms: int) 
                 f"A batch for {queue} holds a message for topic {message.topic}; a batch has one topic."
             )
         check_body(message.body, str(queue), settings.max_message_bytes)
-        if not _OF_ITS_OWN.isdisjoint(message.properties):
+        if not _SINGLE_ONLY.isdisjoint(message.properties):
             raise LocalProtocolError(
                 f"A batch for {queue} holds a message that is delayed or transactional; send such messages "
                 "one by one."
             )
-    body = encode_batch(batch.messages)
-    _check_size(body, queue, settings)
-    return RemotingCommand(
-        code=RequestCode.SEND_BATCH_MESSAGE,
-        ext_fields=_header(batch.properties, 0, queue, settings, born_timestamp_ms, is_batch=True),
-        body=body,
-    )
+    header = _header(batch.properties, 0, queue, settings, born_timestamp_ms, is_batch=True)
+    return _batch_request(encode_batch(batch.messages), header, queue, settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedBatch:
-    """A batch whose members are bytes already, each with a UNIQ_KEY of its own.
+    """A batch whose members are already bytes, each with its own UNIQ_KEY.
 
-    The batch has none, and no other property: a broker appends a batch's properties to those of each member,
-    and of two of one name every consumer takes the last.
+    The batch itself has no properties: a broker would append them to those of each member, and consumers take
+    the last of two with one name.
     """
 
     queue: MessageQueue
     body: bytes
     sys_flag: int = 0
-    """Bits of ``MessageSysFlag`` that hold for every member: how its body is compressed."""
+    """Bits of ``MessageSysFlag`` for every member: how its body is compressed."""
 
 
 def encoded_batch_command(
@@ -221,13 +213,20 @@ def encoded_batch_command(
     Raises:
         LocalProtocolError: If it is too large.
     """
-    _check_size(batch.body, batch.queue, settings)
     settings = replace(settings, sys_flag=batch.sys_flag)
-    return RemotingCommand(
-        code=RequestCode.SEND_BATCH_MESSAGE,
-        ext_fields=_header({}, 0, batch.queue, settings, born_timestamp_ms, is_batch=True),
-        body=batch.body,
-    )
+    header = _header({}, 0, batch.queue, settings, born_timestamp_ms, is_batch=True)
+    return _batch_request(batch.body, header, batch.queue, settings)
+
+
+def _batch_request(
+    body: bytes, header: dict[str, str], queue: MessageQueue, settings: SendSettings
+) -> RemotingCommand:
+    if len(body) > settings.max_message_bytes:
+        raise LocalProtocolError(
+            f"A batch for {queue} has {len(body)} bytes; at most {settings.max_message_bytes} can be sent. "
+            "Send smaller batches."
+        )
+    return RemotingCommand(code=RequestCode.SEND_BATCH_MESSAGE, ext_fields=header, body=body)
 
 
 def send_result(
@@ -237,7 +236,7 @@ def send_result(
     queue: MessageQueue,
     messages: Sequence[Message],
 ) -> SendResult | RocketMQError:
-    """What the outcome of a send means; errors are returned, because they go into a callback.
+    """What the outcome of a send means; returns errors, because they go into a callback.
 
     Source: RocketMQ 5.3.3 ``MQClientAPIImpl.processSendResponse``.
     """
@@ -289,7 +288,7 @@ def _header(
 
 
 def check_body(body: bytes, where: str, most: int = MAX_MESSAGE_BYTES) -> None:
-    """Check a message before compression; ``where`` it goes, and how many bytes it may have.
+    """Check a message for ``where`` before compression: it may have at most ``most`` bytes.
 
     Raises:
         LocalProtocolError: If it is empty or too large.
@@ -308,21 +307,13 @@ def check_body(body: bytes, where: str, most: int = MAX_MESSAGE_BYTES) -> None:
         )
 
 
-def _check_size(body: bytes, queue: MessageQueue, settings: SendSettings) -> None:
-    if len(body) > settings.max_message_bytes:
-        raise LocalProtocolError(
-            f"A batch for {queue} has {len(body)} bytes; at most {settings.max_message_bytes} can be sent. "
-            "Send smaller batches."
-        )
-
-
 def split_batch(
     messages: Sequence[Message], max_bytes: int = MAX_MESSAGE_BYTES, reserve_bytes: int = 128
 ) -> Iterator[Sequence[Message]]:
     """Cut messages into batches of at most ``max_bytes`` encoded, in order.
 
-    ``reserve_bytes`` per message is room for the properties a producer adds. A message that is too large by
-    itself is a batch of its own, which the producer then refuses.
+    ``reserve_bytes`` per message is room for the properties that a producer adds. A message that is too large by
+    itself becomes a batch of its own, which the producer then refuses.
     """
     first, size = 0, 0
     for index, message in enumerate(messages):
