@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -151,8 +151,6 @@ _FIXED_COLUMNS: Final = {
     "reconsumeTimes": pa.int32(),
     "flag": pa.int32(),
 }
-_FEW_ROWS: Final = 256
-"""Up to here Python is faster than Arrow's dictionaries."""
 
 
 class ColumnBuilder:
@@ -160,23 +158,9 @@ class ColumnBuilder:
 
     def __init__(self, rows: Rows, broker_name: str, budget: ExpansionBudget) -> None:
         self._rows = rows
+        self._broker_name = broker_name
         self._budget = budget
         self._buffer = pa.py_buffer(rows.data)
-        self._makers: dict[str, Callable[[], pa.Array]] = {
-            "topic": self._topics,
-            "brokerName": lambda: repeated_texts([broker_name], len(rows)),
-            "msgId": self._message_ids,
-            "keys": lambda: self.property(names.KEYS),
-            "tags": lambda: self.property(names.TAGS),
-            "body": self._bodies,
-            "properties": self._maps,
-            "bornTimestamp": lambda: timestamps(rows.fixed["bornTimestamp"].astype(np.int64)),
-            "bornHost": lambda: self._hosts("bornHost", 0, BORNHOST_V6),
-            "storeTimestamp": lambda: timestamps(rows.fixed["storeTimestamp"].astype(np.int64)),
-            "storeHost": lambda: self._hosts("storeHost", 1, STOREHOST_V6),
-            # Without the compressed bit, since the bodies are shown as they were.
-            "sysFlag": lambda: fixed_column(pa.int32(), rows.sys_flag & ~np.int32(_COMPRESSED)),
-        }
 
     def column(self, name: str) -> pa.Array:
         """The column of that name of ``MESSAGE_SCHEMA``.
@@ -189,7 +173,7 @@ class ColumnBuilder:
         if name in _FIXED_COLUMNS:
             arrow_type = _FIXED_COLUMNS[name]
             return fixed_column(arrow_type, self._rows.fixed[name].astype(arrow_type.to_pandas_dtype()))
-        return self._makers[name]()
+        return self._MAKERS[name](self)
 
     def property(self, name: str) -> pa.StringArray:
         """One of the properties; null where a row lacks it."""
@@ -198,10 +182,7 @@ class ColumnBuilder:
     @cached_property
     def _properties(self) -> PropertyColumns:
         rows = self._rows
-        return PropertyColumns(rows.data, rows.properties_at, rows.properties_length, rows.properties)
-
-    def _maps(self) -> pa.MapArray:
-        return self._properties.maps()
+        return PropertyColumns(rows.data, rows.properties_at, rows.properties_length)
 
     def _topics(self) -> pa.StringArray:
         rows = self._rows
@@ -229,8 +210,6 @@ class ColumnBuilder:
             hosts = self._rows.fixed[field].astype(np.int64)
             if len(hosts) and (hosts == hosts[0]).all():
                 return repeated_texts([_ipv4_host(int(hosts[0]))], len(hosts))
-            if len(hosts) <= _FEW_ROWS:
-                return pa.array(list(map(_ipv4_host, hosts.tolist())), pa.string())
             distinct = pa.array(hosts).dictionary_encode()
             texts = list(map(_ipv4_host, distinct.dictionary.to_pylist()))
         else:
@@ -269,6 +248,22 @@ class ColumnBuilder:
         # These may be hundreds of megabytes: keep no more than two copies.
         del plain, bodies
         return both.take(pa.array(order))
+
+    _MAKERS: ClassVar[dict[str, Callable[[ColumnBuilder], pa.Array]]] = {
+        "topic": _topics,
+        "brokerName": lambda self: repeated_texts([self._broker_name], len(self._rows)),
+        "msgId": _message_ids,
+        "keys": lambda self: self.property(names.KEYS),
+        "tags": lambda self: self.property(names.TAGS),
+        "body": _bodies,
+        "properties": lambda self: self._properties.maps(),
+        "bornTimestamp": lambda self: timestamps(self._rows.fixed["bornTimestamp"].astype(np.int64)),
+        "bornHost": lambda self: self._hosts("bornHost", 0, BORNHOST_V6),
+        "storeTimestamp": lambda self: timestamps(self._rows.fixed["storeTimestamp"].astype(np.int64)),
+        "storeHost": lambda self: self._hosts("storeHost", 1, STOREHOST_V6),
+        # Without the compressed bit, since the bodies are shown as they were.
+        "sysFlag": lambda self: fixed_column(pa.int32(), self._rows.sys_flag & ~np.int32(_COMPRESSED)),
+    }
 
 
 def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.TimestampArray:

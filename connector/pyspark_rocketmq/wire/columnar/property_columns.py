@@ -48,21 +48,18 @@ _Kept = Mapping[str, int]
 class PropertyColumns:
     """Equal to ``decode_properties`` of each row, except that a map's order may differ."""
 
-    def __init__(
-        self, data: bytes | bytearray, starts: IntArray, lengths: IntArray, table: ByteMatrix | None = None
-    ) -> None:
+    def __init__(self, data: bytes | bytearray, starts: IntArray, lengths: IntArray) -> None:
         """Parse ``data[start : start + length]`` of each row; each start must be above 0.
 
-        ``table`` has the same bytes, if they are gathered already. Raises ``IrregularLayout`` if the scalar codec
-        has to do it.
+        Raises:
+            IrregularLayout: If the scalar codec has to do it.
         """
         self._rows = len(starts)
         self._entries: _Aligned | _Alike | _Various | None = None
         if lengths.any():
-            if table is None and (lengths == lengths[0]).all():
-                table = ByteMatrix.gathered(data, starts, int(lengths[0]))
-            aligned = None if table is None else _aligned(table)
-            self._entries = aligned or _of_any_length(_copy_text(data, starts, lengths))
+            if (lengths == lengths[0]).all():
+                self._entries = _aligned(ByteMatrix.gathered(data, starts, int(lengths[0])))
+            self._entries = self._entries or _of_any_length(_copy_text(data, starts, lengths))
 
     def column(self, name: str) -> pa.StringArray:
         """The values of one property; null where a row lacks it."""

@@ -29,7 +29,6 @@ from pyspark_rocketmq.model import PulledBody
 from pyspark_rocketmq.wire.codes import MessageSysFlag
 from pyspark_rocketmq.wire.columnar.arrays import (
     BoolArray,
-    ByteMatrix,
     IntArray,
     IrregularLayout,
     as_void,
@@ -226,8 +225,6 @@ class Rows:
     body_length: IntArray
     properties_at: IntArray
     properties_length: IntArray
-    properties: ByteMatrix | None = None
-    """Of all rows, if they have one length and were gathered already."""
     in_slices: IntArray | None = None
     """How many of the rows each slice has, if they are all that was located."""
 
@@ -242,7 +239,7 @@ class Rows:
         """Some of the rows."""
         taken = {name: getattr(self, name)[which] for name in _ARRAYS}
         hosts = None if self.ipv6_hosts is None else self.ipv6_hosts[which]
-        return replace(self, **taken, ipv6_hosts=hosts, properties=None, in_slices=None)
+        return replace(self, **taken, ipv6_hosts=hosts, in_slices=None)
 
 
 _ARRAYS: Final = (
@@ -293,7 +290,11 @@ def _locate_from(slices: BufferSlices, guess: Starts) -> Rows:
     body_length = fixed["bodyLength"].astype(np.int64)
     topic_length_at = body_at + body_length
     require_all((body_length >= 0) & (topic_length_at + 3 <= ends))
-    tails = _equal_tails(data, topic_length_at, ends, is_v1) or _tails(data, topic_length_at, ends, is_v1)
+    topic, topic_at, topic_end = _find_topics(data, topic_length_at, ends, is_v1)
+    require_all(topic_end + 2 <= ends)
+    properties_at = topic_end + 2
+    properties_length = every_position(data, _U16)[topic_end].astype(np.int64)
+    require_all((properties_at + properties_length == ends) & (properties_length <= MAX_PROPERTIES_BYTES))
     return Rows(
         data=data,
         starts=starts,
@@ -304,55 +305,12 @@ def _locate_from(slices: BufferSlices, guess: Starts) -> Rows:
         body_at=body_at,
         body_length=body_length,
         in_slices=guess.counts,
-        **tails._asdict(),
-    )
-
-
-class _Tails(NamedTuple):
-    """The parts after the bodies; the fields are those of :class:`Rows`."""
-
-    topic: bytes | None
-    topic_at: IntArray
-    topic_end: IntArray
-    properties_at: IntArray
-    properties_length: IntArray
-    properties: ByteMatrix | None
-
-
-def _equal_tails(
-    data: bytes | bytearray, topic_length_at: IntArray, ends: IntArray, is_v1: BoolArray
-) -> _Tails | None:
-    """Locate with one gather if all rows have one topic and equal lengths, as they mostly do."""
-    lengths = ends - topic_length_at
-    length = int(lengths[0])
-    if not is_v1.all() or (lengths != length).any():
-        return None
-    table = ByteMatrix.gathered(data, topic_length_at, length)
-    topic_bytes = int(table.rows[0, 0])
-    begin = topic_bytes + 3
-    if topic_bytes > MAX_V1_TOPIC_BYTES or begin > length or not table.is_same(0, begin):
-        return None
-    announced = int.from_bytes(table.rows[0, begin - 2 : begin].tobytes(), "big")
-    require_all(np.array(announced == length - begin and announced <= MAX_PROPERTIES_BYTES))
-    topic_at = topic_length_at + 1
-    topic_end = topic_at + topic_bytes
-    return _Tails(
-        topic=table.rows[0, 1 : topic_bytes + 1].tobytes(),
+        topic=topic,
         topic_at=topic_at,
         topic_end=topic_end,
-        properties_at=topic_end + 2,
-        properties_length=lengths - begin,
-        properties=table.behind(begin),
+        properties_at=properties_at,
+        properties_length=properties_length,
     )
-
-
-def _tails(data: bytes | bytearray, topic_length_at: IntArray, ends: IntArray, is_v1: BoolArray) -> _Tails:
-    topic, topic_at, topic_end = _find_topics(data, topic_length_at, ends, is_v1)
-    require_all(topic_end + 2 <= ends)
-    properties_at = topic_end + 2
-    properties_length = every_position(data, _U16)[topic_end].astype(np.int64)
-    require_all((properties_at + properties_length == ends) & (properties_length <= MAX_PROPERTIES_BYTES))
-    return _Tails(topic, topic_at, topic_end, properties_at, properties_length, None)
 
 
 def _find_topics(
