@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pyspark_rocketmq.listeners.errors import LONGEST_PAUSE_S, MOST_KEYS, Repeated
+from pyspark_rocketmq.listeners.errors import LONGEST_PAUSE_S, MOST_KEYS, RateLimiter
 
 
 def test_it_is_told_in_full_once_and_then_counted_at_growing_intervals() -> None:
     """D5: a message that fails comes again each second."""
-    repeated = Repeated()
+    repeated = RateLimiter()
 
     told = {
         second: count
@@ -19,7 +19,7 @@ def test_it_is_told_in_full_once_and_then_counted_at_growing_intervals() -> None
 
 
 def test_the_intervals_stop_growing() -> None:
-    repeated, now_s = Repeated(), 0.0
+    repeated, now_s = RateLimiter(), 0.0
     repeated.happened("error", now_s)
     for _ in range(20):
         now_s += LONGEST_PAUSE_S
@@ -27,7 +27,7 @@ def test_the_intervals_stop_growing() -> None:
 
 
 def test_something_else_is_told_at_once() -> None:
-    repeated = Repeated()
+    repeated = RateLimiter()
     repeated.happened("error", 0.0)
 
     assert repeated.happened("another", 0.0) == 0
@@ -35,7 +35,7 @@ def test_something_else_is_told_at_once() -> None:
 
 def test_no_more_is_remembered_than_is_of_use() -> None:
     """H9: what goes wrong is up to others."""
-    repeated = Repeated()
+    repeated = RateLimiter()
     for key in range(MOST_KEYS + 1):
         repeated.happened(key, 0.0)
 

@@ -51,13 +51,13 @@ OUTPUT = OutputColumns.of(StructType().add("name", "string"))
 Listener = Callable[[Sequence[MessageExt], ConsumeConcurrentlyContext], Any]
 
 
-class InlineWorkers:
+class InlineWorkers(ListenerWorkers):
     """Does everything at once, in the caller's thread; where nothing is left to happen, time passes."""
 
     def __init__(self, clock: FakeClock, *, hangs: Callable[[int], bool] = lambda number: False) -> None:
         self._clock = clock
         self._hangs = hangs
-        self._events: deque[Event] = deque()
+        self._happened: deque[Event] = deque()
         self.abandoned: list[int] = []
 
     def call(self, number: int, invoke: Callable[[], object]) -> None:
@@ -65,9 +65,9 @@ class InlineWorkers:
             return
         try:
             invoke()
-            self._events.append(CallEnded(number))
+            self._happened.append(CallEnded(number))
         except BaseException as error:  # noqa: BLE001 - as the real ones
-            self._events.append(CallEnded(number, failure=error))
+            self._happened.append(CallEnded(number, failure=error))
 
     def abandon(self, number: int) -> None:
         self.abandoned.append(number)
@@ -76,13 +76,13 @@ class InlineWorkers:
         for index in indexes:
             try:
                 send(index)
-                self._events.append(SendBackEnded(index))
+                self._happened.append(SendBackEnded(index))
             except Exception as error:  # noqa: BLE001 - as the real ones
-                self._events.append(SendBackEnded(index, error))
+                self._happened.append(SendBackEnded(index, error))
 
     def next_event(self, timeout_s: float | None) -> Event | None:
-        if self._events:
-            return self._events.popleft()
+        if self._happened:
+            return self._happened.popleft()
         assert timeout_s is not None, "The run waits for what never comes."
         self._clock.advance(timeout_s)
         return None
@@ -503,7 +503,7 @@ def test_failures_and_send_backs_of_many_calls_at_once_lose_nothing(
     assert run.ack().state.next_offset == 1000
 
 
-class OneHangs:
+class OneHangs(ListenerWorkers):
     """Of workers' calls all but one have ended, in their threads or on the loop;
     then time passes as it is waited for.
     """
@@ -514,8 +514,6 @@ class OneHangs:
         self._most = calls - 1
         self._ended: deque[int] = deque()
         """Settled where they ended, or told of."""
-        self.abandon, self.send_back = workers.abandon, workers.send_back
-        self.wake, self.close = workers.wake, workers.close
 
     def call(self, number: int, invoke: Callable[[], Any]) -> None:
         def noted(is_settled: bool) -> bool:
@@ -527,6 +525,18 @@ class OneHangs:
 
         is_async = isinstance(self._workers, LoopWorkers)
         self._workers.call(number, invoke_later if is_async else lambda: noted(invoke()))
+
+    def abandon(self, number: int) -> None:
+        self._workers.abandon(number)
+
+    def send_back(self, indexes: Sequence[int], send: Callable[[int], None]) -> None:
+        self._workers.send_back(indexes, send)
+
+    def wake(self) -> None:
+        self._workers.wake()
+
+    def close(self) -> None:
+        self._workers.close()
 
     def next_event(self, timeout_s: float | None) -> Event | None:
         event = self._workers.next_event(0.01 if timeout_s else 0.0)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pyspark_rocketmq.listeners.errors import MOST_CHARACTERS, one_line, tell_failure, tell_problem
+from pyspark_rocketmq.listeners.errors import MOST_CHARACTERS, one_line, report_failure, report_problem
 
 
 def refuse(text: str) -> None:
@@ -32,7 +32,7 @@ def test_the_traceback_of_an_error_is_told_once_whichever_message_it_names(
     """D5: by type, text but for what differs from message to message, and place."""
     with caplog.at_level(logging.ERROR):
         for number in range(50):
-            tell_failure(
+            report_failure(
                 "listener failed", f"queueOffset={number}", raised(f"order '{number}' of {number} is bad")
             )
 
@@ -45,8 +45,8 @@ def test_the_traceback_of_an_error_is_told_once_whichever_message_it_names(
 def test_another_error_has_a_traceback_of_its_own(other: Exception, caplog: pytest.LogCaptureFixture) -> None:
     """D5"""
     with caplog.at_level(logging.ERROR):
-        tell_failure("listener failed", "here", raised("bad"))
-        tell_failure("listener failed", "here", other)
+        report_failure("listener failed", "here", raised("bad"))
+        report_failure("listener failed", "here", other)
 
     assert [record.exc_info is not None for record in caplog.records] == [True, True]
 
@@ -59,7 +59,7 @@ def test_what_was_told_is_counted_from_then_on(
     monkeypatch.setattr("time.monotonic", lambda: now_s)
     with caplog.at_level(logging.ERROR):
         for _ in range(12):
-            tell_problem("The listener returned None.", "queueOffset=7")
+            report_problem("The listener returned None.", "queueOffset=7")
             now_s += 1
 
     assert [record.getMessage() for record in caplog.records] == [

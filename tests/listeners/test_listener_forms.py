@@ -30,7 +30,7 @@ from pyspark_rocketmq.listeners import event_loop as listener_loop
 from pyspark_rocketmq.listeners import forms as opened_listeners
 from pyspark_rocketmq.listeners.arrow_listener import PandasListener
 from pyspark_rocketmq.listeners.context import ConsumeHooks, ConsumeMessageContext, ConsumeOrderlyContext
-from pyspark_rocketmq.listeners.errors import tell_problem
+from pyspark_rocketmq.listeners.errors import report_problem
 from pyspark_rocketmq.listeners.event_loop import run_on_loop
 from pyspark_rocketmq.listeners.forms import ListenerContext, form_of, lease_of_opened
 from pyspark_rocketmq.listeners.row_buffer import tuples_of
@@ -263,7 +263,7 @@ def test_a_child_of_fork_leaves_its_parent_s_listeners_alone() -> None:
         with lease_of_opened("k", Recording, context) as call:
             call([message_at(1)], ConsumeOrderlyContext([message_at(1)], OUTPUT))
         run_on_loop(partial(asyncio.sleep, 0), PATIENCE_S)
-        tell_problem("The child has a problem.", "in the child")
+        report_problem("The child has a problem.", "in the child")
         return EVENTS
 
     run_on_loop(partial(asyncio.sleep, 0), PATIENCE_S)

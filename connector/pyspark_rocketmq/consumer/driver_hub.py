@@ -5,7 +5,7 @@
 | ``rocketmq-hub`` | talks to planner and tasks, decides |
 | ``rocketmq-early-commits`` | commits what tasks hand over, one part after the other |
 | ``rocketmq-batch-over`` | tells the planner that a batch is over, once the brokers have its offsets |
-| ``rocketmq-hub-watch`` | compares the store's epochs with a long batch's, counts task slots, ends with the query |
+| ``rocketmq-hub-watch`` | compares epochs during a long batch, counts task slots, ends with the query |
 
 At the batch's end nothing is committed early: parts are taken until the job is over, and the end waits for
 those that were taken.

@@ -415,7 +415,7 @@ class PushConsumer:
         return query
 
     def stop(self, query: StreamingQuery, within_s: float = 30.0) -> bool:
-        """Stop a query that this consumer has started, after the listener's running calls, and commit its batch.
+        """Stop a query of this consumer after the listener's running calls, and commit its batch.
 
         ``query.stop()`` alone aborts the batch, so that its messages are consumed again.
 

@@ -124,7 +124,8 @@ def _trigger_problem(key: str, value: object) -> str | None:
     if key == "availableNow" and value is not True:
         return f"trigger {{'availableNow': …}} must be True, not {_shown(value)}"
     if key == "processingTime" and not (isinstance(value, str) and _INTERVAL.fullmatch(value)):
-        return f"trigger {{'processingTime': …}} must be an interval such as '1 second', not {_shown(value)}"
+        wanted = "an interval such as '1 second'"
+        return f"trigger {{'processingTime': …}} must be {wanted}, not {_shown(value)}"
     if key in _TRIGGERS:
         return None
     close = closest(key, (*_TRIGGERS, *_REFUSED_TRIGGERS))

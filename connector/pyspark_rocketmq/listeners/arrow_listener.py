@@ -22,24 +22,23 @@ class ArrowListener:
     """Wraps a function of a record batch and a context: ``ArrowListener(on_orders)``.
 
     The batch has one row per message of one queue, in order, with the columns and types of
-    ``format("rocketmq")``; it has at most ``consume_message_batch_max_size`` (1 to 1024) rows, and the larger
-    it is, the less a message costs. The function returns a status, or a status and a record batch (or table)
-    of rows with the output's columns and ``queueOffset``, which says whose row each is and may be left out in
-    a delivery of one message. Output columns that may be null may be left out. The status is that of all
-    messages of the batch, as with any listener; that of a concurrent listener may come from an ``async def``.
+    ``format("rocketmq")``; at most ``consume_message_batch_max_size`` (1 to 1024) rows, and the more it has,
+    the less a message costs. The function returns a status for all messages, or a status and a record batch
+    (or table) of rows with the output's columns and ``queueOffset``, that of the row's message. Nullable
+    columns may be left out, and ``queueOffset`` in a delivery of one message. A concurrent listener may be an
+    ``async def``.
 
-    A row whose types are not those of the output schema, or do not become them without loss, ends the query
-    with a ``SchemaError``.
+    Rows that cannot be cast to the output schema without loss end the query with a ``SchemaError``.
     """
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         self._function = function
         self.is_async = is_async(function)
-        """Whether the status is to be awaited."""
+        """Whether its result must be awaited."""
         self.__qualname__ = getattr(function, "__qualname__", type(function).__name__)
 
     def __call__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> object:
-        """Deliver ``messages`` as a batch; the status."""
+        """Deliver ``messages`` as a batch; returns the status."""
         delivered = messages if isinstance(messages, ArrowMessages) else ArrowMessages.of(messages)
         returned = self._function(self._shown(delivered.batch), context)
         if self.is_async:
@@ -47,11 +46,11 @@ class ArrowListener:
         return self._status(returned, delivered, context)
 
     def _shown(self, messages: pa.RecordBatch) -> Any:
-        """What the function gets."""
+        """The function's first argument."""
         return messages
 
     def _rows(self, returned: object, context: DeliveryContext) -> pa.RecordBatch | None:  # noqa: ARG002
-        """What it gave in the place of rows; None if these are none."""
+        """The rows that it returned; None if ``returned`` is no rows."""
         match returned:
             case pa.RecordBatch():
                 return returned
@@ -67,7 +66,7 @@ class ArrowListener:
         return self._status(await returned, delivered, context)
 
     def _status(self, returned: object, delivered: ArrowMessages, context: DeliveryContext) -> object:
-        """The status in what the function returned, after emitting the rows in it."""
+        """Emit the rows that the function returned; returns its status."""
         match returned:
             case (status, given) if (rows := self._rows(given, context)) is not None:
                 context.emit_batch(_with_owners(rows, delivered))
@@ -77,7 +76,7 @@ class ArrowListener:
 
 
 def _with_owners(rows: pa.RecordBatch, delivered: ArrowMessages) -> pa.RecordBatch:
-    """``rows``, each with the queue offset of a message of the delivery."""
+    """``rows`` with the queue offsets of their messages, checked."""
     offsets = delivered.queue_offsets
     if _POSITION not in rows.schema.names:
         if len(offsets) > 1:
@@ -98,7 +97,7 @@ def _with_owners(rows: pa.RecordBatch, delivered: ArrowMessages) -> pa.RecordBat
 def _are_all_in(given: pa.Array, offsets: Any) -> bool:
     values = given.to_numpy()
     if len(values) == len(offsets) and np.array_equal(values, offsets):
-        # As mostly: a row for each message.
+        # Mostly there is one row for each message.
         return True
     return bool(np.isin(values, offsets).all())
 
@@ -106,17 +105,16 @@ def _are_all_in(given: pa.Array, offsets: Any) -> bool:
 class PandasListener(ArrowListener):
     """Wraps a function of a DataFrame and a context: ``PandasListener(on_orders)``.
 
-    The frame has one row per message, in order, with the columns of ``format("rocketmq")``; times are
-    instants in UTC. The function returns a status, or a status and a DataFrame of rows with the output's
-    columns and ``queueOffset``, which says whose row each is and may be left out in a delivery of one
-    message. NaN and NaT are nulls there. That of a concurrent listener may be an ``async def``.
+    As :class:`ArrowListener`, with DataFrames in place of record batches. Times are instants in UTC; NaN and
+    NaT in the returned rows are nulls.
     """
 
     def __init__(self, function: Callable[[pd.DataFrame, Any], Any]) -> None:
         super().__init__(function)
 
     def _shown(self, messages: pa.RecordBatch) -> pd.DataFrame:
-        return frame_of(messages)
+        frame: pd.DataFrame = messages.to_pandas(maps_as_pydicts="strict")
+        return frame
 
     def _rows(self, returned: object, context: DeliveryContext) -> pa.RecordBatch | None:
         if not isinstance(returned, pd.DataFrame):
@@ -124,12 +122,6 @@ class PandasListener(ArrowListener):
         names = [str(name) for name in returned.columns]
         columns = {name: _arrow_column(name, returned.iloc[:, at], context) for at, name in enumerate(names)}
         return pa.RecordBatch.from_pydict(columns)
-
-
-def frame_of(messages: pa.RecordBatch) -> pd.DataFrame:
-    """One row per message."""
-    frame: pd.DataFrame = messages.to_pandas(maps_as_pydicts="strict")
-    return frame
 
 
 def _arrow_column(name: str, column: pd.Series[Any], context: DeliveryContext) -> pa.Array:
@@ -140,7 +132,7 @@ def _arrow_column(name: str, column: pd.Series[Any], context: DeliveryContext) -
 
 
 def _has_arrow_type(column: pd.Series[Any]) -> bool:
-    """Whether a column's values are of one kind that Arrow has: the others are looked at one by one."""
+    """Whether Arrow has the type of the column; values of other types are checked one by one."""
     is_of = pd.api.types
     return (
         is_of.is_bool_dtype(column.dtype)

@@ -1,6 +1,5 @@
-"""One concurrent call, and the threads or the loop where calls run.
+"""One concurrent call of a listener, and the threads or the event loop where calls run.
 
-Whoever drives them waits in ``next_event`` for what has ended and has not been settled where it ended.
 Threads are daemons: a call that never returns must not keep its worker process from ending.
 """
 
@@ -12,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.concurrent import Answer, answer_of, answer_of_failure
@@ -27,7 +26,7 @@ from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageExt, Return
 
 
 class ListenerCall:
-    """A delivery: what is called with what, and, after one of the ``run`` methods, how that ended."""
+    """A delivery: messages, context, and, after one of the ``run`` methods, the outcome."""
 
     def __init__(
         self, messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext, *, timeout_s: float
@@ -35,29 +34,25 @@ class ListenerCall:
         self.messages = messages
         self.context = context
         self.answer: Answer | None = None
-        """None while it runs, and after what ends the process."""
+        """None while it runs, and after an exception that ends the process."""
         self.failure: BaseException | None = None
-        """What the listener raised."""
+        """The listener's."""
         self.lasted_s = 0.0
         self._timeout_s = timeout_s
 
     @property
     def is_all_done(self) -> bool:
-        """Whether it has ended with all its messages done, so that nothing is to be told or sent back."""
+        """Whether it has ended with all its messages done, and no problem to report."""
         answer = self.answer
         return answer is not None and answer.acknowledged == len(self.messages) and answer.problem is None
 
     def run(self, listener: MessageListenerConcurrently, hooks: ConsumeHooks, clock: Clock) -> None:
-        """Call a listener that returns its answer.
-
-        Raises:
-            BaseException: What the listener raised, if it is no ``Exception``.
-        """
+        """Call a listener that returns its answer; raises only what is no ``Exception``."""
         seen, began_s = self._begin(hooks, clock)
         answer: object = None
         try:
             answer = listener(self.context.follow(self.messages), self.context)
-        except (Exception, asyncio.CancelledError) as failure:  # noqa: BLE001 - the run decides what it means
+        except (Exception, asyncio.CancelledError) as failure:  # noqa: BLE001 - the run decides
             self.failure = failure
         self._end(answer, seen, began_s, hooks, clock)
 
@@ -71,7 +66,7 @@ class ListenerCall:
             answer = await cast(
                 "Awaitable[object]", listener(self.context.follow(self.messages), self.context)
             )
-        except (Exception, asyncio.CancelledError) as failure:  # noqa: BLE001 - the run decides what it means
+        except (Exception, asyncio.CancelledError) as failure:  # noqa: BLE001 - the run decides
             self.failure = failure
         self._end(answer, seen, began_s, hooks, clock)
 
@@ -110,12 +105,10 @@ class ListenerCall:
 
 _SUCCESS = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 _LATER = ConsumeConcurrentlyStatus.RECONSUME_LATER
-
-
 _SEND_BACK_THREADS: Final = 16
 """Deliveries whose failed messages are sent back at the same time."""
 _LOOP_END_S: Final = 1.0
-"""How long a range's calls may take to be cancelled; a loop that a call blocks is left behind."""
+"""How long cancelling a range's calls may take; a loop that a call blocks is abandoned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +122,7 @@ class CallEnded:
 
 @dataclass(frozen=True, slots=True)
 class SendBackEnded:
-    """Sending a message back has ended."""
+    """A message was sent back, or could not be."""
 
     index: int
     failure: BaseException | None = None
@@ -139,56 +132,19 @@ Event = CallEnded | SendBackEnded
 Settling = bool | Awaitable[bool]
 
 
-class ListenerWorkers(Protocol):
-    """What a run needs.
-
-    Every call and every send-back that is begun ends in one event, unless it hangs or is settled by itself.
-    """
-
-    def call(self, number: int, invoke: Callable[[], Settling]) -> None:
-        """Begin a listener call; no event follows if ``invoke`` says that it settled the call."""
-        ...
-
-    def abandon(self, number: int) -> None:
-        """Have a call end if that is possible: its messages are on their way back."""
-        ...
-
-    def send_back(self, indexes: Sequence[int], send: Callable[[int], None]) -> None:
-        """Begin to send messages back, one after the other, in order; an event for each."""
-        ...
-
-    def next_event(self, timeout_s: float | None) -> Event | None:
-        """What has ended; None if nothing does within the time, or after ``wake``."""
-        ...
-
-    def wake(self) -> None:
-        """End the wait for the next event, or the next one's; from any thread."""
-        ...
-
-    def close(self) -> None:
-        """Let idle threads end; what hangs is left behind."""
-        ...
-
-
-def workers_for(listener: object, most_calls: int) -> ListenerWorkers:
-    """The event loop for an ``async def`` listener, else threads; nothing is started yet."""
-    return LoopWorkers() if is_async(listener) else ThreadWorkers(most_calls)
-
-
 class _DaemonThreads:
-    """At most so many threads, each started when there is work and none is idle."""
+    """At most ``most`` threads, each started when there is work and none is idle."""
 
     def __init__(self, name: str, most: int) -> None:
         self._name = name
         self._most = most
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._idle: deque[None] = deque()
-        """One for each idle thread: counted so, because a semaphore is written in Python and held by all of
-        them at once."""
+        """One item for each idle thread: faster than a semaphore, which is written in Python."""
         self._started = 0
 
     def run(self, work: Callable[[], None]) -> None:
-        """Run ``work``, which must not raise; it waits its turn if all threads are busy."""
+        """Run ``work``, which must not raise, once a thread is free."""
         if self._idle:
             self._idle.pop()
         elif self._started < self._most:
@@ -207,19 +163,32 @@ class _DaemonThreads:
             self._idle.append(None)
 
 
-class _Workers:
-    """Events, and threads that send messages back."""
+class ListenerWorkers:
+    """Runs the calls of one range, and sends messages back.
+
+    Every call and every send-back ends in one event, unless it hangs or settled itself where it ended.
+    """
 
     def __init__(self) -> None:
         self._events: SimpleQueue[Event | None] = SimpleQueue()
         self._senders = _DaemonThreads("rocketmq-send-back", _SEND_BACK_THREADS)
 
+    def call(self, number: int, invoke: Callable[[], Settling]) -> None:
+        """Begin a listener call; no event follows if ``invoke`` says that it settled the call."""
+        raise NotImplementedError
+
+    def abandon(self, number: int) -> None:
+        """Cancel a call if that is possible: its messages are on their way back."""
+        raise NotImplementedError
+
     def send_back(self, indexes: Sequence[int], send: Callable[[int], None]) -> None:
+        """Begin to send messages back, one after the other, in order; an event for each."""
+
         def work() -> None:
             for index in indexes:
                 try:
                     send(index)
-                except BaseException as error:  # noqa: BLE001 - the run decides what it means
+                except BaseException as error:  # noqa: BLE001 - the run decides
                     self._events.put(SendBackEnded(index, error))
                 else:
                     self._events.put(SendBackEnded(index))
@@ -227,20 +196,22 @@ class _Workers:
         self._senders.run(work)
 
     def next_event(self, timeout_s: float | None) -> Event | None:
+        """The next end; None if there is none within the time, or after ``wake``."""
         try:
             return self._events.get(timeout=timeout_s)
         except Empty:
             return None
 
     def wake(self) -> None:
-        """See :class:`ListenerWorkers`."""
+        """End the wait for the next event, or the next wait; from any thread."""
         self._events.put(None)
 
     def close(self) -> None:
+        """End idle threads; abandon calls that hang."""
         self._senders.close()
 
 
-class ThreadWorkers(_Workers):
+class ThreadWorkers(ListenerWorkers):
     """A thread for each call."""
 
     def __init__(self, most_calls: int) -> None:
@@ -253,7 +224,7 @@ class ThreadWorkers(_Workers):
         def work() -> None:
             try:
                 is_settled = invoke()
-            except BaseException as error:  # noqa: BLE001 - the run decides what it means
+            except BaseException as error:  # noqa: BLE001 - the run decides
                 self._events.put(CallEnded(number, error))
             else:
                 if not is_settled:
@@ -262,7 +233,7 @@ class ThreadWorkers(_Workers):
         self._callers.run(work)
 
     def abandon(self, number: int) -> None:
-        """Nothing: a thread cannot be ended from outside."""
+        """Do nothing: a thread cannot be cancelled."""
 
     def close(self) -> None:
         """See :class:`ListenerWorkers`."""
@@ -270,18 +241,18 @@ class ThreadWorkers(_Workers):
         self._callers.close()
 
 
-class LoopWorkers(_Workers):
+class LoopWorkers(ListenerWorkers):
     """All calls on the process's event loop."""
 
     def __init__(self) -> None:
         super().__init__()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        """The loop's thread alone touches it."""
+        """Only the loop's thread touches them."""
         self._wanted: deque[tuple[int, Callable[[], Settling]]] = deque()
-        """Calls that the loop is to begin."""
+        """Calls that the loop shall begin."""
         self._is_woken = False
-        """Whether the loop will look for them: to wake it takes longer than to begin a call."""
+        """Whether the loop will look for them: waking it takes longer than beginning a call."""
 
     def call(self, number: int, invoke: Callable[[], Settling]) -> None:
         """See :class:`ListenerWorkers`; ``invoke`` is called on the loop's thread and gives an awaitable."""
@@ -311,7 +282,7 @@ class LoopWorkers(_Workers):
             leave_loop_if_blocked(self._loop, _LOOP_END_S)
 
     def _begin_wanted(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Before the look: who wants a call after it wakes the loop again.
+        # First: a call that is added later wakes the loop again.
         self._is_woken = False
         while self._wanted:
             self._begin(loop, *self._wanted.popleft())
@@ -326,7 +297,7 @@ class LoopWorkers(_Workers):
     async def _await(self, number: int, invoke: Callable[[], Settling]) -> None:
         try:
             is_settled = await cast("Awaitable[bool]", invoke())
-        except BaseException as error:  # noqa: BLE001 - the run decides what it means
+        except BaseException as error:  # noqa: BLE001 - the run decides
             self._events.put(CallEnded(number, error))
         else:
             if not is_settled:
@@ -343,8 +314,13 @@ class LoopWorkers(_Workers):
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
-    """That of this thread."""
+    """The loop of this thread, if any."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+def workers_for(listener: object, most_calls: int) -> ListenerWorkers:
+    """The event loop for an ``async def`` listener, else threads; nothing is started yet."""
+    return LoopWorkers() if is_async(listener) else ThreadWorkers(most_calls)

@@ -1,8 +1,7 @@
-"""What a listener gets: contexts with `emit`, hooks around each call."""
+"""The contexts of deliveries, with ``emit``, and the hooks around each call of a listener."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,8 @@ from pyspark_rocketmq.listeners.row_buffer import LOOK_EVERY, Emitted, RowBuffer
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageExt, MessageQueue
 
-logger = logging.getLogger(__name__)
+logger = getLogger(__name__)
+_listener_logger = getLogger("pyspark_rocketmq.listener")
 
 CONSUME_CONTEXT_TYPE: Final = "ConsumeContextType"
 """Key of the return type in a context's props (``MixAll.CONSUME_CONTEXT_TYPE``)."""
@@ -32,35 +32,35 @@ class ConsumeMessageContext:
     namespace: str | None
     mq: MessageQueue
     msg_list: Sequence[MessageExt]
-    """As the listener gets them; not to be changed."""
+    """As the listener gets them; do not change it."""
     success: bool = False
     """Whether the answer was SUCCESS or COMMIT; known after the call."""
     status: str | None = None
-    """The answer; an exception, None and what is no status count as the one that puts the messages back."""
+    """The answer; an exception, None or any other value counts as the one that puts the messages back."""
     props: dict[str, str] = field(default_factory=dict)
     """After the call, ``ConsumeContextType``: SUCCESS, TIME_OUT, EXCEPTION, RETURNNULL or FAILED."""
     mq_trace_context: Any = None
-    """The hook's own, from before the call to after it."""
+    """For the hook's own use."""
 
 
 class ConsumeMessageHook(Protocol):
-    """What a user registers; pickled to the executors, and called there (``ConsumeMessageHook``)."""
+    """A user's hook; pickled to the executors, and called there (``ConsumeMessageHook``)."""
 
     def hook_name(self) -> str:
-        """Its name in the log."""
+        """The name for the log."""
         ...
 
     def consume_message_before(self, context: ConsumeMessageContext) -> None:
-        """Messages go to the listener now."""
+        """Called before the listener."""
         ...
 
     def consume_message_after(self, context: ConsumeMessageContext) -> None:
-        """The listener has answered; nothing is committed yet."""
+        """Called after the listener, before anything is committed."""
         ...
 
 
 class ConsumeHooks:
-    """Calls a consumer's hooks; an exception in one is logged and changes nothing."""
+    """Calls a consumer's hooks; their exceptions are logged and have no effect."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ConsumeHooks:
         return bool(self._hooks)
 
     def before(self, queue: MessageQueue, messages: Sequence[MessageExt]) -> ConsumeMessageContext | None:
-        """Call all before a delivery; the context for :meth:`after`, None without hooks.
+        """Call all before a delivery; returns the context for :meth:`after`, None without hooks.
 
         Source: ``DefaultMQPushConsumerImpl.executeHookBefore``.
         """
@@ -125,14 +125,12 @@ NO_HOOKS: Final = ConsumeHooks()
 
 _making = threading.Lock()
 """Two threads of a listener must not make two buffers of one list."""
-_listener_logger = getLogger("pyspark_rocketmq.listener")
 
 
 class DeliveryContext:
-    """What the contexts of all deliveries have: the queue, and rows to emit; made anew for each delivery.
+    """The context of one delivery: its queue and its emitted rows.
 
-    Rows given to :meth:`emit` reach the sink only when their message is acknowledged; they are dropped
-    otherwise.
+    Emitted rows reach the sink only if their message is acknowledged.
     """
 
     __slots__ = (
@@ -152,7 +150,7 @@ class DeliveryContext:
     def __init__(
         self, messages: Sequence[MessageExt], output: OutputColumns, file: SpillFile | None = None
     ) -> None:
-        """Begin a delivery of ``messages``: at least one, of one queue, ascending; ``file`` is their range's."""
+        """Begin a delivery of one queue's ``messages``, one or more, ascending; ``file`` is their range's."""
         if type(messages) is ArrowMessages:
             self.message_queue = messages.queue
             self.attempt = messages.attempt
@@ -169,25 +167,23 @@ class DeliveryContext:
         self._current = messages[0] if len(messages) == 1 else None
         self._emitted: list[Emitted] = []
         self._look_at = LOOK_EVERY
-        """How many there are when their size is looked at."""
+        """Number of rows at which to check their size next."""
         self._buffer: RowBuffer | None = None
-        """Theirs, once that was done."""
+        """Of the rows, after the first check."""
         self._file = file
         self.broken: RocketMQError | None = None
-        """The engine's: why the first row that broke the output schema did, or could not be kept, whatever
-        the listener made of that error."""
+        """For the engine: the first error of ``emit``, even if the listener caught it."""
 
     def emit(self, message: MessageExt | None = None, /, **columns: Any) -> None:
         """Add one output row; columns not given are null.
 
-        The row belongs to ``message``. It may be left out when the delivery has only one, and inside a loop
-        ``for message in messages``, where it is the one the loop is at.
+        The row belongs to ``message``. Leave it out if the delivery has only one, or inside a loop ``for
+        message in messages``, for the current one.
 
         Raises:
-            ListenerError: If it cannot be told which message the row belongs to, or it is not of this
-                delivery.
-            SchemaError: If a column is not in the listener's output schema, or missing though it must not be
-                null, or a value does not fit its column. To catch it changes nothing: it ends the query.
+            ListenerError: If the row's message is unclear, or not of this delivery.
+            SchemaError: If a column is not in the listener's output schema, is missing and not nullable, or
+                its value does not fit. The query ends even if the listener catches it.
         """
         output = self._output
         try:
@@ -215,7 +211,7 @@ class DeliveryContext:
             self._keep(RowBuffer.look)
 
     def emit_batch(self, rows: pa.RecordBatch) -> None:
-        """For the engine: add an ``ArrowListener``'s rows, each with the queue offset of its message.
+        """For the engine: add an ``ArrowListener``'s rows with the queue offsets of their messages.
 
         Raises:
             SchemaError: If they are not rows of the listener's output schema, as of :meth:`emit`.
@@ -229,10 +225,10 @@ class DeliveryContext:
             self._keep(RowBuffer.pack)
 
     def arrow_column(self, name: str, values: list[Any]) -> pa.Array:
-        """The engine's: ``values`` of an output column, each as :meth:`emit` takes it.
+        """For the engine: ``values`` of an output column, each as :meth:`emit` takes it.
 
         Raises:
-            SchemaError: If one does not fit the column, or there is none of this name.
+            SchemaError: If one does not fit the column, or there is no such column.
         """
         try:
             return self._output.arrow_column(name, values)
@@ -242,21 +238,21 @@ class DeliveryContext:
 
     @property
     def logger(self) -> LoggerAdapter[Logger]:
-        """Logs to ``pyspark_rocketmq.listener``, each text after the queue and the current offset.
+        """Logs to ``pyspark_rocketmq.listener``; texts begin with the queue and the current offset.
 
-        Outside a loop the offset is the delivery's first.
+        Outside a loop that is the delivery's first offset.
         """
         at = self._first_offset if self._current is None else self._current.queue_offset
         return _PositionLogger(_listener_logger, {"position": f"{self.message_queue} queueOffset={at}"})
 
     def take_emitted(self) -> list[Emitted]:
-        """The engine's: rows of this delivery, each led by its message's queue offset."""
+        """For the engine: the rows of this delivery, each with its message's queue offset first."""
         emitted, self._emitted = self._emitted, []
         self._buffer, self._look_at = None, LOOK_EVERY
         return emitted
 
     def _keep(self, keep: Callable[[RowBuffer], int]) -> None:
-        """Have large rows take less memory."""
+        """Reduce the memory of large rows."""
         with _making:
             if self._buffer is None or self._buffer.rows is not self._emitted:
                 self._file = self._file or SpillFile()
@@ -269,21 +265,20 @@ class DeliveryContext:
             raise
 
     def follow(self, messages: Sequence[MessageExt]) -> Sequence[MessageExt]:
-        """For the engine: a list of ``messages`` that tells this context where a loop is.
+        """For the engine: the listener's own list of ``messages``, whose loops set the current message.
 
-        The listener may do with it what it likes: the engine goes by its own. Those of an ``ArrowListener``
-        stay in their batch.
+        Messages of an ``ArrowListener`` stay in their batch.
         """
         if type(messages) is ArrowMessages:
             return messages
         return list(messages) if len(messages) == 1 else _Followed(messages, self)
 
     def at(self, message: MessageExt | None) -> None:
-        """The engine's: be told which message a loop is at; None before and after it."""
+        """For the engine: set the current message of a loop; None before and after it."""
         self._current = message
 
     def broken_at(self, where: str) -> RocketMQError:
-        """For the engine, after a call that left something in ``broken``: what ends the query (D5)."""
+        """For the engine: the error that ends the query if ``broken`` is set (D5)."""
         if not isinstance(self.broken, SchemaError):
             return RocketMQError(f"{where}: {self.broken}")
         return SchemaError(
@@ -298,8 +293,7 @@ class DeliveryContext:
                 "context.emit(message, order_id=…)."
             )
         is_within = self._first_offset <= message.queue_offset <= self._last_offset
-        # The first comparison is cheap, and settles it for all but messages given back, which tell two
-        # topics.
+        # The first comparison is cheap and enough, except for messages that were given back.
         is_here = message[:3] == self.message_queue or message.message_queue == self.message_queue
         if not is_within or not is_here:
             raise ListenerError(
@@ -312,7 +306,7 @@ class DeliveryContext:
 
 class _PositionLogger(LoggerAdapter[Logger]):
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
-        """Put together here: a topic's name is no part of the format."""
+        """Format here: a topic's name must not become a part of the format."""
         if self.isEnabledFor(level):
             text = str(msg) % args if args else msg
             self.logger.log(level, "%s %s", (self.extra or {})["position"], text, **kwargs)
@@ -333,7 +327,7 @@ class ConsumeOrderlyContext(DeliveryContext):
         super().__init__(messages, output, file)
         self.accumulated: Final = accumulated
         """Messages of the queue, right before this delivery's, that were consumed and wait for a COMMIT. With
-        0, whatever else the listener holds of the queue was given back and comes again."""
+        0, discard whatever else you hold of the queue: it was given back and comes again."""
         self.auto_commit = True
         """False: SUCCESS accumulates, COMMIT commits everything accumulated."""
         self.suspend_current_queue_time_millis = -1
@@ -352,12 +346,11 @@ class ConsumeConcurrentlyContext(DeliveryContext):
         self.ack_index = ACK_ALL
         """With CONSUME_SUCCESS: index of the last message that is done; those after it have failed."""
         self.delay_level_when_next_consume = BROKER_DECIDES
-        """When failed messages come again: 0: after 3 + their reconsume times; -1: never, they become dead
-        letters; else the broker's delay level."""
+        """Delay level of failed messages; 0: 3 + their reconsume times; -1: dead letters at once."""
 
 
 class _Followed(list[MessageExt]):
-    """A list that tells the context which message a ``for`` loop is at; ``break`` stays there."""
+    """A list whose ``for`` loop sets the context's current message; after ``break`` it stays."""
 
     def __init__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> None:
         super().__init__(messages)
@@ -367,12 +360,12 @@ class _Followed(list[MessageExt]):
         for message in super().__iter__():
             self._context.at(message)
             yield message
-        # Whoever walked through them all may take them up again by index or copy, which is not seen here.
+        # Later access by index or copy cannot be followed.
         self._context.at(None)
 
 
 MessageListenerOrderly = Callable[[Sequence[MessageExt], ConsumeOrderlyContext], ConsumeOrderlyStatus | None]
-"""Takes messages of one queue in ascending queue offset; None and an exception count as SUSPEND (row D5)."""
+"""Takes messages of one queue in ascending order; None and an exception count as SUSPEND (row D5)."""
 
 MessageListenerConcurrently = Callable[
     [Sequence[MessageExt], ConsumeConcurrentlyContext],

@@ -1,4 +1,4 @@
-"""One message consumed for an administrator (row D12), whatever its queue's offsets are."""
+"""Consumes one message for an administrator (row D12), whatever its queue's offsets are."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pyspark_rocketmq.wire.requests.client_info import ConsumeMessageDirectlyRes
 logger = logging.getLogger(__name__)
 
 _LONGEST_CALL_S: Final = 900.0
-"""Of an ``async def``: Java's consumeTimeout. Whoever asks has long gone by then."""
+"""Of an ``async def``: Java's consumeTimeout. The administrator's request times out much earlier."""
 _ORDERLY_RESULTS = {
     ConsumeOrderlyStatus.SUCCESS: ConsumeResult.CR_SUCCESS,
     ConsumeOrderlyStatus.COMMIT: ConsumeResult.CR_COMMIT,
@@ -36,7 +36,7 @@ _ORDERLY_RESULTS = {
 
 
 class DirectConsumer:
-    """Calls a listener for single messages, in this process; for its side effects, its rows are dropped.
+    """Calls a listener for single messages, in this process, for its side effects; its rows are dropped.
 
     Source: RocketMQ 5.3.3 ``ConsumeMessageOrderlyService.consumeMessageDirectly`` and the concurrent
     service's.
@@ -48,7 +48,7 @@ class DirectConsumer:
         self._is_orderly = orderly
 
     def consume(self, message: MessageExt) -> ConsumeMessageDirectlyResult:
-        """Have the listener consume ``message``; what it answered, or why it could not."""
+        """Call the listener with ``message``; its answer, or its error."""
         messages, output = [message], OutputColumns.of(StructType())
         context = _Orderly(messages, output) if self._is_orderly else _Concurrent(messages, output)
         began_s = time.monotonic()
@@ -57,7 +57,7 @@ class DirectConsumer:
             with self._form.lease() as listener:
                 answer = _answer(listener, messages, context)
         except BaseException as error:
-            # SystemExit, too: it would end the thread that answers this broker, and nothing else.
+            # SystemExit, too: it would only end the thread that answers this broker.
             logger.exception("message not consumed directly msgId=%s", message.msg_id)
             result, remark = ConsumeResult.CR_THROW_EXCEPTION, f"{type(error).__name__}: {error}"
         else:
@@ -85,7 +85,7 @@ def _answer(listener: Call, messages: Sequence[MessageExt], context: DeliveryCon
 
 
 class _Rowless:
-    """There is no sink for rows of a message that is consumed outside its batch."""
+    """A context that drops rows: outside a batch they have no sink."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a listener, for the log of the process it runs in, and in one line for the driver."""
+"""Reports a listener's errors: to the log of its process, and in one line to the driver."""
 
 from __future__ import annotations
 
@@ -12,66 +12,59 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final
 
+logger = logging.getLogger(__name__)
+
 FIRST_PAUSE_S: Final = 10.0
 LONGEST_PAUSE_S: Final = 600.0
 MOST_KEYS: Final = 100
-"""Different things remembered; of more, the one that has not happened for longest is forgotten, and told
-anew."""
-
-
-@dataclass(slots=True)
-class _Told:
-    at_s: float
-    pause_s: float
-    since: int = 0
-    """How often it has happened since it was told."""
-
-
-class Repeated:
-    """Remembers what was told; times are monotonic seconds. Not thread-safe."""
-
-    def __init__(self) -> None:
-        self._told: OrderedDict[Hashable, _Told] = OrderedDict()
-
-    def happened(self, key: Hashable, now_s: float) -> int | None:
-        """Whether to tell it now.
-
-        Returns:
-            0: in full, it is new. A positive number: that it has happened so often since it was last told.
-            None: not now.
-        """
-        told = self._told.get(key)
-        if told is None:
-            self._told[key] = _Told(now_s, FIRST_PAUSE_S)
-            if len(self._told) > MOST_KEYS:
-                self._told.popitem(last=False)
-            return 0
-        self._told.move_to_end(key)
-        told.since += 1
-        if now_s - told.at_s < told.pause_s:
-            return None
-        count, told.since = told.since, 0
-        told.at_s, told.pause_s = now_s, min(2 * told.pause_s, LONGEST_PAUSE_S)
-        return count
-
-
-logger = logging.getLogger(__name__)
-
+"""Different errors remembered; beyond that the one not seen for longest is forgotten."""
 MOST_CHARACTERS: Final = 300
 """Of the one line."""
 _MOST_CAUSES: Final = 10
-"""Told of one error; users' code may chain any number, in a circle too."""
+"""Of one error, in its line; users' code may chain any number, in a circle too."""
 _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-fA-F]+|\d+")
-"""What differs from one message to the next in the text of the same error."""
-_repeated = Repeated()
-"""Of this process: a message that fails is delivered again within a second, and each task reads other queues.
-"""
+"""Differs from message to message in the text of the same error."""
+
+
+@dataclass(slots=True)
+class _Report:
+    at_s: float
+    pause_s: float
+    since: int = 0
+    """Occurrences since this report."""
+
+
+class RateLimiter:
+    """Limits how often an error is logged; times are monotonic seconds. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._reports: OrderedDict[Hashable, _Report] = OrderedDict()
+
+    def happened(self, key: Hashable, now_s: float) -> int | None:
+        """Count an error; returns 0: log it in full, n: log that it came n times more, None: log nothing."""
+        report = self._reports.get(key)
+        if report is None:
+            self._reports[key] = _Report(now_s, FIRST_PAUSE_S)
+            if len(self._reports) > MOST_KEYS:
+                self._reports.popitem(last=False)
+            return 0
+        self._reports.move_to_end(key)
+        report.since += 1
+        if now_s - report.at_s < report.pause_s:
+            return None
+        count, report.since = report.since, 0
+        report.at_s, report.pause_s = now_s, min(2 * report.pause_s, LONGEST_PAUSE_S)
+        return count
+
+
+_limiter = RateLimiter()
+"""One per process: a failed message comes again within a second, and each task reads other queues."""
 _guard = threading.Lock()
-"""Over ``_repeated``."""
+"""Over ``_limiter``."""
 
 
-def tell_failure(what: str, where: str, error: BaseException) -> str:
-    """Log that ``what`` happened at ``where``, the traceback if it is new here; returns one line."""
+def report_failure(what: str, where: str, error: BaseException) -> str:
+    """Log that ``what`` happened at ``where``, with the traceback if it is new; returns one line."""
     line = one_line(error)
     count = _count((type(error), _VARIABLE.sub("…", line), _place(error)))
     if count == 0:
@@ -81,8 +74,8 @@ def tell_failure(what: str, where: str, error: BaseException) -> str:
     return line
 
 
-def tell_problem(problem: str, where: str) -> str:
-    """Log a sentence, in full if it is new in this process; its one line."""
+def report_problem(problem: str, where: str) -> str:
+    """Log a sentence, in full if it is new in this process; returns one line."""
     line = _shortened(problem)
     count = _count(_VARIABLE.sub("…", line))
     if count == 0:
@@ -94,13 +87,13 @@ def tell_problem(problem: str, where: str) -> str:
 
 def one_line(error: BaseException) -> str:
     """Type and text of an error, without control characters; at most ``MOST_CHARACTERS``."""
-    told: list[BaseException] = []
+    chain: list[BaseException] = []
     cause: BaseException | None = error
-    while cause is not None and cause not in told and len(told) < _MOST_CAUSES:
-        told.append(cause)
+    while cause is not None and cause not in chain and len(chain) < _MOST_CAUSES:
+        chain.append(cause)
         cause = cause.__cause__
     line = ""
-    for each in reversed(told):
+    for each in reversed(chain):
         line = _shortened(f"{_own_line(each)} ({line})" if line else _own_line(each))
     return line
 
@@ -122,7 +115,7 @@ def _shortened(text: str) -> str:
 
 def _count(key: Hashable) -> int | None:
     with _guard:
-        return _repeated.happened(key, time.monotonic())
+        return _limiter.happened(key, time.monotonic())
 
 
 def _renew() -> None:

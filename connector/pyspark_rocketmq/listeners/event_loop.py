@@ -1,8 +1,7 @@
 """The event loop on which this process's asynchronous listeners run.
 
-One for all: what a listener has opened on it, such as a pool of connections, stays usable from batch to
-batch. It runs in a daemon thread, because a call that never returns must not keep its worker process from
-ending.
+One loop per process, so that a listener's connection pool stays usable from batch to batch. It runs in a
+daemon thread: a call that never returns must not keep its worker process from ending.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ _running: asyncio.AbstractEventLoop | None = None
 _guard = threading.Lock()
 """Over ``_running``."""
 _ANSWER_S: Final = 1.0
-"""How long a loop that nothing blocks may take to begin what it is asked for."""
+"""How long a loop that nothing blocks may take to begin a call."""
 
 
 def is_async(listener: object) -> bool:
-    """Whether calling it gives something to await; a wrapper may say so itself."""
-    if (said := getattr(listener, "is_async", None)) is not None:
-        return bool(said)
+    """Whether calling it returns an awaitable; a wrapper may say so by ``is_async``."""
+    if (declared := getattr(listener, "is_async", None)) is not None:
+        return bool(declared)
     call = getattr(listener, "__call__", None)  # noqa: B004 - an instance's class may have an async one
     return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(call)
 
 
 def listener_loop() -> asyncio.AbstractEventLoop:
-    """The loop, running; started when it is first needed."""
+    """The running loop; started when it is first needed."""
     global _running  # noqa: PLW0603 - one per process is the point
     with _guard:
         if _running is None:
@@ -48,10 +47,10 @@ def listener_loop() -> asyncio.AbstractEventLoop:
 
 
 def leave_loop_if_blocked(loop: asyncio.AbstractEventLoop, patience_s: float) -> None:
-    """Have the next call begin another loop, unless this one shows a sign of life within the time.
+    """Replace the event loop if it does not respond within ``patience_s``.
 
-    Whoever waited in vain cannot tell from that alone: a process that stood still finds all its times over
-    when it goes on, and what listeners have opened on a loop is of no use on another one.
+    A timeout alone does not prove that the loop is blocked: after a pause of the process all timeouts have
+    expired. And connections opened on one loop are useless on another.
     """
     global _running  # noqa: PLW0603
     with suppress(TimeoutError):
@@ -64,7 +63,7 @@ def leave_loop_if_blocked(loop: asyncio.AbstractEventLoop, patience_s: float) ->
 
 
 def run_on_loop(begin: Callable[[], Awaitable[ResultT]], timeout_s: float) -> ResultT:
-    """Wait for what ``begin``, called on the loop, gives; from any thread but the loop's.
+    """Call ``begin`` on the loop and wait for its result; from any thread but the loop's.
 
     Raises:
         TimeoutError: If it takes longer; it is cancelled.
@@ -77,19 +76,19 @@ def run_on_loop(begin: Callable[[], Awaitable[ResultT]], timeout_s: float) -> Re
     loop = listener_loop()
     future = asyncio.run_coroutine_threadsafe(run(), loop)
     try:
-        # A little longer than the loop itself waits: it does not answer at all when something blocks it.
+        # Longer than the loop itself waits, which does not answer at all while something blocks it.
         return future.result(timeout_s + _ANSWER_S)
     except TimeoutError:
         if not future.done():
             leave_loop_if_blocked(loop, _ANSWER_S)
         if future.done():
-            return future.result()  # it came while this process went on again
+            return future.result()  # it came after a pause of this process
         raise
 
 
 def _forget() -> None:
-    """In a child of ``fork()``: the thread that runs the loop is the parent's."""
-    global _running, _guard  # noqa: PLW0603 - a thread that is not there may hold it
+    """In a child of ``fork()``: the parent's threads, which run the loop or hold the lock, are missing."""
+    global _running, _guard  # noqa: PLW0603
     _guard = threading.Lock()
     _running = None
 
@@ -98,20 +97,19 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def _selector() -> selectors.BaseSelector:
-    """The platform's best, with exact waits where that has none."""
     return _ExactEpoll() if hasattr(selectors, "EpollSelector") else selectors.DefaultSelector()
 
 
 _LONG_S: Final = 0.1
-"""Waits longer than this may be a millisecond too long."""
+"""Longer waits may be rounded."""
 _MOST_FILES: Final = 1024
-"""``FD_SETSIZE``: file numbers that ``select`` cannot take begin here."""
+"""``FD_SETSIZE``: ``select`` takes only file numbers below."""
 
 
 class _ExactEpoll(selectors.EpollSelector):
-    """Waits as long as asked: ``epoll_wait`` rounds up to a whole millisecond, a fifth of a call of five.
+    """Waits exactly: ``epoll_wait`` rounds up to a whole millisecond, a fifth of a call of five.
 
-    And calls whose waits are rounded end together, so that each waits for the others' turns, too.
+    Rounded waits also end together, so that calls wait for each other.
     """
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:

@@ -6,15 +6,15 @@
 * :class:`ArrowListener`: ``(record batch, context) -> status`` or ``(status, record batch of rows)``
 * :class:`PandasListener`: ``(frame, context) -> status`` or ``(status, frame of rows)``
 * a class, or an object, with ``consume_message(messages, context)``, and ``open(context)`` and ``close()`` if
-  wanted: opened once per worker process, closed when it was not needed for a while
+  wanted: opened once per worker process, closed when idle
 * ``"module:name"``: any of these, imported where it is needed and not pickled
 
-A concurrent listener may have any of them as an ``async def``, too.  A form is what is pickled to the
-executors; there each range takes a lease of it.
+A concurrent listener may have any of these as an ``async def``. A form is pickled to the executors; there
+each range takes a lease of it.
 
-Spark keeps a Python worker for the next task and ends one that was idle for a minute, without letting it
-finish anything. So a listener that nobody has used for half a minute is closed here, before that; it is
-opened again when it is needed again. One whose process is killed is not closed, which nothing could change.
+Spark ends a Python worker that was idle for a minute, without letting it finish anything. So a listener that
+was idle for half a minute is closed here, and opened again when needed. If its process is killed, nothing can
+close it.
 """
 
 from __future__ import annotations
@@ -52,40 +52,40 @@ Call = Callable[[Sequence[MessageExt], Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class ListenerContext:
-    """What ``open`` is told."""
+    """The argument of a listener's ``open``."""
 
     consumer_group: str
-    """Empty where a query was composed without saying it."""
+    """Empty if the query has none."""
 
 
 class _Opened:
-    """A listener in use, or waiting for its next use."""
+    """A listener that is opening, in use, or idle."""
 
     def __init__(self) -> None:
         self.listener: Future[Any] = Future()
-        """Known when it is open: who comes meanwhile waits, however long its ``open`` takes."""
+        """Done when it is open; other users wait, however long ``open`` takes."""
         self.users = 0
         self.closing: threading.Timer | None = None
 
 
 _opened: dict[str, _Opened] = {}
 _guard = threading.Lock()
-"""Over ``_opened`` and what is in it; nothing of a listener is called under it."""
+"""Over ``_opened`` and its values; never held while a listener's code runs."""
 
 
 @contextmanager
 def lease_of_opened(
     key: str, listener: Any, context: ListenerContext, idle_s: float = IDLE_S
 ) -> Iterator[Call]:
-    """The ``consume_message`` of the process's one opened object for ``key``.
+    """The ``consume_message`` of the process's only opened object for ``key``.
 
     Args:
-        key: Tells listeners apart.
-        listener: To open if there is none yet: an object, or a class to make one of.
+        key: The identity of the listener.
+        listener: Opened if there is none yet: an object, or a class to make one of.
         context: For ``open``.
         idle_s: How long it stays open without a lease.
 
-    One that cannot be opened is a :class:`FailedListener`: its queues wait, and it is tried again after that.
+    If ``open`` fails, yields a :class:`FailedListener`; the queues are suspended and ``open`` is tried again.
     """
     opened, is_new = _take(key)
     if is_new:
@@ -102,7 +102,7 @@ def lease_of_opened(
 
 
 def _take(key: str) -> tuple[_Opened, bool]:
-    """Become a user; whether this is the first one, who has to open it."""
+    """Add a user; whether it is the first one, who has to open the listener."""
     with _guard:
         found = _opened.get(key)
         opened = _opened[key] = found or _Opened()
@@ -113,11 +113,11 @@ def _take(key: str) -> tuple[_Opened, bool]:
 
 
 def _open(key: str, opened: _Opened, listener: Any, context: ListenerContext) -> None:
-    """Open it for all who wait; who comes after a failure tries again."""
+    """Open it for all users that wait; after a failure the next user tries again."""
     try:
         made = listener() if isinstance(listener, type) else listener
         if hasattr(made, "open"):
-            _ended(partial(made.open, context), _OPEN_S)
+            _call(partial(made.open, context), _OPEN_S)
     except BaseException as error:
         with _guard:
             del _opened[key]
@@ -153,7 +153,7 @@ def _close(opened: _Opened) -> None:
     if not hasattr(listener, "close"):
         return
     try:
-        _ended(listener.close, _CLOSE_S)
+        _call(listener.close, _CLOSE_S)
     except Exception:
         logger.exception("listener could not be closed type=%s", type(listener).__name__)
 
@@ -168,8 +168,8 @@ def _close_all() -> None:
 
 
 def _forget() -> None:
-    """In a child of ``fork()``: what is open is the parent's, and not the child's to close."""
-    global _guard  # noqa: PLW0603 - a thread that is not there may hold it
+    """In a child of ``fork()``: listeners are the parent's to close; a missing thread may hold the lock."""
+    global _guard  # noqa: PLW0603
     _guard = threading.Lock()
     _opened.clear()
 
@@ -177,7 +177,7 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def _ended(method: Callable[[], object], timeout_s: float) -> None:
+def _call(method: Callable[[], object], timeout_s: float) -> None:
     """Call ``open`` or ``close``, on the event loop if it is an ``async def``."""
     if inspect.iscoroutinefunction(method):
         run_on_loop(method, timeout_s)
@@ -186,21 +186,17 @@ def _ended(method: Callable[[], object], timeout_s: float) -> None:
 
 
 class FailedListener:
-    """In the place of a listener that could not be opened: its calls fail."""
+    """Replaces a listener that could not be opened: its calls fail."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
 
     def __call__(self, messages: Sequence[MessageExt], context: object) -> NoReturn:  # noqa: ARG002
-        """Fail.
-
-        Raises:
-            ListenerError: In any case.
-        """
+        """Raise :meth:`error`."""
         raise self.error()
 
     def error(self) -> ListenerError:
-        """Why it has no answers."""
+        """The error of every call."""
         error = ListenerError("The listener's open() failed, so its messages could not be consumed.")
         error.__cause__ = self._error
         return error
@@ -208,15 +204,15 @@ class FailedListener:
 
 @runtime_checkable
 class ListenerForm(Protocol):
-    """A listener on its way to the executors."""
+    """A listener as it is pickled to the executors."""
 
     def lease(self) -> AbstractContextManager[Call]:
-        """The listener for one range, in whichever process this is."""
+        """The listener for one range, in any process."""
         ...
 
 
 def form_of(listener: object, consumer_group: str = "", *, orderly: bool = True) -> ListenerForm:
-    """The form of whatever a user gives as a listener; a form stays as it is.
+    """The form of a user's listener; a form stays as it is.
 
     Raises:
         OptionError: If it is no listener, or an ``async def`` where messages are consumed in order.
@@ -226,12 +222,12 @@ def form_of(listener: object, consumer_group: str = "", *, orderly: bool = True)
 
 @dataclass(frozen=True, slots=True)
 class _Origin:
-    """Whose listener it is."""
+    """The consumer that a listener belongs to."""
 
     consumer_group: str
     is_orderly: bool
     key: str
-    """Tells an object that is to be opened once from others, in every process alike."""
+    """The identity of an object that is opened once, the same in every process."""
 
 
 def _form(listener: object, origin: _Origin) -> ListenerForm:
@@ -266,7 +262,7 @@ def _form(listener: object, origin: _Origin) -> ListenerForm:
 
 
 def _parameters_given(listener: object) -> int | None:
-    """How many arguments ``consume_message`` takes; None where only an instance can tell."""
+    """How many arguments ``consume_message`` takes; None if only an instance shows that."""
     if not isinstance(listener, type):
         return 2
     found = inspect.getattr_static(listener, "consume_message", None)
@@ -276,23 +272,23 @@ def _parameters_given(listener: object) -> int | None:
 
 
 def _check_parameters(listener: object, call: Callable[..., object], *, given: int) -> None:
-    """Refuse what cannot be called with messages and a context: every delivery would fail."""
+    """Refuse a listener that does not take messages and a context: every delivery would fail."""
     try:
-        # Of a decorated function the decorator's: it may hand on more than it takes.
+        # A decorator's own signature: it may pass on more than it takes.
         inspect.signature(call, follow_wrapped=False).bind(*range(given))
     except TypeError as error:
         raise _unusable(
             f"{named(listener)} cannot be called with messages and a context ({error}); a listener takes both"
         ) from None
     except ValueError:
-        return  # one in C, which does not tell
+        return  # one in C, which has no signature
 
 
 def load(name: str) -> object:
-    """Import what ``module:name`` stands for.
+    """Import ``module:name``.
 
     Raises:
-        OptionError: If it cannot be had.
+        OptionError: If that fails.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
@@ -304,7 +300,7 @@ def load(name: str) -> object:
 
 
 def named(listener: object) -> str:
-    """How a listener is called in messages to its author."""
+    """The name of a listener in errors."""
     return getattr(listener, "__qualname__", None) or f"an object of type {type(listener).__name__}"
 
 
@@ -356,7 +352,7 @@ class GeneratorListener:
         self._success = success
 
     def __call__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> object:
-        """Emit its rows; the status it returned, success if none."""
+        """Emit its rows; returns its status, success if none."""
         rows = self._function(messages, context)
         try:
             while True:
@@ -377,7 +373,7 @@ class AsyncGeneratorListener:
         self._success = success
 
     async def __call__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> object:
-        """Emit its rows; success, unless it raises."""
+        """Emit its rows; returns success."""
         async with aclosing(self._function(messages, context)) as rows:
             async for row in rows:
                 _emit(row, context)

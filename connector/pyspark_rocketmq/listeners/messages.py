@@ -1,4 +1,4 @@
-"""Messages out of the columns they arrive in, made when they are to be delivered."""
+"""Makes messages from Arrow columns when they are delivered."""
 
 from __future__ import annotations
 
@@ -14,17 +14,14 @@ import pyarrow.compute as pc
 
 from pyspark_rocketmq.consume.positions import LastMessage
 from pyspark_rocketmq.model import MessageExt, MessageQueue, is_retry_topic
-from pyspark_rocketmq.source.schema import (
-    MESSAGE_COLUMNS,
-    ORIGIN_TOPIC,
-)
+from pyspark_rocketmq.source.schema import MESSAGE_COLUMNS, ORIGIN_TOPIC
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
 
 
 def messages_of(columns: Iterable[Sequence[Any]]) -> list[MessageExt]:
     """The messages of one queue from ``columns``, in the order of :data:`MESSAGE_COLUMNS`.
 
-    Those of a retry queue come under the topic they were sent to first.
+    Messages of a retry queue get the topic they were first sent to.
     """
     *fields, origin_topics = columns
     values = zip(*fields, repeat(None, len(origin_topics)), strict=True)
@@ -38,35 +35,34 @@ def messages_of(columns: Iterable[Sequence[Any]]) -> list[MessageExt]:
 _TIMES = frozenset({"bornTimestamp", "storeTimestamp"})
 _MICROS_PER_MILLI = 1000
 _MOSTLY_ALIKE = frozenset({"tags", "bornHost", "storeHost"})
-"""Texts that messages one behind the other often share."""
+"""Texts that neighbouring messages often share."""
 _RECONSUME_TIMES: Final = "reconsumeTimes"
 _MADE_AT_ONCE: Final = 512
-"""Few enough to stay in a processor's caches, and below the number of objects at which Python's garbage
-collector looks at them all; many enough that reading a column costs next to nothing."""
+"""Few enough for the processor's caches and below the threshold of Python's garbage collector; many enough
+that reading a column costs next to nothing."""
 
 
 class ArrowMessages(Sequence[MessageExt]):
-    """One delivery's messages as a record batch, and as objects where somebody asks for these."""
+    """One delivery's messages as a record batch, and as objects on demand."""
 
     def __init__(
         self,
         batch: pa.RecordBatch,
         queue: MessageQueue,
         queue_offsets: npt.NDArray[np.int64],
-        told: Mapping[str, str],
+        extra: Mapping[str, str],
     ) -> None:
         self.batch = batch
-        """Columns as in ``format("rocketmq")``; those of a retry queue have the topic that they were sent to
-        first."""
-        self._told = told
+        """Columns as in ``format("rocketmq")``; the topic is the one they were first sent to."""
+        self._extra = extra
         self.queue = queue
-        """The one they were read from."""
+        """The queue they were read from."""
         self.queue_offsets = queue_offsets
         self._made: list[MessageExt] | None = None
 
     @classmethod
     def of(cls, messages: Sequence[MessageExt]) -> ArrowMessages:
-        """Of messages of one queue that are objects already, at least one."""
+        """Make the batch of messages of one queue, at least one."""
         columns = dict(zip(MESSAGE_SCHEMA.names, map(list, zip(*messages, strict=True)), strict=False))
         for name in _TIMES:
             columns[name] = [millis * _MICROS_PER_MILLI for millis in columns[name]]
@@ -92,19 +88,19 @@ class ArrowMessages(Sequence[MessageExt]):
     def __getitem__(self, at: int | slice) -> MessageExt | list[MessageExt]:
         if self._made is None:
             topics = self.batch.column("topic")
-            # As they were read: null where a message does not tell, or was never given back.
+            # As they were read: null where a message does not name it, or was never given back.
             origins = pc.replace_with_mask(
                 topics, pc.equal(topics, self.queue.topic), pa.scalar(None, pa.string())
             )
-            self._made = _messages(self.batch.append_column(ORIGIN_TOPIC, origins), self.queue, self._told)
+            self._made = _messages(self.batch.append_column(ORIGIN_TOPIC, origins), self.queue, self._extra)
         return self._made[at]
 
 
 class ArrivedMessages(Sequence[MessageExt]):
-    """A range's messages, made a few hundred at a time, when they are to be delivered.
+    """A range's messages, made a few hundred at a time when they are delivered.
 
-    A hundred thousand objects made at once are three times as large as their columns, and the garbage
-    collector goes through them again and again, which takes as long as to make them.
+    As objects they take three times the memory of their columns, and the garbage collector would walk a
+    hundred thousand of them again and again.
     """
 
     def __init__(
@@ -112,10 +108,10 @@ class ArrivedMessages(Sequence[MessageExt]):
         batches: Sequence[pa.RecordBatch],
         queue: MessageQueue,
         queue_offsets: npt.NDArray[np.int64],
-        told: Mapping[str, str],
+        extra: Mapping[str, str],
     ) -> None:
-        """``batches`` are rows of ``queue``, at ``queue_offsets``; messages get the properties ``told``."""
-        self._told = told
+        """``batches`` are rows of ``queue``, at ``queue_offsets``; messages get the ``extra`` properties."""
+        self._extra = extra
         self.queue_offsets = queue_offsets
         """Of all messages."""
         self._batches = batches
@@ -124,9 +120,9 @@ class ArrivedMessages(Sequence[MessageExt]):
         """Of each batch, as an index of messages."""
         self._first = 0
         self._made: list[MessageExt] = []
-        """The messages from ``_first`` on that are there."""
+        """The messages made, from index ``_first`` on."""
         self._shown: list[pa.RecordBatch] = []
-        """``batches`` as an :class:`ArrowMessages` has them, once one was asked for."""
+        """``batches`` as an :class:`ArrowMessages` has them, made for the first one."""
 
     def __len__(self) -> int:
         return len(self.queue_offsets)
@@ -146,9 +142,9 @@ class ArrivedMessages(Sequence[MessageExt]):
             yield from self[start : start + _MADE_AT_ONCE]
 
     def in_objects(self, start: int, stop: int, retry_counts: Sequence[int] = ()) -> list[MessageExt]:
-        """At least one message, in order; ``retry_counts`` is added to their reconsumptions."""
+        """At least one message, in order; ``retry_counts`` is added to their reconsume times."""
         begin, end = start - self._first, stop - self._first
-        # As nearly every delivery.
+        # True for nearly every delivery.
         is_made = 0 <= begin < end <= len(self._made)
         messages = self._made[begin:end] if is_made else self._between(start, stop, 1)
         return _with_times(messages, retry_counts) if retry_counts else messages
@@ -170,10 +166,10 @@ class ArrivedMessages(Sequence[MessageExt]):
             times = pc.add(delivered.column(_RECONSUME_TIMES), pa.array(retry_counts, pa.int32()))
             place = delivered.schema.get_field_index(_RECONSUME_TIMES)
             delivered = delivered.set_column(place, delivered.schema.field(place), times)
-        return ArrowMessages(delivered, self._queue, self.queue_offsets[start:stop], self._told)
+        return ArrowMessages(delivered, self._queue, self.queue_offsets[start:stop], self._extra)
 
     def last_message(self, index: int) -> str:
-        """See :func:`last_message`: of the message at ``index``, without making it."""
+        """See :func:`last_message`, of the message at ``index``."""
         number = bisect_right(self._ends, index)
         batch = self._batches[number]
         return last_message(batch, index - (self._ends[number] - batch.num_rows))
@@ -190,17 +186,17 @@ class ArrivedMessages(Sequence[MessageExt]):
         return found[::step]
 
     def _make(self, index: int) -> None:
-        """Make the message at ``index`` and some behind it."""
+        """Make the message at ``index`` and some after it."""
         number = bisect_right(self._ends, index)
         batch = self._batches[number]
         rows = batch.slice(index - (self._ends[number] - batch.num_rows), _MADE_AT_ONCE)
-        self._first, self._made = index, _messages(rows, self._queue, self._told)
+        self._first, self._made = index, _messages(rows, self._queue, self._extra)
 
 
 def taker_of(
     messages: Sequence[MessageExt], *, in_arrow: bool
 ) -> Callable[[int, int, Sequence[int]], Sequence[MessageExt]]:
-    """Takes a delivery out of a range's messages: first index, end, and added reconsumptions."""
+    """Returns a function of first index, end and added reconsume times that makes a delivery."""
     if isinstance(messages, ArrivedMessages):
         return messages.in_arrow if in_arrow else messages.in_objects
 
@@ -218,7 +214,7 @@ def _with_times(messages: Sequence[MessageExt], retry_counts: Sequence[int]) -> 
 
 
 def _as_shown(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns of messages, those of a retry queue under the topic that they were sent to first."""
+    """The columns of messages, under the topic that they were first sent to."""
     if batch.num_columns == len(MESSAGE_SCHEMA):
         return batch
     columns = [batch.column(name) for name in MESSAGE_SCHEMA.names]
@@ -227,7 +223,7 @@ def _as_shown(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def last_message(batch: pa.RecordBatch, row: int) -> str:
-    """What an ack says of the newest message passed; empty where its columns were not read."""
+    """The text in an ack about the newest message; empty if its columns were not read."""
     names = ("queueOffset", "storeTimestamp", "commitLogOffset")
     offset, stored_at, log_offset = (batch.column(name)[row] for name in names)
     if not (stored_at.is_valid and log_offset.is_valid):
@@ -236,16 +232,16 @@ def last_message(batch: pa.RecordBatch, row: int) -> str:
     return LastMessage(offset.as_py(), stored_ms, log_offset.as_py()).to_text()
 
 
-def _messages(rows: pa.RecordBatch, queue: MessageQueue, told: Mapping[str, str]) -> list[MessageExt]:
-    """The messages of ``rows``, all of which are of ``queue``, with the properties ``told``."""
+def _messages(rows: pa.RecordBatch, queue: MessageQueue, extra: Mapping[str, str]) -> list[MessageExt]:
+    """The messages of ``rows``, all of ``queue``, with the properties ``extra``, too."""
     of_queue = dict(zip(MESSAGE_COLUMNS, queue, strict=False))
     columns: dict[str, list[Any]] = {
         name: [of_queue[name]] * rows.num_rows if name in of_queue else _values(rows.column(name), name)
         for name in MESSAGE_COLUMNS[:-1]
     }
-    if told:
+    if extra:
         for properties in columns["properties"]:
-            properties.update(told)
+            properties.update(extra)
     has_origins = ORIGIN_TOPIC in rows.schema.names
     columns[ORIGIN_TOPIC] = (
         _values(rows.column(ORIGIN_TOPIC), ORIGIN_TOPIC) if has_origins else [None] * rows.num_rows
@@ -257,8 +253,7 @@ def _values(column: pa.Array, name: str) -> list[Any]:
     if column.null_count == len(column):
         return [None] * len(column)
     if name in _TIMES:
-        # Milliseconds as in Java. Null where a producer claims a born time that Spark's timestamps cannot
-        # hold.
+        # Milliseconds as in Java. Null if Spark's timestamps cannot hold the born time.
         micros = column.cast(pa.int64()).fill_null(0).to_numpy()
         return (micros // _MICROS_PER_MILLI).tolist()  # type: ignore[no-any-return]
     if pa.types.is_integer(column.type):
@@ -271,14 +266,14 @@ def _values(column: pa.Array, name: str) -> list[Any]:
 
 
 def _dicts(column: pa.MapArray) -> list[dict[str, str]]:
-    """As ``to_pylist`` in a third of its time; a map of a message is never null."""
+    """``to_pylist`` in a third of the time; no map is null."""
     offsets = column.offsets.to_numpy()
-    # A slice of a map column has the keys and items of the whole.
+    # A slice of a map column still has the keys and items of the whole column.
     first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
     keys, items = column.keys.slice(first, count), column.items.slice(first, count).to_pylist()
     width = int(offsets[1]) - first
     if (np.diff(offsets) == width).all() and _repeats(keys, width):
-        # The same keys for all: each text is made once, and hashed once.
+        # All have the same keys: each text is made and hashed once.
         rows = zip(*[iter(items)] * width, strict=True)
         return list(map(dict, map(zip, repeat(keys[:width].to_pylist()), rows)))
     pairs = zip(keys.to_pylist(), items, strict=True)
@@ -286,7 +281,7 @@ def _dicts(column: pa.MapArray) -> list[dict[str, str]]:
 
 
 def _repeats(column: pa.StringArray, width: int) -> bool:
-    """Whether the column is its first ``width`` values, which are at least one, again and again."""
+    """Whether the column repeats its first ``width`` values."""
     if not width or column.null_count:
         return False
     _, offsets, data = column.buffers()

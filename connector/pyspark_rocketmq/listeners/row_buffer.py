@@ -1,9 +1,9 @@
-"""The rows of a range until it has ended: in memory while they are few, else in a temporary file.
+"""The emitted rows of a range until it ends: in memory while they are few, else in a temporary file.
 
-A listener may emit any number of rows for one message, and none of them may leave the task before the message
-is acknowledged. So rows are kept in order, the newest as tuples; those before them become record batches of
-about 1 MiB, and what takes more than 8 MiB of memory is written to a file of the range's own. Rows of a call
-that is given back are dropped wherever they are; the file ends with the process at the latest.
+A listener may emit any number of rows for a message, and none may leave the task before the message is
+acknowledged. Rows are kept in order: the newest as tuples, older ones as record batches of about 1 MiB, and
+what takes more than 8 MiB is written to a file of the range's own. Rows of a call that is given back are
+dropped. The file has no name and ends with the process at the latest.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.listeners.row_validation import Row, RowColumns
 
 IN_MEMORY_BYTES: Final = 8 << 20
-"""What the batches of a range, and of a call that has not ended, may take of memory, each."""
+"""Memory for the batches of a range, and for those of each running call."""
 _BATCH_BYTES: Final = 1 << 20
 _BATCH_ROWS: Final = 8192
-"""Of a call's newest rows; then they become a batch."""
+"""Newest rows of a call at which they become a batch."""
 LOOK_EVERY: Final = 64
-"""Rows of a call after which their size is looked at."""
+"""Rows of a call between two checks of their size."""
 _FEW_ROWS: Final = 1024
-"""Newest rows of a range, from calls that emitted few."""
+"""Newest rows of a range at which they become a batch."""
 _WRITTEN_BYTES: Final = 4 << 20
 _WRITTEN_ROWS: Final = 64 * 1024
-"""About what is given to a sink's writer at once."""
+"""About how much a sink's writer gets at once."""
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
@@ -56,11 +56,11 @@ class SpilledRows:
 
 
 Emitted: TypeAlias = "Row | pa.RecordBatch | SpilledRows"
-"""A row, or rows of the same columns."""
+"""A row, or several rows of the same columns."""
 
 
 class SpillFile:
-    """The temporary file of one range, which is made when it is first needed; for any thread."""
+    """The temporary file of one range, made when first needed; thread-safe."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -68,7 +68,7 @@ class SpillFile:
         self._end = 0
 
     def write(self, rows: pa.RecordBatch) -> SpilledRows:
-        """Write rows behind all others.
+        """Append rows.
 
         Raises:
             RocketMQError: If there is no room for them.
@@ -86,14 +86,15 @@ class SpillFile:
                 at += os.pwrite(descriptor, data[at:], begin + at)
         except OSError as error:
             raise RocketMQError(
-                f"{len(data)} bytes of rows that wait for their message to be acknowledged could not be written "
-                f"to a temporary file in {_folder()}, which has {begin} bytes of this range already: {error}. "
-                "Give spark.local.dir more room, or have the listener emit fewer rows for a message."
+                f"{len(data)} bytes of rows that wait for their message to be acknowledged could not be "
+                f"written to a temporary file in {_folder()}, which has {begin} bytes of this range already: "
+                f"{error}. Give spark.local.dir more room, or have the listener emit fewer rows for a "
+                "message."
             ) from error
         return SpilledRows(self, begin, begin + len(data))
 
     def read(self, begin: int, end: int) -> bytes:
-        """What was written there."""
+        """The bytes of that range."""
         descriptor = self._opened().fileno()
         parts: list[bytes] = []
         while begin < end:
@@ -102,7 +103,7 @@ class SpillFile:
         return b"".join(parts)
 
     def drop(self, rows: Sequence[Emitted]) -> None:
-        """Use the room of rows again, if they are the last."""
+        """Reuse the space of ``rows`` if they are the last."""
         for each in reversed(rows):
             if isinstance(each, SpilledRows):
                 with self._guard:
@@ -112,7 +113,7 @@ class SpillFile:
     def _opened(self) -> IO[bytes]:
         if (file := self._file) is not None:
             return file
-        # Has no name, so that nothing is left of it after a kill.
+        # Without a name, so that a killed process leaves nothing behind.
         opened = TemporaryFile(buffering=0, prefix="rocketmq-rows-", dir=_folder())  # noqa: SIM115
         with self._guard:
             file = self._file = self._file or opened
@@ -124,20 +125,28 @@ class SpillFile:
 
 
 def _folder() -> str:
-    """Where Spark has its own temporary files, in its tasks."""
+    """The folder of Spark's own temporary files, in its tasks."""
     folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
     return next((folder for folder in folders if os.access(folder, os.W_OK)), gettempdir())
 
 
 class RowBuffer:
-    """Rows in their order, in bounded memory; threads may add to ``rows`` while one is in a method."""
+    """Rows in order, in bounded memory; threads may append to ``rows`` while another runs a method."""
 
     __slots__ = (
-        "_columns", "_file", "_guard", "_looked_at", "_nbytes", "_newest_bytes", "_packed", "_size_of", "rows",
-    )  # fmt: skip
+        "_columns",
+        "_file",
+        "_guard",
+        "_looked_at",
+        "_nbytes",
+        "_newest_bytes",
+        "_packed",
+        "_size_of",
+        "rows",
+    )
 
     def __init__(self, columns: RowColumns, file: SpillFile, rows: list[Emitted] | None = None) -> None:
-        """Begin with ``rows``, which become the buffer's own; ``columns`` are theirs."""
+        """Take over ``rows``, which have ``columns``."""
         self.rows: list[Emitted] = [] if rows is None else rows
         self._columns = columns
         self._file = file
@@ -146,14 +155,14 @@ class RowBuffer:
         self._packed = 0
         """How many at the front are no tuples."""
         self._looked_at = 0
-        """How many of the others have been looked at, too."""
+        """How many have been packed or measured."""
         self._newest_bytes = 0
-        """Of those that were looked at."""
+        """Of the tuples that were measured."""
         self._nbytes = 0
         """Of the batches in memory."""
 
     def look(self) -> int:
-        """Make a batch of the newest rows if they have become large; how many there may be until the next look."""
+        """Pack the newest rows if they are large; returns the number of rows at which to look again."""
         with self._guard:
             stop = len(self.rows)
             newest: Any = self.rows[self._looked_at : stop]
@@ -164,7 +173,7 @@ class RowBuffer:
             return len(self.rows) + LOOK_EVERY
 
     def pack(self) -> int:
-        """Make a batch of the newest rows; how many there may be until the next look."""
+        """Make a batch of the newest rows; returns the number of rows at which to look again."""
         with self._guard:
             self._pack(len(self.rows))
             return len(self.rows) + LOOK_EVERY
@@ -177,7 +186,7 @@ class RowBuffer:
             self.pack()
 
     def take(self) -> list[Emitted]:
-        """The rows; none are left."""
+        """Remove and return all rows."""
         taken, self.rows = self.rows, []
         self._packed = self._looked_at = self._newest_bytes = self._nbytes = 0
         return taken
@@ -196,7 +205,7 @@ class RowBuffer:
 
 
 def spill(emitted: Sequence[Emitted], columns: RowColumns, file: SpillFile) -> list[Emitted]:
-    """The same rows, all of them in the file."""
+    """Write all rows to the file."""
     spilled: list[Emitted] = []
     for each in _in_batches(emitted, columns):
         if isinstance(each, pa.RecordBatch):
@@ -207,19 +216,14 @@ def spill(emitted: Sequence[Emitted], columns: RowColumns, file: SpillFile) -> l
 
 
 def size_of(emitted: Sequence[Emitted]) -> int:
-    """The memory that rows of one call take, roughly."""
-    return sum(
-        sum(map(_size_of, each))
-        if isinstance(each, tuple)
-        else each.nbytes
-        if isinstance(each, pa.RecordBatch)
-        else 0
-        for each in emitted
-    )
+    """The memory of a call's rows, roughly."""
+    in_tuples = sum(sum(map(_size_of, each)) for each in emitted if isinstance(each, tuple))
+    in_batches: int = sum(each.nbytes for each in emitted if isinstance(each, pa.RecordBatch))
+    return in_tuples + in_batches
 
 
 def batches_of(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of a few MiB; ``columns`` are theirs."""
+    """The rows, which have ``columns``, in batches of a few MiB."""
     gathered: list[pa.RecordBatch] = []
     count = nbytes = 0
     for each in _in_batches(emitted, columns):
@@ -235,7 +239,7 @@ def batches_of(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[pa.R
 
 
 def tuples_of(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[list[Row]]:
-    """The same rows, one by one: as many at once as a batch has."""
+    """The rows as tuples, a batch at a time."""
     for kind, some in groupby(emitted, type):
         if kind is tuple:
             yield list(some)  # type: ignore[arg-type]
@@ -244,21 +248,21 @@ def tuples_of(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[list[
 
 
 def to_rows(batch: pa.RecordBatch) -> list[Row]:
-    """The rows of a batch as a listener could emit them."""
+    """The rows of a batch as tuples."""
     return list(zip(*(column.to_pylist(maps_as_pydicts="strict") for column in batch.columns), strict=True))
 
 
 def in_queue_order(
     emitted: Sequence[Emitted], queue_offsets: Sequence[int], columns: RowColumns, file: SpillFile
 ) -> list[Emitted]:
-    """The rows of the messages at these offsets, which ascend, message by message."""
+    """The rows of the messages at these ascending offsets, message by message."""
     wanted = set(queue_offsets)
     if all(type(each) is tuple for each in emitted):
         rows: Any = emitted
         return sorted((row for row in rows if row[0] in wanted), key=itemgetter(0))
     if not any(isinstance(each, SpilledRows) for each in emitted):
         batch = _rows_at(pa.concat_batches(list(batches_of(emitted, columns))), wanted)
-        # Not Arrow's own order, which is of no certain order where offsets are equal.
+        # Not Arrow's sort, which is not stable.
         return [batch.take(pa.array(np.argsort(batch.column(0).to_numpy(), kind="stable")))]
     if _are_in_order(emitted, wanted, columns):
         return list(emitted)
@@ -285,7 +289,7 @@ def _rows_at(batch: pa.RecordBatch, queue_offsets: Collection[int]) -> pa.Record
 
 
 def _in_batches(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[pa.RecordBatch | SpilledRows]:
-    """The same, each run of tuples in a batch."""
+    """The rows, each run of tuples as a batch."""
     for kind, some in groupby(emitted, type):
         if kind is tuple:
             rows: Any = list(some)
@@ -307,7 +311,7 @@ def _as_one(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _size_of(value: object) -> int:
-    """As ``sys.getsizeof``, with what is in it."""
+    """As ``sys.getsizeof``, with the parts of collections."""
     if isinstance(value, list | tuple):
         return getsizeof(value) + sum(map(_size_of, value))
     if isinstance(value, dict):

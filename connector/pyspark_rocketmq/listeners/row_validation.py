@@ -1,23 +1,23 @@
-"""Whether a value that a listener emits fits its column, decided when it is emitted.
+"""Checks that an emitted value fits its column, when it is emitted.
 
-Spark would find out only when it turns a whole batch into Arrow; at ``emit()`` the error names the value and
-its column. It ends the query (row D5): what breaks the schema does so at each delivery, and no message is at
-fault.
+Spark would notice only when it turns a whole batch into Arrow; at ``emit()`` the error names value and
+column. It ends the query (row D5): every delivery would break the schema again, and no message is at fault.
 
 The ways from pandas to Arrow differ in what they take: both cut 1.5 down to 1 for a whole number, Arrow turns
-booleans into numbers, and a map with an entry of None ends the process.  So a value's class is looked at
-first, inside arrays, maps and structs too, and only then Arrow is asked.  Whatever passes here, Spark
-converts, also next to any other value that passes.
+booleans into numbers, and a map with an entry of None ends the process. So the class of a value is checked
+first, inside arrays, maps and structs too, and only then Arrow tries it. Spark converts whatever passes here,
+also next to any other value that passes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from numbers import Integral, Real
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -29,10 +29,17 @@ from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 from pyspark_rocketmq.errors import SchemaError
 
 _PLAIN = (
-    st.StringType, st.BinaryType, st.BooleanType, st.ByteType, st.ShortType, st.IntegerType, st.LongType, st.FloatType,
+    st.StringType,
+    st.BinaryType,
+    st.BooleanType,
+    st.ByteType,
+    st.ShortType,
+    st.IntegerType,
+    st.LongType,
+    st.FloatType,
     st.DoubleType,
-)  # fmt: skip
-"""Arrow takes what ``emit()`` takes for these as Spark does; the others go Spark's own way."""
+)
+"""Arrow takes the same values for these as Spark; for others Spark's own conversion is used."""
 
 
 Row = tuple[Any, ...]
@@ -45,9 +52,9 @@ class RowColumns:
     def __init__(self, schema: st.StructType) -> None:
         self._fields = tuple(schema.fields)
         self.schema = to_arrow_schema(schema, timezone="UTC")
-        """The batches' columns."""
+        """Of the batches."""
         self.is_plain = all(isinstance(field.dataType, st.AtomicType) for field in self._fields)
-        """Whether no value has parts."""
+        """Whether no column is an array, a map or a struct."""
 
     def to_batch(self, columns: Mapping[str, Any], count: int) -> pa.RecordBatch:
         """A batch of ``count`` rows; a column is a sequence or one value for all rows."""
@@ -66,86 +73,50 @@ class RowColumns:
         return PandasToArrowConversion.convert([column], st.StructType([field]), timezone="UTC").column(0)
 
 
-class _Check(Protocol):
-    def accepts(self, value: Any) -> bool:
-        """Whether a value that is not None fits."""
-        ...
+_Check = Callable[[Any], bool]
+"""Whether a value fits; those of nullable parts take None."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Scalar:
-    classes: tuple[type, ...]
-    refused: tuple[type, ...]
-    """Subclasses of ``classes`` that would lose something."""
-    arrow_type: pa.DataType
-
-    def accepts(self, value: Any) -> bool:
-        if not isinstance(value, self.classes) or isinstance(value, self.refused):
-            return False
-        try:
-            pa.array([value], self.arrow_type)
-        except (pa.ArrowException, ArithmeticError, TypeError, ValueError):
-            return False
-        return True
+def _fits_scalar(
+    classes: tuple[type, ...], refused: tuple[type, ...], arrow_type: pa.DataType, value: Any
+) -> bool:
+    if not isinstance(value, classes) or isinstance(value, refused):
+        return False
+    try:
+        pa.array([value], arrow_type)
+    except (pa.ArrowException, ArithmeticError, TypeError, ValueError):
+        return False
+    return True
 
 
-@dataclass(frozen=True, slots=True)
-class _Aware:
+def _fits_aware(check: _Check, value: Any) -> bool:
     """Within arrays, maps and structs Spark takes a naive time by the session's zone."""
-
-    check: _Check
-
-    def accepts(self, value: Any) -> bool:
-        return getattr(value, "tzinfo", None) is not None and self.check.accepts(value)
+    return getattr(value, "tzinfo", None) is not None and check(value)
 
 
-@dataclass(frozen=True, slots=True)
-class _Nested:
-    """An element, a map's value or a struct's field."""
-
-    check: _Check
-    nullable: bool
-
-    def accepts(self, value: Any) -> bool:
-        return self.nullable if value is None else self.check.accepts(value)
+def _fits_nullable(check: _Check, value: Any) -> bool:
+    return value is None or check(value)
 
 
-@dataclass(frozen=True, slots=True)
-class _Array:
-    element: _Nested
-
-    def accepts(self, value: Any) -> bool:
-        return isinstance(value, list | tuple | np.ndarray) and all(map(self.element.accepts, value))
+def _fits_array(element: _Check, value: Any) -> bool:
+    return isinstance(value, list | tuple | np.ndarray) and all(map(element, value))
 
 
-@dataclass(frozen=True, slots=True)
-class _Map:
-    key: _Nested
-    value: _Nested
+def _fits_map(key: _Check, item: _Check, value: Any) -> bool:
+    return isinstance(value, dict) and all(map(key, value)) and all(map(item, value.values()))
 
-    def accepts(self, value: Any) -> bool:
-        return (
-            isinstance(value, dict)
-            and all(map(self.key.accepts, value))
-            and all(map(self.value.accepts, value.values()))
+
+def _fits_struct(fields: dict[str, _Check], value: Any) -> bool:
+    """A dict may leave nullable fields out; a tuple has them all, by position."""
+    if isinstance(value, tuple):
+        return len(value) == len(fields) and all(
+            check(item) for check, item in zip(fields.values(), value, strict=True)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Struct:
-    fields: dict[str, _Nested]
-
-    def accepts(self, value: Any) -> bool:
-        """A dict may leave nullable fields out; a tuple has them all, by position."""
-        if isinstance(value, tuple):
-            return len(value) == len(self.fields) and all(
-                field.accepts(item) for field, item in zip(self.fields.values(), value, strict=True)
-            )
-        return (
-            isinstance(value, dict)
-            and self.fields.keys() >= value.keys()
-            and all(field.accepts(value.get(name)) for name, field in self.fields.items())
-        )
+    return (
+        isinstance(value, dict)
+        and fields.keys() >= value.keys()
+        and all(check(value.get(name)) for name, check in fields.items())
+    )
 
 
 _SCALARS: tuple[tuple[type[st.DataType], tuple[type, ...], tuple[type, ...]], ...] = (
@@ -160,41 +131,45 @@ _SCALARS: tuple[tuple[type[st.DataType], tuple[type, ...], tuple[type, ...]], ..
     (st.TimestampNTZType, (datetime,), ()),
     (st.DayTimeIntervalType, (timedelta,), ()),
 )
-"""Column type, what it takes, what of that it does not take; the first that fits. pandas.NaT is a datetime,
-but Arrow refuses it."""
+"""Column type, classes it takes, subclasses that would lose something; the first entry that fits counts.
+pandas.NaT is a datetime, but Arrow refuses it."""
 
 
 def _check_of(data_type: st.DataType) -> _Check:
+    """The check of a column's values other than None."""
     match data_type:
         case st.ArrayType():
-            return _Array(_nested(data_type.elementType, nullable=data_type.containsNull))
+            return partial(_fits_array, _part(data_type.elementType, nullable=data_type.containsNull))
         case st.MapType():
-            return _Map(
-                _nested(data_type.keyType, nullable=False),
-                _nested(data_type.valueType, nullable=data_type.valueContainsNull),
-            )
+            key = _part(data_type.keyType, nullable=False)
+            return partial(_fits_map, key, _part(data_type.valueType, nullable=data_type.valueContainsNull))
         case st.StructType():
-            return _Struct({f.name: _nested(f.dataType, nullable=f.nullable) for f in data_type.fields})
+            fields = {
+                field.name: _part(field.dataType, nullable=field.nullable) for field in data_type.fields
+            }
+            return partial(_fits_struct, fields)
         case _:
-            return _scalar(data_type)
+            return _scalar_check(data_type)
 
 
-def _nested(data_type: st.DataType, *, nullable: bool) -> _Nested:
-    check = _check_of(data_type)
-    return _Nested(_Aware(check) if isinstance(data_type, st.TimestampType) else check, nullable)
-
-
-def _scalar(data_type: st.DataType) -> _Scalar:
+def _scalar_check(data_type: st.DataType) -> _Check:
     for column_type, classes, refused in _SCALARS:
         if isinstance(data_type, column_type):
-            return _Scalar(classes, refused, to_arrow_type(data_type, timezone="UTC"))
+            return partial(_fits_scalar, classes, refused, to_arrow_type(data_type, timezone="UTC"))
     raise SchemaError(
         f"A listener cannot emit type {data_type.simpleString()}; declare the column as string or binary "
         "instead."
     )
 
 
-# Written out, because each call of emit() pays for them: one call and no loop per value.
+def _part(data_type: st.DataType, *, nullable: bool) -> _Check:
+    check = _check_of(data_type)
+    if isinstance(data_type, st.TimestampType):
+        check = partial(_fits_aware, check)
+    return partial(_fits_nullable, check) if nullable else check
+
+
+# The common values, written out because every emit() pays for them: one call and no loop per value.
 
 
 def _is_str(value: Any) -> bool:
@@ -257,24 +232,24 @@ _FAST: dict[type[st.DataType], Callable[[Any], bool]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputColumns:
-    """The columns a listener emits, and what they take; picklable, made once per engine."""
+    """The columns a listener emits, and the checks of their values; picklable, made once per engine."""
 
     names: tuple[str, ...]
     known: frozenset[str]
-    """The same names."""
+    """The same as a set."""
     is_plainly: dict[str, Callable[[Any], bool]]
-    """By name: the quick answer for common values; False means that :meth:`check` decides."""
+    """By name: the quick check of common values; where it fails :meth:`check` decides."""
     types: dict[str, tuple[str, _Check]]
-    """By name: the type as Spark writes it, and the thorough answer."""
+    """By name: the type as Spark writes it, and the thorough check."""
     required: tuple[str, ...]
     """Columns that must not be null."""
-    rows: RowColumns = field(compare=False)
-    """A row's columns: the queue offset of its message, and these."""
+    rows: RowColumns
+    """The columns of a row: the queue offset of its message, and these."""
     fields: dict[str, st.StructField]
 
     @classmethod
     def of(cls, schema: st.StructType) -> Self:
-        """What ``schema`` takes.
+        """The columns of ``schema``.
 
         Raises:
             SchemaError: If a column has a type that cannot be emitted.
@@ -290,10 +265,10 @@ class OutputColumns:
         )
 
     def check_names(self, given: Mapping[str, Any]) -> None:
-        """Look at which columns a row has.
+        """Check which columns a row has.
 
         Raises:
-            SchemaError: If one is not known, or one that must not be null is left out or None.
+            SchemaError: If one is unknown, or one that is not nullable is left out or None.
         """
         self._check_known(given.keys())
         missing = [name for name in self.required if given.get(name) is None]
@@ -301,27 +276,26 @@ class OutputColumns:
             raise _missing(missing)
 
     def check(self, name: str, value: Any) -> None:
-        """Ask Arrow.
+        """Check a value thoroughly.
 
         Raises:
             SchemaError: If ``value``, which is not None, does not fit column ``name``.
         """
         wanted, check = self.types[name]
-        if not check.accepts(value):
+        if not check(value):
             kind = type(value)
             given = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
             raise SchemaError(
                 f"emit() was given {value!r:.80} of type {given} for column '{name}', which is of type "
-                f"{wanted} and "
-                "cannot hold it. Convert the value in the listener, or change the output schema."
+                f"{wanted} and cannot hold it. Convert the value in the listener, or change the output "
+                "schema."
             )
 
     def fitted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """``rows``, which have a column ``queueOffset``, with exactly the columns of :attr:`rows`.
 
         Raises:
-            SchemaError: As of :meth:`check_names`, or if a column's type is not its own and does not become
-                it without loss.
+            SchemaError: As of :meth:`check_names`, or if a column cannot be cast without loss.
         """
         wanted = self.rows.schema
         if rows.schema.equals(wanted) and not self.required:
@@ -344,7 +318,7 @@ class OutputColumns:
         return pa.RecordBatch.from_arrays(columns, schema=wanted)
 
     def arrow_column(self, name: str, values: list[Any]) -> pa.Array:
-        """Values of column ``name``, each of which :meth:`check` takes or is None.
+        """``values`` as column ``name``; each is checked or None.
 
         Raises:
             SchemaError: If one does not fit, or there is no such column.
@@ -391,7 +365,7 @@ def _cast(column: pa.Array, field: pa.Field, types: Mapping[str, tuple[str, _Che
 
 
 def _may_become(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of one type mean the same as another one's, where they fit at all."""
+    """Whether values of type ``given`` that fit ``wanted`` mean the same there."""
     if pa.types.is_dictionary(given):
         given = given.value_type
     if given == wanted or pa.types.is_null(given):
@@ -400,13 +374,11 @@ def _may_become(given: pa.DataType, wanted: pa.DataType) -> bool:
         return False
     if pa.types.is_timestamp(wanted):
         return bool((given.tz is None) == (wanted.tz is None))
-    parts = (
-        [(given.field(at), wanted.field(at)) for at in range(wanted.num_fields)]
-        if given.num_fields == wanted.num_fields
-        else None
-    )
+    if given.num_fields != wanted.num_fields:
+        return False
+    parts = [(given.field(at), wanted.field(at)) for at in range(wanted.num_fields)]
     is_struct = pa.types.is_struct(wanted)
-    return parts is not None and all(
+    return all(
         (not is_struct or one.name == other.name) and _may_become(one.type, other.type)
         for one, other in parts
     )
@@ -432,4 +404,4 @@ _KINDS: tuple[tuple[Callable[[pa.DataType], bool], tuple[Callable[[pa.DataType],
     (pa.types.is_map, (pa.types.is_map,)),
     (pa.types.is_list, (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)),
 )
-"""What a column's type is, and which kinds of types it takes, where these values fit."""
+"""Kind of a column's type, and kinds of types that may be cast to it."""

@@ -132,7 +132,7 @@ def _unknown(name: str) -> str:
 
 
 MOST_PROPERTIES_BYTES: Final = names.MAX_PROPERTIES_BYTES - 512
-"""A broker adds its own (``CLUSTER``, ``MSG_REGION``, ``TRACE_ON`` …), and refuses a batch if they do not fit."""
+"""A broker adds its own (``CLUSTER``, ``TRACE_ON`` …), and refuses a batch if they do not fit."""
 
 _TOPIC_NAME: Final = resource_name("topic", MAX_TOPIC_LENGTH)
 _SURELY_SHORT: Final = MOST_PROPERTIES_BYTES // 3

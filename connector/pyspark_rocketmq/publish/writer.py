@@ -228,7 +228,7 @@ class RocketMQStreamWriter(_Writer, DataSourceStreamArrowWriter):
             )
         return self._send(iterator, self._options.write_id or query_id, int(batch_id))
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Warn if the order of sharding keys was not kept.
 
         The batch is stored: if this failed, every restart of the query would send it again, and fail again.
@@ -237,7 +237,7 @@ class RocketMQStreamWriter(_Writer, DataSourceStreamArrowWriter):
         if wrong is not None:
             logger.warning("batch %d of the stream goes on out of order: %s", batchId, wrong)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Nothing can be taken back: what is stored stays."""
 
 

@@ -28,7 +28,7 @@ REPLAYED_BY: Final = "REPLAYED_BY"
 KEPT_AS: Final = "REPLAYED_BY_BEFORE"
 """Property of a replayed message: the ``REPLAYED_BY`` that its original had."""
 _LEFT_OUT: Final = OF_ONE_DELIVERY - {UNIQ_KEY}
-"""The msgId stays, as when Java sends on a message that it has consumed (``MessageClientIDSetter.setUniqID``)."""
+"""The msgId stays, as when Java sends a consumed message on (``MessageClientIDSetter.setUniqID``)."""
 MAX_STEPS: Final = 1_000_000
 """A broker may claim any offset, and each step costs a Spark job."""
 

@@ -55,7 +55,7 @@ from pyspark_rocketmq.listeners.context import (
     ConsumeHooks,
     MessageListenerConcurrently,
 )
-from pyspark_rocketmq.listeners.errors import tell_failure, tell_problem
+from pyspark_rocketmq.listeners.errors import report_failure, report_problem
 from pyspark_rocketmq.listeners.event_loop import is_async
 from pyspark_rocketmq.listeners.forms import FailedListener, ListenerForm
 from pyspark_rocketmq.listeners.messages import taker_of
@@ -284,9 +284,9 @@ class ConcurrentRun(RangeRun):
         self._calls += 1
         self._calls_s += call.lasted_s
         if call.failure is not None:
-            self._last_error = tell_failure("listener failed", self._describe(call.messages), call.failure)
+            self._last_error = report_failure("listener failed", self._describe(call.messages), call.failure)
         if answer.problem is not None:
-            self._last_error = tell_problem(answer.problem, self._describe(call.messages))
+            self._last_error = report_problem(answer.problem, self._describe(call.messages))
 
     def _keep_rows(self, emitted: list[Emitted], done: Sequence[int], delivered: Sequence[int]) -> None:
         if isinstance(delivered, range) and len(done) == len(delivered):
@@ -349,7 +349,7 @@ class ConcurrentRun(RangeRun):
         elif isinstance(failure, RocketMQError):
             position = self._describe([self._messages[index]])
             what = "message could not be sent back, the offset stays at it"
-            self._last_error = tell_failure(what, position, failure)
+            self._last_error = report_failure(what, position, failure)
         else:
             raise failure
         self._machine.sent_back(index, self._clock.monotonic_s(), is_stored=failure is None)
@@ -432,5 +432,5 @@ def _put_off(arrived: ArrivedRange, listener: FailedListener) -> tuple[list[Emit
         consumed=0,
         failed=1,
         finished=str(ConcurrentFinish.SUSPENDED),
-        last_error=tell_failure("listener not opened", str(planned.queue), listener.error()),
+        last_error=report_failure("listener not opened", str(planned.queue), listener.error()),
     )

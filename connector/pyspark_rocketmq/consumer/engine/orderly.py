@@ -37,7 +37,7 @@ from pyspark_rocketmq.listeners.context import (
     ConsumeOrderlyContext,
     MessageListenerOrderly,
 )
-from pyspark_rocketmq.listeners.errors import tell_failure, tell_problem
+from pyspark_rocketmq.listeners.errors import report_failure, report_problem
 from pyspark_rocketmq.listeners.forms import Call, form_of
 from pyspark_rocketmq.listeners.messages import taker_of
 from pyspark_rocketmq.listeners.row_buffer import Emitted, RowBuffer
@@ -229,7 +229,7 @@ class OrderlyRun(RangeRun):
                 "before it commits.",
             )
         if has_had_all and self._ended is EndReason.FULL:
-            self._last_error = tell_problem(
+            self._last_error = report_problem(
                 f"The listener has had {machine.accumulated} messages without a COMMIT, and "
                 "pullThresholdSizeForQueue allows "
                 "no more: they are delivered again and again. COMMIT after fewer messages, or raise "
@@ -248,7 +248,7 @@ class OrderlyRun(RangeRun):
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the machine decides what it means
             if context.broken is not None:
                 raise context.broken_at(self._describe(messages)) from context.broken
-            self._last_error = tell_failure("listener failed", self._describe(messages), error)
+            self._last_error = report_failure("listener failed", self._describe(messages), error)
             self._answered_s = self._now_s()
             outcome = self._machine.listener_raised(
                 self._answered_s,
@@ -266,7 +266,7 @@ class OrderlyRun(RangeRun):
                 now_s=self._answered_s,
             )
         if outcome.problem is not None:
-            self._last_error = tell_problem(outcome.problem, self._describe(messages))
+            self._last_error = report_problem(outcome.problem, self._describe(messages))
         self._count(outcome, len(messages), self._answered_s - began_s)
         if seen is not None:
             status = status_of(answer)
@@ -293,7 +293,7 @@ class OrderlyRun(RangeRun):
         try:
             self._dead_letters(message)
         except RocketMQError as error:
-            self._last_error = tell_failure(
+            self._last_error = report_failure(
                 "dead letter not sent, its queue stays suspended", self._describe([message]), error
             )
             return False
