@@ -18,7 +18,7 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import ClusterView
 from pyspark_rocketmq.source.planner import MicroBatchPlanner
 from pyspark_rocketmq.source.progress import GroupProgress
-from pyspark_rocketmq.source.queue_lives import PullingLifeWatch
+from pyspark_rocketmq.source.queue_generations import MessageLookup
 from pyspark_rocketmq.source.ranges import Offset, partitions_of
 from pyspark_rocketmq.source.reader import read_queue
 from pyspark_rocketmq.source.schema import MESSAGE_COLUMNS
@@ -48,7 +48,7 @@ class GroupQuery:
             default_start=LATEST,
             clock=SystemClock(),
             broker_offsets=RemoteBrokerOffsets.of(options, pool, SystemClock()),
-            life_watch=PullingLifeWatch(options, pool, SystemClock()),
+            message_lookup=MessageLookup(options, pool, SystemClock()),
             fail_on_data_loss=options.fail_on_data_loss,
         )
         self.planner = MicroBatchPlanner(options, view, progress, SystemClock(), lambda _: None)

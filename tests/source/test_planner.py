@@ -25,7 +25,7 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import Snapshot
 from pyspark_rocketmq.source.planner import MicroBatchPlanner
 from pyspark_rocketmq.source.progress import CheckpointProgress, GroupProgress
-from pyspark_rocketmq.source.queue_lives import CheckpointLives, LifeWatch
+from pyspark_rocketmq.source.queue_generations import CheckpointGenerations, MessageLookup
 from pyspark_rocketmq.source.ranges import Offset, offset_to_plan
 from pyspark_rocketmq.source.topic_changes import Vanished
 from tests.helpers.fake_clock import FakeClock
@@ -106,7 +106,7 @@ class Planning:
         broker_offsets: BrokerOffsets | None = None,
         reset_watch: ResetWatch | None = None,
         is_sole_owner: bool = False,
-        life_watch: LifeWatch | None = None,
+        message_lookup: MessageLookup | None = None,
         **options: str,
     ) -> None:
         self.clock = FakeClock()
@@ -131,15 +131,17 @@ class Planning:
                 is_sole_owner=is_sole_owner,
                 broker_offsets=broker_offsets,
                 reset_watch=reset_watch,
-                life_watch=life_watch,
+                message_lookup=message_lookup,
                 fail_on_data_loss=ReadOptions.parse(given).fail_on_data_loss,
             )
             if group
             else CheckpointProgress(view, default)
         )
-        self._life_watch = None if group else life_watch
-        self._planner_of: Callable[[CheckpointLives | None], MicroBatchPlanner] = lambda lives: (
-            MicroBatchPlanner(ReadOptions.parse(given), view, progress, self.clock, self._pause, lives=lives)
+        self._message_lookup = None if group else message_lookup
+        self._planner_of: Callable[[CheckpointGenerations | None], MicroBatchPlanner] = lambda generations: (
+            MicroBatchPlanner(
+                ReadOptions.parse(given), view, progress, self.clock, self._pause, generations=generations
+            )
         )
         self._fails = ReadOptions.parse(given).fail_on_data_loss
         self.restart()
@@ -147,9 +149,9 @@ class Planning:
 
     def restart(self) -> None:
         """As a query does that was stopped; with what it knows of the checkpoint alone."""
-        watch = self._life_watch
-        lives = None if watch is None else CheckpointLives(watch, fail_on_data_loss=self._fails)
-        self.planner = self._planner_of(lives)
+        watch = self._message_lookup
+        generations = None if watch is None else CheckpointGenerations(watch, fail_on_data_loss=self._fails)
+        self.planner = self._planner_of(generations)
 
     def _pause(self, seconds: float) -> None:
         self.pauses.append(seconds)

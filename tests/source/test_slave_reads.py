@@ -25,7 +25,7 @@ from tests.helpers.group_query import GroupQuery
 from tests.helpers.wait import PATIENCE_S, wait_until
 from tests.source.conftest import Topics
 from tests.source.test_planner import A0, B0, Planning
-from tests.source.test_queue_lives import Lives
+from tests.source.test_queue_generations import Lives
 
 DOWN = {"broker-a": TransportError("broker-a", "the route names no master for this broker")}
 READS = BrokerSettings(slave_read_enable=True)

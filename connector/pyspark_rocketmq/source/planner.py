@@ -24,7 +24,7 @@ from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueS
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import FIRST_CONTACT, ClusterView, Snapshot
 from pyspark_rocketmq.source.progress import ProgressSource
-from pyspark_rocketmq.source.queue_lives import CheckpointLives
+from pyspark_rocketmq.source.queue_generations import CheckpointGenerations
 from pyspark_rocketmq.source.ranges import Offset, offset_to_plan, plan_to_offset, stored_by_of
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class MicroBatchPlanner:
         pause: Callable[[float], None],
         *,
         sizes: MessageSizes | None = None,
-        lives: CheckpointLives | None = None,
+        generations: CheckpointGenerations | None = None,
     ) -> None:
         self._options = options
         self._view = view
@@ -115,7 +115,7 @@ class MicroBatchPlanner:
             pull_threshold_for_queue=options.pull_threshold_for_queue,
         )
         self._sizes = sizes
-        self._lives = lives
+        self._generations = generations
         self._planned_at_s: float | None = None
         """When the last plan with something to run was made."""
         self._gone: set[MessageQueue] = set()
@@ -303,8 +303,8 @@ class MicroBatchPlanner:
             self._progress.begin_reading()
             snapshot = self._look()
             previous = self._without_vanished(previous, snapshot)
-            if self._lives is not None:
-                previous = self._lives.follow(previous, snapshot, stored_by_ms)
+            if self._generations is not None:
+                previous = self._generations.follow(previous, snapshot, stored_by_ms)
             progress = self._progress.read(previous, snapshot)
             plan = self._plan(snapshot, progress)
             return _Attempt(snapshot, plan, self._progress.compose(previous, plan), self._left(progress))
@@ -348,8 +348,8 @@ class MicroBatchPlanner:
     def _remember(self, offset: Offset, ranges: Sequence[QueueRange]) -> Offset:
         self._planned_at_s = self._clock.monotonic_s()
         self._gone.clear()
-        if self._lives is not None:
-            self._lives.planned()
+        if self._generations is not None:
+            self._generations.planned()
         self._known = (offset, (offset["seq"], tuple(sorted(ranges, key=attrgetter("queue")))))
         return offset
 

@@ -25,7 +25,7 @@ from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
 from pyspark_rocketmq.options.positions import QueuePositions
 from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
 from pyspark_rocketmq.source.queue_claims import QueueClaims, second_owner
-from pyspark_rocketmq.source.queue_lives import LifeWatch, QueueLives
+from pyspark_rocketmq.source.queue_generations import MessageLookup, QueueGenerations
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ class GroupProgress:
         is_sole_owner: bool = False,
         broker_offsets: BrokerOffsets | None = None,
         reset_watch: ResetWatch | None = None,
-        life_watch: LifeWatch | None = None,
+        message_lookup: MessageLookup | None = None,
         fail_on_data_loss: bool = True,
     ) -> None:
         """Prepare the progress of ``consumer_group``.
@@ -185,7 +185,7 @@ class GroupProgress:
             broker_offsets: The group's offsets at the brokers, which a mixed group goes by; None without
                 such.
             reset_watch: Hears of resets made at the brokers; None if there are none to follow.
-            life_watch: Sees whether offsets began again; None where that is not looked for.
+            message_lookup: Looks at single messages; without it nobody sees that offsets began again.
             fail_on_data_loss: Whether that ends the query.
         """
         self._group = consumer_group
@@ -201,10 +201,10 @@ class GroupProgress:
             default_start=default_start,
             broker_offsets=broker_offsets,
         )
-        self._lives = (
+        self._generations = (
             None
-            if life_watch is None
-            else QueueLives(consumer_group, store, life_watch, fail_on_data_loss=fail_on_data_loss)
+            if message_lookup is None
+            else QueueGenerations(consumer_group, store, message_lookup, fail_on_data_loss=fail_on_data_loss)
         )
         self._reset_watch = reset_watch
         self._resets: dict[MessageQueue, int] = {}
@@ -258,7 +258,7 @@ class GroupProgress:
         self._rows = rows
         progress = self._own(rows, snapshot)
         for _ in range(_MOST_LOOKS):
-            moved = self._follow_lives(progress, held, snapshot)
+            moved = self._follow_generations(progress, held, snapshot)
             if not moved:
                 break
             rows |= moved
@@ -299,22 +299,22 @@ class GroupProgress:
             and queue not in self._resets
             and bounds.allow(rows[queue].next_offset)
         }
-        if not standing or self._lives is None:
+        if not standing or self._generations is None:
             return standing
-        copied = self._lives.copied_at(standing, snapshot)
+        copied = self._generations.copied_at(standing, snapshot)
         return {queue: row for queue, row in standing.items() if queue in copied}
 
-    def _follow_lives(
+    def _follow_generations(
         self, own: Mapping[MessageQueue, OffsetRow], held: Collection[MessageQueue], snapshot: Snapshot
     ) -> dict[MessageQueue, OffsetRow]:
         """Rows of queues whose offsets began again, and of those that a broker says were reset."""
-        if self._lives is None:
+        if self._generations is None:
             return {}
         try:
-            begun = self._lives.follow(own, snapshot)
+            begun = self._generations.follow(own, snapshot)
         finally:
             # Stored even where this plan fails, which may end the query.
-            self._take_in(self._lives.resets())
+            self._take_in(self._generations.resets())
             moved = self._follow_resets(held, snapshot)
         return begun | moved
 

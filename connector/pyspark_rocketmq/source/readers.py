@@ -41,7 +41,7 @@ from pyspark_rocketmq.source.cluster_view import FIRST_CONTACT, ClusterView, Sna
 from pyspark_rocketmq.source.planner import MessageSizes, MicroBatchPlanner
 from pyspark_rocketmq.source.progress import CheckpointProgress, GroupProgress, ProgressSource
 from pyspark_rocketmq.source.queue_claims import await_sole_owner, living_members, possible_owners
-from pyspark_rocketmq.source.queue_lives import CheckpointLives, PullingLifeWatch
+from pyspark_rocketmq.source.queue_generations import CheckpointGenerations, MessageLookup
 from pyspark_rocketmq.source.ranges import (
     Offset,
     QueuePartition,
@@ -139,11 +139,13 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.max_bytes_per_trigger is not None:
             brokers = Cluster.of(self._options, clock, pool=pool).brokers()
             sizes = MessageSizes(brokers, PLAIN_SOURCE_GROUP)
-        lives = None
+        generations = None
         if progress.begins_in_checkpoint:
-            watch = PullingLifeWatch(self._options, pool, clock)
-            lives = CheckpointLives(watch, fail_on_data_loss=self._options.fail_on_data_loss)
-        return MicroBatchPlanner(self._options, view, progress, clock, time.sleep, sizes=sizes, lives=lives)
+            lookup = MessageLookup(self._options, pool, clock)
+            generations = CheckpointGenerations(lookup, fail_on_data_loss=self._options.fail_on_data_loss)
+        return MicroBatchPlanner(
+            self._options, view, progress, clock, time.sleep, sizes=sizes, generations=generations
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options}
@@ -239,6 +241,6 @@ def _progress(
         is_sole_owner=is_broadcast,
         broker_offsets=None if is_broadcast else RemoteBrokerOffsets.of(options, pool, clock),
         reset_watch=None if is_broadcast else PullingResetWatch(options, pool, clock),
-        life_watch=PullingLifeWatch(options, pool, clock),
+        message_lookup=MessageLookup(options, pool, clock),
         fail_on_data_loss=options.fail_on_data_loss,
     )

@@ -14,7 +14,7 @@ from pyspark_rocketmq.errors import DataLoss, OffsetsBeganAgain
 from pyspark_rocketmq.model import BrokerAddress, Message, MessageQueue
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.source.queue_lives import PullingLifeWatch
+from pyspark_rocketmq.source.queue_generations import MessageLookup
 from pyspark_rocketmq.source.ranges import offset_to_plan
 from pyspark_rocketmq.source.readers import RocketMQStreamReader
 from pyspark_rocketmq.wire.codes import RequestCode
@@ -68,8 +68,8 @@ class Stays:
         client.update_consumer_offset(address, self.group, self.queue, next_offset)
         self.store.note_arrivals(self.group, {self.queue: next_offset})
 
-    def watch(self) -> PullingLifeWatch:
-        return PullingLifeWatch(ReadOptions.parse(self._options), self._pool, SystemClock())
+    def watch(self) -> MessageLookup:
+        return MessageLookup(ReadOptions.parse(self._options), self._pool, SystemClock())
 
 
 @pytest.fixture

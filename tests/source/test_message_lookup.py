@@ -13,7 +13,7 @@ from pyspark_rocketmq.consume.positions import LastMessage
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.source.queue_lives import PullingLifeWatch
+from pyspark_rocketmq.source.queue_generations import MessageLookup
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.messages import StoredMessage, body_crc
@@ -88,7 +88,7 @@ class Looks:
             "consumerGroup": "g",
             "offsetStore": "delta:/unused",
         }
-        self.watch = PullingLifeWatch(ReadOptions.parse(options), pool, SystemClock())
+        self.watch = MessageLookup(ReadOptions.parse(options), pool, SystemClock())
         self.brokers = {"broker-a": OneBroker(), "broker-b": OneBroker()}
         self.addresses = {name: BrokerAddress(broker.address) for name, broker in self.brokers.items()}
 

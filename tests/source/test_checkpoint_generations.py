@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyspark_rocketmq.errors import ConnectFailed, OffsetsBeganAgain
 from pyspark_rocketmq.model import MessageQueue
 from tests.source.test_planner import A0, A1, B0, Planning
-from tests.source.test_queue_lives import FakeLog
+from tests.source.test_queue_generations import FakeLog
 
 Ranges = list[tuple[MessageQueue, int, int]]
 
@@ -24,7 +24,7 @@ class Stream:
         self.log = FakeLog()
         self.log.stored = {queue: list(times) for queue, times in stored.items()}
         bounds = {queue: self.log.bounds(queue) for queue in stored}
-        self.planning = Planning(bounds, life_watch=self.log, **options)
+        self.planning = Planning(bounds, message_lookup=self.log, **options)
         self._look()
         self.planning.offset = self.planning.planner.initial()
 

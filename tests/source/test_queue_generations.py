@@ -17,15 +17,13 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
 from pyspark_rocketmq.options.positions import EARLIEST, LATEST, QueuePositions
-from pyspark_rocketmq.source.queue_lives import Found
+from pyspark_rocketmq.source.queue_generations import Found, MessageLookup
 from tests.source.test_planner import A0, A1, B0, Planning
 from tests.source.test_queue_claims import FakeBrokerOffsets, handed_over
 
 
-class FakeLog:
-    """A queue's messages by the second they were stored in;
-    implements ``LifeWatch`` for any number of queues.
-    """
+class FakeLog(MessageLookup):
+    """Queues' messages by the second they were stored in."""
 
     def __init__(self) -> None:
         self.stored: dict[MessageQueue, list[int]] = {}
@@ -90,7 +88,7 @@ class Lives:
             {queue: self.log.bounds(queue) for queue in stored},
             group=True,
             start=start or EARLIEST,
-            life_watch=self.log,
+            message_lookup=self.log,
             broker_offsets=self.brokers,
             **options,
         )

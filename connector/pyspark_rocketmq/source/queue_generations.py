@@ -1,16 +1,14 @@
-"""Tells whether a queue's offsets began again, and begins its next life.
+"""Sees when a queue's offsets begin again under other messages, and begins its next generation.
 
-Once at each claim and each reset, and where what the broker has went back or the queue was out of sight:
-never for a batch.
-
-Looks whether a slave has the log that was consumed, before a queue goes on there.
+It looks at single messages: at each claim and reset of a queue, where its bounds went back, and where the queue was
+out of sight; never for each batch.  A slave is read instead of a master only where it has the log consumed so far.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from pyspark_rocketmq.client.broker import PullRequest, PullStatus
 from pyspark_rocketmq.client.cluster import Cluster, at_queues
@@ -36,6 +34,8 @@ from pyspark_rocketmq.wire.messages import decode_stored_messages
 
 logger = logging.getLogger(__name__)
 
+Rows = Mapping[MessageQueue, OffsetRow]
+
 
 class Found(NamedTuple):
     """What a broker has at one offset."""
@@ -45,25 +45,38 @@ class Found(NamedTuple):
     message: LastMessage | None
     """The one at the offset; None if there is none."""
     is_reset: bool = False
-    """Whether a reset was told in place of the message."""
+    """Whether the broker reported a reset in place of the message."""
+
+    @property
+    def available(self) -> str:
+        """The queue's bounds as text."""
+        return f"offsets {self.bounds.min_offset} to {self.bounds.max_offset}"
 
 
-class LifeWatch(Protocol):
-    """Sees single messages, and keeps the resets that brokers tell with them, whatever else fails then."""
+class MessageLookup:
+    """Looks at single messages by pulls, as the group itself, which may read its topics.
+
+    Brokers report an operator's reset once, with any pull: it keeps those, whatever fails then.
+    """
+
+    def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
+        self._group = options.consumer_group or PLAIN_SOURCE_GROUP
+        self._brokers = Cluster.of(options, clock, pool=pool).brokers()
+        self._resets = ToldResets()
 
     def resets(self) -> dict[MessageQueue, int]:
-        """Where operators want queues: told since the last call, and to nobody again."""
-        ...
+        """Targets of the resets reported since the last call."""
+        return self._resets.take()
 
     def look(
         self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]
     ) -> dict[MessageQueue, Found]:
-        """What is at these offsets.
+        """What is at these offsets; brokers are queried at the same time.
 
         Raises:
             RocketMQError: If a broker does not answer, or refuses.
         """
-        ...
+        return at_queues(places, lambda queue: self._at(queue, places[queue], addresses[queue.broker_name]))
 
     def stored_after(
         self, queue: MessageQueue, address: BrokerAddress, timestamp: int, bounds: QueueBounds
@@ -73,59 +86,32 @@ class LifeWatch(Protocol):
         Raises:
             RocketMQError: If the broker does not answer, or refuses.
         """
-        ...
-
-
-class PullingLifeWatch:
-    """Implements :class:`LifeWatch` by a pull of one message as the group itself, which may read its topics; without one as what reads without one.
-
-    Brokers are asked at once.
-    """
-
-    def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
-        self._group = options.consumer_group or PLAIN_SOURCE_GROUP
-        self._brokers = Cluster.of(options, clock, pool=pool).brokers()
-        self._told = ToldResets()
-
-    def resets(self) -> dict[MessageQueue, int]:
-        """See :class:`LifeWatch`."""
-        return self._told.take()
-
-    def look(
-        self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]
-    ) -> dict[MessageQueue, Found]:
-        """See :class:`LifeWatch`."""
-        return at_queues(places, lambda queue: self._at(queue, places[queue], addresses[queue.broker_name]))
-
-    def stored_after(
-        self, queue: MessageQueue, address: BrokerAddress, timestamp: int, bounds: QueueBounds
-    ) -> int:
-        """See :class:`LifeWatch`."""
         found = self._brokers.search_offset(address, queue, timestamp + 1)
         offset = min(max(found, bounds.min_offset), bounds.max_offset)
         seen = self._at(queue, offset, address)
         if seen.is_reset:
-            # Told once, so that the next answer is the message.
+            # It is reported once: the next answer is the message.
             seen = self._at(queue, offset, address)
-        there = seen.message
         # Brokers before 5 answer with the nearest message, which may be the one before.
-        return offset + 1 if there is not None and there.store_timestamp <= timestamp else offset
+        is_before = seen.message is not None and seen.message.store_timestamp <= timestamp
+        return offset + 1 if is_before else offset
 
     def _at(self, queue: MessageQueue, offset: int, address: BrokerAddress) -> Found:
         request = PullRequest(consumer_group=self._group, queue=queue, queue_offset=offset, max_msg_nums=1)
         pulled = self._brokers.pull(address, request)
         bounds = QueueBounds(pulled.min_offset, pulled.max_offset)
-        if pulled.status is not PullStatus.FOUND:
-            target = pulled.reset_from(offset)
-            if target is not None:
-                self._told.add(queue, target)
-            return Found(bounds, None, is_reset=target is not None)
-        return Found(bounds, _message_at(queue, offset, pulled.body))
+        if pulled.status is PullStatus.FOUND:
+            return Found(bounds, _message_at(queue, offset, pulled.body))
+        target = pulled.reset_from(offset)
+        if target is not None:
+            self._resets.add(queue, target)
+        return Found(bounds, None, is_reset=target is not None)
 
 
 def _message_at(queue: MessageQueue, offset: int, data: PulledBody) -> LastMessage | None:
-    """The stored message at an offset; None if the layout is broken, so that nothing can be told."""
+    """The stored message at an offset; None if it cannot be decoded."""
     try:
+        # Their bodies, which may be damaged, are not decompressed.
         messages = decode_stored_messages(data)
     except RemoteProtocolError as error:
         logger.warning(
@@ -135,49 +121,47 @@ def _message_at(queue: MessageQueue, offset: int, data: PulledBody) -> LastMessa
             error,
         )
         return None
-    # Bodies are left as they are: one that cannot be decompressed has its place, too.
     for one in messages:
         if offset in offsets_of(one):
             return LastMessage(offset, one.store_timestamp, one.commit_log_offset)
     return None
 
 
-Rows = Mapping[MessageQueue, OffsetRow]
-
-
-class QueueLives:
-    """Looks at queues when they are claimed or reset, and when what their brokers have went back."""
+class QueueGenerations:
+    """For a group: looks at queues that were claimed or reset, or whose bounds went back."""
 
     def __init__(
-        self, consumer_group: str, store: OffsetStore, watch: LifeWatch, *, fail_on_data_loss: bool
+        self, consumer_group: str, store: OffsetStore, lookup: MessageLookup, *, fail_on_data_loss: bool
     ) -> None:
         self._group: Final = consumer_group
         self._store = store
-        self._watch = watch
+        self._lookup = lookup
         self._fails = fail_on_data_loss
-        self._looked: dict[MessageQueue, int] = {}
+        self._checked: dict[MessageQueue, int] = {}
         """The epoch under which a queue was looked at."""
         self._seen: dict[MessageQueue, QueueBounds] = {}
-        """As of the last plan; a queue that was out of sight then is not in it."""
+        """As of the last plan, without queues that were out of sight then."""
         self._copied: dict[MessageQueue, tuple[int, BrokerAddress]] = {}
-        """The epoch and the slave of a queue whose newest message consumed was seen there."""
+        """The epoch and the slave of a queue whose newest consumed message was seen there."""
+
+    def resets(self) -> dict[MessageQueue, int]:
+        """Targets of the resets that brokers reported to this object alone."""
+        return self._lookup.resets()
 
     def copied_at(self, rows: Rows, snapshot: Snapshot) -> frozenset[MessageQueue]:
-        """Those of ``rows`` that their brokers' slaves have a copy of: the newest message consumed is there.
+        """Those of ``rows`` whose newest consumed message is at their brokers' slaves.
 
-        A queue of which no message was consumed is none of them. A slave that does not answer is left out.
+        A slave that does not answer has none.
         """
-        unknown: dict[MessageQueue, LastMessage] = {}
+        unknown: dict[str, dict[MessageQueue, LastMessage]] = {}
         for queue, row in rows.items():
             last = LastMessage.from_text(row.state.last_message)
-            is_known = self._copied.get(queue) == (row.epoch, snapshot.slaves[queue.broker_name])
-            if last is not None and not is_known:
-                unknown[queue] = last
-        for name in sorted({queue.broker_name for queue in unknown}):
-            wanted = {queue: last for queue, last in unknown.items() if queue.broker_name == name}
+            if last is not None and not self._is_copied(queue, row, snapshot):
+                unknown.setdefault(queue.broker_name, {})[queue] = last
+        for name, wanted in sorted(unknown.items()):
             places = {queue: last.queue_offset for queue, last in wanted.items()}
             try:
-                found = self._watch.look(places, snapshot.slaves)
+                found = self._lookup.look(places, snapshot.slaves)
             except RocketMQError as error:
                 logger.warning(
                     "queues wait for their master, its slave does not show what was consumed group=%s "
@@ -198,27 +182,22 @@ class QueueLives:
                         queue,
                         last.queue_offset,
                     )
-        return frozenset(
-            queue
-            for queue, row in rows.items()
-            if self._copied.get(queue) == (row.epoch, snapshot.slaves[queue.broker_name])
-        )
+        return frozenset(queue for queue, row in rows.items() if self._is_copied(queue, row, snapshot))
 
-    def resets(self) -> dict[MessageQueue, int]:
-        """Where operators want queues: brokers reported it to :meth:`follow` and have forgotten it."""
-        return self._watch.resets()
+    def _is_copied(self, queue: MessageQueue, row: OffsetRow, snapshot: Snapshot) -> bool:
+        return self._copied.get(queue) == (row.epoch, snapshot.slaves[queue.broker_name])
 
     def follow(self, rows: Rows, snapshot: Snapshot) -> dict[MessageQueue, OffsetRow]:
-        """Begin a new life of the held, visible queues that need one; the rows that changed.
+        """Begin a new generation of held, visible queues that need one; return the rows that changed.
 
-        A queue that was reset with the look is left for the next one.
+        A queue whose reset is reported meanwhile is left for the next call.
 
         Raises:
             DataLoss: If ``failOnDataLoss`` is true and no operator has said where to go on.
             RocketMQError: If a broker was not reached: nothing must be planned before it is.
         """
         for queue in self._copied.keys() & rows.keys():
-            # Its master is back: another time the slave is looked at anew.
+            # Its master is back: when that is down again, the slave is looked at anew.
             del self._copied[queue]
         suspects = [queue for queue in rows if self._is_suspect(rows[queue], snapshot.bounds[queue])]
         standings = {queue: self._standing(rows[queue]) for queue in suspects}
@@ -227,19 +206,19 @@ class QueueLives:
             for queue, standing in standings.items()
             if standing.last is not None or standing.next_offset != snapshot.bounds[queue].min_offset
         }
-        found = self._watch.look(places, snapshot.addresses) if places else {}
+        found = self._lookup.look(places, snapshot.addresses) if places else {}
         reset = {queue for queue, each in found.items() if each.is_reset}
-        lives = {
+        beginnings = {
             queue: NewLife(rows[queue].epoch, start)
             for queue, each in found.items()
             if queue not in reset
             and (start := self._start(queue, standings[queue], each, snapshot)) is not None
         }
-        begun = self._store.begin_lives(self._group, lives) if lives else {}
+        begun = self._store.begin_lives(self._group, beginnings) if beginnings else {}
         passed = {
             queue: Passed(rows[queue].epoch, each.message.to_text())
             for queue, each in found.items()
-            if standings[queue].last is None and each.message is not None and queue not in lives
+            if standings[queue].last is None and each.message is not None and queue not in beginnings
         }
         if passed:
             self._store.note_passed(self._group, passed)
@@ -255,23 +234,23 @@ class QueueLives:
             )
         self._check_bounds({**{queue: rows[queue] for queue in found}, **begun}, found, snapshot)
         self._seen = {queue: snapshot.bounds[queue] for queue in rows}
-        # One that has begun is looked at once more, for the message before its beginning.
-        self._looked |= {
+        # A new generation is looked at once more, for the message before its beginning.
+        self._checked |= {
             queue: rows[queue].epoch for queue in suspects if queue not in reset and queue not in begun
         }
         return begun
 
     def _standing(self, row: OffsetRow) -> Standing:
         last = LastMessage.from_text(row.state.last_message)
-        # Right behind the newest message known a reset has moved nothing, or a life has begun. To a query that
-        # is to fail on data loss a reset says that the loss is known.
+        # Right behind the newest known message a reset has moved nothing, or a generation has begun. With
+        # failOnDataLoss a reset means that the loss is known.
         is_in_place = last is not None and last.queue_offset + 1 == row.next_offset and not self._fails
         return Standing(row.next_offset, last, row.was_reset and not is_in_place)
 
     def _is_suspect(self, row: OffsetRow, bounds: QueueBounds) -> bool:
         seen = self._seen.get(row.queue)
         return (
-            self._looked.get(row.queue) != row.epoch
+            self._checked.get(row.queue) != row.epoch
             or seen is None
             or bounds.min_offset < seen.min_offset
             or bounds.max_offset < seen.max_offset
@@ -279,27 +258,23 @@ class QueueLives:
         )
 
     def _start(self, queue: MessageQueue, standing: Standing, found: Found, snapshot: Snapshot) -> int | None:
-        """Where the queue's next life begins; None while this one goes on."""
+        """Where the queue's next generation begins; None while this one goes on."""
         bounds, last = found.bounds, standing.last
         beginning = new_life(standing, bounds, found.message)
         if beginning is None:
             return None
         if self._fails and not standing.was_reset:
-            raise self._loss(queue, standing, found)
+            if standing.next_offset > bounds.max_offset:
+                raise LogTailLost(str(queue), standing.next_offset, found.available)
+            raise OffsetsBeganAgain(str(queue), standing.place_to_look_at(), found.available)
         if beginning is Beginning.STORED_LATER:
             assert last is not None
             address = snapshot.addresses[queue.broker_name]
-            return self._watch.stored_after(queue, address, last.store_timestamp, bounds)
+            return self._lookup.stored_after(queue, address, last.store_timestamp, bounds)
         if beginning is Beginning.BEHIND_LAST:
             assert last is not None
             return last.queue_offset + 1
         return min(max(standing.next_offset, bounds.min_offset), bounds.max_offset)
-
-    def _loss(self, queue: MessageQueue, standing: Standing, found: Found) -> Exception:
-        available = f"offsets {found.bounds.min_offset} to {found.bounds.max_offset}"
-        if standing.next_offset > found.bounds.max_offset:
-            return LogTailLost(str(queue), standing.next_offset, available)
-        return OffsetsBeganAgain(str(queue), standing.place_to_look_at(), available)
 
     def _check_bounds(self, rows: Rows, found: Mapping[MessageQueue, Found], snapshot: Snapshot) -> None:
         """Refuse to plan by bounds that the queues have outgrown: it would look like lost messages."""
@@ -312,40 +287,41 @@ class QueueLives:
                 )
 
 
-class CheckpointLives:
+class CheckpointGenerations:
     """For a plain stream: looks at queues that were out of sight, as all are at the start, or went back.
 
-    A checkpoint remembers no message, but when those that it has passed were stored at the latest: a later
-    one in the place of the last of them is of another log, which may have grown past that place (row F4). So
-    is a log that ends before it; its bounds alone end a query that is to fail on data loss.
+    A checkpoint has no messages, but the latest time at which those before its offsets were stored: if the last of
+    these was stored later, or the log ends before it, the log is another one (row F4).  With ``failOnDataLoss``
+    bounds that end too early fail the query elsewhere.
     """
 
-    def __init__(self, watch: LifeWatch, *, fail_on_data_loss: bool) -> None:
-        self._watch = watch
+    def __init__(self, lookup: MessageLookup, *, fail_on_data_loss: bool) -> None:
+        self._lookup = lookup
         self._fails = fail_on_data_loss
         self._seen: frozenset[MessageQueue] = frozenset()
-        """In sight at the last look."""
+        """Queues in sight at the last call."""
         self._begun: dict[MessageQueue, int] = {}
-        """Where queues go on whose log is another one; until there is a plan that says so."""
+        """Where queues whose log is another one go on; until there is a plan that says so."""
 
     def follow(
         self, previous: Sequence[QueueRange], snapshot: Snapshot, stored_by_ms: int
-    ) -> list[QueueRange]:
+    ) -> Sequence[QueueRange]:
         """The positions of the plan before, or where queues go on whose offsets began again.
 
         Args:
             previous: The ranges of the plan before.
             snapshot: What the next plan is made from.
-            stored_by_ms: When the messages before their ends were stored, at the latest; 0 if that is not
-                known, so that nothing can be told.
+            stored_by_ms: The latest time at which the messages before their ends were stored; 0 if unknown.
 
         Raises:
             OffsetsBeganAgain: If some did, and ``failOnDataLoss`` is true.
-            RocketMQError: If a broker did not say what it has; nothing must be planned before it does.
+            RocketMQError: If a broker was not reached: nothing must be planned before it is.
         """
         if stored_by_ms:
             self._look(previous, snapshot, stored_by_ms)
         self._seen = frozenset(snapshot.bounds)
+        if not self._begun:
+            return previous
         return [
             QueueRange.between(was.queue, self._begun[was.queue], self._begun[was.queue])
             if was.queue in self._begun
@@ -354,7 +330,7 @@ class CheckpointLives:
         ]
 
     def planned(self) -> None:
-        """There is a plan that goes on from there."""
+        """There is a plan that goes on where the last call said."""
         self._begun.clear()
 
     def _look(self, previous: Sequence[QueueRange], snapshot: Snapshot, stored_by_ms: int) -> None:
@@ -365,22 +341,23 @@ class CheckpointLives:
             and was.queue not in self._begun
             and self._is_suspect(was, bounds, stored_by_ms)
         }
-        for queue, found in self._watch.look(places, snapshot.addresses).items() if places else ():
+        if not places:
+            return
+        for queue, found in self._lookup.look(places, snapshot.addresses).items():
             is_another = found.message is not None and found.message.store_timestamp > stored_by_ms
-            available = f"offsets {found.bounds.min_offset} to {found.bounds.max_offset}"
             if is_another and self._fails:
-                raise OffsetsBeganAgain(str(queue), places[queue], available)
+                raise OffsetsBeganAgain(str(queue), places[queue], found.available)
             if not is_another and places[queue] < found.bounds.max_offset:
                 continue
             address = snapshot.addresses[queue.broker_name]
-            start = self._watch.stored_after(queue, address, stored_by_ms, found.bounds)
+            start = self._lookup.stored_after(queue, address, stored_by_ms, found.bounds)
             self._begun[queue] = start
             logger.warning(
                 "offsets begin again, other messages are under them %s next_offset=%d was=%d, the broker has %s",
                 queue,
                 start,
                 places[queue] + 1,
-                available,
+                found.available,
             )
 
     def _is_suspect(self, was: QueueRange, bounds: QueueBounds, stored_by_ms: int) -> bool:
