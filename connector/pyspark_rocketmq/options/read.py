@@ -1,7 +1,7 @@
 """Every option of reading with ``format("rocketmq")``, and the rules between them.
 
-Parsing, errors and ``docs/options.md`` follow from the declarations; nothing else in the package sees a map of
-strings.
+Parsing, errors and ``docs/options.md`` follow from the declarations; nothing else in the package sees a map
+of strings.
 """
 
 from __future__ import annotations

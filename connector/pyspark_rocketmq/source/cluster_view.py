@@ -358,8 +358,8 @@ class ClusterView:
             raise OptionError(
                 tuple(
                     f"{queue} has no message stored at or after {times.wanted(queue)} (ms since the epoch), "
-                    "where it is to begin; correct the time, or set startingOffsetsByTimestampStrategy=latest "
-                    "to begin with the next one."
+                    "where it is to begin; correct the time, or set "
+                    "startingOffsetsByTimestampStrategy=latest to begin with the next one."
                     for queue in unmatched
                 )
             )
@@ -415,8 +415,8 @@ class ClusterView:
             raise TransportError(
                 queues[0].broker_name,
                 f"the master is down, and its slave cannot show that it has all of {queues[0]} that "
-                f"{wanted} wants. Start the master, or read to what the slave has by startingOffsets=earliest "
-                "and endingOffsets=latest",
+                f"{wanted} wants. Start the master, or read to what the slave has by "
+                "startingOffsets=earliest and endingOffsets=latest",
             )
 
     def _refuse(
@@ -467,7 +467,8 @@ class ClusterView:
                 raise
             return {queue: self._retry_bounds(address, queue) for queue in queues}
         found = {queue: statistics[queue] for queue in queues if queue in statistics}
-        # Statistics cover write queues alone; a topic that is made smaller has more to read. A proxy has none.
+        # Statistics cover write queues alone; a topic that is made smaller has more to read. A proxy has
+        # none.
         for queue in queues:
             if queue not in found:
                 low = brokers.min_offset(address, queue)

@@ -59,7 +59,7 @@ _Answers = Iterable[tuple[_Pull, PullResult | RocketMQError]]
 
 
 class Fetcher:
-    """Reads ranges, each as :class:`~pyspark_rocketmq.consume.fetch_window.RangeWindow` says. For one thread."""
+    """Reads ranges as :class:`~pyspark_rocketmq.consume.fetch_window.FetchWindow` decides. For one thread."""
 
     def __init__(
         self,
@@ -90,9 +90,10 @@ class Fetcher:
         return self._window.ranges
 
     def chunks(self) -> Generator[list[FetchedChunks]]:
-        """The chunks of all ranges, several at a time; each range's are in queue order, the last one marked so.
+        """The chunks of all ranges; each range's are in queue order, the last one marked so.
 
-        Bodies are views of receive buffers: see :class:`~pyspark_rocketmq.client.pull_connection.ReceiveBuffer`.
+        Bodies are views of receive buffers: see
+        :class:`~pyspark_rocketmq.client.pull_connection.ReceiveBuffer`.
         """
         window = self._window
         is_ready = False
@@ -110,8 +111,8 @@ class Fetcher:
                 elif not has_sent and not window.in_flight:
                     self._wait()
         finally:
-            # A caller that stops half way (a LIMIT, a killed task) leaves unread answers: release closes such a
-            # connection.
+            # A caller that stops half way (a LIMIT, a killed task) leaves unread answers: release closes such
+            # a connection.
             for place, connection in self._connections.items():
                 release_connection(connection, self._clock, place.settings)
             self._connections.clear()
@@ -160,7 +161,7 @@ class Fetcher:
             self._go_away(place, refused)
 
     def _go_away(self, place: _Place, refused: Iterable[_Pull]) -> None:
-        """Connect anew to a broker that shuts down (5.3.1 on): at once the first time, then as after any failure."""
+        """Connect anew to a broker that shuts down: at once the first time, then as after any failure."""
         error: RocketMQError | None = None
         if place in self._gone_away:
             error = ChannelClosed(

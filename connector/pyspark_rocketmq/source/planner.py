@@ -1,4 +1,4 @@
-"""Plans micro-batches: queries cluster and progress, decides by ``consume.planning``, waits where Spark cannot.
+"""Plans micro-batches of what cluster and progress say, by ``consume.planning``; waits where Spark cannot.
 
 Runs in the source runner, a long-lived process without a SparkSession, where an exception ends the query and
 nothing times out by itself.  Hence: every call below has a deadline; a broker that cannot be reached costs
@@ -145,7 +145,7 @@ class MicroBatchPlanner:
         )
 
     def _stored_by_ms(self, before_ms: int, snapshot: Snapshot, previous: Sequence[QueueRange]) -> int:
-        """When a plain stream's messages were stored, for the next offset; a group's rows know the messages."""
+        """When a plain stream's messages were stored, for the next offset; a group's rows say more."""
         if not self._progress.begins_in_checkpoint:
             return 0
         return stored_by_ms(before_ms, snapshot.with_slaves().bounds, [was.queue for was in previous])
@@ -185,9 +185,9 @@ class MicroBatchPlanner:
         """The newest snapshot, with those slaves alone that have all of ``planned``.
 
         Args:
-            planned: A plan that runs again after a restart may name a broker that is down now, without a slave
-                that has all that is planned.
-            can_wait: Whether to wait for such a broker, ``retryTimeoutMs`` at most; then its address is missing.
+            planned: A plan that runs again after a restart may name a broker that is down now and has no such
+                slave.
+            can_wait: Whether to wait for it, ``retryTimeoutMs`` at most; then its address is missing.
 
         Raises:
             RocketMQError: If the cluster cannot be reached at first contact.
@@ -424,7 +424,7 @@ class MicroBatchPlanner:
         return call_with_retry(action, FIRST_CONTACT, self._patience(), self._pause)
 
     def _whole_snapshot(self, *, can_read_slaves: bool = False) -> Snapshot:
-        """A snapshot with every master, or with slaves instead; waits for them, ``retryTimeoutMs`` at most."""
+        """A snapshot with every master, or slaves instead; waits for them, ``retryTimeoutMs`` at most."""
         patience = self._patience()
         snapshot = self._at_first_contact(self._look) if self._seen is None else self._retried(patience)
         while missing := snapshot.unreadable if can_read_slaves else snapshot.out_of_sight:

@@ -120,7 +120,10 @@ class CheckpointProgress:
             queue: QueueState(ends.get(queue, bounds.min_offset)) for queue, bounds in snapshot.bounds.items()
         }
 
-    def had_in_vain(self, progress: Mapping[MessageQueue, QueueState]) -> Mapping[MessageQueue, Had]:  # noqa: ARG002
+    def had_in_vain(
+        self,
+        progress: Mapping[MessageQueue, QueueState],  # noqa: ARG002
+    ) -> Mapping[MessageQueue, Had]:
         """None: every plan moves."""
         return {}
 
@@ -233,7 +236,11 @@ class GroupProgress:
         """Read the store's rows on another thread: storage and brokers are waited for at the same time."""
         self._reading = self._reader.submit(self._store.read, self._group)
 
-    def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueState]:  # noqa: ARG002
+    def read(
+        self,
+        previous: Sequence[QueueRange],  # noqa: ARG002
+        snapshot: Snapshot,
+    ) -> dict[MessageQueue, QueueState]:
         """Rows of the queues owned and claimed, after claiming those that are new."""
         held = self._ownership.begin_plan()
         self._terms = {

@@ -1,4 +1,4 @@
-"""Claims queues in the offset store, at the group's offsets; one query at a time for a broadcasting instance."""
+"""Claims queues in the offset store; checks that a broadcasting instance has one query at a time."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _PAUSE_S: Final = 0.5
 class QueueClaims:
     """Claims a queue between its allocation and its first plan (C3).
 
-    With ``broker_offsets`` the group may have Java members; without, as for a broadcasting consumer, the store
-    alone counts.
+    With ``broker_offsets`` the group may have Java members; without, as for a broadcasting consumer, the
+    store alone counts.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class QueueClaims:
     def _without_forgotten(
         self, known: Mapping[MessageQueue, int], rows: Rows, addresses: Addresses
     ) -> Mapping[MessageQueue, int]:
-        """``known`` with newer offsets for those a broker fell back to in a crash; these are written to it."""
+        """``known``, with newer offsets for those a broker fell back to in a crash; it gets these, too."""
         forgotten = {
             queue: rows[queue].next_offset
             for queue, offset in known.items()
@@ -190,8 +190,8 @@ class QueueClaims:
     def _beginning(self, by_option: Collection[MessageQueue], snapshot: Snapshot) -> dict[MessageQueue, int]:
         """Where a new group begins, stored at a topic's brokers before any queue is claimed.
 
-        Members that begin at the same time, Java's among them, share the queues: the second one would take its
-        own for queues made later.
+        Members that begin at the same time, Java's among them, share the queues: the second one would take
+        its own for queues made later.
         """
         if self._broker_offsets is None:
             positions = self._view.starting_positions(snapshot, by_option, self._default_start)
@@ -230,7 +230,7 @@ def await_sole_owner(
     clock: Clock,
     sleep: Callable[[float], None],
 ) -> None:
-    """Wait until none of ``owners`` of the progress ``name`` is among the living members of a broadcasting group.
+    """Wait until no owner of a broadcasting instance's progress ``name`` is among the living members.
 
     Two queries that start at the same moment are found out later, by the epoch of their rows
     (``GroupProgress``).
@@ -279,7 +279,7 @@ def possible_owners(options: ReadOptions, member_id: str, store: OffsetStore) ->
 
 
 def living_members(options: ReadOptions, pool: ChannelPool, clock: Clock) -> frozenset[str]:
-    """The client ids of the group, by every broker that answers; those forget a member with its connection."""
+    """The client ids of the group, from every broker that answers; a member ends with its connection."""
     assert options.consumer_group is not None
     cluster = Cluster.of(options, clock, pool=pool, at_most_s=CALL_TIMEOUT_S)
     brokers = cluster.brokers()

@@ -1,7 +1,8 @@
 """Sees when a queue's offsets begin again under other messages, and begins its next generation.
 
-It looks at single messages: at each claim and reset of a queue, where its bounds went back, and where the queue was
-out of sight; never for each batch.  A slave is read instead of a master only where it has the log consumed so far.
+It looks at single messages: at each claim and reset of a queue, where its bounds went back, and where the
+queue was out of sight; never for each batch.  A slave is read instead of a master only where it has the log
+consumed so far.
 """
 
 from __future__ import annotations
@@ -290,9 +291,9 @@ class QueueGenerations:
 class CheckpointGenerations:
     """For a plain stream: looks at queues that were out of sight, as all are at the start, or went back.
 
-    A checkpoint has no messages, but the latest time at which those before its offsets were stored: if the last of
-    these was stored later, or the log ends before it, the log is another one (row F4).  With ``failOnDataLoss``
-    bounds that end too early fail the query elsewhere.
+    A checkpoint has no messages, but the latest time at which those before its offsets were stored: if the
+    last of these was stored later, or the log ends before it, the log is another one (row F4).  With
+    ``failOnDataLoss`` bounds that end too early fail the query elsewhere.
     """
 
     def __init__(self, lookup: MessageLookup, *, fail_on_data_loss: bool) -> None:
@@ -353,7 +354,8 @@ class CheckpointGenerations:
             start = self._lookup.stored_after(queue, address, stored_by_ms, found.bounds)
             self._begun[queue] = start
             logger.warning(
-                "offsets begin again, other messages are under them %s next_offset=%d was=%d, the broker has %s",
+                "offsets begin again, other messages are under them %s next_offset=%d was=%d, the broker "
+                "has %s",
                 queue,
                 start,
                 places[queue] + 1,

@@ -109,9 +109,9 @@ def _hand_over(value: T | _End, ready: queue.Queue[T | _End], has_left: threadin
 def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
     """The range's messages in ascending queue offset, each once; then its marker row in consumer mode.
 
-    In consumer mode these end a range where it was reached, and its marker row says so: a broker that is away,
-    must not be read from, has lost the range's tail or reports an operator's reset; the largest size of a range;
-    a message that cannot be decoded. The rest is planned again, after a reset from its target.
+    In consumer mode these end a range where it was reached, and its marker row says so: a broker that is
+    away, must not be read from, has lost the range's tail or reports an operator's reset; the largest size of
+    a range; a message that cannot be decoded. The rest is planned again, after a reset from its target.
 
     Raises:
         DataLoss: If offsets of the range are gone and ``failOnDataLoss`` is true.
@@ -471,8 +471,8 @@ def _wanted(messages: pa.RecordBatch, partition: QueuePartition, expected: int) 
 def _is_first_copy(offsets: npt.NDArray[np.int64], expected: int) -> npt.NDArray[np.bool_] | None:
     """Which messages are new; None if a new one comes late.
 
-    Messages come again because filtered pulls scan into their neighbours' offsets, and an inner batch may begin
-    before the offset pulled from.
+    Messages come again because filtered pulls scan into their neighbours' offsets, and an inner batch may
+    begin before the offset pulled from.
     """
     highest_before = np.maximum.accumulate(np.concatenate(([expected - 1], offsets[:-1])))
     is_new: npt.NDArray[np.bool_] = offsets > highest_before

@@ -151,7 +151,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"_options": self._options}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Any but ``ReadAllAvailable``, which then means ``trigger(once=True)``; the source's limits apply."""
+        """Any but ``ReadAllAvailable``, which then means ``trigger(once=True)``; options set limits."""
         return ReadMaxRows(self._options.max_offsets_per_trigger or _ANY_NUMBER)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
@@ -176,7 +176,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = bounds.max_offset
         return newest
 
-    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # noqa: ARG002 - explicit ranges
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # noqa: ARG002 - as Spark
         """One partition per range of ``end``, unless options say otherwise or ranges share tasks."""
         planned = self._planner.runnable(end)
         is_group = self._options.consumer_group is not None

@@ -1,13 +1,14 @@
 """Columns of the source, and the marker row that ends a range where rows cross Spark.
 
-``topic``, ``brokerName``, ``queueId`` and ``queueOffset`` name the physical queue in every row.  A message that
-the group has given back is read from its retry topic; ``originTopic``, null in all other rows, is then the topic
-that it was sent to, under which a listener gets it.
+``topic``, ``brokerName``, ``queueId`` and ``queueOffset`` name the physical queue in every row.  A message
+that the group has given back is read from its retry topic; ``originTopic``, null in all other rows, is then
+the topic that it was sent to, under which a listener gets it.
 
-Consumer mode (option ``consumerGroup``) ends every planned range with its :class:`RangeEnd`, because a tag filter
-may leave no message at all and the range must still be acknowledged. Where the rows cross Spark it is one *marker
-row*: ``kind`` is ``"end"``, ``queueOffset`` the range's exclusive end and ``plannedRange`` the rest as JSON; in a
-message row both columns are null. Numbers are never null: pandas would turn the whole column into floats.
+Consumer mode (option ``consumerGroup``) ends every planned range with its :class:`RangeEnd`, because a tag
+filter may leave no message at all and the range must still be acknowledged. Where the rows cross Spark it is
+one *marker row*: ``kind`` is ``"end"``, ``queueOffset`` the range's exclusive end and ``plannedRange`` the
+rest as JSON; in a message row both columns are null. Numbers are never null: pandas would turn the whole
+column into floats.
 """
 
 from __future__ import annotations
@@ -199,8 +200,8 @@ def _same_in_markers() -> pa.RecordBatch:
 
 
 MESSAGE_COLUMNS = (
-    "topic", "brokerName", "queueId", "queueOffset", "commitLogOffset", "msgId", "keys", "tags", "body", "properties",
-    "bornTimestamp", "bornHost", "storeTimestamp", "storeHost", "reconsumeTimes", "sysFlag", "flag",
-    ORIGIN_TOPIC,
+    "topic", "brokerName", "queueId", "queueOffset", "commitLogOffset", "msgId", "keys", "tags", "body",
+    "properties", "bornTimestamp", "bornHost", "storeTimestamp", "storeHost", "reconsumeTimes", "sysFlag",
+    "flag", ORIGIN_TOPIC,
 )  # fmt: skip
 """What messages are made of: MessageExt's fields in their order but for the last."""

@@ -75,11 +75,11 @@ def clear_unwritten_plan(spark: SparkSession, checkpoint: str) -> None:
 
 
 def stoppable(function: BatchFunction) -> BatchFunction:
-    """Wrap a ``foreachBatch`` function so that an interruption surfaces as a short error that Spark recognises.
+    """Wrap a ``foreachBatch`` function: an interruption surfaces as a short error that Spark recognises.
 
     Spark looks for interruptions by a regular expression that takes a stack frame per character
-    (``StreamExecution.PROXY_ERROR``): a whole Java stack trace overflows the stack and ends the stream thread,
-    and whoever waits for the query waits for ever.
+    (``StreamExecution.PROXY_ERROR``): a whole Java stack trace overflows the stack and ends the stream
+    thread, and whoever waits for the query waits for ever.
 
     Raises:
         BatchInterrupted: In place of the error of a job that was interrupted or cancelled.
@@ -228,7 +228,8 @@ def driver_address(spark: SparkSession) -> tuple[str, str, bool]:
 def task_slots(spark: SparkSession) -> Slots:
     """How many tasks can run at the same time, as of now."""
     try:
-        context: Any = spark.sparkContext._jsc.sc()  # noqa: SLF001 - spark.default.parallelism may be any number
+        # spark.default.parallelism may be any number.
+        context: Any = spark.sparkContext._jsc.sc()  # noqa: SLF001 - there is no other way
         at_once = int(
             context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile())
         )
