@@ -1,13 +1,8 @@
-"""Text of others, as it is shown: without secrets, control characters or endless length.
+"""Text as it is shown in logs, errors and ``repr``: without secrets, control characters or endless length.
 
-URIs as they are shown: storage URIs may have keys or passwords in them, and stand in errors, logs and
-``repr``.
-
-Text that somebody else chose, as it is shown: a broker's remark or name, an address, another member's client
-id.
-
-Whoever may register a broker or join a group chooses such texts. Raw, they could begin new lines in a log,
-command a terminal or fill a disk.
+Whoever may register a broker or join a group chooses texts that are shown: a remark, a name, an address, a
+client id. Raw, they could begin new lines in a log, command a terminal or fill a disk. Storage URIs may hold
+keys or passwords.
 """
 
 from __future__ import annotations

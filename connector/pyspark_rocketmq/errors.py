@@ -3,59 +3,14 @@
 A Spark worker hands only an error's *text* to the driver, so each class carries its facts as attributes and
 puts all of them into its sentence: what happened, where (topic, broker, queue, offset, address), what to do.
 
-    RocketMQError                       retryable = False
-    ├─ OptionError (ValueError)         every bad option at once
-    ├─ WireError
-    │  ├─ LocalProtocolError            we built nonsense: a bug of ours
-    │  └─ RemoteProtocolError           the peer sent nonsense: its channel is closed
-    ├─ TransportError                   retryable
-    │  ├─ ConnectFailed
-    │  │  └─ TlsFailed                  not retryable: certificates do not mend themselves
-    │  ├─ ChannelClosed
-    │  └─ RequestTimeout
-    ├─ BrokerError                      the peer answered with an error code
-    │  ├─ SystemBusy                    retryable
-    │  ├─ TopicNotFound
-    │  │  └─ TopicAway                  retryable: the topic was there before
-    │  ├─ NoPermission
-    │  │  └─ ConsumptionForbidden       an operator has switched reading off
-    │  ├─ GroupNotFound
-    │  ├─ ConsumerNotOnline             nobody of the group is there to be asked
-    │  ├─ ExpressionInvalid             the broker cannot read the subscription's expression
-    │  ├─ GoAway                        retryable on a new connection: the server is about to stop
-    │  ├─ SubscriptionNotLatest         retryable after a heartbeat
-    │  └─ OffsetNotFound                no stored offset: a first start, never an error to retry
-    ├─ NoWritableQueue                  retryable: a topic without a queue to send to
-    ├─ TooManySends                     retryable: too much is under way without being answered
-    ├─ RowNotSent                       a row of a DataFrame is no message, or was not stored
-    ├─ KeysOutOfOrder                   two tasks sent rows of one sharding key
-    ├─ OffsetError
-    │  ├─ DataLoss                      messages were deleted before they were read
-    │  │  ├─ MessagesExpired            by the broker's retention
-    │  │  ├─ LogTailLost                with the end of the log: a replica that lacked it was promoted
-    │  │  ├─ OffsetsBeganAgain          with their log: other messages are under their offsets
-    │  │  ├─ TopicDeleted               with their topic
-    │  │  └─ QueueRemoved               with their queue: the topic has fewer now
-    │  ├─ UndecodableMessage            a message is there, but cannot be decoded
-    │  ├─ DamagedOffsets                a row of the offset store holds what nobody has written there
-    │  ├─ OffsetRegressed               a stored value would move back where it must not
-    │  ├─ OffsetCommitConflict          retryable: somebody else wrote the table meanwhile
-    │  ├─ OffsetStoreUnavailable        retryable: the table's storage did not answer
-    │  ├─ BrokerOffsetUnavailable       retryable: a broker did not tell or take a group's offset
-    │  └─ SinkConflict                  a batch cannot be added to the sink's table after another change
-    │     ├─ SinkMoved                  retryable: another consumer wrote a queue's rows into it
-    │     └─ SinkSetBack                the sink lacks rows that the group's offsets say it has
-    ├─ StorageNotShared                 driver and executors see different folders under one path
-    ├─ SchemaError                      a table or a listener's output lacks columns it must have
-    └─ ListenerError                    a message listener broke its contract
-
 Retrying is decided by ``retryable``, never by a list of classes.  What a server says is shown by
-``peer_text``.
+``peer_text``.  docs/errors.md lists when each one is raised and what to do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar, Final
 
 from pyspark_rocketmq.display import MOST_CHARACTERS, masked, peer_text
@@ -84,14 +39,10 @@ class OptionError(RocketMQError, ValueError):
         self.where = where
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_option_error, (type(self), self.problems, self.where)
+        return partial(type(self), where=self.where), (self.problems,)
 
     def __str__(self) -> str:
         return f"Invalid {self.where}:" + "".join(f"\n  - {masked(problem)}" for problem in self.problems)
-
-
-def _rebuild_option_error(cls: type[OptionError], problems: tuple[str, ...], where: str) -> OptionError:
-    return cls(problems, where=where)
 
 
 class WireError(RocketMQError):
@@ -168,6 +119,9 @@ class RequestTimeout(TransportError):
 class BrokerError(RocketMQError):
     """The server answered with an error code."""
 
+    advice: ClassVar[str] = ""
+    """What to do, said behind the server's remark."""
+
     def __init__(self, code: int, remark: str, *, request: str = "", address: str = "") -> None:
         remark = remark[:MOST_CHARACTERS]
         super().__init__(code, remark, request, address)
@@ -178,7 +132,7 @@ class BrokerError(RocketMQError):
         self.address = address
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_broker_error, (type(self), self.code, self.remark, self.request, self.address)
+        return partial(type(self), request=self.request, address=self.address), (self.code, self.remark)
 
     def __str__(self) -> str:
         # RocketMQ's remarks have line breaks and whole stack traces.
@@ -186,13 +140,8 @@ class BrokerError(RocketMQError):
         if remark and remark[-1] not in ".!?":
             remark += "."
         who = peer_text(self.address) or "The server"
-        return f"{who} answered {peer_text(self.request)} with code {self.code}: {remark}"
-
-
-def _rebuild_broker_error(
-    cls: type[BrokerError], code: int, remark: str, request: str, address: str
-) -> BrokerError:
-    return cls(code, remark, request=request, address=address)
+        answer = f"{who} answered {peer_text(self.request)} with code {self.code}: {remark}"
+        return f"{answer} {self.advice}" if self.advice else answer
 
 
 class SystemBusy(BrokerError):
@@ -204,8 +153,7 @@ class SystemBusy(BrokerError):
 class TopicNotFound(BrokerError):
     """The topic is unknown to the name server or to the broker."""
 
-    def __str__(self) -> str:
-        return f"{super().__str__()} Create the topic or correct option 'topic'."
+    advice: ClassVar[str] = "Create the topic or correct option 'topic'."
 
 
 class TopicAway(TopicNotFound):
@@ -213,18 +161,16 @@ class TopicAway(TopicNotFound):
 
     retryable: ClassVar[bool] = True
 
-    def __str__(self) -> str:
-        return f"{BrokerError.__str__(self)} Start the brokers that had it, or create the topic again."
+    advice: ClassVar[str] = "Start the brokers that had it, or create the topic again."
 
 
 class NoPermission(BrokerError):
     """Topic, group or broker does not allow the operation, or the credentials are wrong."""
 
-    def __str__(self) -> str:
-        return (
-            f"{super().__str__()} Check accessKey and secretKey, what the user may do with this topic and "
-            "group (mqadmin listAcl), and the permissions of the topic and the group themselves."
-        )
+    advice: ClassVar[str] = (
+        "Check accessKey and secretKey, what the user may do with this topic and "
+        "group (mqadmin listAcl), and the permissions of the topic and the group themselves."
+    )
 
 
 class ConsumptionForbidden(NoPermission):
@@ -233,40 +179,33 @@ class ConsumptionForbidden(NoPermission):
     Source: ``PullMessageProcessor.processRequest``, ``ForbiddenType``.
     """
 
-    def __str__(self) -> str:
-        return (
-            f"{BrokerError.__str__(self)} Give the permission back: mqadmin updateTopicPerm, updateSubGroup "
-            "-s true, or the broker's brokerPermission."
-        )
+    advice: ClassVar[str] = (
+        "Give the permission back: mqadmin updateTopicPerm, updateSubGroup "
+        "-s true, or the broker's brokerPermission."
+    )
 
 
 class GroupNotFound(BrokerError):
     """The broker has no such consumer group and makes none (SUBSCRIPTION_GROUP_NOT_EXIST)."""
 
-    def __str__(self) -> str:
-        return (
-            f"{super().__str__()} Create the group (mqadmin updateSubGroup), or let the broker do it "
-            "(autoCreateSubscriptionGroup=true)."
-        )
+    advice: ClassVar[str] = (
+        "Create the group (mqadmin updateSubGroup), or let the broker do it "
+        "(autoCreateSubscriptionGroup=true)."
+    )
 
 
 class ConsumerNotOnline(BrokerError):
     """The member is not connected to this broker or did not answer (CONSUMER_NOT_ONLINE, …_TIMEOUT)."""
 
-    def __str__(self) -> str:
-        return (
-            f"{super().__str__()} Only a consumer that is running and connected to this broker can be asked."
-        )
+    advice: ClassVar[str] = "Only a consumer that is running and connected to this broker can be asked."
 
 
 class ExpressionInvalid(BrokerError):
     """The broker cannot make sense of the subscription's expression (SUBSCRIPTION_PARSE_FAILED)."""
 
-    def __str__(self) -> str:
-        return (
-            f"{super().__str__()} Correct the expression; SQL92 also needs enablePropertyFilter=true on "
-            "the broker."
-        )
+    advice: ClassVar[str] = (
+        "Correct the expression; SQL92 also needs enablePropertyFilter=true on the broker."
+    )
 
 
 class GoAway(BrokerError):
@@ -280,12 +219,11 @@ class OffsetNotFound(BrokerError):
 
 
 class SubscriptionNotLatest(BrokerError):
-    """The broker has not seen the group's current subscription yet (SUBSCRIPTION_NOT_EXIST, …_NOT_LATEST)."""
+    """The broker does not know the group's current subscription yet (SUBSCRIPTION_NOT_EXIST, …_NOT_LATEST)."""
 
     retryable: ClassVar[bool] = True
 
-    def __str__(self) -> str:
-        return f"{super().__str__()} The group's next heartbeat mends this."
+    advice: ClassVar[str] = "The group's next heartbeat mends this."
 
 
 class NoWritableQueue(RocketMQError):
@@ -318,8 +256,7 @@ class TooManySends(RocketMQError):
     def __str__(self) -> str:
         return (
             f"{self.sends} sends of {self.size} bytes were under way for {self.waited_s:g} s without room "
-            "for another one: "
-            "the brokers are slower than the sender. Send less, or allow more with max_sends and max_bytes."
+            "for another one: the brokers are slower than the sender. Send less, or allow more with max_sends and max_bytes."
         )
 
 
@@ -431,7 +368,8 @@ class OffsetsBeganAgain(DataLoss):
             "has another message in its place: the topic was deleted and made anew, or a slave that lacked "
             "the newest messages has become master. Messages that were not read may be lost. Set "
             "failOnDataLoss=false to go on with the first message stored after the newest one consumed; a "
-            "group's offset can be reset instead. Every message from there on is consumed and reaches the sink."
+            "group's offset can be reset instead. Every message from there on is consumed and reaches the "
+            "sink."
         )
 
 
@@ -474,7 +412,7 @@ class DamagedOffsets(OffsetError):
 
 
 class OffsetRegressed(OffsetError):
-    """A progress value would go back although nobody asked for a reset."""
+    """A progress value would go back without a reset."""
 
 
 class OffsetCommitConflict(OffsetError):
@@ -498,13 +436,13 @@ class SinkSetBack(SinkConflict):
 
 
 class OffsetStoreUnavailable(OffsetError):
-    """The storage of the offset table did not give what was asked for; trying again may help."""
+    """The storage of the offset table does not answer; trying again may help."""
 
     retryable: ClassVar[bool] = True
 
 
 class BrokerOffsetUnavailable(OffsetError):
-    """A broker did not tell a group's offset, or did not take one; without it a queue cannot be begun."""
+    """A broker did not report a group's offset, or did not take one: the queue cannot be begun."""
 
     retryable: ClassVar[bool] = True
 

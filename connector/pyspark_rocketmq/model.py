@@ -20,7 +20,7 @@ PulledBody = bytes | memoryview
 """Stored messages of one answer, undecoded; a view is one of bytes, and holds the buffer it looks into."""
 
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
-"""Body of a message or of a batch, if a producer is not told otherwise (``DefaultMQProducer.maxMessageSize``,
+"""Body of a message or of a batch, unless a producer sets another bound (``DefaultMQProducer.maxMessageSize``,
 the brokers' default too)."""
 
 RETRY_TOPIC_PREFIX = "%RETRY%"
@@ -108,7 +108,7 @@ class LocalTransactionState(StrEnum):
     COMMIT_MESSAGE = "COMMIT_MESSAGE"
     ROLLBACK_MESSAGE = "ROLLBACK_MESSAGE"
     UNKNOW = "UNKNOW"
-    """Not known yet: the broker asks again."""
+    """Not known yet: the broker checks again."""
 
 
 class SendStatus(IntEnum):
@@ -199,7 +199,7 @@ MESSAGE_COLUMNS: Final = tuple(camel_case(name) for name in MessageExt._fields i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueData:
-    """One broker's share of a topic, as the name server tells it."""
+    """One broker's share of a topic, as the name server reports it."""
 
     broker_name: str
     read_queue_nums: int
@@ -291,7 +291,7 @@ class TopicRoute:
 
 
 class QueueState(NamedTuple):
-    """How far a consumer group has come in one queue: what offset rows, planned ranges, acks and commits share."""
+    """How far a consumer group has come in one queue; held by offset rows, planned ranges, acks and commits."""
 
     next_offset: int
     """Next queue offset to consume."""
@@ -302,12 +302,12 @@ class QueueState(NamedTuple):
     suspended_until_s: float | None = None
     """Wall-clock seconds; the queue is not planned before."""
     retry_counts: str = ""
-    """How often it gave back messages from ``next_offset`` on, as ``consume.retry_counts`` writes it; empty when
+    """How often it gave back messages from ``next_offset`` on, as text of ``consume.retry_counts``; empty when
     ``reconsume_times`` says it all. The next owner goes on counting from it; a reset forgets it."""
     last_message: str = ""
-    """The newest message consumed, as ``consume.positions`` writes it: in this life of the queue or, in an ack and
-    a commit, in the batch. Before any was consumed, the last one that the life's beginning passed over. Empty
-    when there was none."""
+    """The newest message consumed, as text of ``consume.positions``: in a row of this life of the queue, in an
+    ack or a commit of the batch. Before any was consumed, the last one that the beginning of the life passed
+    over. Empty when there was none."""
 
     @property
     def is_on_trial(self) -> bool:

@@ -73,7 +73,7 @@ class Mirror(Protocol):
     """The image of the offsets at the brokers."""
 
     def show(self, accepted: Sequence[QueueCommit]) -> None:
-        """Be told what the offset store has taken; returns at once."""
+        """Take over what the offset store has accepted; returns at once."""
         ...
 
     def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
@@ -116,7 +116,7 @@ class BatchCommitter:
         hub: DriverHub | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Prepare to commit batches of the engine's rows, or, with ``engine``, of the ranges that the source has planned."""
+        """Prepare to commit batches of the engine's rows; with ``engine``, of the ranges that the source planned."""
         self._group = consumer_group
         self._store = store
         self._sink = sink
@@ -174,7 +174,7 @@ class BatchCommitter:
         return job, end
 
     def _commit_ahead(self, part: Part, running: _Running) -> None:
-        """Commit what a task has handed over; on another thread than the batch's, which waits for its job meanwhile."""
+        """Commit what a task has handed over, on another thread than the batch's, which waits for its job."""
         logger.info(
             "queues given up before their batch ends group=%s batch=%d queues=%s",
             self._group,
@@ -188,8 +188,7 @@ class BatchCommitter:
         if self._mirror is not None and accepted and not self._mirror.await_shown(accepted, _SHOWN_WITHIN_S):
             logger.warning(
                 "the brokers were not told in time how far queues were consumed that may change hands now; a "
-                "Java "
-                "member may consume messages again group=%s queues=%d",
+                "Java member may consume messages again group=%s queues=%d",
                 self._group,
                 len(accepted),
             )
@@ -202,13 +201,12 @@ class BatchCommitter:
         try:
             return self._commit_all(parts, running)
         except BaseException:
-            # Read again, the batch knows nothing of them: the broker tells of a reset once.
+            # Read again, the batch knows nothing of them: the broker reports a reset only once.
             for ack in acks:
                 if ack.reset_to is not None:
                     logger.warning(
                         "reset may not have been followed, the batch failed; reset it again if still wanted "
-                        "group=%s %s "
-                        "target=%d",
+                        "group=%s %s target=%d",
                         self._group,
                         ack.queue,
                         ack.reset_to,
@@ -220,8 +218,7 @@ class BatchCommitter:
         try:
             begun = sink.begin(self._group, queues)
         except RocketMQError as error:
-            # Of a table that is gone, or another one, the ways forward are told rather than what was wrong
-            # with it first.
+            # If the table is gone or another one, an error with the ways forward helps more than this one.
             try:
                 standings = sink.standings(self._group, queues)
             except Exception:  # noqa: BLE001 - such as storage that is away
@@ -260,7 +257,7 @@ class BatchCommitter:
             offsets=self._own_rows(acks, result),
         )
         self._log(report, result)
-        self._tell(report)
+        self._notify(report)
         return shown
 
     def _commit_of(self, ack: QueueAck, sinks: str, now_s: float) -> QueueCommit:
@@ -323,8 +320,7 @@ class BatchCommitter:
         for queue in sorted(moved.intersection(ack.queue for ack in part.acks)):
             logger.warning(
                 "batch dropped, as far as it shares files with a queue that was claimed or reset while it "
-                "ran group=%s "
-                "%s queues=%d",
+                "ran group=%s %s queues=%d",
                 self._group,
                 queue,
                 len(part.acks),
@@ -339,15 +335,15 @@ class BatchCommitter:
         )
 
     def _follow_resets(self, acks: Sequence[QueueAck], *, lost: frozenset[MessageQueue]) -> None:
-        """Move the queues that an operator has reset at their broker, which has told so once and forgotten it (F5).
+        """Move the queues that an operator has reset at their broker, which reports it only once (F5).
 
-        A queue of ``lost`` is left alone: who has it now has begun elsewhere since.
+        A queue of ``lost`` is left alone: its new owner has begun elsewhere since.
         """
-        asked = {ack.queue: ack.reset_to for ack in acks if ack.reset_to is not None}
-        targets = {queue: target for queue, target in asked.items() if queue not in lost}
+        wanted = {ack.queue: ack.reset_to for ack in acks if ack.reset_to is not None}
+        targets = {queue: target for queue, target in wanted.items() if queue not in lost}
         if targets:
             self._store.reset(self._group, targets)
-        for queue, target in asked.items():
+        for queue, target in wanted.items():
             logger.warning(
                 "%s group=%s %s target=%d",
                 "offset reset by an operator"
@@ -367,7 +363,7 @@ class BatchCommitter:
         except Exception:
             logger.exception("offsets could not be mirrored, nothing is undone group=%s", self._group)
 
-    def _tell(self, report: BatchReport) -> None:
+    def _notify(self, report: BatchReport) -> None:
         for listener in self._listeners:
             try:
                 listener(report)
@@ -391,10 +387,8 @@ class BatchCommitter:
         if report.left_out:
             logger.warning(
                 "rows left out, below the sink's watermark group=%s batch=%d rows=%d: the sink has them from "
-                "an "
-                "earlier run of this batch; if the group's offsets were moved back to have them written "
-                "again, see "
-                "DeltaSink.rewind",
+                "an earlier run of this batch; if the group's offsets were moved back to have them written "
+                "again, see DeltaSink.rewind",
                 self._group,
                 report.batch_id,
                 report.left_out,

@@ -1,9 +1,8 @@
-"""``QueryMonitor``: listens to streaming queries and tells, after each micro-batch, where their queues are.
+"""``QueryMonitor``: listens to streaming queries and reports, after each micro-batch, where their queues are.
 
-Spark tells of a batch on its listener thread, some time after the batch; the consumer reports it on the
-query's thread, before that. Both leave what they have here and go on: metrics are made, brokers asked and
-listeners called on a thread of the monitor's own, so that a broker that is away delays neither Spark nor the
-query.
+Spark reports a batch on its listener thread, some time after the batch; the consumer reports it before, on
+the query's thread. Both hand over what they have and go on: the monitor makes metrics, queries brokers and
+calls listeners on a thread of its own, so that a broker that is away delays neither Spark nor the query.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _CALLS_AT_ONCE: Final = 16
 
 
 class StoredTimes:
-    """Asks with the access that ``options`` give. For one thread."""
+    """When messages were stored, queried with the access that ``options`` give. For one thread."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._clock = SystemClock()
@@ -52,25 +51,25 @@ class StoredTimes:
         self._known: dict[MessageQueue, tuple[int, float]] = {}
         self._silent: set[str] = set()
 
-    def ask(self, positions: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
-        """When the messages at ``positions`` were stored; queues that do not tell are left out."""
+    def query(self, positions: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
+        """When the messages at ``positions`` were stored; queues whose broker does not answer are left out."""
         self._known = {
             queue: known for queue, known in self._known.items() if positions.get(queue) == known[0]
         }
         self._silent = set()
         unknown = {queue: at for queue, at in positions.items() if queue not in self._known}
         if unknown:
-            calls = [partial(self._ask_one, each) for each in unknown.items()]
+            calls = [partial(self._query_one, each) for each in unknown.items()]
             times = run_concurrently(calls, at_most=_CALLS_AT_ONCE)
             for (queue, at), stored in zip(unknown.items(), times, strict=True):
                 if stored is not None:
                     self._known[queue] = at, stored
         return {queue: stored for queue, (_, stored) in self._known.items()}
 
-    def _ask_one(self, position: tuple[MessageQueue, int]) -> float | None:
+    def _query_one(self, position: tuple[MessageQueue, int]) -> float | None:
         queue, queue_offset = position
-        # A broker that did not answer is not asked for its other queues: a bound for each broker, not for
-        # each queue.
+        # A broker that did not answer is not queried for its other queues: one timeout for each broker, not
+        # for each queue.
         if queue.broker_name in self._silent:
             return None
         try:
@@ -129,8 +128,7 @@ class QueryState:
 class QueryMonitor(StreamingQueryListener):
     """ConsumeMetrics of every query of ``format("rocketmq")`` in a session, and of consumers in more detail.
 
-    One log line for each micro-batch, at INFO; :meth:`queries` for whoever asks; listeners for whoever wants
-    to be told.
+    One log line for each micro-batch, at INFO; :meth:`queries` shows all at any time; listeners get each batch.
     """
 
     def __init__(self, options: Mapping[str, str] | None = None, *, clock: Clock | None = None) -> None:
@@ -138,7 +136,7 @@ class QueryMonitor(StreamingQueryListener):
 
         Args:
             options: The source's options, for how long messages of queries without a consumer have waited:
-                their brokers are asked with them. None: of such queries the lag is known in messages only.
+                their brokers are queried with them. None: of such queries the lag is known in messages only.
             clock: The system's unless given.
 
         Raises:
@@ -178,7 +176,7 @@ class QueryMonitor(StreamingQueryListener):
             return dict(self._queries)
 
     def now_s(self) -> float:
-        """Wall-clock seconds by the monitor's clock, by which ages and suspensions are told."""
+        """Wall-clock seconds by the monitor's clock, which ages and suspensions go by."""
         return self._clock.now_s()
 
     def close(self) -> None:
@@ -189,7 +187,7 @@ class QueryMonitor(StreamingQueryListener):
         self._thread.shutdown()
 
     def batch_committed(self, report: BatchReport, times: StoredTimes | None = None) -> None:
-        """A consumer has committed a batch (``BatchListener``); Spark will tell of the same batch."""
+        """A consumer has committed a batch (``BatchListener``); Spark will report the same batch."""
         with self._guard:
             self._reports[report.query_id, report.batch_id] = report, times
             while len(self._reports) > _REPORTS_KEPT:
@@ -218,7 +216,7 @@ class QueryMonitor(StreamingQueryListener):
         self._submit(self._forget, str(event.runId))
 
     def _submit(self, work: Callable[..., None], *arguments: Any) -> bool:
-        """Whether it is taken: Spark may be telling of a batch while ``close`` takes the listener away."""
+        """Whether it is taken: Spark may report a batch while ``close`` takes the listener away."""
         try:
             self._thread.submit(work, *arguments)
         except RuntimeError:
@@ -233,7 +231,7 @@ class QueryMonitor(StreamingQueryListener):
         try:
             metrics = metrics_of(progress, report, self._clock.now_s())
             if metrics is not None:
-                self._tell(metrics if times is None or self._is_behind() else _with_times(metrics, times))
+                self._publish(metrics if times is None or self._is_behind() else _with_times(metrics, times))
         except Exception:
             # The root of a thread nobody looks at; the query is not disturbed.
             logger.exception("metrics of a batch were not made")
@@ -242,11 +240,11 @@ class QueryMonitor(StreamingQueryListener):
                 self._waiting -= 1
 
     def _is_behind(self) -> bool:
-        """Whether newer metrics wait: brokers are then asked for those, and not for these too."""
+        """Whether newer metrics wait: brokers are then queried for those alone."""
         with self._guard:
             return self._waiting > 1
 
-    def _tell(self, metrics: BatchMetrics) -> None:
+    def _publish(self, metrics: BatchMetrics) -> None:
         with self._guard:
             state = self._queries.get(metrics.run_id, QueryState(latest=metrics))
             self._queries[metrics.run_id] = state.after(metrics)
@@ -264,4 +262,4 @@ class QueryMonitor(StreamingQueryListener):
 
 def _with_times(metrics: BatchMetrics, times: StoredTimes) -> BatchMetrics:
     behind = {one.queue: one.lag.next_offset for one in metrics.queues if one.lag and one.lag.messages}
-    return metrics.with_stored_times(times.ask(behind))
+    return metrics.with_stored_times(times.query(behind))

@@ -37,7 +37,7 @@ class GroupAtBrokers(Protocol):
         """The offset of each of ``queues`` that has one, or of every queue whose broker is there.
 
         Raises:
-            BrokerOffsetUnavailable: If a broker did not tell.
+            BrokerOffsetUnavailable: If a broker did not answer.
         """
         ...
 
@@ -75,7 +75,7 @@ class BrokerOffsetStore:
         """Return the group's rows; of other groups nothing is known.
 
         Raises:
-            BrokerOffsetUnavailable: If a broker did not tell.
+            BrokerOffsetUnavailable: If a broker did not answer.
         """
         if consumer_group != self._group.consumer_group:
             return {}
@@ -90,10 +90,7 @@ class BrokerOffsetStore:
         *,
         at_brokers: Mapping[MessageQueue, int] | None = None,  # noqa: ARG002 - they are its rows
     ) -> dict[MessageQueue, OffsetRow]:
-        """Remember the owner in this process; store where unknown queues begin.
-
-        Brokers know nothing of lives.
-        """
+        """Remember the owner in this process; store where unknown queues begin; brokers know no lives."""
         rows = self._checked(consumer_group, starts)
         claimed = apply_claim(rows, consumer_group, owner, starts, now_s=0.0, generations=generations).result
         self._group.write({queue: row.next_offset for queue, row in claimed.items() if queue not in rows})

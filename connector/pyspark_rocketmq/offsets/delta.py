@@ -8,8 +8,7 @@ shared between threads.
 Rule 2: groups must not conflict, writers of one group always must. The literal partition predicate gives the
 first, the transaction id ``offsets:GROUP`` in every commit the second.
 Rule 3: an error of a commit means "unknown": it may have been stored (delta-rs#2279). Read again, decide
-    again.
-
+again.
 Rule 4: a commit costs the same whatever came before it.  What grows with their number is seen to beside them,
 by :mod:`pyspark_rocketmq.offsets.delta_history`.
 
@@ -108,8 +107,7 @@ class DeltaOffsetStore(RowOffsetStore):
         self._clock = clock or SystemClock()
         self._sleep = sleep
         self._known: dict[str, _Known] = {}
-        """The newest rows read or written of each group: whoever asks again at the same version need not
-        read."""
+        """The newest rows read or written of each group, which hold while the version is the same."""
         self._upkeep = Upkeep(self._path, self._clock, _read_rows)
         self._log_files = LogFiles(self._path)
         self._handles = threading.local()
@@ -284,7 +282,7 @@ class DeltaOffsetStore(RowOffsetStore):
         return self._kept(self._open(), now_s)
 
     def _doubt_handle(self) -> None:
-        """Have delta-rs look at the log the next time: what the handle needs of it may have been cleaned up."""
+        """Have delta-rs look at the log the next time: files that the handle needs may have been removed."""
         handle: _Handle | None = getattr(self._handles, "handle", None)
         if handle is not None:
             self._handles.handle = handle._replace(looked_s=float("-inf"))

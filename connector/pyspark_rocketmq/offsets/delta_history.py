@@ -1,13 +1,11 @@
 """Keeps an offset table small and its past readable: history table and upkeep.
 
-What an offset table was, beyond what its own log remembers: a second Delta table in its folder ``_history``.
+The history is a second Delta table in the folder ``_history`` of the offset table: its columns, and before
+them the version, time and action of the change that led to them. It is partitioned by day, so that forgetting
+a day touches no other. Anybody may read it: a group's progress over the days is one query away.
 
-The offset table's columns, and before them the version, time and action of the change they are the outcome
-of. Partitioned by day, so that forgetting a day touches no other. Anybody may read it: a group's progress
-over the days is one query away.
-
-Every hundred versions, on a thread beside the commits: the past goes into the history table, the log gets a
-checkpoint and loses what is too old, and files that nothing names any more are removed.
+The upkeep runs every hundred versions on a thread beside the commits: the past goes into the history table,
+the log gets a checkpoint and loses what is too old, and files that nothing names any more are removed.
 
 Rule 1: nothing is removed before the history has it.
 Rule 2: each step may be the last one that is done; the next upkeep goes on from there, in whichever process.
@@ -73,10 +71,10 @@ class HistoryTable:
         return -1 if recorded is None else recorded
 
     def append(self, moments: Sequence[Moment], up_to: int) -> None:
-        """Add ``moments`` and remember ``up_to``; fails if another process has since ``recorded_up_to`` was asked.
+        """Add ``moments`` and remember ``up_to``.
 
         Raises:
-            DeltaError: If it could not be stored.
+            DeltaError: If another process has done so since ``recorded_up_to``, or storage fails.
         """
         table = self._recorded or self._created()
         write_deltalake(
@@ -221,7 +219,7 @@ class Upkeep:
         recorded = history.recorded_up_to()
         readable = log.readable_versions()
         if recorded > version:
-            # Another table was here before; what is told of it is not this one's past.
+            # Another table was here before; its history is not this one's past.
             recorded = -1
         found = (
             StoredChange.of_commit(each, log.commit_info(each))

@@ -50,8 +50,7 @@ def _validity(values: Sequence[object]) -> pa.Buffer | None:
 VERSION_PROPERTY: Final = "pyspark_rocketmq.offsetTableVersion"
 NEWEST_VERSION: Final = 4
 DROPPED: Final[Mapping[str, str]] = {"uncommitted": "string"}
-"""Columns (name → type) of earlier versions: a table that has them keeps them, and they are null from now on.
-"""
+"""Columns (name → type) of earlier versions: a table that has them keeps them, with nulls from now on."""
 
 
 def check_version(path: str, configuration: Mapping[str, str]) -> int:
@@ -70,7 +69,7 @@ def check_version(path: str, configuration: Mapping[str, str]) -> int:
 
 
 def columns_of_version(version: int, columns: Mapping[str, str], found: Mapping[str, str]) -> dict[str, str]:
-    """Which of the newest ``columns`` (name → type) a table of ``version`` with the columns ``found`` must have."""
+    """Which of the newest ``columns`` (name → type) a table of ``version`` must have, which has ``found``."""
     # One that was being upgraded has newer columns and still the old version.
     wanted = {
         name: type_ for name, type_ in columns.items() if _SINCE.get(name, 1) <= version or name in found
@@ -120,7 +119,7 @@ def rows_to_table(rows: Iterable[OffsetRow]) -> pa.Table:
 
 
 def rows_from_table(consumer_group: str, table: pa.Table) -> dict[MessageQueue, OffsetRow]:
-    """Read the rows of one group back; ``table`` holds that group's rows only, perhaps without the newest columns."""
+    """Read one group's rows back; ``table`` has no other group's rows, and may lack the newest columns."""
     # Column by column: a thousand rows take about a millisecond this way, Table.to_pylist several times that.
     known = frozenset(table.column_names)
     cells = {

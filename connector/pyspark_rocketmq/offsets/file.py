@@ -7,16 +7,14 @@ Java's is taken over as it is.
 Rule 1: a change is made under the group's lock file, so that the processes of one machine see each other's.
 Other machines do not: this store is for a consumer that shares its queues with nobody.
 Rule 2: at every moment there is a whole file of the last change or of the one before it that was reported
-    done.
+done.
 Rule 3: a file that cannot be read is an error, never "no offsets": those would begin the group anew.
 
-A group's rows ↔ the bytes of ``offsets.json``. Pure.
+Shape, pretty-printed or not; ``rows`` is ours, and Java's objects are keys in ``offsetTable``::
 
-Shape, pretty-printed or not::
-
-    {"offsetTable": {{"brokerName": …, "queueId": …, "topic": …}: 12, …},     Java's, with objects for keys
+    {"offsetTable": {{"brokerName": …, "queueId": …, "topic": …}: 12, …},
      "version": 1,
-     "rows": [{"brokerName": …, "queueId": …, "topic": …, "epoch": …, …}]}    ours; Java leaves it out
+     "rows": [{"brokerName": …, "queueId": …, "topic": …, "epoch": …, …}]}
 
 Source: ``OffsetSerializeWrapper``, ``LocalFileOffsetStore``.
 """
@@ -49,8 +47,10 @@ from pyspark_rocketmq.offsets.store import STORED_FIELDS, OffsetRow
 from pyspark_rocketmq.wire.fastjson import JsonObject, dumps_java, queue_to_json, read_object
 from pyspark_rocketmq.wire.requests.bodies import offsets_from_json, queue_from_json
 
+logger = logging.getLogger(__name__)
+
 _VERSION: Final = 1
-_WHERE: Final = "offsets.json"
+_NAME: Final = "offsets.json"
 _KINDS: Final = {"string": (str,), "integer": (int,), "long": (int,), "timestamp": (float, int)}
 _KEPT: Final = tuple(
     (
@@ -89,14 +89,14 @@ def decode_rows(content: bytes, consumer_group: str) -> dict[MessageQueue, Offse
         RemoteProtocolError: If it is cut off or something else.
         SchemaError: If a newer release wrote it.
     """
-    document = read_object(content, _WHERE)
+    document = read_object(content, _NAME)
     version = document.integer("version", _VERSION)
     if version > _VERSION:
         raise SchemaError(
             f"The offset file of group {consumer_group} has version {version}, this release knows "
             f"{_VERSION}. Use the release that wrote it, or name another path for the offset store."
         )
-    known = {queue_from_json(row.members, _WHERE): row for row in document.objects("rows")}
+    known = {queue_from_json(row.members, _NAME): row for row in document.objects("rows")}
     return {
         queue: _row(consumer_group, queue, next_offset, known.get(queue))
         for queue, next_offset in offsets_from_json(document, "offsetTable").items()
@@ -105,14 +105,14 @@ def decode_rows(content: bytes, consumer_group: str) -> dict[MessageQueue, Offse
 
 def _row(consumer_group: str, queue: MessageQueue, next_offset: int, kept: JsonObject | None) -> OffsetRow:
     if next_offset < 0:
-        raise RemoteProtocolError(f"{_WHERE}: next offset {next_offset} of {queue} is negative.")
+        raise RemoteProtocolError(f"{_NAME}: next offset {next_offset} of {queue} is negative.")
     values: dict[str, Any] = {}
     for key, name, kinds in _KEPT:
         if kept is not None and key in kept.members:
             values[name] = kept.members[key]
             if type(values[name]) not in kinds:
                 raise RemoteProtocolError(
-                    f"{_WHERE}: {key} of {queue} is {peer_text(repr(values[name]))}; that is no "
+                    f"{_NAME}: {key} of {queue} is {peer_text(repr(values[name]))}; that is no "
                     f"{kinds[0].__name__}."
                 )
     state = {name: values.pop(name) for name in QueueState._fields if name in values}
@@ -121,9 +121,6 @@ def _row(consumer_group: str, queue: MessageQueue, next_offset: int, kept: JsonO
     )
 
 
-logger = logging.getLogger(__name__)
-
-_NAME: Final = "offsets.json"
 _BAK: Final = f"{_NAME}.bak"
 _LOCK_TIMEOUT_S: Final = 10.0
 _LOCK_PAUSE_S: Final = 0.005
@@ -155,15 +152,8 @@ class FileOffsetStore(RowOffsetStore):
 
     def groups(self) -> tuple[str, ...]:
         """See ``OffsetStore.groups``."""
-        return tuple(
-            sorted(
-                {
-                    unquote(file.parent.name)
-                    for name in (_NAME, _BAK)
-                    for file in self._folder.glob(f"*/{name}")
-                }
-            )
-        )
+        files = [file for name in (_NAME, _BAK) for file in self._folder.glob(f"*/{name}")]
+        return tuple(sorted({unquote(file.parent.name) for file in files}))
 
     def read(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
         """Return the group's rows.
@@ -195,7 +185,12 @@ class FileOffsetStore(RowOffsetStore):
             ) from trouble
         return {}
 
-    def _change(self, consumer_group: str, decide: Callable[[Rows], Change[ResultT]], action: str) -> ResultT:  # noqa: ARG002 - has no history
+    def _change(
+        self,
+        consumer_group: str,
+        decide: Callable[[Rows], Change[ResultT]],
+        action: str,  # noqa: ARG002 - has no history
+    ) -> ResultT:
         main = self._file_of(consumer_group)
         try:
             with self._locked(consumer_group, main.parent):
@@ -223,8 +218,7 @@ class FileOffsetStore(RowOffsetStore):
                     if self._clock.monotonic_s() >= give_up_at_s:
                         raise OffsetCommitConflict(
                             f"The offsets of group {consumer_group} in {folder} were locked by another "
-                            "process for "
-                            f"{_LOCK_TIMEOUT_S:g} s. Look for one that hangs; the batch may be tried again."
+                            f"process for {_LOCK_TIMEOUT_S:g} s. Look for one that hangs; the batch may be tried again."
                         ) from None
                     self._sleep(_LOCK_PAUSE_S)
             yield

@@ -1,4 +1,4 @@
-"""What a store with a memory tells of its past, and which of it is worth keeping. Pure.
+"""The past of an offset store, and which of it is worth keeping. Pure.
 
 Recent versions are all there; of older ones the last of each minute is, every operator's reset, and what was
 before it, so that a mistake can be undone.
@@ -34,7 +34,7 @@ class StoredChange(NamedTuple):
 
     @classmethod
     def of_commit(cls, version: int, info: Mapping[str, Any] | None) -> StoredChange | None:
-        """The change that a commit's information tells of; None without one."""
+        """The change that a commit's information describes; None without one."""
         if info is None:
             return None
         consumer_group = info.get(GROUP_KEY)

@@ -1,15 +1,7 @@
-"""Opens the store that an option names; the store in memory.
-
-Was an offset store put back to an earlier state?  The rows of two looks tell.
-
-Nothing that the rules allow takes a row away, lowers its epoch, or moves it back within one.
-
-From the text of option ``offsetStore`` to a store, in whichever process needs one.
+"""Opens the store that option ``offsetStore`` names, and checks that a store was not put back meanwhile.
 
 The planner runs in a process of its own, so a store travels there as its ``spec``. Delta is loaded by name
 and only when asked for: executors import this module too, and delta-rs must not be in a process that forks.
-
-An offset store in memory: for tests and for trying things out; gone with the process.
 """
 
 from __future__ import annotations
@@ -31,7 +23,7 @@ from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 
 
 class MemoryOffsetStore(RowOffsetStore):
-    """Implements ``OffsetStore`` for the threads of one process."""
+    """Implements ``OffsetStore`` for the threads of one process, for tests and for trying things out."""
 
     def __init__(self, name: str, *, clock: Clock) -> None:
         self._name = name
@@ -54,7 +46,12 @@ class MemoryOffsetStore(RowOffsetStore):
         with self._lock:
             return dict(self._groups.get(consumer_group, {}))
 
-    def _change(self, consumer_group: str, decide: Callable[[Rows], Change[ResultT]], action: str) -> ResultT:  # noqa: ARG002 - has no history
+    def _change(
+        self,
+        consumer_group: str,
+        decide: Callable[[Rows], Change[ResultT]],
+        action: str,  # noqa: ARG002 - has no history
+    ) -> ResultT:
         with self._lock:
             change = decide(self._groups.get(consumer_group, {}))
             if change.rows:
@@ -86,7 +83,10 @@ def open_offset_store(spec: str, group: GroupAtBrokers | None = None) -> OffsetS
         case StoreKind.FILE:
             return FileOffsetStore(parsed.place)
         case StoreKind.MEMORY:
-            return _open_memory(parsed.place)
+            with _memory_stores_lock:
+                return _memory_stores.setdefault(
+                    parsed.place, MemoryOffsetStore(parsed.place, clock=SystemClock())
+                )
         case StoreKind.BROKER:
             if group is None:
                 problem = (
@@ -95,13 +95,6 @@ def open_offset_store(spec: str, group: GroupAtBrokers | None = None) -> OffsetS
                 )
                 raise OptionError((problem,))
             return BrokerOffsetStore(group)
-
-
-def _open_memory(name: str) -> MemoryOffsetStore:
-    with _memory_stores_lock:
-        if name not in _memory_stores:
-            _memory_stores[name] = MemoryOffsetStore(name, clock=SystemClock())
-        return _memory_stores[name]
 
 
 _SHOWN_QUEUES = 5
@@ -147,7 +140,10 @@ def checked_rows(
 def what_went_back(
     before: Mapping[MessageQueue, OffsetRow], now: Mapping[MessageQueue, OffsetRow]
 ) -> tuple[str, ...]:
-    """Words for each queue that stands, by an earlier look, where it cannot come to by any change; sorted by queue."""
+    """Words for each queue that no change could have brought from ``before`` to ``now``, sorted by queue.
+
+    No change takes a row away, lowers its epoch, or moves it back within one epoch.
+    """
     return tuple(words for queue, row in sorted(before.items()) if (words := _of_one(row, now.get(queue))))
 
 

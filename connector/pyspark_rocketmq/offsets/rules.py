@@ -1,14 +1,10 @@
-"""What a claim, a commit and a reset do to rows: pure functions, and the base of stores that keep rows.
-
-What a claim, a commit and a reset do to a group's rows: pure functions, the same for every store.
+"""What a claim, a commit and a reset do to a group's rows: pure functions, and the base of stores of rows.
 
 Rule 1: each takes the rows as stored and returns all rows as they must be stored; unchanged rows are the same
 objects, so "nothing to write" is ``after == before``.
 Rule 2: nothing is half applied; an error means that no row changes.
 Rule 3: applying a change to its own result is harmless.  A store that does not know whether its write arrived
 reads again and applies the rule again.
-
-What all stores that keep whole rows do alike: the rules decide, the store reads and writes.
 """
 
 from __future__ import annotations
@@ -58,7 +54,10 @@ def apply_claim(
     generations: Mapping[MessageQueue, int] = FIRST_LIVES,
     at_brokers: Mapping[MessageQueue, int] | None = None,
 ) -> Change[dict[MessageQueue, OffsetRow]]:
-    """Raise the epoch of every queue in ``starts`` and make ``owner`` its owner, following who has moved it at its broker."""
+    """Raise the epoch of every queue in ``starts`` and make ``owner`` its owner.
+
+    A queue that somebody else has moved at its broker begins there.
+    """
     _check_not_negative(consumer_group, starts)
     claimed = {}
     for queue, start in starts.items():
@@ -109,7 +108,7 @@ def apply_reset(
     now_s: float,
     under: Mapping[MessageQueue, int] | None = None,
 ) -> Change[dict[MessageQueue, OffsetRow]]:
-    """Move every queue in ``targets`` to its target, forgetting suspension and attempts; with ``under`` where that is its epoch."""
+    """Move every queue to its target, forgetting suspension and attempts; with ``under`` where that is its epoch."""
     _check_not_negative(consumer_group, targets)
     if under is not None:
         targets = {
@@ -151,7 +150,7 @@ def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[
 
 
 def apply_passed(before: Rows, passed: Mapping[MessageQueue, Passed]) -> Change[None]:
-    """Remember what was passed over in queues that know of no message yet and whose epoch is the stored one."""
+    """Remember what was passed over in queues that know of no message yet, where the epoch is the stored one."""
     known = {
         queue: _with(before[queue], last_message=each.last_message)
         for queue, each in passed.items()
@@ -181,9 +180,9 @@ def _following(row: OffsetRow, at_broker: int | None) -> OffsetRow:
     """The row, moved to where somebody else has put the queue at its broker since."""
     shown = from_text(row.shown)
     next_offset = resolve_start_offset(row.next_offset, shown, at_broker, was_reset=row.was_reset)
-    # A reset is told before anything is planned (``QueueClaims.tell_resets``).
-    told = row.next_offset if row.was_reset or shown is None else None
-    row = row._replace(shown=to_text(seen(since(shown, at_broker), at_broker, told)))
+    # ``QueueClaims`` writes a reset to the broker before anything is planned.
+    written = row.next_offset if row.was_reset or shown is None else None
+    row = row._replace(shown=to_text(seen(since(shown, at_broker), at_broker, written)))
     if next_offset == row.next_offset:
         return row
     return _moved(row, next_offset, CLAIMED)
@@ -265,13 +264,13 @@ def _whole_us(seconds: float) -> float:
 
 
 class RowOffsetStore(ABC):
-    """The changes of ``OffsetStore``, each one call of ``_change``."""
+    """Implements the changes of ``OffsetStore`` by the rules; a store reads and writes the rows."""
 
     _clock: Clock
 
     @abstractmethod
     def _change(self, consumer_group: str, decide: Callable[[Rows], Change[ResultT]], action: str) -> ResultT:
-        """Read the group's rows, have them decided on and store the outcome, as if nobody else did anything meanwhile.
+        """Read the group's rows, let ``decide`` change them and store the outcome, all in one atomic step.
 
         ``decide`` may be called again with newer rows; ``action`` is for the history.
         """

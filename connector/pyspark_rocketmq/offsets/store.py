@@ -151,9 +151,9 @@ class QueueCommit:
     statistics: str = ""
     """As of this batch; a commit that changes nothing else does not store it."""
     is_shown: bool = False
-    """Whether the queue's broker is going to be told ``next_offset``."""
+    """Whether ``next_offset`` will be written to the queue's broker."""
     arrived: int | None = None
-    """The last offset that the queue's broker is known to have been told."""
+    """The last offset that the queue's broker is known to have."""
     sinks: str = ""
     """Those that have the batch's rows; see ``OffsetRow.sinks``."""
 
@@ -251,7 +251,7 @@ class OffsetStore(Protocol):
         ...
 
     def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, Passed]) -> None:
-        """Remember the last message before queues of which nothing was consumed, where their epochs hold; moves nothing.
+        """Remember the last message before queues of which nothing was consumed, where the epoch is the stored one.
 
         Raises:
             OffsetCommitConflict: If other writers of the group kept winning.
@@ -261,9 +261,9 @@ class OffsetStore(Protocol):
     def begin_lives(
         self, consumer_group: str, lives: Mapping[MessageQueue, NewLife]
     ) -> dict[MessageQueue, OffsetRow]:
-        """Begin the next generation of queues whose offsets began again; return the rows of those whose epoch held.
+        """Begin the next generation of queues whose offsets began again, where the epoch is the stored one.
 
-        Their epochs grow, running batches are fenced off.
+        Their epochs grow, which fences off running batches. Returns the rows of these queues.
 
         Raises:
             OffsetError: If an offset is negative.

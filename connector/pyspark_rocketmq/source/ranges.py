@@ -1,13 +1,11 @@
-"""A planned range on its way: Spark's offset, a task's partition, a range descriptor.
+"""A planned range on its way: Spark's offset, a task's partition, a ticket.
 
-Spark's offset of one micro-batch: the plan itself, as JSON.
-
-Shape: ``{"v": 1, "seq": 7, "plan": {topic: {brokerName: {queueId: {"from": 0, "to": 5, "epoch": 3, "times":
-1}}}}}`` with ``epoch`` and ``times`` (prior reconsume times) left out when they are 0, and ``putBack`` when
-it is empty.  Of plans of earlier releases ``uncommitted`` is passed over.  The ranges are explicit, so a
-replay reads the same messages; ``seq`` grows with every batch, because Spark compares offsets as text and a
-suspended queue may be planned twice with the same range.  Keys are written sorted: equal plans are equal
-texts.
+Spark's offset of one micro-batch is the plan itself, as JSON: ``{"v": 1, "seq": 7, "plan": {topic:
+{brokerName: {queueId: {"from": 0, "to": 5, "epoch": 3, "times": 1}}}}}``, where ``epoch``, ``times``
+(reconsume times) and ``putBack`` are left out when they are 0 or empty. Of plans of earlier releases
+``uncommitted`` is passed over.  The ranges are explicit, so a replay reads the same messages; ``seq`` grows
+with every batch, because Spark compares offsets as text and a suspended queue may be planned twice with the
+same range.  Keys are written sorted: equal plans are equal texts.
 
 A plan of more than 256 queues is packed, ten thousand of them into 60 KB where the JSON above has 600:
 ``{"v": 2, "seq": 7, "queues": 10000, "packed": text}``.  The text is zlib in base 85 of a line of JSON and,
@@ -16,14 +14,11 @@ behind it, columns of whole numbers. The line is ``{"brokers": [[topic, brokerNa
 difference to ``from``, ``epoch`` and ``times``: of each the lowest bytes of all queues first, then the next
 ones, up to eight, since most of these are 0.
 
-A consumer that takes the source's rows in the very next operator would have every message decoded in one
-Python process, made into Spark's rows, and into Arrow again for the other.  With option ``handOverRanges`` a
-range travels in the place of its messages, and is read once it has arrived.
-
-The first row is a *ticket*, the pickled partitions of ranges that are read at once.  The others, as many as
-these ranges have offsets, are null: Spark counts a stream's rows as its input (``numInputRows``), and users
-watch that. Once counted they are dropped, where that costs least. Short ranges share a task, and a ticket
-(:mod:`~pyspark_rocketmq.consume.planning`).
+With option ``handOverRanges`` a range travels in the place of its messages, and the next operator reads it:
+otherwise every message would be decoded in one Python process, made into Spark's rows, and into Arrow again
+for the other.  The first row is then a *ticket*, the pickled partitions of ranges that are read at once.  The
+others, as many as these ranges have offsets, are null: Spark counts a stream's rows as its input
+(``numInputRows``), and users watch that. They are dropped as soon as they are counted.
 """
 
 from __future__ import annotations
@@ -46,10 +41,7 @@ from pyspark.sql.datasource import InputPartition
 
 from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.consume.planning import Expected, read_together, shared_tasks
-from pyspark_rocketmq.errors import (
-    OffsetError,
-    TransportError,
-)
+from pyspark_rocketmq.errors import OffsetError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, QueueState, UndecodableMessages
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.read import DEFAULT_IN_FLIGHT_BYTES, ReadFrom, ReadOptions
@@ -226,7 +218,7 @@ def ticket_rows(ticket: Ticket) -> pa.RecordBatch:
 
 
 def tickets_alone(rows: DataFrame) -> DataFrame:
-    """Of a stream's rows those that say something: the others have been counted when they left the source."""
+    """Drop the null rows of a stream; they exist only so that Spark's ``numInputRows`` is right."""
     return rows.where(sf.col("plannedRange").isNotNull())
 
 
@@ -268,7 +260,7 @@ def plan_to_offset(seq: int, ranges: Iterable[QueueRange], *, stored_by_ms: int 
 
 
 def stored_by_of(offset: Mapping[str, Any]) -> int:
-    """What :func:`plan_to_offset` was told; 0 of an offset that does not say it, or says nonsense."""
+    """``stored_by_ms`` as given to :func:`plan_to_offset`; 0 if an offset has none, or nonsense."""
     stored_by = offset.get("storedBy", 0)
     return stored_by if isinstance(stored_by, int) and 0 < stored_by <= _HIGHEST else 0
 

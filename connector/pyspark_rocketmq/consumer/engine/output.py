@@ -97,8 +97,7 @@ class QueueAck:
     start: int
     """First queue offset of the range."""
     state: QueueState
-    """What the next range begins with. It is also suspended, to a moment that has come, when the time slice ended
-    before any commit."""
+    """What the next range begins with. Also suspended, until now, when the time slice ended before any commit."""
     consumed: int
     """Messages passed in this batch, dead letters included."""
     failed: int
@@ -108,7 +107,7 @@ class QueueAck:
     read: int = 0
     """Messages of the range that were read, whether the listener got them or not."""
     reset_to: int | None = None
-    """Where an operator wants the queue consumed from next: told by the broker while the range was read."""
+    """Where an operator wants the queue consumed from next: the broker said so while the range was read."""
     dead_letters: int = 0
     """Messages sent as dead letters in this batch; a batch that runs again sends them again."""
     sent_back: int = 0
