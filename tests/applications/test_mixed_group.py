@@ -13,13 +13,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.consume.allocation import Averagely, allocate
+from pyspark_rocketmq.consume.allocation import Averagely
 from pyspark_rocketmq.consumer import push_consumer
 from pyspark_rocketmq.errors import BrokerError
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt, MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from tests.applications.mixed_story import Consumed, OrderlyProducer, by_queue, disorder, repeated
+from tests.helpers.allocation import allocate
 from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog
 from tests.helpers.retries import rows_but_retries

@@ -19,7 +19,6 @@ from pyspark_rocketmq.consume.allocation import (
     ByMachineRoom,
     ConsistentHash,
     MachineRoomNearby,
-    allocate,
     allocation_strategy,
     room_of_client,
     sorted_members,
@@ -27,6 +26,7 @@ from pyspark_rocketmq.consume.allocation import (
 )
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
+from tests.helpers.allocation import allocate
 from tests.helpers.golden import golden
 
 CASES: Sequence[Mapping[str, Any]] = golden("allocation.json")["cases"]

@@ -19,7 +19,13 @@ from pyspark_rocketmq.consume.membership import (
     Unlock,
     Unregister,
 )
-from pyspark_rocketmq.consume.queue_ownership import TRANSITIONS, Effect, Event, Phase, after
+from pyspark_rocketmq.consume.queue_ownership import (
+    TRANSITIONS,
+    OwnershipEffect,
+    OwnershipEvent,
+    Phase,
+    after,
+)
 from pyspark_rocketmq.model import MessageQueue
 from tests.consume.group_model import average
 
@@ -474,17 +480,17 @@ class TestOtherModels:
 
 class TestTheTable:
     @pytest.mark.parametrize("phase", Phase)
-    @pytest.mark.parametrize("event", Event)
+    @pytest.mark.parametrize("event", OwnershipEvent)
     def test_a_lock_is_given_back_exactly_where_it_is_held_and_no_longer_needed(
-        self, phase: Phase, event: Event
+        self, phase: Phase, event: OwnershipEvent
     ) -> None:
         """C1, B5."""
         transition = after(phase, event)
-        gives_back = Effect.UNLOCK in transition.effects
+        gives_back = OwnershipEffect.UNLOCK in transition.effects
 
         keeps_none = transition.phase is Phase.ABSENT
-        may_hold = phase in {Phase.HELD, Phase.LEAVING} or event is Event.GRANTED
-        is_lost_anyway = event in {Event.REFUSED, Event.EXPIRED}
+        may_hold = phase in {Phase.HELD, Phase.LEAVING} or event is OwnershipEvent.GRANTED
+        is_lost_anyway = event in {OwnershipEvent.REFUSED, OwnershipEvent.EXPIRED}
         assert gives_back == (
             keeps_none and may_hold and not is_lost_anyway and after_is_a_way_out(phase, event)
         )
@@ -492,15 +498,17 @@ class TestTheTable:
     def test_a_term_begins_with_a_lock_and_no_other_way(self) -> None:
         """C3."""
         beginnings = {
-            pair for pair, transition in TRANSITIONS.items() if Effect.BEGIN_TENURE in transition.effects
+            pair
+            for pair, transition in TRANSITIONS.items()
+            if OwnershipEffect.NEW_GRANT in transition.effects
         }
-        assert beginnings == {(Phase.WANTED, Event.GRANTED)}
+        assert beginnings == {(Phase.WANTED, OwnershipEvent.GRANTED)}
 
     def test_a_held_queue_is_never_reached_without_a_lock(self) -> None:
         """C1."""
         for (phase, event), transition in TRANSITIONS.items():
             if transition.phase is Phase.HELD:
-                assert event is Event.GRANTED or phase is Phase.LEAVING
+                assert event is OwnershipEvent.GRANTED or phase is Phase.LEAVING
 
     def test_every_phase_can_be_left_for_good(self) -> None:
         """B5."""
@@ -508,7 +516,7 @@ class TestTheTable:
             reached, waiting = {phase}, [phase]
             while waiting:
                 here = waiting.pop()
-                for event in Event:
+                for event in OwnershipEvent:
                     there = after(here, event).phase
                     if there not in reached:
                         reached.add(there)
@@ -518,10 +526,10 @@ class TestTheTable:
     def test_no_pair_is_written_that_changes_nothing(self) -> None:
         for (phase, event), transition in TRANSITIONS.items():
             assert transition != (phase, ()), (phase, event)
-        assert set(TRANSITIONS) <= set(itertools.product(Phase, Event))
+        assert set(TRANSITIONS) <= set(itertools.product(Phase, OwnershipEvent))
 
 
-def after_is_a_way_out(phase: Phase, event: Event) -> bool:
+def after_is_a_way_out(phase: Phase, event: OwnershipEvent) -> bool:
     """Whether the pair is in the table at all: what is not, changes nothing."""
     return (phase, event) in TRANSITIONS
 

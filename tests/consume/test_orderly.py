@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from pyspark_rocketmq.consume.orderly import (
-    Delivery,
     Effect,
-    Finish,
+    NoStatus,
     OrderlyConsumption,
+    OrderlyDelivery,
+    OrderlyFinish,
     OrderlySettings,
     Outcome,
 )
@@ -21,7 +22,7 @@ SUCCESS = ConsumeOrderlyStatus.SUCCESS
 COMMIT = ConsumeOrderlyStatus.COMMIT
 ROLLBACK = ConsumeOrderlyStatus.ROLLBACK
 SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
-RAISES = object()
+RAISES = NoStatus.RAISED
 """Stands for a listener that raises."""
 
 START_S = 100.0
@@ -52,11 +53,7 @@ def answer(
     suspend_millis: int = -1,
     now_s: float = START_S,
 ) -> Outcome:
-    if status is RAISES:
-        return machine.listener_raised(now_s, auto_commit=auto_commit, suspend_millis=suspend_millis)
-    return machine.listener_returned(
-        status, auto_commit=auto_commit, suspend_millis=suspend_millis, now_s=now_s
-    )
+    return machine.answered(status, auto_commit=auto_commit, suspend_millis=suspend_millis, now_s=now_s)
 
 
 def deliver(machine: OrderlyConsumption, status: object, **how: Any) -> Outcome:
@@ -72,8 +69,8 @@ def test_messages_come_one_batch_after_the_other_in_order() -> None:
         deliveries.append(delivery)
         answer(machine, SUCCESS)
 
-    assert deliveries == [Delivery(0, 2), Delivery(2, 4), Delivery(4, 5)]
-    assert machine.finished is Finish.EXHAUSTED
+    assert deliveries == [OrderlyDelivery(0, 2), OrderlyDelivery(2, 4), OrderlyDelivery(4, 5)]
+    assert machine.finished is OrderlyFinish.EXHAUSTED
     assert machine.committed == 5
 
 
@@ -99,7 +96,7 @@ def test_with_nothing_to_deliver_the_run_is_exhausted() -> None:
     machine = consumption(0)
 
     assert (machine.finished, machine.next_delivery(START_S)) == (None, None)
-    assert machine.finished is Finish.EXHAUSTED
+    assert machine.finished is OrderlyFinish.EXHAUSTED
     assert (machine.committed, machine.accumulated) == (0, 0)
 
 
@@ -169,28 +166,28 @@ def test_every_answer_with_and_without_accumulated_messages(
     if pause_s is None:
         assert machine.finished is None
         assert machine.suspended_until_s is None
-        assert machine.next_delivery(START_S) == Delivery(4, 5)
+        assert machine.next_delivery(START_S) == OrderlyDelivery(4, 5)
     else:
-        assert machine.finished is Finish.SUSPENDED
+        assert machine.finished is OrderlyFinish.SUSPENDED
         assert machine.suspended_until_s == START_S + pause_s
         assert machine.next_delivery(START_S + 99) is None
-        assert machine.finished is Finish.SUSPENDED
+        assert machine.finished is OrderlyFinish.SUSPENDED
 
 
-@pytest.mark.parametrize("finish", list(Finish))
+@pytest.mark.parametrize("finish", list(OrderlyFinish))
 @pytest.mark.parametrize("status", [SUCCESS, COMMIT, ROLLBACK, SUSPEND, None, RAISES, "?"])
 @pytest.mark.parametrize("auto_commit", [True, False])
 def test_a_finished_run_takes_no_answer_and_gives_no_delivery(
-    finish: Finish, status: ConsumeOrderlyStatus | object | str | None, auto_commit: bool
+    finish: OrderlyFinish, status: ConsumeOrderlyStatus | object | str | None, auto_commit: bool
 ) -> None:
     """D1, D3, D7."""
     machine = consumption(2)
-    deliver(machine, SUSPEND if finish is Finish.SUSPENDED else SUCCESS)
-    if finish is Finish.EXHAUSTED:
+    deliver(machine, SUSPEND if finish is OrderlyFinish.SUSPENDED else SUCCESS)
+    if finish is OrderlyFinish.EXHAUSTED:
         deliver(machine, SUCCESS)
-    if finish is Finish.GIVEN_UP:
+    if finish is OrderlyFinish.GIVEN_UP:
         machine.give_up()
-    later_s = START_S + 61 if finish is Finish.SLICE_USED else START_S
+    later_s = START_S + 61 if finish is OrderlyFinish.SLICE_USED else START_S
     assert machine.next_delivery(later_s) is None
     assert machine.finished is finish
     before = (machine.committed, machine.accumulated, machine.retry_counts)
@@ -228,10 +225,10 @@ def test_each_message_of_a_batch_that_is_put_back_counts_on_and_a_commit_forgets
     assert (failing.committed, failing.retry_counts) == (0, {0: 3, 1: 3, 2: 1})
 
     passing = consumption(4, batch=2, retry_counts=failing.retry_counts)
-    assert passing.next_delivery(START_S) == Delivery(0, 2, (3, 3))
+    assert passing.next_delivery(START_S) == OrderlyDelivery(0, 2, (3, 3))
     answer(passing, SUCCESS)
     assert passing.retry_counts == {2: 1}
-    assert passing.next_delivery(START_S) == Delivery(2, 4, (1, 0))
+    assert passing.next_delivery(START_S) == OrderlyDelivery(2, 4, (1, 0))
 
 
 def test_a_rollback_does_not_count() -> None:
@@ -266,7 +263,7 @@ def test_a_message_is_delivered_once_more_than_it_may_be_reconsumed() -> None:
 
     assert machine.sent_back([0], START_S).effect is Effect.COMMIT
     assert (machine.committed, machine.retry_counts, machine.suspended_until_s) == (1, {}, None)
-    assert machine.next_delivery(START_S) == Delivery(1, 2)
+    assert machine.next_delivery(START_S) == OrderlyDelivery(1, 2)
 
 
 @pytest.mark.parametrize("failure", [SUSPEND, None, RAISES, "?"])
@@ -315,7 +312,7 @@ def test_a_batch_with_one_message_that_may_be_tried_again_comes_back_as_a_whole(
 
     assert (outcome.effect, outcome.dead_letters) == (Effect.PUT_BACK, ())
     assert (machine.committed, machine.retry_counts) == (0, {0: 2, 1: 2})
-    assert (machine.finished, machine.suspended_until_s) == (Finish.SUSPENDED, START_S + 7.5)
+    assert (machine.finished, machine.suspended_until_s) == (OrderlyFinish.SUSPENDED, START_S + 7.5)
 
 
 @pytest.mark.parametrize(("stored", "retry_counts"), [([], {0: 3, 1: 3}), ([1], {0: 3, 1: 2})])
@@ -411,7 +408,7 @@ def test_what_is_no_status_is_shown_to_the_user_and_counts_as_suspend(returned: 
     assert "no ConsumeOrderlyStatus" in outcome.problem
     assert len(outcome.problem) < 300
     assert machine.retry_counts == {0: 1}
-    assert machine.finished is Finish.SUSPENDED
+    assert machine.finished is OrderlyFinish.SUSPENDED
 
 
 def test_the_name_of_a_status_is_that_status() -> None:
@@ -426,7 +423,7 @@ def test_a_run_yields_after_sixty_seconds() -> None:
     answer(machine, SUCCESS, now_s=START_S + 500)
 
     assert machine.next_delivery(START_S + 60.1) is None
-    assert machine.finished is Finish.SLICE_USED
+    assert machine.finished is OrderlyFinish.SLICE_USED
     assert machine.committed == 2
     assert machine.suspended_until_s is None
 
@@ -435,7 +432,7 @@ def test_a_late_start_still_delivers_once() -> None:
     """D7: a queue whose data took more than a minute to arrive must not starve."""
     machine = consumption()
 
-    assert machine.next_delivery(START_S + 1000) == Delivery(0, 1)
+    assert machine.next_delivery(START_S + 1000) == OrderlyDelivery(0, 1)
 
 
 @pytest.mark.parametrize(
@@ -471,4 +468,4 @@ def test_a_run_is_given_up_between_two_deliveries_only() -> None:
     machine.give_up()
 
     assert machine.next_delivery(START_S) is None
-    assert (machine.finished, machine.committed) == (Finish.GIVEN_UP, 2)
+    assert (machine.finished, machine.committed) == (OrderlyFinish.GIVEN_UP, 2)

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.consume.orderly import (
-    Delivery,
     Effect,
-    Finish,
+    NoStatus,
     OrderlyConsumption,
+    OrderlyDelivery,
+    OrderlyFinish,
     OrderlySettings,
     Outcome,
 )
@@ -26,7 +27,7 @@ SUCCESS = ConsumeOrderlyStatus.SUCCESS
 COMMIT = ConsumeOrderlyStatus.COMMIT
 ROLLBACK = ConsumeOrderlyStatus.ROLLBACK
 SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
-RAISES = object()
+RAISES = NoStatus.RAISED
 """Stands for a listener that raises."""
 
 START_S = 100.0
@@ -36,11 +37,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "orderly_trace.json"
 def answer(
     machine: OrderlyConsumption, status: object, *, auto_commit: bool, now_s: float, suspend_millis: int = -1
 ) -> Outcome:
-    if status is RAISES:
-        return machine.listener_raised(now_s, auto_commit=auto_commit, suspend_millis=suspend_millis)
-    return machine.listener_returned(
-        status, auto_commit=auto_commit, suspend_millis=suspend_millis, now_s=now_s
-    )
+    return machine.answered(status, auto_commit=auto_commit, suspend_millis=suspend_millis, now_s=now_s)
 
 
 SCENARIOS = json.loads(GOLDEN.read_text(encoding="utf-8"))["scenarios"]
@@ -63,7 +60,7 @@ class ReplayedQueue:
     dead_letters: list[int] = field(default_factory=list)
     run: OrderlyConsumption | None = None
 
-    def delivery(self, now_s: float) -> Delivery:
+    def delivery(self, now_s: float) -> OrderlyDelivery:
         """The next delivery in absolute indexes; begins a new run if the last one ended."""
         if self.run is None:
             self.run = OrderlyConsumption(
@@ -119,13 +116,13 @@ def test_java_made_the_same_deliveries_and_dead_letters(scenario: dict[str, Any]
         assert now_s >= replayed.due_s - 0.051
         assert replayed.due_s == 0.0 or now_s <= replayed.due_s + 0.101
         times = tuple(message["reconsumeTimes"] for message in recorded)
-        assert replayed.delivery(now_s) == Delivery(
+        assert replayed.delivery(now_s) == OrderlyDelivery(
             recorded[0]["queueOffset"], recorded[-1]["queueOffset"] + 1, times if any(times) else ()
         )
         assert replayed.run is not None
         status = ANSWERS.get(event["result"], event["result"])
         replayed.answer(status, auto_commit=auto_commit, suspend_millis=next(suspends, -1), now_s=now_s)
-        if replayed.run.finished is Finish.SUSPENDED:
+        if replayed.run.finished is OrderlyFinish.SUSPENDED:
             replayed.end_run()
         else:
             replayed.due_s = 0.0

@@ -34,11 +34,11 @@ def test_a_queue_begins_where_starting_offsets_says(spec: QueuePositions, queue_
 @pytest.mark.parametrize(("wanted", "corrected"), [(49, 50), (0, 50), (91, 90)])
 def test_an_offset_outside_the_bounds_is_reported_and_corrected(wanted: int, corrected: int) -> None:
     """F4."""
-    position = starting_position(QueuePositions(by_queue={QUEUE: wanted}), QUEUE, BOUNDS)
+    queue_offset, gap = starting_position(QueuePositions(by_queue={QUEUE: wanted}), QUEUE, BOUNDS)
 
-    assert position.queue_offset == corrected
-    assert position.gap is not None
-    assert (position.gap.wanted, position.gap.corrected) == (wanted, corrected)
+    assert queue_offset == corrected
+    assert gap is not None
+    assert (gap.wanted, gap.corrected) == (wanted, corrected)
 
 
 def test_all_queues_at_once_with_a_sentence_for_each_problem() -> None:

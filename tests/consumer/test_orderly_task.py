@@ -18,7 +18,7 @@ from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume import turns
 from pyspark_rocketmq.consume.orderly import OrderlySettings
-from pyspark_rocketmq.consume.turns import NO_ORDERS, NoOrders, RangeOrders
+from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.consumer.engine import direct as orderly_task
 from pyspark_rocketmq.consumer.engine import orderly as range_consumer
 from pyspark_rocketmq.consumer.engine.direct import OrderlyTask
@@ -262,7 +262,7 @@ def test_a_message_that_fails_again_in_its_task_uses_up_its_attempts(monkeypatch
     assert (brought[OTHER].ack.dead_letters, brought[OTHER].ack.failed) == (1, 3)
 
 
-class GivenUp(NoOrders):
+class GivenUp(RangeOrders):
     """Orders that come while a task runs."""
 
     def __init__(self) -> None:
@@ -424,7 +424,7 @@ def test_a_queue_that_is_given_up_leaves_while_another_queues_listener_is_slow()
         begun.set()
         return SUCCESS
 
-    class OtherMustLeave(NoOrders):
+    class OtherMustLeave(RangeOrders):
         def is_given_up(self, queue: MessageQueue) -> bool:
             return queue == OTHER and begun.is_set()
 
@@ -439,7 +439,7 @@ def test_a_queue_that_is_given_up_leaves_while_another_queues_listener_is_slow()
     assert [(each.ack.queue, each.ack.state.next_offset, len(each.rows)) for each in away] == [(OTHER, 1, 1)]
 
 
-class OtherTasks(NoOrders):
+class OtherTasks(RangeOrders):
     """Of the batch; at work until a test says that they have ended."""
 
     def __init__(self, *, are_at_work: bool = True) -> None:

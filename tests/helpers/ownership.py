@@ -23,8 +23,8 @@ class OneMember:
         held = set(self._queues()) - self.taken
         return {queue: self._terms.setdefault(queue, 1) for queue in held}
 
-    def planned(self, terms: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
-        self._planned = frozenset(queue for queue in terms if queue not in self.taken)
+    def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
+        self._planned = frozenset(queue for queue in grants if queue not in self.taken)
         return self._planned
 
     def holds(self, queue: MessageQueue) -> bool:
@@ -38,7 +38,7 @@ class OneMember:
         self._terms[queue] += 1
 
     def give(self, queue: MessageQueue) -> None:
-        """Grant a queue that was taken, under a new term."""
+        """Grant a queue that was taken, under a new grant."""
         self.taken.discard(queue)
         self._terms[queue] = self._terms.get(queue, 0) + 1
 

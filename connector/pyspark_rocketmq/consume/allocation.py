@@ -1,15 +1,10 @@
-"""Who of a group consumes which queue: every member computes it alone, and all come to the same result.
+"""Which member of a group consumes which queue: every member computes it alone, and all get the same result.
 
-That holds only if all members use the same strategy on the same lists in the same order; nobody checks the
-first, :func:`allocate` sees to the last. A member listed twice (one entry per connection) counts twice, as in
-Java: its second share goes to nobody until the broker forgets the old connection.
+That holds only if all members use the same strategy on the same lists, sorted by :func:`sorted_queues` and
+:func:`sorted_members`. A member listed twice (one entry per connection) counts twice, as in Java: its second
+share goes to nobody until the broker forgets the old connection.
 
 Source: RocketMQ 5.3.3 ``client/consumer/rebalance/*``, ``RebalanceImpl.rebalanceByTopic``.
-
-Allocation that moves few queues when members come and go, at the price of very uneven shares.
-
-Each member stands at ten places of a ring of 2**32; a queue belongs to the next member at or behind its own
-place.
 """
 
 from __future__ import annotations
@@ -32,24 +27,11 @@ class AllocationStrategy(Protocol):
     @property
     def name(self) -> str:
         """What Java calls it (``AllocateMessageQueueStrategy.getName``)."""
-        ...
 
     def allocate(
         self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
     ) -> Sequence[MessageQueue]:
         """The queues of member ``client_id``, given all queues and all members, sorted."""
-        ...
-
-
-def allocate(
-    strategy: AllocationStrategy, client_id: str, queues: Iterable[MessageQueue], members: Iterable[str]
-) -> tuple[MessageQueue, ...]:
-    """The queues of member ``client_id``, whatever the order in which queues and members are given.
-
-    Raises:
-        ValueError: If the client id is empty, or there are no queues or no members.
-    """
-    return tuple(strategy.allocate(client_id, sorted_queues(queues), sorted_members(members)))
 
 
 def sorted_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
@@ -102,10 +84,7 @@ class Averagely:
     def allocate(
         self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
     ) -> Sequence[MessageQueue]:
-        """The member's share.
-
-        Source: ``AllocateMessageQueueAveragely``.
-        """
+        """Source: ``AllocateMessageQueueAveragely``."""
         if not is_member(client_id, queues, members):
             return ()
         index = members.index(client_id)
@@ -123,10 +102,7 @@ class AveragelyByCircle:
     def allocate(
         self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
     ) -> Sequence[MessageQueue]:
-        """The member's share.
-
-        Source: ``AllocateMessageQueueAveragelyByCircle``.
-        """
+        """Source: ``AllocateMessageQueueAveragelyByCircle``."""
         if not is_member(client_id, queues, members):
             return ()
         return queues[members.index(client_id) :: len(members)]
@@ -146,16 +122,17 @@ class ByConfig:
         queues: Sequence[MessageQueue],  # noqa: ARG002
         members: Sequence[str],  # noqa: ARG002
     ) -> Sequence[MessageQueue]:
-        """The configured queues, also those that do not exist.
-
-        Source: ``AllocateMessageQueueByConfig``.
-        """
+        """The configured queues, also those that do not exist (``AllocateMessageQueueByConfig``)."""
         return self.queues
 
 
 @dataclass(frozen=True, slots=True)
 class ConsistentHash:
-    """The ring, built anew for each allocation: the group may have changed."""
+    """Moves few queues when members come and go, at the price of very uneven shares.
+
+    Each member stands at ten places of a ring of 2**32; a queue belongs to the next member at or behind its
+    own place.
+    """
 
     places_per_member: int = 10
     """``virtualNodeCnt``; at least 1."""
@@ -165,10 +142,7 @@ class ConsistentHash:
     def allocate(
         self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
     ) -> Sequence[MessageQueue]:
-        """The member's queues, perhaps none.
-
-        Source: ``AllocateMessageQueueConsistentHash``, ``ConsistentHashRouter``.
-        """
+        """Source: ``AllocateMessageQueueConsistentHash``, ``ConsistentHashRouter``."""
         if not is_member(client_id, queues, members):
             return ()
         ring = self._ring(members)
@@ -181,10 +155,9 @@ class ConsistentHash:
 
     def _ring(self, members: Sequence[str]) -> dict[int, str]:
         ring: dict[int, str] = {}
-        # Counted on the way: a broker's list may name a member as often as it likes.
         places: Counter[str] = Counter()
         for member in members:
-            # A member named again gets ten places more, counted from those it still has.
+            # A member listed again gets ten more places, numbered from the count of those it still has.
             first = places[member]
             for number in range(first, first + self.places_per_member):
                 place = _place(f"{member}-{number}")
@@ -213,10 +186,7 @@ _CLIENT_ROOM_MARK = "/"
 
 @dataclass(frozen=True, slots=True)
 class ByMachineRoom:
-    """Only queues of brokers named ``room@name`` with one of the rooms given, in equal shares.
-
-    Queues elsewhere go to nobody of this configuration: consumers with other rooms must take them.
-    """
+    """Only queues of brokers named ``room@name`` in ``rooms``, in equal shares; others go to nobody."""
 
     rooms: frozenset[str]
 
@@ -225,7 +195,7 @@ class ByMachineRoom:
     def allocate(
         self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
     ) -> Sequence[MessageQueue]:
-        """The member's neighbouring queues, and one of those that do not come out even.
+        """Neighbouring queues, and one of those that do not come out even.
 
         Source: ``AllocateMessageQueueByMachineRoom``.
         """
@@ -269,11 +239,11 @@ class MachineRoomNearby:
     """How they are shared."""
     room_of_queue: Callable[[MessageQueue], str] = room_of_queue
     room_of_client: Callable[[str], str] = room_of_client
-    """The two say where things stand (``MachineRoomResolver``); they must be the same at all members."""
+    """Both must be the same at all members (``MachineRoomResolver``)."""
 
     @property
     def name(self) -> str:
-        """With the inner strategy's name."""
+        """Includes the inner strategy's."""
         return f"MACHINE_ROOM_NEARBY-{self.inner.name}"
 
     def allocate(

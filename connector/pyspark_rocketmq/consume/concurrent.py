@@ -280,7 +280,7 @@ class ConcurrentConsumption:
 
     @property
     def failures(self) -> Mapping[int, int]:
-        """How often in a row messages not done could not be sent back, by index, ascending; 0 for the others."""
+        """How often in a row messages could not be sent back, by index, ascending; 0 for the others."""
         return dict(sorted(self._failures.items()))
 
     def failures_of(self, indexes: Sequence[int]) -> Sequence[int]:

@@ -1,25 +1,23 @@
-"""What is fetched of several queue ranges next, and what each answer means: every decision of a fetcher, none of its I/O.
+"""Which pulls to send next for several queue ranges, and what each answer means: decisions without I/O.
 
-A range ``[start, end)`` is cut into *segments*. Every open segment has one pull under way; the answer moves
-the segment on to ``nextBeginOffset``, until it has reached its end. What this rests on:
+A range ``[start, end)`` is cut into *segments*, each with one pull in flight; an answer moves its segment on
+to ``nextBeginOffset`` until it has reached its end. What this rests on:
 
-1. An answer may hold fewer messages than asked for (64 asked, 32 or 8 given) or none at all (a filter). Only
+1. An answer may hold fewer messages than asked for (64 asked, 32 or 8 given) or none (a filter). Only
    ``nextBeginOffset`` says how far the broker got; a short answer never means the end of the queue.
 2. A filtered pull may scan far beyond the segment, and an inner batch may begin before the offset asked for.
-   Hence every chunk carries the two offsets between which its messages count; the others belong to a
-   neighbour.
+   Hence every chunk carries the offsets between which its messages count; others belong to a neighbour.
 3. Answers come in any order, chunks leave in queue order.
 
-What all ranges share, one connection and one worker's memory:
+All ranges share one connection and one worker's memory:
 
-4. Fair: no range has more than its share of the pulls in flight, so one that gets no answers holds up nobody.
+4. Fair: no range has more than its share of the pulls in flight, so one without answers holds up no other.
 5. Bounded: no pull is sent whose answer, if as large as the largest so far, would exceed the bytes allowed
-   over all ranges; but one pull always may be, lest everything wait for it.
+   for all ranges together; but one pull is always allowed, so that reading goes on.
 6. A failure is its range's alone. Trouble that may pass is survived for a while, with growing pauses.
 
-Which broker of a name is asked is :mod:`~pyspark_rocketmq.consume.slave_reads`' matter.
-
-Times are seconds of one monotonic clock, which is passed in. Not thread-safe, but for ``RangeWindow.stop``.
+Which broker of a name is asked, :mod:`~pyspark_rocketmq.consume.slave_reads` decides. Times are seconds of
+one monotonic clock, passed in. Not thread-safe, except ``RangeWindow.stop``.
 
 Source: ``PullMessageProcessor``.
 """
@@ -49,21 +47,18 @@ from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.requests.pull import PullResult, PullStatus
 
 _BATCH_BYTES: Final = 4 << 20
-"""Stored bytes handed out at once, of all ranges together: large enough to decode fast, small beside a
-worker's memory."""
+"""Stored bytes handed out at once for all ranges: enough to decode fast, small beside a worker's memory."""
 _USUAL_ANSWER_BYTES: Final = 256 << 10
-"""``maxTransferBytesOnMessageInMemory``: what an answer is taken for until a larger one came."""
+"""``maxTransferBytesOnMessageInMemory``: the expected size of an answer until a larger one came."""
 _AHEAD_BYTES: Final = 16 << 20
 _FILTERED_SEGMENT: Final = 800
 """Offsets per segment under a filter: what a broker scans at least in one pull."""
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
 _FLOW_CONTROL_PAUSE_S: Final = 0.02
-"""``DefaultMQPushConsumerImpl.PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL``; a quota is full again soon.
-"""
+"""``DefaultMQPushConsumerImpl.PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL``; a quota refills soon."""
 _LONGEST_PATIENCE_OF_A_GROUP_S: Final = 10.0
-"""A micro-batch ends when its slowest range does, so a broker in trouble keeps other brokers' queues waiting.
-"""
+"""A micro-batch ends with its slowest range, so a broker in trouble delays other brokers' queues."""
 
 _GONE: Final[Mapping[int, type[DataLoss]]] = {
     ResponseCode.TOPIC_NOT_EXIST: TopicDeleted,
@@ -74,11 +69,11 @@ _GONE: Final[Mapping[int, type[DataLoss]]] = {
 
 
 class TailLost(OffsetError):
-    """The broker's queue ends before the range does; a fresh look at its bounds tells where to go on."""
+    """The broker's queue ends before the range does; its bounds, asked for anew, tell where to go on."""
 
 
 class QueueReset(OffsetError):
-    """An operator has moved the group to ``target`` in this queue, and the broker tells so once."""
+    """An operator has moved the group to ``target`` in this queue; the broker says so once."""
 
     def __init__(self, text: str, target: int) -> None:
         super().__init__(text, target)
@@ -88,68 +83,44 @@ class QueueReset(OffsetError):
         return str(self.args[0])
 
 
-class FetchedRange(Protocol):
-    """A range to fetch, and how."""
+class _Partition(Protocol):
+    """The part of a :class:`~pyspark_rocketmq.source.ranges.QueuePartition` that counts here."""
 
     @property
-    def planned(self) -> QueueRange:
-        """Which messages."""
-
+    def planned(self) -> QueueRange: ...
     @property
-    def address(self) -> str:
-        """The master's, or its slave's; for errors."""
-
+    def address(self) -> str: ...
     @property
-    def replicas(self) -> Collection[int]:
-        """Broker ids of the replicas whose addresses are known."""
-
+    def replicas(self) -> Collection[int]: ...
     @property
-    def prefers_replica(self) -> bool:
-        """Whether pulls go to a replica without a suggestion."""
-
+    def prefers_replica(self) -> bool: ...
     @property
-    def replaces_master(self) -> bool:
-        """Whether pulls go to a replica when the master does not answer."""
-
+    def replaces_master(self) -> bool: ...
     @property
-    def is_slave(self) -> bool:
-        """Whether a slave is read in the place of a master that was down when the range was given out."""
-
+    def is_slave(self) -> bool: ...
     @property
-    def consumer_group(self) -> str:
-        """The name pulls are made under."""
-
+    def consumer_group(self) -> str: ...
     @property
-    def with_marker(self) -> bool:
-        """Whether the range is a group's, which may end early: the rest is planned anew."""
-
+    def with_marker(self) -> bool: ...
     @property
-    def is_filtered(self) -> bool:
-        """Whether the broker may leave messages out."""
-
+    def is_filtered(self) -> bool: ...
     @property
-    def fail_on_data_loss(self) -> bool:
-        """Whether messages that are gone are an error, not a gap."""
-
+    def fail_on_data_loss(self) -> bool: ...
     @property
-    def pull_batch_size(self) -> int:
-        """Most messages asked for by one pull."""
-
+    def pull_batch_size(self) -> int: ...
     @property
-    def retry_timeout_s(self) -> float:
-        """How long trouble is survived; a group's range, 10 s at most."""
+    def retry_timeout_s(self) -> float: ...
 
 
 class PullTask(NamedTuple):
     """One pull to send now; reported once, by ``answered`` or ``lost``."""
 
     range_index: int
-    """Position of the range among those that are read."""
     segment_id: int
     queue_offset: int
     max_msg_nums: int
     broker_id: int
-    """Whom to send it to: the range's master, or one of its replicas."""
+    """The range's master, or one of its replicas."""
     sent_at_s: float
 
 
@@ -173,7 +144,7 @@ class FetchedChunks(NamedTuple):
     is_last: bool
     """Whether the range ends here: at its end, where it was stopped, or with the failure."""
     failure: RocketMQError | None
-    """Why the range ends before its end; everything that was next in queue order has been handed out."""
+    """Why the range ends early; everything that was next in queue order has been handed out."""
 
 
 class _Segment:
@@ -185,11 +156,10 @@ class _Segment:
         self.is_pulled = True
         self.chunks: list[PullChunk] = []
         self.body_bytes = 0
-        """Of the chunks."""
 
 
 class RangeWindow:
-    """The pulls of one range: at most ``depth`` under way, answers handed out in queue order.
+    """The pulls of one range: at most ``depth`` in flight, answers handed out in queue order.
 
     Guarantee: the chunks of ``take()``, each cut to its ``[start, limit)``, hold exactly the messages of
     ``[start, end)`` that the broker returned, ascending and once, whatever the order of answers and failures.
@@ -198,7 +168,7 @@ class RangeWindow:
     def __init__(
         self,
         index: int,
-        of: FetchedRange,
+        of: _Partition,
         *,
         segment: int,
         depth: int,
@@ -209,18 +179,13 @@ class RangeWindow:
 
         Args:
             index: Position of the range among those that are read.
-            of: The range; one whose end is not past its start is done.
-            segment: Offsets per segment.
-            depth: Most pulls in flight.
+            of: The range; done at once if its end is not past its start.
+            segment: Offsets per segment, at least 1.
+            depth: Most pulls in flight, at least 1.
             max_ahead_bytes: While this many bytes wait for ``take()``, only the first open segment goes on
                 (without it nothing could ever be taken). Answers then in flight still add to it.
             tell: Called as ``Logger.log``, with what an operator should know.
         """
-        if segment < 1 or depth < 1 or of.pull_batch_size < 1:
-            raise ValueError(
-                "A pull window needs segment, depth and max_msg_nums of at least 1, "
-                f"not segment={segment}, depth={depth}, max_msg_nums={of.pull_batch_size}."
-            )
         self.failure: RocketMQError | None = None
         """Why the range cannot be read to its end."""
         self.in_flight = 0
@@ -230,16 +195,14 @@ class RangeWindow:
         self.takeable_bytes = 0
         """Bytes that ``take()`` would give now."""
         self.skipped = range(0)
-        """The offsets passed over, and told of, because the broker no longer has them; empty without such a
-        gap."""
+        """Offsets passed over, and logged, because the broker no longer has them; may be empty."""
         self.bounds: tuple[int, int] | None = None
-        """The queue's smallest offset and its end, as the newest answer tells them; None before the first."""
+        """The queue's smallest offset and its end, by the newest answer."""
         self.answers = 0
         """Pulls that brought messages."""
         self.answered_after_s = 0.0
         """From sending to answer, of all of them together."""
         self.index = index
-        """Position of the range among those that are read."""
         self._of = of
         self._tell = tell
         self._segment = segment
@@ -249,7 +212,7 @@ class RangeWindow:
         self._segments: dict[int, _Segment] = {}
         """Not yet taken wholly, in queue order; ids count up."""
         self._idle: list[int] = []
-        """Open segments without a pull under way."""
+        """Open segments without a pull in flight."""
         self._next_start = of.planned.start
         self._next_id = 0
         self._open_count = 0
@@ -271,7 +234,7 @@ class RangeWindow:
 
     @property
     def broker_id(self) -> int:
-        """Id of the broker that the next pulls go to."""
+        """Of the broker that the next pulls go to."""
         return self._replica.broker_id
 
     @property
@@ -290,26 +253,23 @@ class RangeWindow:
         return max(0.0, self._resumes_at_s - now_s)
 
     def stop(self) -> None:
-        """Pull no more: what was handed out is enough. Another thread may call this."""
+        """Pull no more. Another thread may call this."""
         self._is_stopped = True
 
-    # --- asking -----------------------------------------------------------------------------------------------
+    # --- asking ---------------------------------------------------------------------------------------------
 
     def tasks(self, at_most: int, now_s: float, *, may_run_ahead: bool = True) -> list[PullTask]:
         """The pulls to send now, ascending; each is given out once until it is reported.
 
-        Args:
-            at_most: No more than so many; ``depth`` holds as well.
-            now_s: Now.
-            may_run_ahead: False allows the first open segment only, as too many bytes ahead do.
+        At most ``at_most``, and within ``depth``; without ``may_run_ahead``, as with too many bytes ahead,
+        only the first open segment's.
         """
         has_room = may_run_ahead and self.buffered_bytes < self._max_ahead_bytes
-        end = self._of.planned.end
         tasks = self._idle_tasks(has_room, at_most, now_s) if self._idle else []
         while (
             len(tasks) < at_most
             and self._open_count < self._depth
-            and self._next_start < end
+            and self._next_start < self._of.planned.end
             and (has_room or not self._open_count)
         ):
             tasks.append(self._open_segment(now_s))
@@ -336,16 +296,12 @@ class RangeWindow:
     def _task(self, segment_id: int, segment: _Segment, now_s: float) -> PullTask:
         start = segment.next_offset
         max_msg_nums = min(segment.end - start, self._of.pull_batch_size)
-        return PullTask(self.index, segment_id, start, max_msg_nums, self._replica.broker_id, now_s)
+        return PullTask(self.index, segment_id, start, max_msg_nums, self.broker_id, now_s)
 
-    # --- judging answers --------------------------------------------------------------------------------------
+    # --- judging answers ------------------------------------------------------------------------------------
 
     def answered(self, task: PullTask, outcome: PullResult | RocketMQError, now_s: float) -> None:
-        """Take what the broker answered.
-
-        Raises:
-            ValueError: If the task was reported already.
-        """
+        """Take what the broker answered; ValueError if the task was reported already."""
         asked, is_at_home = task.queue_offset, task.broker_id == MASTER_ID
         is_of_master = is_at_home and not self._of.is_slave
         if isinstance(outcome, RocketMQError):
@@ -372,13 +328,7 @@ class RangeWindow:
             self._meet_gap(task, outcome, now_s)
 
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
-        """The pull brought nothing.
-
-        It is sent again at once without an error, or where another broker of the name may be asked.
-
-        Raises:
-            ValueError: If the task was reported already.
-        """
+        """The pull brought nothing; without an error, or with another broker, it is repeated at once."""
         self._end_pull(task)
         self._idle.append(task.segment_id)
         if self._replica.disappointed(task.broker_id, now_s):
@@ -391,7 +341,7 @@ class RangeWindow:
             self._troubles.append(error)
 
     def settle(self, now_s: float) -> None:
-        """Act on the troubles met at once: a pause after one that may pass; any other is final, or when patience is over."""
+        """Act on the troubles met together: pause if they may pass and patience lasts, else fail."""
         if not self._troubles:
             return
         trouble = min(self._troubles, key=_rank)
@@ -406,18 +356,19 @@ class RangeWindow:
             self.failure = trouble
         elif now_s >= self._resumes_at_s:
             self._tell(WARNING, "pull failed, trying again %s: %s", self._of.planned.queue, trouble)
-            pause_s = _FLOW_CONTROL_PAUSE_S
-            if not isinstance(trouble, BrokerError) or trouble.code != ResponseCode.FLOW_CONTROL:
+            if isinstance(trouble, BrokerError) and trouble.code == ResponseCode.FLOW_CONTROL:
+                pause_s = _FLOW_CONTROL_PAUSE_S
+            else:
                 pause_s = self._pause_s
                 self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
             self._resumes_at_s = now_s + min(pause_s, left_s)
 
     def stand_still(self) -> None:
-        """Fail: the range is not over, waits for nothing and has no pull to send."""
+        """Fail: the range is not over, yet it waits for nothing and has no pull to send."""
         planned = self._of.planned
         self.failure = RocketMQError(
             f"{planned.queue}: reading {planned.start} to {planned.end} from {self._of.address} stands still "
-            "with no pull under way and none to send; this is a bug of pyspark-rocketmq. Run the query again."
+            "with no pull in flight and none to send; this is a bug of pyspark-rocketmq. Run the query again."
         )
 
     def _go_on(self, task: PullTask, result: PullResult, now_s: float) -> None:
@@ -451,7 +402,7 @@ class RangeWindow:
         segment = self._segments.get(task.segment_id)
         if segment is None or not segment.is_pulled:
             raise ValueError(
-                f"Segment {task.segment_id} has no pull under way; its answer was reported already."
+                f"Segment {task.segment_id} has no pull in flight; its answer was reported already."
             )
         segment.is_pulled = False
         self.in_flight -= 1
@@ -478,7 +429,7 @@ class RangeWindow:
 
         A broker that keeps resets itself (``useServerSideResetOffset``) tells the group's next pull of the
         queue so, once (``ConsumerOffsetManager.queryThenEraseResetOffset``). A group's range ends here, to be
-        planned anew from the target; who has no group passes it, but more than once is trouble.
+        planned again from the target; a reader without a group passes it, but a second time is trouble.
         """
         queue = self._of.planned.queue
         if self._of.with_marker:
@@ -499,24 +450,26 @@ class RangeWindow:
 
     def _not_at_slave(self, asked: int, result: PullResult) -> SystemBusy:
         planned = self._of.planned
-        lacking = (
+        return self._busy(
+            result.status,
             f"the slave has offsets {result.min_offset} (inclusive) to {result.max_offset} (exclusive), and "
-            f"offset {asked} of the planned {planned.start} to {planned.end} is none of them; "
+            f"offset {asked} of the planned {planned.start} to {planned.end} is none of them; start the "
+            "master, which may have it",
         )
-        return self._busy(result.status, lacking + "start the master, which may have it")
 
     def _nothing_there(self, asked: int) -> SystemBusy:
-        nothing = (
-            f"nothing at offset {asked} although the queue reached {self._of.planned.end} when the range "
+        return self._busy(
+            PullStatus.NO_NEW_MSG,
+            f"nothing at offset {asked} although the queue reached {self._of.planned.end} when the range was "
+            "planned; the broker may be recovering",
         )
-        return self._busy(PullStatus.NO_NEW_MSG, nothing + "was planned; the broker may be recovering")
 
     def _busy(self, status: PullStatus, text: str) -> SystemBusy:
         request = f"PULL_MESSAGE {self._of.planned.queue}"
         return SystemBusy(int(status), text, request=request, address=self._of.address)
 
     def _queue_is_gone(self, asked: int, error: RocketMQError) -> DataLoss | None:
-        """The loss that a refusal stands for: the queue was there when the range was planned; a group plans anew."""
+        """The loss that a refusal means to a reader without a group; a group plans again."""
         if self._of.with_marker or not isinstance(error, BrokerError) or error.code not in _GONE:
             return None
         return _GONE[error.code](str(self._of.planned.queue), asked, str(error))
@@ -529,29 +482,29 @@ class RangeWindow:
         if self._of.fail_on_data_loss:
             kind = MessagesExpired if asked < result.min_offset else LogTailLost
             self.lost(task, kind(f"{planned.queue} at {address}", asked, available), now_s)
-        elif not is_ahead and self._of.with_marker:
+        elif is_ahead:
+            self._skip(task, min(result.next_begin_offset, planned.end), available)
+        elif self._of.with_marker:
             lost_tail = TailLost(
                 f"{planned.queue}: {address} has offsets {available}, so the range that was planned to "
                 f"{planned.end} has lost its tail."
             )
             self.lost(task, lost_tail, now_s)
         else:
-            # A corrected offset before the one asked for: the log lost its tail, and the rest of the range
-            # with it.
-            goes_on = min(result.next_begin_offset, planned.end) if is_ahead else planned.end
-            self._skip(task, goes_on, available)
+            # The log lost its tail, and the rest of the range with it.
+            self._skip(task, planned.end, available)
 
-    def _skip(self, task: PullTask, goes_on: int, available: str) -> None:
-        """Pass over a gap; told of once for all the pulls that were under way into it."""
+    def _skip(self, task: PullTask, continues_at: int, available: str) -> None:
+        """Pass over a gap; logged once for all the pulls that were in flight into it."""
         wanted = task.queue_offset
-        if wanted not in self.skipped or goes_on > self.skipped.stop:
+        if wanted not in self.skipped or continues_at > self.skipped.stop:
             text = "offset gap %s wanted=%d available=%s continuing_at=%d"
-            self._tell(WARNING, text, self._of.planned.queue, wanted, available, goes_on)
-            known = self.skipped or range(wanted, goes_on)
-            self.skipped = range(min(known.start, wanted), max(known.stop, goes_on))
-        self._advance(task, goes_on, b"")
+            self._tell(WARNING, text, self._of.planned.queue, wanted, available, continues_at)
+            known = self.skipped or range(wanted, continues_at)
+            self.skipped = range(min(known.start, wanted), max(known.stop, continues_at))
+        self._advance(task, continues_at, b"")
 
-    # --- handing out ------------------------------------------------------------------------------------------
+    # --- handing out ----------------------------------------------------------------------------------------
 
     def take(self) -> list[PullChunk]:
         """All chunks that are next in queue order; a segment's only when all earlier ones are complete."""
@@ -571,7 +524,7 @@ class RangeWindow:
         return taken
 
     def move(self, keep: Callable[[PulledBody], PulledBody]) -> None:
-        """Put ``keep(body)``, which has the same bytes, in the place of every body not taken."""
+        """Replace every body not taken by ``keep(body)``, which has the same bytes."""
         if self.buffered_bytes:
             for segment in self._segments.values():
                 segment.chunks = [chunk._replace(body=keep(chunk.body)) for chunk in segment.chunks]
@@ -581,7 +534,7 @@ class FetchWindow:
     """The pulls of all ranges that are read at once."""
 
     def __init__(
-        self, ranges: Sequence[FetchedRange], *, depth: int, max_bytes: int, tell: Callable[..., object]
+        self, ranges: Sequence[_Partition], *, depth: int, max_bytes: int, tell: Callable[..., object]
     ) -> None:
         """Ask for nothing yet; ``tasks()`` does.
 
@@ -617,14 +570,14 @@ class FetchWindow:
         return bool(self._open)
 
     def tasks(self, now_s: float) -> list[PullTask]:
-        """The pulls to send now, in bursts: one by one they cost the broker and this process twice as much."""
+        """The pulls to send now, in bursts: sent singly they cost broker and client twice as much."""
         asking = [each for each in self._open if each.may_ask(now_s)]
         if self.in_flight > self._depth // 2 and all(each.in_flight for each in asking):
             return []
         room = min(self._depth, self._bytes_left() // self._largest_answer) - self.in_flight
         tasks = self._fair_tasks(asking, room, now_s) if room > 0 else []
         if not tasks and not self.in_flight and not any(each.takeable_bytes for each in self._open):
-            # There is room for none: the one that frees most memory.
+            # No room for any: the one that frees most memory.
             fullest = max(asking, key=lambda each: each.buffered_bytes, default=None)
             tasks = [] if fullest is None else fullest.tasks(1, now_s, may_run_ahead=False)
         self.in_flight += len(tasks)
@@ -640,14 +593,14 @@ class FetchWindow:
             each.answered(task, outcome, now_s)
 
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
-        """The pull brought nothing; without an error, or from a replica, it is sent again at once."""
+        """The pull brought nothing; see :meth:`RangeWindow.lost`."""
         self.in_flight -= 1
         each = self.ranges[task.range_index]
         if not each.is_over:
             each.lost(task, error, now_s)
 
     def settle(self, now_s: float) -> None:
-        """Act on the troubles met at once; to be called when all that came at once is reported."""
+        """Act on the troubles met together; call it when all that came together is reported."""
         for each in self._open:
             each.settle(now_s)
 
@@ -656,7 +609,7 @@ class FetchWindow:
         return min((pause_s for each in self._open if (pause_s := each.pause_left_s(now_s))), default=None)
 
     def stand_still(self) -> None:
-        """Fail: nothing is under way, nothing pauses and there is no pull to send."""
+        """Fail all open ranges; see :meth:`RangeWindow.stand_still`."""
         for each in self._open:
             each.stand_still()
 
@@ -674,11 +627,11 @@ class FetchWindow:
         )
 
     def take(self) -> list[FetchedChunks]:
-        """Whatever is next of any range: decoded together it costs least, and its buffers become free together."""
-        # Asked once for each: another thread may stop a range at any moment, and its last chunks must be
-        # told to be the last.
-        looked_at = [(each, each.is_over) for each in self._open]
-        ready = [(each, is_over) for each, is_over in looked_at if is_over or each.takeable_bytes]
+        """All that is next of any range: decoded together it costs least, and frees its buffers together."""
+        # Asked once for each: another thread may stop a range at any moment, and its last chunks must say
+        # that they are the last.
+        asked = [(each, each.is_over) for each in self._open]
+        ready = [(each, is_over) for each, is_over in asked if is_over or each.takeable_bytes]
         for each, is_over in ready:
             if is_over:
                 self._open.remove(each)
@@ -688,7 +641,7 @@ class FetchWindow:
         ]
 
     def move(self, keep: Callable[[PulledBody], PulledBody]) -> None:
-        """Put ``keep(body)``, which has the same bytes, in the place of every body not taken."""
+        """See :meth:`RangeWindow.move`."""
         for each in self._open:
             each.move(keep)
 
@@ -702,13 +655,13 @@ class FetchWindow:
             at_most = min(share - each.in_flight, room - len(tasks))
             if at_most > 0:
                 tasks += each.tasks(at_most, now_s)
-        # Whoever comes last now comes first some time.
+        # So that each comes first at some time.
         self._open.rotate(-1)
         return tasks
 
 
 def _rank(trouble: RocketMQError) -> tuple[int, int]:
-    """Of lost messages the first is told, then any trouble that will not pass."""
+    """The first lost message comes first, then any trouble that will not pass."""
     if isinstance(trouble, DataLoss):
         return 0, trouble.wanted
     return (2 if trouble.retryable else 1), 0

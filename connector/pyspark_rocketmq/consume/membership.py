@@ -1,23 +1,22 @@
 """One member of a group: what it must ask, report and lock, and which queues it may plan.
 
-The machine knows neither sockets nor threads nor time: whoever drives it reports what happened (a route, a
-list of members, an answer to a lock call) with the monotonic second of the moment, takes what is
-:meth:`~Membership.due`, does it, and reports the result.  What a single queue goes through is the table of
+The machine knows neither sockets nor threads nor time: its driver reports what happened (a route, a list of
+members, an answer to a lock call) with the monotonic second of the moment, takes what is
+:meth:`~Membership.due`, does it, and reports the result. The phases of a single queue are the table of
 :mod:`~pyspark_rocketmq.consume.queue_ownership`.
 
-Rule 1: what is not known changes nothing. A list of members that cannot be had, or is empty, leaves the
-allocation as it is (B4), and so does a share that cannot be computed, for its topic (B2); a lock call that
-fails leaves the locks as they are until they expire (C2).
-Rule 2: bad news is looked at twice. Who is missing from the list for the first time, this member included,
-still counts as a member; who is new counts at once (B4).
-Rule 3: a lock's age counts from the moment it was asked for, so the broker's own clock for it starts later.
-Rule 4: without locks (concurrent and broadcasting consumers) a share is held as soon as it is known.  Members
-that see different groups may then both plan a queue for a moment; the claim in the offset store decides
-between them.
-Rule 5: between :meth:`~Membership.begin_plan` and :meth:`~Membership.planned` every plannable queue counts as
-planned, so a queue can never be given free under a plan in the making (B5).
-Rule 6: plans have numbers. Whoever says that a batch is over, for all queues or for some, says of which plan:
-what comes late says nothing of the plan that is under way by then.
+1. What is not known changes nothing. Without a list of members, or with an empty one, the allocation stays
+   as it is (B4); so does a topic's whose share cannot be computed (B2). A lock call that fails leaves the locks
+   as they are until they expire (C2).
+2. Bad news is checked twice. A member missing from the list for the first time, this one included, still
+   counts as a member; a new one counts at once (B4).
+3. A lock's age counts from the moment it was asked for, so the broker's own clock for it starts later.
+4. Without locks (concurrent and broadcasting consumers) a share is held as soon as it is known. Members that
+   see different groups may then both plan a queue for a moment; the claim in the offset store decides.
+5. Between :meth:`~Membership.begin_plan` and :meth:`~Membership.planned` every plannable queue counts as
+   planned, so a queue is never given free while a plan that may hold it is made (B5).
+6. Plans have numbers. A report that a batch is over, for all queues or for some, names its plan: a late one
+   does not touch the plan that is under way by then.
 
 Source: RocketMQ 5.3.3 ``RebalanceImpl``, ``RebalanceService``, ``MQClientInstance``,
 ``ConsumeMessageOrderlyService``.
@@ -28,10 +27,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import inf
 from typing import NamedTuple
 
 from pyspark_rocketmq.consume.allocation import sorted_members, sorted_queues
-from pyspark_rocketmq.consume.queue_ownership import Effect, Event, Phase, after
+from pyspark_rocketmq.consume.queue_ownership import OwnershipEffect, OwnershipEvent, Phase, after
 from pyspark_rocketmq.model import MessageQueue
 
 
@@ -49,7 +49,7 @@ class MembershipTiming:
     lock_retry_s: float = 1.0
     """Until a refused queue is tried again."""
     second_look_s: float = 1.0
-    """Until a list of members that got shorter is looked at again."""
+    """Until a list of members that got shorter is asked for again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +85,16 @@ class Unregister:
 
 GroupAction = Heartbeat | AskMembers | Lock | Unlock | Unregister
 
-
 Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Collection[MessageQueue] | None]
 """This member's share of a topic: ``(client_id, sorted queues, sorted members)``; see
-:mod:`~pyspark_rocketmq.consume.allocation`. None if it cannot be said."""
+:mod:`~pyspark_rocketmq.consume.allocation`. None if it cannot be computed."""
 
 
 class Ownership(NamedTuple):
-    """A queue in HELD, since when."""
+    """Of a queue in HELD or LEAVING."""
 
-    term: int
-    """Grows with every new grant: a term not seen before must be claimed in the offset store."""
+    grant: int
+    """Its number, which grows: a queue is claimed in the offset store once under each grant."""
     asked_at_s: float
     """When the lock that counts was asked for."""
 
@@ -107,8 +106,7 @@ class Membership:
         client_id: This member.
         allocate: Its share of the queues, given all members.
         needs_locks: False for concurrent and broadcasting consumers.
-        is_broadcast: Every member has every queue (B3); the others are looked at only to tell what does not
-            fit.
+        is_broadcast: Every member has every queue (B3).
         timing: Intervals.
     """
 
@@ -128,41 +126,42 @@ class Membership:
         self._timing = timing or MembershipTiming()
         self._queues: tuple[MessageQueue, ...] = ()
         self._members: tuple[str, ...] | None = None
-        """As often as they are listed: a member has an entry for each of its connections."""
+        """As listed: a member has an entry for each of its connections."""
         self._is_share_known = True
-        """Whether the last rebalance could say what is this member's of every topic."""
+        """Whether the last rebalance computed this member's share of every topic."""
         self._missing: frozenset[str] = frozenset()
-        """Who was not in the last list although a member."""
+        """Members that the last list lacked."""
         self._phases: dict[MessageQueue, Phase] = {}
         """Without the absent ones."""
         self._ownerships: dict[MessageQueue, Ownership] = {}
         """Of queues held or leaving."""
-        self._terms = 0
+        self._grant = 0
+        """The newest one."""
         self._planned: frozenset[MessageQueue] = frozenset()
         """Queues of the micro-batch under way."""
         self._plan = 0
         """The number of the plan it was made by."""
         self._unlocks: set[MessageQueue] = set()
         self._asked: dict[MessageQueue, float] = {}
-        """Queues in a lock call that was not answered yet, and when it was made."""
+        """Queues in a lock call without an answer yet, and when it was made."""
         self._heartbeat_at_s = 0.0
         self._look_at_s = 0.0
-        self._looked_at_s = float("-inf")
+        self._looked_at_s = -inf
         self._is_looking = False
-        self._renew_at_s = float("inf")
+        self._renew_at_s = inf
         self._retry_at_s: dict[MessageQueue, float] = {}
-        """When a wanted queue is tried; at once when it is not here."""
+        """When a wanted queue is tried; at once without an entry."""
         self._is_stopping = False
         self._is_registered = False
 
     # --- what the planner asks ------------------------------------------------------------------------------
 
     def plannable(self, now_s: float) -> dict[MessageQueue, int]:
-        """Queues that may be planned, with their terms, without those whose lock is stale (C1, C2)."""
+        """Queues that may be planned, with their grants, without those whose lock is stale (C1, C2)."""
         if self._is_stopping:
             return {}
         return {
-            queue: ownership.term
+            queue: ownership.grant
             for queue, ownership in self._ownerships.items()
             if self._phases[queue] is Phase.HELD and self._is_fresh(ownership, now_s)
         }
@@ -175,21 +174,21 @@ class Membership:
         self._plan += 1
         return plannable
 
-    def planned(self, terms: Mapping[MessageQueue, int], now_s: float) -> frozenset[MessageQueue]:
-        """Say what the plan holds, by the terms it was begun with; what of it may really be run.
+    def planned(self, grants: Mapping[MessageQueue, int], now_s: float) -> frozenset[MessageQueue]:
+        """Take what the plan holds, with the grants it began under; what of it may really be run.
 
-        Making a plan takes time, and a process may be stopped in the middle of it: a queue whose term ended
-        meanwhile must leave the plan. Queues that are not in the plan are free to be given up.
+        A process may be stopped while it makes a plan: a queue whose grant ended meanwhile must leave
+        the plan. Queues that are not in the plan may be given free.
         """
         valid = frozenset(
             queue
-            for queue, term in terms.items()
+            for queue, grant in grants.items()
             if (ownership := self._ownerships.get(queue)) is not None
-            and ownership.term == term
+            and ownership.grant == grant
             and self._is_fresh(ownership, now_s)
         )
-        spared, self._planned = self._planned - valid, valid
-        self._let_go(spared, now_s)
+        unplanned, self._planned = self._planned - valid, valid
+        self._let_go(unplanned, now_s)
         return valid
 
     def batch_over(self, now_s: float) -> None:
@@ -197,7 +196,7 @@ class Membership:
         self.free(self._plan, None, now_s)
 
     def free(self, plan: int, queues: Collection[MessageQueue] | None, now_s: float) -> None:
-        """The micro-batch of ``plan`` is over for ``queues`` or for all: its deliveries are settled."""
+        """The micro-batch of ``plan`` is over for ``queues``, all if None: its deliveries are settled."""
         if plan == self._plan:
             over = self._planned if queues is None else self._planned.intersection(queues)
             self._planned -= over
@@ -208,20 +207,20 @@ class Membership:
         return self._plan, self._planned
 
     def must_leave(self) -> frozenset[MessageQueue]:
-        """Queues of the plan under way that are not ours any more: their tasks are to give them up (D7)."""
+        """Queues of the plan under way that are no longer ours: their tasks must give them up (D7)."""
         return frozenset(queue for queue in self._planned if self._phases.get(queue) is not Phase.HELD)
 
     def claimed_by_other(self, queue: MessageQueue, now_s: float) -> None:
         """The offset store names another owner for ``queue``: tried again at the next rebalance."""
         if queue in self._phases:
-            self._happened(queue, Event.CLAIMED_BY_OTHER, now_s)
+            self._happened(queue, OwnershipEvent.CLAIMED_BY_OTHER, now_s)
             self._retry_at_s[queue] = now_s + self._timing.rebalance_s
 
     def reclaim(self, queue: MessageQueue) -> None:
-        """Begin a new term of a held queue that was not planned for too long (B6)."""
+        """Grant a held queue anew that was not planned for too long (B6)."""
         if self._phases.get(queue) is Phase.HELD:
-            self._terms += 1
-            self._ownerships[queue] = Ownership(self._terms, self._ownerships[queue].asked_at_s)
+            self._grant += 1
+            self._ownerships[queue] = Ownership(self._grant, self._ownerships[queue].asked_at_s)
 
     def is_planned(self, queue: MessageQueue, now_s: float) -> bool:
         """Whether the plan under way holds ``queue`` and may still run it."""
@@ -245,7 +244,7 @@ class Membership:
     # --- what the driver does and reports -------------------------------------------------------------------
 
     def due(self, now_s: float) -> list[GroupAction]:
-        """What is to be done now, each once until its result is reported; expired locks are dropped first."""
+        """Drop expired locks; what is to be done now, each action once until its result is reported."""
         if self._is_stopping:
             return self._last_actions()
         self._expire(now_s)
@@ -266,9 +265,9 @@ class Membership:
         return actions
 
     def next_due_s(self) -> float:
-        """When to call :meth:`due` again at the latest, if nothing happens before; never without a route."""
+        """When to call :meth:`due` again if nothing happens before; never without a route."""
         if not self._queues:
-            return float("inf")
+            return inf
         moments = [self._heartbeat_at_s, self._renew_at_s]
         if not self._is_looking:
             moments.append(max(self._look_at_s, self._looked_at_s + self._timing.shortest_rebalance_s))
@@ -291,11 +290,11 @@ class Membership:
         self._rebalance(now_s)
 
     def heartbeat_wanted(self, now_s: float) -> None:
-        """A broker forgot this member, or its connection broke: show up before the others miss us."""
+        """A broker forgot this member, or its connection broke: send a heartbeat before others rebalance."""
         self._heartbeat_at_s = min(self._heartbeat_at_s, now_s)
 
     def notified(self, now_s: float) -> None:
-        """A broker said that the group changed (NOTIFY_CONSUMER_IDS_CHANGED): look now."""
+        """A broker said that the group changed (NOTIFY_CONSUMER_IDS_CHANGED): ask for the members now."""
         self._look_at_s = now_s
 
     def members_listed(self, client_ids: Iterable[str], now_s: float) -> None:
@@ -307,30 +306,29 @@ class Membership:
             return
         self._is_looking = False
         missing = frozenset((*(self._members or ()), self._client_id)) - listed
-        spared = missing - self._missing
+        newly_missing = missing - self._missing
         self._missing = missing
-        if self._client_id in spared:
+        if self._client_id in newly_missing:
             self._heartbeat_at_s = now_s
-        wait_s = self._timing.second_look_s if spared else self._timing.rebalance_s
-        self._look_at_s = now_s + wait_s
-        self._members = tuple(sorted_members((*entries, *spared)))
+        self._look_at_s = now_s + (self._timing.second_look_s if newly_missing else self._timing.rebalance_s)
+        self._members = tuple(sorted_members((*entries, *newly_missing)))
         self._rebalance(now_s)
 
     def members_unknown(self, now_s: float) -> None:
-        """The list could not be had: nothing changes, and it is asked for again soon."""
+        """No list came: nothing changes, and it is asked for again soon."""
         self._is_looking = False
         self._look_at_s = now_s + self._timing.shortest_rebalance_s
 
     def locks_answered(
         self, asked: Collection[MessageQueue], granted: Collection[MessageQueue], now_s: float
     ) -> None:
-        """The answer to a :class:`Lock`; what was asked for and not granted belongs to somebody else."""
+        """The answer to :class:`Lock`: queues asked for and not granted belong to somebody else."""
         for queue in asked:
             asked_at_s = self._asked.pop(queue, now_s)
             if queue in granted:
-                self._happened(queue, Event.GRANTED, now_s, asked_at_s)
+                self._happened(queue, OwnershipEvent.GRANTED, now_s, asked_at_s)
             else:
-                self._happened(queue, Event.REFUSED, now_s)
+                self._happened(queue, OwnershipEvent.REFUSED, now_s)
                 self._retry_at_s[queue] = now_s + self._timing.lock_retry_s
 
     def locks_unknown(self, asked: Collection[MessageQueue], now_s: float) -> None:
@@ -357,17 +355,19 @@ class Membership:
             return
         for queue in [queue for queue in self._phases if queue not in share]:
             in_batch = queue in self._planned
-            self._happened(queue, Event.TAKEN_AWAY_IN_BATCH if in_batch else Event.TAKEN_AWAY, now_s)
+            self._happened(
+                queue, OwnershipEvent.TAKEN_AWAY_IN_BATCH if in_batch else OwnershipEvent.TAKEN_AWAY, now_s
+            )
         for queue in share:
-            self._happened(queue, Event.ALLOCATED, now_s)
+            self._happened(queue, OwnershipEvent.ALLOCATED, now_s)
         if not self._needs_locks:
             self._take_wanted(now_s)
 
     def _take_wanted(self, now_s: float) -> None:
-        """Without locks allocation grants; what another member has claimed is left to it for a while."""
+        """Without locks, allocation grants; a queue claimed by another member is left to it for a while."""
         for queue in [queue for queue, phase in self._phases.items() if phase is Phase.WANTED]:
             if now_s >= self._retry_at_s.get(queue, 0.0):
-                self._happened(queue, Event.GRANTED, now_s, now_s)
+                self._happened(queue, OwnershipEvent.GRANTED, now_s, now_s)
 
     def _share(self) -> frozenset[MessageQueue] | None:
         """This member's queues; None while that cannot be known."""
@@ -394,7 +394,7 @@ class Membership:
         return frozenset(chain(kept, *(share for share in shares.values() if share is not None)))
 
     def _happened(
-        self, queue: MessageQueue, event: Event, now_s: float, asked_at_s: float | None = None
+        self, queue: MessageQueue, event: OwnershipEvent, now_s: float, asked_at_s: float | None = None
     ) -> None:
         before = self._phases.get(queue, Phase.ABSENT)
         phase, effects = after(before, event)
@@ -402,62 +402,58 @@ class Membership:
             self._phases.pop(queue, None)
         else:
             self._phases[queue] = phase
-        if Effect.BEGIN_TENURE in effects:
-            self._terms += 1
-            self._ownerships[queue] = Ownership(self._terms, now_s if asked_at_s is None else asked_at_s)
+        if OwnershipEffect.NEW_GRANT in effects:
+            self._grant += 1
+            self._ownerships[queue] = Ownership(self._grant, now_s if asked_at_s is None else asked_at_s)
             if self._needs_locks:
                 self._renew_at_s = min(self._renew_at_s, now_s + self._timing.lock_renewal_s)
-        elif event is Event.GRANTED and asked_at_s is not None and queue in self._ownerships:
+        elif event is OwnershipEvent.GRANTED and asked_at_s is not None and queue in self._ownerships:
             self._ownerships[queue] = self._ownerships[queue]._replace(asked_at_s=asked_at_s)
         if phase not in {Phase.HELD, Phase.LEAVING}:
             self._ownerships.pop(queue, None)
         if phase is not Phase.WANTED:
             self._retry_at_s.pop(queue, None)
-        if Effect.UNLOCK in effects and self._needs_locks:
+        if OwnershipEffect.UNLOCK in effects and self._needs_locks:
             self._unlocks.add(queue)
 
     def _let_go(self, queues: Iterable[MessageQueue], now_s: float) -> None:
-        """No batch holds ``queues`` any more; to those in HELD, nearly all, that means nothing."""
+        """No batch holds ``queues`` any more, which changes nothing for those in HELD, nearly all."""
         for queue in queues:
             if self._phases.get(queue) is not Phase.HELD:
-                self._happened(queue, Event.BATCH_OVER, now_s)
+                self._happened(queue, OwnershipEvent.BATCH_OVER, now_s)
 
     def _expire(self, now_s: float) -> None:
         stale = [
             queue for queue, ownership in self._ownerships.items() if not self._is_fresh(ownership, now_s)
         ]
         for queue in stale:
-            self._happened(queue, Event.EXPIRED, now_s)
+            self._happened(queue, OwnershipEvent.EXPIRED, now_s)
 
     def _is_fresh(self, ownership: Ownership, now_s: float) -> bool:
-        """Whether the lock still counts (C2); whoever needs none has always one that does."""
+        """Whether the lock still counts (C2); always where none is needed."""
         return not self._needs_locks or now_s - ownership.asked_at_s <= self._timing.lock_valid_s
 
     def _lock_actions(self, now_s: float) -> list[GroupAction]:
         is_renewal = now_s >= self._renew_at_s
         if is_renewal:
-            self._renew_at_s = now_s + self._timing.lock_renewal_s if self._ownerships else float("inf")
+            self._renew_at_s = now_s + self._timing.lock_renewal_s if self._ownerships else inf
         wanted = {
             queue
             for queue, phase in self._phases.items()
-            if queue not in self._asked and self._is_lock_due(queue, phase, now_s, is_renewal=is_renewal)
+            if queue not in self._asked
+            and (now_s >= self._retry_at_s.get(queue, 0.0) if phase is Phase.WANTED else is_renewal)
         }
         self._asked |= dict.fromkeys(wanted, now_s)
-        return [Lock(broker_name, queues) for broker_name, queues in _by_broker(wanted)]
-
-    def _is_lock_due(self, queue: MessageQueue, phase: Phase, now_s: float, *, is_renewal: bool) -> bool:
-        if phase is Phase.WANTED:
-            return now_s >= self._retry_at_s.get(queue, 0.0)
-        return is_renewal
+        return [Lock(*each) for each in _by_broker(wanted)]
 
     def _unlock_actions(self) -> list[GroupAction]:
-        # A queue that is wanted again meanwhile is not given free: its lock is simply asked for.
+        # A queue that is wanted again meanwhile is not unlocked: its lock is asked for.
         free, self._unlocks = self._unlocks - self._phases.keys(), set()
-        return [Unlock(broker_name, queues) for broker_name, queues in _by_broker(free)]
+        return [Unlock(*each) for each in _by_broker(free)]
 
     def _last_actions(self) -> list[GroupAction]:
         held = self._ownerships.keys() | self._unlocks | self._asked.keys() if self._needs_locks else ()
-        actions: list[GroupAction] = [Unlock(broker_name, queues) for broker_name, queues in _by_broker(held)]
+        actions: list[GroupAction] = [Unlock(*each) for each in _by_broker(held)]
         if self._is_registered:
             actions.append(Unregister())
         self._is_registered = False

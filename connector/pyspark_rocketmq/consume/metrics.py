@@ -1,22 +1,23 @@
-"""How fast a consumer is: sums over the last minute and the last hour, as Java's clients keep them (row D11).
+"""How fast a consumer is, and how far behind.
 
-Java samples counters every 10 s and every 10 min and takes the difference of the oldest and the newest of
-seven samples. Here sums are kept for each 10 s and each 10 min instead; they say the same, and need no timer.
+Sums over the last minute and hour, as Java's clients keep them (row D11). Java samples counters every 10 s
+and every 10 min and subtracts the oldest of seven samples from the newest. Here sums are kept for each 10 s
+and each 10 min, which say the same without a timer.
 
-The metrics travel as text in the offset store's rows, because whoever is asked for them, the member of the
-group, is another process than the one that hears of every batch.  Shape: ``{"at": 1700000000.5, "seconds":
-[60.5, 1800.0], "minute": [12, 1, …], "hour": [640, 3, …]}``: when they were written, how long minute and hour
-had been watched, and the sums in the order of :class:`ConsumeMetrics`.
+The metrics travel as text in the offset store's rows, because the group's member, who is asked for them, runs
+in another process than the one that commits batches. Shape: ``{"at": 1700000000.5, "seconds": [60.5, 1800.0],
+"minute": [12, 1, …], "hour": [640, 3, …]}``: when they were written, how long minute and hour had been
+watched, and the sums in the order of :class:`ConsumeMetrics`.
 
 Source: RocketMQ 5.3.3 ``ConsumerStatsManager``, ``common/stats/StatsItem``.
-
-How far one queue is behind: the one place that says what lag is, in messages and in seconds. Pure.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable
+from functools import reduce
+from operator import add
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from pyspark_rocketmq.wire.requests.client_info import ConsumeStatus
@@ -59,8 +60,6 @@ _MINUTE_BUCKET_S: Final = 10.0
 _HOUR_BUCKET_S: Final = 600.0
 _FULL_BUCKETS: Final = 6
 """Before the one that is being filled."""
-_MINUTE_S: Final = 60.0
-_HOUR_S: Final = 3600.0
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 
@@ -81,15 +80,7 @@ class ConsumeMetrics(NamedTuple):
 
     def plus(self, other: ConsumeMetrics) -> ConsumeMetrics:
         """Both together."""
-        return ConsumeMetrics(
-            self.ok + other.ok,
-            self.failed + other.failed,
-            self.calls + other.calls,
-            self.call_ms + other.call_ms,
-            self.pulled + other.pulled,
-            self.pulls + other.pulls,
-            self.pull_ms + other.pull_ms,
-        )
+        return ConsumeMetrics(*map(add, self, other))
 
 
 class Lately(NamedTuple):
@@ -113,32 +104,30 @@ class RecentMetrics(Generic[KeyT]):
         windows = self._windows.get(key)
         if windows is None:
             windows = self._windows[key] = _Window(_MINUTE_BUCKET_S), _Window(_HOUR_BUCKET_S)
-        sums = []
         for window in windows:
             window.add(metrics, now_s)
-            sums.append(window.total())
+        minute, hour = ([round(number, 1) for number in window.total()] for window in windows)
         text = {
             "at": round(now_s, 3),
             "seconds": [round(min(window.span_s(now_s), now_s - self._began_s), 1) for window in windows],
-            "minute": [round(number, 1) for number in sums[0]],
-            "hour": [round(number, 1) for number in sums[1]],
+            "minute": minute,
+            "hour": hour,
         }
         return json.dumps(text, separators=(",", ":"))
 
 
 def lately(text: str, now_s: float) -> Lately:
-    """What a text says, whoever wrote it and when; nothing of it is left a minute, or an hour, later.
+    """What a text says; its minute counts for a minute, its hour for an hour.
 
-    Of a text that cannot be read nothing is known: nothing goes by metrics, and the next batch writes new
-    ones.
+    A text that cannot be read says nothing: the next batch writes a new one.
     """
     try:
         facts = json.loads(text) if text else None
         if facts is not None:
             age_s = max(0.0, now_s - facts["at"])
             return Lately(
-                _metrics(facts["minute"]) if age_s < _MINUTE_S else ConsumeMetrics(),
-                _metrics(facts["hour"]) if age_s < _HOUR_S else ConsumeMetrics(),
+                _metrics_of(facts["minute"]) if age_s < 60 else ConsumeMetrics(),
+                _metrics_of(facts["hour"]) if age_s < 3600 else ConsumeMetrics(),
                 max(_MINUTE_BUCKET_S, facts["seconds"][0] + age_s),
             )
     except (ValueError, TypeError, LookupError, RecursionError):
@@ -146,7 +135,7 @@ def lately(text: str, now_s: float) -> Lately:
     return Lately(ConsumeMetrics(), ConsumeMetrics(), _MINUTE_BUCKET_S)
 
 
-def _metrics(numbers: list[Any]) -> ConsumeMetrics:
+def _metrics_of(numbers: list[Any]) -> ConsumeMetrics:
     metrics = ConsumeMetrics(*numbers)
     if not all(isinstance(number, int | float) for number in metrics):
         raise TypeError
@@ -179,7 +168,7 @@ class _Window:
     def add(self, metrics: ConsumeMetrics, now_s: float) -> None:
         now = int(now_s // self._bucket_s)
         self._sums[now] = self._sums.get(now, ConsumeMetrics()).plus(metrics)
-        # Those of the future are of a clock that was put back.
+        # Buckets of the future come from a clock that was put back.
         self._sums = {at: sums for at, sums in self._sums.items() if now - _FULL_BUCKETS <= at <= now}
 
     def total(self) -> ConsumeMetrics:
@@ -190,11 +179,8 @@ class _Window:
         return _FULL_BUCKETS * self._bucket_s + now_s % self._bucket_s
 
 
-def _sum(several: Iterable[ConsumeMetrics]) -> ConsumeMetrics:
-    total = ConsumeMetrics()
-    for metrics in several:
-        total = total.plus(metrics)
-    return total
+def _sum(all_metrics: Iterable[ConsumeMetrics]) -> ConsumeMetrics:
+    return reduce(ConsumeMetrics.plus, all_metrics, ConsumeMetrics())
 
 
 def _mean(total: float, count: int) -> float:

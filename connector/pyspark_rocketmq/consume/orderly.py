@@ -4,8 +4,8 @@ The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResul
 
 1. One delivery at a time, ascending; the next only after the listener answered (D1, D2).
 2. An answer commits, accumulates (autoCommit=false), puts the current batch back, or puts everything not
-   committed back. The two that put back suspend the queue: when ``suspended_until_s`` has come this run goes
-   on, if whoever drives it is still there; else the queue is planned again from ``committed`` (D3, D4).
+   committed back. The two that put back suspend the queue: at ``suspended_until_s`` this run goes on, if its
+   driver is still there; else the queue is planned again from ``committed`` (D3, D4).
 3. An exception, None and anything that is no status put back too (D5). Every put-back counts one
    reconsumption for each message of the batch, a roll-back does not.
 4. A message of a failed batch that has no reconsumption left is to be sent as a dead letter (D6). Those that
@@ -13,18 +13,12 @@ The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResul
    once. One message that failed to be sent, or that may be tried again, takes the whole batch back, dead
    letters included, so these may be sent again when it fails again (``checkReconsumeTimes``).
 5. A run that has lasted 60 s yields after the delivery in hand; at least one is made (D7). One that goes on
-   after a suspension begins those 60 s anew, as a Java client's does. It does not yield while messages are
+   after a suspension begins those 60 s again, as a Java client's does. It does not yield while messages are
    consumed without a commit: the next run would begin before them, and might never come further. A run that
-   is given up, because its queue was taken away or reset or the query stops, yields at once, between two
-   deliveries.
+   is given up (its queue was taken away or reset, or the query stops) yields at once, between two deliveries.
 
 Messages are indexes ``0 … count-1`` in queue order, and only those put back have a number to them, so that
-the machine costs nothing per message: whoever drives it knows their offsets.
-
-What a listener's answer means: how its call ended, and what becomes of the messages.
-
-The table is Java's ``ConsumeMessageOrderlyService.processConsumeResult`` (5.3.3) before it has counted
-anything.
+the machine costs nothing per message: its driver knows their offsets.
 """
 
 from __future__ import annotations
@@ -33,7 +27,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from math import inf
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Final, NamedTuple
 
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, ReturnType
@@ -62,13 +56,12 @@ class Outcome(NamedTuple):
     return_type: ReturnType
     effect: Effect
     problem: str | None = None
-    """A sentence for the user where the listener broke its contract; queue and offset are for the caller to
-    add."""
+    """A sentence for the user, without queue and offset, where the listener broke its contract."""
     dead_letters: tuple[int, ...] = ()
     """Messages to send as dead letters, in this order; only with ``SEND_BACK``."""
 
 
-class _NoStatus(Enum):
+class NoStatus(Enum):
     """Ends of a listener call without a status."""
 
     RAISED = "RAISED"
@@ -84,26 +77,22 @@ _WANTED = (
 )
 _RETURNED_NONE = f"The listener returned None, which is no ConsumeOrderlyStatus; {_WANTED}"
 
-# fmt: off
-_WITH_AUTO_COMMIT: dict[object, Outcome] = {
-    ConsumeOrderlyStatus.SUCCESS:  Outcome(ReturnType.SUCCESS, Effect.COMMIT),
-    ConsumeOrderlyStatus.COMMIT:   Outcome(ReturnType.SUCCESS, Effect.COMMIT),
+_IN_BOTH: dict[object, Outcome] = {
+    ConsumeOrderlyStatus.COMMIT: Outcome(ReturnType.SUCCESS, Effect.COMMIT),
+    ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT: Outcome(ReturnType.FAILED, Effect.PUT_BACK),
+    None: Outcome(ReturnType.RETURNNULL, Effect.PUT_BACK, _RETURNED_NONE),
+    NoStatus.RAISED: Outcome(ReturnType.EXCEPTION, Effect.PUT_BACK),
+    NoStatus.UNKNOWN: Outcome(ReturnType.FAILED, Effect.PUT_BACK),
+}
+_WITH_AUTO_COMMIT: dict[object, Outcome] = _IN_BOTH | {
+    ConsumeOrderlyStatus.SUCCESS: Outcome(ReturnType.SUCCESS, Effect.COMMIT),
     ConsumeOrderlyStatus.ROLLBACK: Outcome(ReturnType.SUCCESS, Effect.COMMIT, _ROLLBACK_IGNORED),
-    ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT: Outcome(ReturnType.FAILED, Effect.PUT_BACK),
-    None:                          Outcome(ReturnType.RETURNNULL, Effect.PUT_BACK, _RETURNED_NONE),
-    _NoStatus.RAISED:              Outcome(ReturnType.EXCEPTION, Effect.PUT_BACK),
-    _NoStatus.UNKNOWN:             Outcome(ReturnType.FAILED, Effect.PUT_BACK),
 }
-_WITHOUT_AUTO_COMMIT: dict[object, Outcome] = {
-    ConsumeOrderlyStatus.SUCCESS:  Outcome(ReturnType.SUCCESS, Effect.ACCUMULATE),
-    ConsumeOrderlyStatus.COMMIT:   Outcome(ReturnType.SUCCESS, Effect.COMMIT),
+_WITHOUT_AUTO_COMMIT: dict[object, Outcome] = _IN_BOTH | {
+    ConsumeOrderlyStatus.SUCCESS: Outcome(ReturnType.SUCCESS, Effect.ACCUMULATE),
     ConsumeOrderlyStatus.ROLLBACK: Outcome(ReturnType.SUCCESS, Effect.ROLL_BACK),
-    ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT: Outcome(ReturnType.FAILED, Effect.PUT_BACK),
-    None:                          Outcome(ReturnType.RETURNNULL, Effect.PUT_BACK, _RETURNED_NONE),
-    _NoStatus.RAISED:              Outcome(ReturnType.EXCEPTION, Effect.PUT_BACK),
-    _NoStatus.UNKNOWN:             Outcome(ReturnType.FAILED, Effect.PUT_BACK),
 }
-# fmt: on
+"""``ConsumeMessageOrderlyService.processConsumeResult`` (5.3.3) before it has counted anything."""
 
 
 SUCCESSES = frozenset({ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.COMMIT})
@@ -112,24 +101,20 @@ _STATUSES = {str(status): status for status in ConsumeOrderlyStatus}
 
 
 def status_of(answer: object) -> ConsumeOrderlyStatus:
-    """The status an answer counts as; what is none puts the messages back."""
+    """The status an answer counts as; anything else puts the messages back."""
     found = _STATUSES.get(answer) if isinstance(answer, str) else None
     return found or ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 
 
-def outcome_of(status: object, *, auto_commit: bool) -> Outcome:
-    """The outcome of a call that returned ``status``; a string equal to a status is that status."""
+_LOOKED_UP = (str, NoneType, NoStatus)
+"""Another object may not be hashable."""
+
+
+def outcome_of(answer: object, *, auto_commit: bool) -> Outcome:
+    """The outcome of a call by what it returned; a string equal to a status is that status."""
     outcomes = _WITH_AUTO_COMMIT if auto_commit else _WITHOUT_AUTO_COMMIT
-    # Only these two are looked up: a user's object may not be hashable.
-    outcome = outcomes.get(status) if status is None or isinstance(status, str) else None
-    if outcome is None:
-        return outcomes[_NoStatus.UNKNOWN]._replace(problem=_no_status(status))
-    return outcome
-
-
-def outcome_of_exception(*, auto_commit: bool) -> Outcome:
-    """The outcome of a call that raised."""
-    return (_WITH_AUTO_COMMIT if auto_commit else _WITHOUT_AUTO_COMMIT)[_NoStatus.RAISED]
+    outcome = outcomes.get(answer) if isinstance(answer, _LOOKED_UP) else None
+    return outcome or outcomes[NoStatus.UNKNOWN]._replace(problem=_no_status(answer))
 
 
 def _no_status(returned: object) -> str:
@@ -148,7 +133,7 @@ UNLIMITED: Final = -1
 """``maxReconsumeTimes`` of an orderly consumer that never gives a message up."""
 
 
-class Finish(StrEnum):
+class OrderlyFinish(StrEnum):
     """Why a run makes no more deliveries."""
 
     EXHAUSTED = "EXHAUSTED"
@@ -158,7 +143,7 @@ class Finish(StrEnum):
     """The queue goes to another member or to another offset, or the query stops."""
 
 
-class Delivery(NamedTuple):
+class OrderlyDelivery(NamedTuple):
     """Messages ``[start, stop)`` for one listener call."""
 
     start: int
@@ -195,12 +180,9 @@ class OrderlySettings:
     consume_timeout_s: float = 900.0
     """From this duration on a listener call counts as TIME_OUT (D8)."""
     max_reconsume_times: int = UNLIMITED
-    """A message delivered once and put back as often as this becomes a dead letter when it fails again (D6).
-    """
-
+    """A message put back as often as this becomes a dead letter when it fails again (D6)."""
     consume_thread_max: int = 20
-    """Most calls at the same time in one task, of different queues; 1 has all of them in one thread, one
-    after the other."""
+    """Most calls at the same time in one task, of different queues."""
 
     def __post_init__(self) -> None:
         if self.consume_thread_max < 1:
@@ -230,23 +212,6 @@ class OrderlyConsumption:
     consumed and not committed. Not thread-safe; no method blocks.
     """
 
-    __slots__ = (
-        "_batch_size",
-        "_committed",
-        "_count",
-        "_delivered_s",
-        "_failed",
-        "_finished",
-        "_next",
-        "_retry_counts",
-        "_settings",
-        "_slice_end_s",
-        "_stop",
-        "_stored_times",
-        "_suspended_until_s",
-        "_yield_after_s",
-    )
-
     def __init__(
         self,
         *,
@@ -262,7 +227,7 @@ class OrderlyConsumption:
             count: Messages of the range.
             settings: The consumer's.
             started_s: Seconds of the clock that also gives every ``now_s``; the 60 s count from here.
-            retry_counts: How often messages were put back before, by index; those never put back may be left out.
+            retry_counts: How often messages were put back before, by index; 0 for those left out.
             stored_times: The reconsumptions that the broker has stored with a message; asked for only when it
                 failed and there is a limit.
         """
@@ -271,7 +236,8 @@ class OrderlyConsumption:
         self._count = count
         self._settings = settings
         self._batch_size = settings.consume_message_batch_max_size
-        self._committed = 0
+        self.committed = 0
+        """Messages done for good, counted from the first."""
         self._next = 0
         """First index not consumed; the start of the delivery in hand, if there is one."""
         self._stop = 0
@@ -284,35 +250,22 @@ class OrderlyConsumption:
         self._slice_end_s = started_s + settings.max_time_consume_continuously_s
         self._yield_after_s = inf
         """``_slice_end_s`` once a delivery was made: a late start must not mean no progress at all."""
-        self._suspended_until_s: float | None = None
-        self._finished: Finish | None = None
-
-    @property
-    def committed(self) -> int:
-        """Messages done for good, counted from the first."""
-        return self._committed
+        self.suspended_until_s: float | None = None
+        """When the queue may go on; None unless this run ended suspended."""
+        self.finished: OrderlyFinish | None = None
+        """Why there is no more to deliver; None before ``next_delivery`` said so or a suspension."""
 
     @property
     def accumulated(self) -> int:
         """Messages after ``committed`` that were consumed without commit."""
-        return self._next - self._committed
+        return self._next - self.committed
 
     @property
     def retry_counts(self) -> Mapping[int, int]:
         """How often messages not committed were put back, by index, ascending; 0 for those left out."""
         return dict(sorted(self._retry_counts.items()))
 
-    @property
-    def suspended_until_s(self) -> float | None:
-        """When the queue may go on; None unless this run ended suspended."""
-        return self._suspended_until_s
-
-    @property
-    def finished(self) -> Finish | None:
-        """Why there is no more to deliver; None before ``next_delivery`` said so or a suspension."""
-        return self._finished
-
-    def next_delivery(self, now_s: float) -> Delivery | None:
+    def next_delivery(self, now_s: float) -> OrderlyDelivery | None:
         """The next messages for the listener, or None and ``finished`` says why.
 
         Raises:
@@ -320,61 +273,81 @@ class OrderlyConsumption:
         """
         if self._stop:
             raise RuntimeError(f"Messages {self._next} to {self._stop} are still with the listener.")
-        if self._finished is not None:
+        if self.finished is not None:
             return None
         start = self._next
         if start >= self._count:
-            self._finished = Finish.EXHAUSTED
+            self.finished = OrderlyFinish.EXHAUSTED
             return None
-        if now_s > self._yield_after_s and start == self._committed:
-            self._finished = Finish.SLICE_USED
+        if now_s > self._yield_after_s and start == self.committed:
+            self.finished = OrderlyFinish.SLICE_USED
             return None
         self._yield_after_s = self._slice_end_s
         self._delivered_s = now_s
         self._stop = stop = min(start + self._batch_size, self._count)
-        return Delivery(start, stop, self._times(start, stop) if self._retry_counts else ())
+        times = (
+            tuple([self._retry_counts.get(index, 0) for index in range(start, stop)])
+            if self._retry_counts
+            else ()
+        )
+        return OrderlyDelivery(start, stop, times if any(times) else ())
 
     def go_on(self, now_s: float) -> None:
         """End a suspension that is over: what was put back is delivered again."""
-        if self._finished is Finish.SUSPENDED:
-            self._finished = self._suspended_until_s = None
+        if self.finished is OrderlyFinish.SUSPENDED:
+            self.finished = self.suspended_until_s = None
             self._slice_end_s = now_s + self._settings.max_time_consume_continuously_s
             self._yield_after_s = inf
 
     def give_up(self) -> None:
-        """Make no further delivery; nothing changes for a run that is over or suspended.
-
-        Raises:
-            RuntimeError: If the delivery before was not answered, or its dead letters were not sent.
-        """
-        self._end(Finish.GIVEN_UP)
+        """Make no further delivery; nothing changes for a run that is over or suspended."""
+        self._end(OrderlyFinish.GIVEN_UP)
 
     def stop(self) -> None:
-        """As :meth:`give_up`, and as if the run's time were up."""
-        self._end(Finish.EXHAUSTED if self._next >= self._count else Finish.SLICE_USED)
+        """As :meth:`give_up`, with the finish of a run whose time is up."""
+        self._end(OrderlyFinish.EXHAUSTED if self._next >= self._count else OrderlyFinish.SLICE_USED)
 
-    def listener_returned(
-        self, status: object, *, auto_commit: bool, suspend_millis: object, now_s: float
-    ) -> Outcome:
-        """Apply what the listener returned; a string equal to a status is that status.
+    def answered(self, answer: object, *, auto_commit: bool, suspend_millis: object, now_s: float) -> Outcome:
+        """Apply what the listener returned, or ``RAISED``.
 
         Args:
-            status: Whatever came back.
+            answer: Whatever came back; a string equal to a status is that status.
             auto_commit: The context's value after the call.
-            suspend_millis: The context's value after the call; -1 means the consumer's default, and so does
-                what is no number.
+            suspend_millis: The context's value after the call; -1 and what is no number mean the consumer's.
             now_s: When the listener returned.
 
         Raises:
             RuntimeError: If no delivery is in hand.
         """
-        return self._apply(outcome_of(status, auto_commit=auto_commit), auto_commit, suspend_millis, now_s)
-
-    def listener_raised(
-        self, now_s: float, *, auto_commit: bool = True, suspend_millis: object = DEFAULT_SUSPEND
-    ) -> Outcome:
-        """The listener raised: its batch is put back and counted. Arguments as in ``listener_returned``."""
-        return self._apply(outcome_of_exception(auto_commit=auto_commit), auto_commit, suspend_millis, now_s)
+        stop = self._stop
+        if not stop or self._failed is not None:
+            raise RuntimeError("No messages are with the listener; next_delivery comes first.")
+        outcome = outcome_of(answer, auto_commit=auto_commit)
+        if now_s - self._delivered_s >= self._settings.consume_timeout_s and _may_time_out(outcome):
+            outcome = outcome._replace(return_type=ReturnType.TIME_OUT)
+        effect = outcome.effect
+        if effect is _COMMIT:
+            self._stop = 0
+            self._commit(stop)
+            return outcome
+        if effect is _ACCUMULATE:
+            self._stop = 0
+            self._next = stop
+            return outcome
+        if not isinstance(suspend_millis, int | float):
+            outcome = outcome._replace(problem=outcome.problem or _no_time(suspend_millis))
+            suspend_millis = DEFAULT_SUSPEND
+        if effect is _PUT_BACK and (dead_letters := self._used_up(stop)):
+            outcome = outcome._replace(effect=Effect.SEND_BACK, dead_letters=dead_letters)
+            self._failed = _Failed(outcome, auto_commit, suspend_millis)
+            return outcome
+        self._stop = 0
+        if effect is _PUT_BACK:
+            self._count_up(range(self._next, stop))
+        else:
+            self._next = self.committed
+        self._suspend(now_s + self._settings.pause_s(suspend_millis))
+        return outcome
 
     def sent_back(self, stored: Collection[int], now_s: float) -> Outcome:
         """The dead letters of the last outcome were sent, and a broker has stored these of them (D6).
@@ -406,42 +379,11 @@ class OrderlyConsumption:
             self._next = stop
         return failed.outcome._replace(effect=effect, dead_letters=())
 
-    def _end(self, finish: Finish) -> None:
+    def _end(self, finish: OrderlyFinish) -> None:
         if self._stop:
             raise RuntimeError(f"Messages {self._next} to {self._stop} are still with the listener.")
-        if self._finished is None:
-            self._finished = finish
-
-    def _apply(self, outcome: Outcome, auto_commit: bool, asked_millis: object, now_s: float) -> Outcome:
-        stop = self._stop
-        if not stop or self._failed is not None:
-            raise RuntimeError("No messages are with the listener; next_delivery comes first.")
-        if now_s - self._delivered_s >= self._settings.consume_timeout_s and _may_time_out(outcome):
-            outcome = outcome._replace(return_type=ReturnType.TIME_OUT)
-        effect = outcome.effect
-        if effect is _COMMIT or effect is _ACCUMULATE:
-            self._stop = 0
-            if effect is _COMMIT:
-                self._commit(stop)
-            else:
-                self._next = stop
-            return outcome
-        suspend_millis: float = DEFAULT_SUSPEND
-        if isinstance(asked_millis, int | float):
-            suspend_millis = asked_millis
-        else:
-            outcome = outcome._replace(problem=outcome.problem or _no_time(asked_millis))
-        if effect is _PUT_BACK and (dead_letters := self._used_up(stop)):
-            outcome = outcome._replace(effect=Effect.SEND_BACK, dead_letters=dead_letters)
-            self._failed = _Failed(outcome, auto_commit, suspend_millis)
-            return outcome
-        self._stop = 0
-        if effect is _PUT_BACK:
-            self._count_up(range(self._next, stop))
-        else:
-            self._next = self._committed
-        self._suspend(now_s + self._settings.pause_s(suspend_millis))
-        return outcome
+        if self.finished is None:
+            self.finished = finish
 
     def _used_up(self, stop: int) -> tuple[int, ...]:
         """The messages in hand that were put back as often as they may be."""
@@ -454,24 +396,20 @@ class OrderlyConsumption:
             if self._stored_times(index) + self._retry_counts.get(index, 0) >= most
         )
 
-    def _times(self, start: int, stop: int) -> tuple[int, ...]:
-        times = tuple(self._retry_counts.get(index, 0) for index in range(start, stop))
-        return times if any(times) else ()
-
     def _count_up(self, indexes: Collection[int]) -> None:
         for index in indexes:
             self._retry_counts[index] = self._retry_counts.get(index, 0) + 1
 
     def _commit(self, stop: int) -> None:
-        self._committed = self._next = stop
+        self.committed = self._next = stop
         if self._retry_counts:
             self._retry_counts = {
                 index: times for index, times in self._retry_counts.items() if index >= stop
             }
 
     def _suspend(self, until_s: float) -> None:
-        self._suspended_until_s = until_s
-        self._finished = Finish.SUSPENDED
+        self.suspended_until_s = until_s
+        self.finished = OrderlyFinish.SUSPENDED
 
 
 def _may_time_out(outcome: Outcome) -> bool:

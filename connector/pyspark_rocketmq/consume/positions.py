@@ -1,34 +1,27 @@
-"""Where a queue starts and ends: by options, by time, by what store and broker know; gaps.
+"""Where a queue starts and ends: by options, by time, by what offset store and broker know; gaps. Pure.
 
-Where a claimed queue goes on, when both the offset store and the queue's broker know something of the group.
-Pure.
+**A claimed queue** continues by the offset store, or by what its broker has of the group. In a group of Spark
+queries alone the store is the whole truth, and the broker has its image. But a Java consumer may have had the
+queue meanwhile, or an operator may have moved the group at the broker while it was away: neither knows the
+store. So the row remembers which offsets this side has shown the broker, or seen there.
 
-In a group of Spark queries alone the store is the whole truth, and the broker has its image. But a Java
-consumer may have had the queue meanwhile, or an operator may have moved the group at the broker while it was
-away: both know nothing of the store. So the row remembers what this side has shown the broker, or seen there.
+1. The broker has one of these: nobody else was there, and the store's is the newer.
+2. It has none of them: somebody else has put it there, later. It is followed, back as well as forth.
+3. An operator's reset in the store that no broker was told of yet stands, whatever an earlier member left.
 
-Rule 1: what the broker has is one of these: nobody else was there, and the store's is the newer.
-Rule 2: it is none of them: somebody else has put it there, later. It is followed, back as well as forth.
-Rule 3: an operator's reset in the store that no broker was told of yet stands, whatever an earlier member
-    left there.
-
-An offset is remembered in the commit that will show it, before it is sent; so there may be two or more, the
+An offset is remembered in the commit that will show it, before it is sent; so there may be two or more: the
 last one that is known to have arrived and those behind it.
 
-Whether the messages under a queue's offsets are still those that were consumed. Pure.
+**A queue's life** ends when its topic is deleted and made again, or its broker loses the end of its log:
+other messages then have the same offsets (``sinks.base``). Bounds alone do not tell, for the new log may have
+grown past the old offsets. So the offset row remembers the newest message consumed: its queue offset, and two
+numbers that masters and replicas share and that no other message at this offset has. A group that begins, or
+is set, behind stored messages remembers the last one that it passed over, until it has consumed one.
 
-A topic that is deleted and made anew, or a broker that lost the end of its log, has other messages under
-offsets that were there before: the queue's next *life* (``sinks.base``). Bounds alone do not tell, for the
-new log may have grown past the old offsets. So the offset row remembers the newest message consumed: its
-queue offset, and two numbers that masters and replicas share and that no other message at this offset has.
-
-A group that begins, or is set, behind stored messages remembers the last one that it passed over, until it
-has consumed one.
-
-Rule 1: the queue ends before what was consumed, or another message is in that place: a new life.
-Rule 2: the same message is there, or it cannot be known because it has expired: the same life.
-Rule 3: a new life begins with the first message stored after the newest one consumed, or where an operator
-    has set it.
+1. The queue ends before what was consumed, or another message is in that place: a new life.
+2. The same message is there, or it has expired and cannot be known: the same life.
+3. A new life begins with the first message stored after the newest one consumed, or where an operator has set
+   it.
 """
 
 from __future__ import annotations
@@ -45,13 +38,12 @@ from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.options.positions import EARLIEST_OFFSET, LATEST_OFFSET, QueuePositions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class OffsetGap:
     """A queue whose next offset lies outside what its broker holds (PULL_OFFSET_MOVED, found before pulling).
 
-    Whoever goes on at ``corrected`` must store it as the queue's progress at once: an offset beyond the end
-    is measured against the end of *that* moment, so a later plan would correct it past messages that came
-    meanwhile.
+    To continue at ``corrected``, store it as the queue's progress at once: an offset beyond the end is
+    measured against the end of *that* moment; a later plan would correct it past messages that came meanwhile.
     """
 
     queue: MessageQueue
@@ -68,13 +60,7 @@ class OffsetGap:
         if bounds.min_offset <= wanted <= bounds.max_offset:
             return None
         corrected = bounds.min_offset if wanted < bounds.min_offset else bounds.max_offset
-        return cls(
-            queue=queue,
-            wanted=wanted,
-            min_offset=bounds.min_offset,
-            max_offset=bounds.max_offset,
-            corrected=corrected,
-        )
+        return cls(queue, wanted, bounds.min_offset, bounds.max_offset, corrected)
 
     def to_error(self) -> DataLoss:
         """The error of ``failOnDataLoss=true``: queue, wanted, available and the remedy."""
@@ -91,15 +77,15 @@ class OffsetGap:
 def stored_by_ms(
     before_ms: int, bounds: Mapping[MessageQueue, QueueBounds], known: Collection[MessageQueue]
 ) -> int:
-    """When every message that a plan has passed was stored, at the latest, by the brokers' clocks; 0 if that is not known.
+    """The latest time at which a message that a plan has passed was stored, by the brokers; 0 if not known.
 
-    A message that is stored later in the place of a passed one belongs to another log: the topic was deleted
-    and made anew, or a slave without the log's end has become master.
+    A message stored later in the place of a passed one belongs to another log: the topic was deleted and made
+    again, or a slave without the log's end has become master.
 
     Args:
         before_ms: What this returned for the plan before.
         bounds: Those that the plan is made from.
-        known: Queues that have a position, in sight or not.
+        known: Queues that have a position, even if no broker shows them now.
     """
     newest = [each.last_update_timestamp for each in bounds.values() if each.max_offset > each.min_offset]
     if any(time <= 0 for time in newest) or (not before_ms and any(queue not in bounds for queue in known)):
@@ -134,8 +120,8 @@ def backward_problems(
     """A sentence for each queue that would end before it begins."""
     return tuple(
         f"{queue} would be read from offset {start} to {ends[queue]} (exclusive), which is before it: "
-        "endingOffsets wants "
-        "messages that startingOffsets leaves out, or that are no longer there; correct one of them."
+        "endingOffsets wants messages that startingOffsets leaves out, or that are no longer there; correct "
+        "one of them."
         for queue, start in sorted(starts.items())
         if start > ends[queue]
     )
@@ -148,24 +134,17 @@ def batch_ranges(starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue,
     ]
 
 
-class StartingPosition(NamedTuple):
-    """Where one queue begins."""
-
-    queue_offset: int
-    """Within the broker's bounds."""
-    gap: OffsetGap | None
-    """Set when the offset asked for is outside them; ``queue_offset`` is then the nearest inside."""
-
-
-def starting_position(spec: QueuePositions, queue: MessageQueue, bounds: QueueBounds) -> StartingPosition:
-    """Resolve earliest, latest or a fixed offset against what the broker holds."""
+def starting_position(
+    spec: QueuePositions, queue: MessageQueue, bounds: QueueBounds
+) -> tuple[int, OffsetGap | None]:
+    """An offset within the broker's bounds, and the gap if the offset asked for is outside them."""
     wanted = spec.wanted(queue)
     if wanted == EARLIEST_OFFSET:
-        return StartingPosition(bounds.min_offset, None)
+        return bounds.min_offset, None
     if wanted == LATEST_OFFSET:
-        return StartingPosition(bounds.max_offset, None)
+        return bounds.max_offset, None
     gap = OffsetGap.between(queue, wanted, bounds)
-    return StartingPosition(wanted if gap is None else gap.corrected, gap)
+    return (wanted, None) if gap is None else (gap.corrected, gap)
 
 
 def starting_positions(
@@ -173,16 +152,17 @@ def starting_positions(
 ) -> tuple[dict[MessageQueue, int], tuple[str, ...]]:
     """Positions of all queues of ``bounds``, and a sentence for each offset outside them.
 
-    Queues that ``spec`` names and ``bounds`` lacks are no problem here, for ``bounds`` may be a part of the
-    topic: see ``unknown_queue_problems``.
+    ``bounds`` may be a part of the topic: :func:`unknown_queue_problems` looks for queues that do not exist.
     """
     positions: dict[MessageQueue, int] = {}
     problems: list[str] = []
     for queue in sorted(bounds):
-        position = starting_position(spec, queue, bounds[queue])
-        positions[queue] = position.queue_offset
-        if position.gap is not None:
-            problems.append(_outside(position.gap))
+        positions[queue], gap = starting_position(spec, queue, bounds[queue])
+        if gap is not None:
+            problems.append(
+                f"startingOffsets wants offset {gap.wanted} of {queue}, but the broker has {gap.min_offset} "
+                f"to {gap.max_offset}; use an offset in there, -2 (earliest) or -1 (latest)."
+            )
     return positions, tuple(problems)
 
 
@@ -201,9 +181,8 @@ def timed_positions(
 ) -> tuple[dict[MessageQueue, int], tuple[MessageQueue, ...]]:
     """Positions of queues with a message at or after a time (``found``), and those without one.
 
-    A broker answers the maximum for a time after its last message, and for one before everything it has the
-    first offset of a file of its consume queue, which may be below the minimum
-    (``ConsumeQueue.binarySearchInQueueByTime``).
+    A broker answers the maximum for a time after its last message, and for one before its first message the
+    first offset of a consume queue's file, maybe below the minimum (``binarySearchInQueueByTime``).
     """
     positions = {
         queue: min(max(offset, bounds[queue].min_offset), bounds[queue].max_offset)
@@ -211,13 +190,6 @@ def timed_positions(
     }
     return positions, tuple(
         queue for queue in sorted(positions) if positions[queue] == bounds[queue].max_offset
-    )
-
-
-def _outside(gap: OffsetGap) -> str:
-    return (
-        f"startingOffsets wants offset {gap.wanted} of {gap.queue}, but the broker has {gap.min_offset} to "
-        f"{gap.max_offset}; use an offset in there, -2 (earliest) or -1 (latest)."
     )
 
 
@@ -258,7 +230,7 @@ class Beginning(Enum):
     AT_NEXT_OFFSET = auto()
     """Where the row says, which an operator has set; the nearest offset that the broker has."""
     AT_END = auto()
-    """Of what consumed messages were nothing is known."""
+    """No consumed message is known."""
 
 
 class Standing(NamedTuple):
@@ -266,13 +238,12 @@ class Standing(NamedTuple):
 
     next_offset: int
     last: LastMessage | None
-    """The newest message consumed in this life, or the last one passed over at its beginning; None when there
-    was none."""
+    """The newest message consumed in this life, or the last one passed over at its beginning; may be None."""
     was_reset: bool
     """Whether an operator moved the row last."""
 
     def place_to_look_at(self) -> int:
-        """The offset whose message tells; of a life without one, that of the last message passed over."""
+        """The offset whose message tells whether the life goes on."""
         return max(0, self.next_offset - 1) if self.last is None else self.last.queue_offset
 
 
@@ -297,7 +268,7 @@ def new_life(standing: Standing, bounds: QueueBounds, there: LastMessage | None)
 
 
 def newer(one: str, other: str) -> str:
-    """Of two messages of one life, as text, the one that comes later; going back forgets nothing."""
+    """The later of two messages of one life, as text: an offset that goes back forgets nothing."""
     messages = LastMessage.from_text(one), LastMessage.from_text(other)
     if messages[0] is None or messages[1] is None:
         return one or other
@@ -308,7 +279,7 @@ MOST_SHOWN: Final = 16
 """Offsets remembered while none of them is known to have arrived."""
 
 _FORGOTTEN_S: Final = 15.0
-"""A broker that crashes forgets the offsets of so long at most: it stores them every 5 s
+"""Longest span of offsets that a crashed broker forgets: it stores them every 5 s
 (``flushConsumerOffsetInterval``)."""
 
 Shown = tuple[int, ...]
@@ -367,11 +338,10 @@ def from_text(text: str) -> Shown | None:
 
 
 class PassedOffsets:
-    """Where queues stood in the last seconds that this process has seen them.
+    """Where queues stood in the last seconds, as far as this process has seen them.
 
-    A broker that has crashed shows one of these again. That is nobody's reset: followed, it would have
-    messages delivered once more after every crash. Who was not there, as a process started since, cannot know
-    and follows it.
+    A broker that has crashed shows one of these offsets again. That is no reset: to follow it would deliver
+    messages once more after every crash. A process started since cannot know, and follows it.
     """
 
     def __init__(self) -> None:
@@ -383,7 +353,7 @@ class PassedOffsets:
     def note(
         self, next_offsets: Mapping[MessageQueue, int], answering: Collection[str], now_s: float
     ) -> None:
-        """Each queue stands there now, and of all brokers these answer."""
+        """Take where each queue stands now, and the names of all brokers that answer."""
         away = {queue.broker_name for queue in self._passed}.difference(answering)
         self._away_at_s |= dict.fromkeys(away, now_s)
         for queue, offset in next_offsets.items():

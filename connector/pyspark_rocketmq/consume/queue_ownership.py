@@ -1,12 +1,12 @@
-"""One queue's way into this consumer's hands and out of them again: a table of transitions.
+"""A queue's way into this consumer's hands and out again: a table of transitions.
 
-Owning a queue takes two grants.  *Allocation* says that the queue is this consumer's share; every member
-computes it by itself, so two may differ for a while.  The *lock* at the queue's broker says that nobody else
-has it now. Concurrent and broadcasting consumers need no lock; for them the grant comes with the allocation.
+A queue is granted in two steps. *Allocation* says that the queue is this consumer's share; every member
+computes it itself, so two may differ for a while. The *lock* at the queue's broker says that nobody else has
+it now. Concurrent and broadcasting consumers need no lock; for them the grant comes with the allocation.
 
-A queue is planned in HELD alone.  The way out leads through LEAVING while a micro-batch that holds the queue
-is under way: it is planned no more, its lock is kept, and only when the batch is over is it given free.  That
-wait is what keeps the order of a queue when it changes hands.
+A queue is planned only in HELD. While a micro-batch that holds it is under way, it leaves through LEAVING:
+it is planned no more, its lock is kept, and it is given free when the batch is over. That wait keeps the order
+of a queue that changes hands.
 
 Source: ``RebalanceImpl.updateProcessQueueTableInRebalance``,
 ``RebalancePushImpl.removeUnnecessaryMessageQueue``.
@@ -23,7 +23,6 @@ class Phase(Enum):
     """How far this consumer has a queue."""
 
     ABSENT = "ABSENT"
-    """Not ours."""
     WANTED = "WANTED"
     """Allocated to us; its lock is not held."""
     HELD = "HELD"
@@ -32,7 +31,7 @@ class Phase(Enum):
     """Allocated to somebody else, locked by us until the batch under way is over."""
 
 
-class Event(Enum):
+class OwnershipEvent(Enum):
     """What happens to a queue."""
 
     ALLOCATED = "ALLOCATED"
@@ -50,11 +49,11 @@ class Event(Enum):
     """The offset store names another owner: our epoch is fenced off."""
 
 
-class Effect(Enum):
+class OwnershipEffect(Enum):
     """What a transition asks for besides the new phase."""
 
-    BEGIN_TENURE = "BEGIN_TENURE"
-    """A new term begins: claim the queue in the offset store before it is planned (C3)."""
+    NEW_GRANT = "NEW_GRANT"
+    """Claim the queue in the offset store before it is planned (C3)."""
     UNLOCK = "UNLOCK"
 
 
@@ -62,32 +61,32 @@ class Transition(NamedTuple):
     """Where an event leads."""
 
     phase: Phase
-    effects: tuple[Effect, ...] = ()
+    effects: tuple[OwnershipEffect, ...] = ()
 
 
-TRANSITIONS: Final[Mapping[tuple[Phase, Event], Transition]] = {
-    (Phase.ABSENT, Event.ALLOCATED): Transition(Phase.WANTED),
+TRANSITIONS: Final[Mapping[tuple[Phase, OwnershipEvent], Transition]] = {
+    (Phase.ABSENT, OwnershipEvent.ALLOCATED): Transition(Phase.WANTED),
     # A lock asked for while the queue was still wanted.
-    (Phase.ABSENT, Event.GRANTED): Transition(Phase.ABSENT, (Effect.UNLOCK,)),
-    (Phase.WANTED, Event.TAKEN_AWAY): Transition(Phase.ABSENT),
+    (Phase.ABSENT, OwnershipEvent.GRANTED): Transition(Phase.ABSENT, (OwnershipEffect.UNLOCK,)),
+    (Phase.WANTED, OwnershipEvent.TAKEN_AWAY): Transition(Phase.ABSENT),
     # A batch from before the lock was lost: it is fenced off, and there is no lock to keep for it.
-    (Phase.WANTED, Event.TAKEN_AWAY_IN_BATCH): Transition(Phase.ABSENT),
-    (Phase.WANTED, Event.GRANTED): Transition(Phase.HELD, (Effect.BEGIN_TENURE,)),
-    (Phase.HELD, Event.TAKEN_AWAY): Transition(Phase.ABSENT, (Effect.UNLOCK,)),
-    (Phase.HELD, Event.TAKEN_AWAY_IN_BATCH): Transition(Phase.LEAVING),
-    (Phase.HELD, Event.REFUSED): Transition(Phase.WANTED),
-    (Phase.HELD, Event.EXPIRED): Transition(Phase.WANTED),
-    (Phase.HELD, Event.CLAIMED_BY_OTHER): Transition(Phase.WANTED),
+    (Phase.WANTED, OwnershipEvent.TAKEN_AWAY_IN_BATCH): Transition(Phase.ABSENT),
+    (Phase.WANTED, OwnershipEvent.GRANTED): Transition(Phase.HELD, (OwnershipEffect.NEW_GRANT,)),
+    (Phase.HELD, OwnershipEvent.TAKEN_AWAY): Transition(Phase.ABSENT, (OwnershipEffect.UNLOCK,)),
+    (Phase.HELD, OwnershipEvent.TAKEN_AWAY_IN_BATCH): Transition(Phase.LEAVING),
+    (Phase.HELD, OwnershipEvent.REFUSED): Transition(Phase.WANTED),
+    (Phase.HELD, OwnershipEvent.EXPIRED): Transition(Phase.WANTED),
+    (Phase.HELD, OwnershipEvent.CLAIMED_BY_OTHER): Transition(Phase.WANTED),
     # Back before it was gone: the same ownership goes on.
-    (Phase.LEAVING, Event.ALLOCATED): Transition(Phase.HELD),
-    (Phase.LEAVING, Event.BATCH_OVER): Transition(Phase.ABSENT, (Effect.UNLOCK,)),
-    (Phase.LEAVING, Event.REFUSED): Transition(Phase.ABSENT),
-    (Phase.LEAVING, Event.EXPIRED): Transition(Phase.ABSENT),
-    (Phase.LEAVING, Event.CLAIMED_BY_OTHER): Transition(Phase.ABSENT, (Effect.UNLOCK,)),
+    (Phase.LEAVING, OwnershipEvent.ALLOCATED): Transition(Phase.HELD),
+    (Phase.LEAVING, OwnershipEvent.BATCH_OVER): Transition(Phase.ABSENT, (OwnershipEffect.UNLOCK,)),
+    (Phase.LEAVING, OwnershipEvent.REFUSED): Transition(Phase.ABSENT),
+    (Phase.LEAVING, OwnershipEvent.EXPIRED): Transition(Phase.ABSENT),
+    (Phase.LEAVING, OwnershipEvent.CLAIMED_BY_OTHER): Transition(Phase.ABSENT, (OwnershipEffect.UNLOCK,)),
 }
-"""Pairs that are not here change nothing: a renewal of a lock, a refusal of what is not held."""
+"""All other pairs change nothing: a renewal of a lock, a refusal of what is not held."""
 
 
-def after(phase: Phase, event: Event) -> Transition:
+def after(phase: Phase, event: OwnershipEvent) -> Transition:
     """Where ``event`` leads from ``phase``."""
     return TRANSITIONS.get((phase, event)) or Transition(phase)

@@ -1,23 +1,22 @@
 """Which broker of a name is pulled from, and what may be read from a slave while its master is down. Pure.
 
-A master whose backlog no longer fits its memory may suggest a replica (``slaveReadEnable``).  A replica may
-lag, and it answers other codes than its master for an offset it does not have.  Hence:
+A master whose backlog no longer fits its memory may suggest a replica (``slaveReadEnable``). A replica may
+lag, and it answers other codes than its master for an offset it does not have. Hence:
 
-1. Only a broker of the name whose address is known is followed, and only the suggestion of the broker now
-   pulled from.
-2. From a replica only messages count, and that a filter matched none.  Whatever else it answers (19, 20, 21,
-   an error, silence), the same pull goes to the master, whose word alone is final, and the replica is left
-   alone for a while.
-3. A replica that is preferred is pulled from without a suggestion, from the start and again after that while.
-4. A replica may be read in the place of a master that does not answer, where the reader may do so; its
-   suggestion of the master is followed again after a while. What neither has is trouble that may pass.
+1. Only a suggestion of the broker now pulled from is followed, and only to a broker with a known address.
+2. From a replica only messages count, and that a filter matched none. After any other answer (19, 20, 21, an
+   error, silence) the same pull goes to the master, whose word alone is final, and the replica is left alone
+   for a while.
+3. A preferred replica is pulled from without a suggestion, from the start and again after that while.
+4. Where the reader allows it, a replica is read in place of a master that does not answer; its suggestion of
+   the master is followed again after a while. What neither has is trouble that may pass.
 
-A slave has a window of its master's log: it may lag behind the end, and one that was set up late has not the
-beginning.  So neither of its bounds is the queue's. While its master is down:
+A slave may lag behind the end of its master's log, and one that was set up late lacks the beginning. So
+neither of its bounds is the queue's. While its master is down:
 
-5. A queue goes on at the slave only where it stands within the slave's bounds; else it waits for the master.
-   No offset is corrected by what a slave has, and none is taken for one that went back.
-6. Where a stream or a group begins is said by masters alone, for that is remembered.
+5. A queue goes on at the slave only from within the slave's bounds; else it waits for the master. No offset
+   is corrected by what a slave has, and no log counts as cut off by it.
+6. Where a stream or a group begins is asked of masters alone, for that is remembered.
 7. A batch read's ``earliest`` and ``latest`` are the slave's. What it wants by offset or time is read only
    where the slave shows that it has all of it.
 
@@ -35,8 +34,7 @@ from pyspark_rocketmq.options.positions import EARLIEST_OFFSET, LATEST_OFFSET, Q
 
 MASTER_ID: Final = 0
 AVOIDED_S: Final = 10.0
-"""How long suggestions of a broker are not followed after it failed: a master would suggest a replica with
-every answer, and a replica its master."""
+"""How long a broker that failed is not suggested again: the other one suggests it with every answer."""
 
 _WORDS = (EARLIEST_OFFSET, LATEST_OFFSET)
 
@@ -60,7 +58,7 @@ def offsets_in_doubt(
 def starts_in_doubt(
     times: QueuePositions, found: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[MessageQueue, ...]:
-    """Queues that begin at a time (``found``) with the first message the slave has: its master may have earlier ones."""
+    """Queues that begin at a time (``found``) with the slave's first message; its master may have more."""
     return tuple(
         queue
         for queue in sorted(bounds)
@@ -71,7 +69,7 @@ def starts_in_doubt(
 def ends_in_doubt(
     times: QueuePositions, found: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[MessageQueue, ...]:
-    """Queues that end at a time (``found``) after all that the slave has: its master may have more from before.
+    """Queues that end at a time (``found``) after the slave's last message: its master may have later ones.
 
     A slave copies its master's log in order, so one message of any queue that is as late shows that nothing
     earlier is missing.
@@ -91,61 +89,47 @@ def ends_in_doubt(
 class ReplicaSelector:
     """The choice for one queue; begins at the master, or at a preferred replica."""
 
-    __slots__ = (
-        "_avoided_until_s",
-        "_broker_id",
-        "_home_id",
-        "_master_avoided_until_s",
-        "_replaces_master",
-        "_replica_ids",
-    )
-
     def __init__(
         self, replica_ids: Iterable[int], *, prefers_replica: bool = False, replaces_master: bool = False
     ) -> None:
-        """Follow suggestions of ``replica_ids``, the others are not known; or prefer the first of them.
+        """Choose between the master and the replicas with a known address.
 
         Args:
-            replica_ids: Those with a known address.
-            prefers_replica: Whether the first of them is pulled from without a suggestion.
-            replaces_master: Whether it is pulled from when the master does not answer.
+            replica_ids: Those replicas; the first is the one to prefer or to replace the master by.
+            prefers_replica: Whether to pull from it without a suggestion.
+            replaces_master: Whether to pull from it when the master does not answer.
         """
         self._replaces_master = replaces_master
-        self._master_avoided_until_s = float("-inf")
         self._replica_ids = frozenset(replica_ids) - {MASTER_ID}
         self._home_id = min(self._replica_ids, default=MASTER_ID) if prefers_replica else MASTER_ID
-        self._broker_id = self._home_id
-        self._avoided_until_s = float("-inf")
-
-    @property
-    def broker_id(self) -> int:
+        self.broker_id = self._home_id
         """Id of the broker to pull from now."""
-        return self._broker_id
+        self._avoided_until_s = self._master_avoided_until_s = float("-inf")
 
     @property
     def is_away(self) -> bool:
         """Whether a replica is preferred and the master is pulled from."""
-        return self._home_id not in (self._broker_id, MASTER_ID)
+        return self._home_id not in (self.broker_id, MASTER_ID)
 
     def suggested(self, by: int, broker_id: int, now_s: float) -> None:
         """An answer of broker ``by`` that brought the queue forward suggests ``broker_id``."""
         if self._home_id != MASTER_ID:
             if now_s >= self._avoided_until_s:
-                self._broker_id = self._home_id
+                self.broker_id = self._home_id
             return
-        if by != self._broker_id or broker_id == by:
+        if by != self.broker_id or broker_id == by:
             return
         if broker_id == MASTER_ID:
             if now_s >= self._master_avoided_until_s:
-                self._broker_id = MASTER_ID
+                self.broker_id = MASTER_ID
         elif broker_id in self._replica_ids and now_s >= self._avoided_until_s:
-            self._broker_id = broker_id
+            self.broker_id = broker_id
 
     def disappointed(self, by: int, now_s: float) -> bool:
-        """Broker ``by`` did not bring the queue forward; whether it is a replica, so that the master is to be asked."""
+        """Broker ``by`` did not bring the queue forward; True if it is a replica, so the master is asked."""
         if by == MASTER_ID:
             return False
-        self._broker_id = MASTER_ID
+        self.broker_id = MASTER_ID
         self._avoided_until_s = now_s + AVOIDED_S
         return True
 
@@ -153,9 +137,9 @@ class ReplicaSelector:
         """The master did not answer; whether a replica is to be asked in its place."""
         if not self._replaces_master or not self._replica_ids:
             return False
-        if self._broker_id == MASTER_ID:
+        if self.broker_id == MASTER_ID:
             if now_s < self._avoided_until_s:
                 return False
-            self._broker_id = min(self._replica_ids)
+            self.broker_id = min(self._replica_ids)
         self._master_avoided_until_s = now_s + AVOIDED_S
         return True

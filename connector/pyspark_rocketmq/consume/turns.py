@@ -1,20 +1,18 @@
-"""Whose turn it is among the queues of one task, and what the task is told meanwhile.
+"""Which of a task's queues is next for a worker, and what the driver tells the task meanwhile.
 
 A task has the ranges of several queues. Java has a thread for each queue that has something to do; here one
-thread does it all as long as calls of the listener are quick, and several do when they are slow. The rules
-(D1, D3):
+thread does it all as long as calls of the listener are quick, and several do when they are slow (D1, D3):
 
 1. A queue is with one worker at a time.
 2. One worker does what is due, one turn after the other. Another one begins only when each call in hand has
-   lasted 0.1 s; and, where there has been such a call, when a queue has waited for 0.1 s.
-3. A turn has no end as long as nobody waits. Else it ends with the delivery in hand, after 50 ms or when
+   lasted 0.1 s; and, once there has been such a call, when a queue has waited for 0.1 s.
+3. A turn has no end as long as no queue waits. Else it ends with the delivery in hand, after 50 ms or when
    another queue's suspension is over.
 4. If the ranges at hand take much memory, and calls are quick, the next one is read only when there is
    nothing else to do; if they take too much, when none is left. Suspended queues stop then, and come again
    with the next micro-batch.
-5. Who has been due longest comes first. A queue that had a turn already, and the next range to read, count as
-   due half a second later than they are, so that a queue whose suspension is over does not wait for all of
-   them.
+5. What has been due longest comes first. A queue that had a turn already, and the next range to read, count
+   as due half a second later than they are: a queue whose suspension is over does not wait for all of them.
 6. A queue that was suspended is delivered again while others are at work, and does not prolong the task: when
    the others have ended, or are suspended too, it stops with the delivery in hand. The micro-batch ends as if
    it had waited for the next one.
@@ -27,20 +25,23 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from enum import Enum, auto
 from math import inf
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from pyspark_rocketmq.model import MessageQueue
 
 
-class RangeOrders(Protocol):
-    """Looked at before every delivery, so it must cost no more than looking up an attribute."""
+class RangeOrders:
+    """What the driver tells a task; this class for a task without one: nothing is ever given up.
 
-    def is_given_up(self, queue: MessageQueue) -> bool:
+    Asked before every delivery, so an implementation must cost no more than looking up an attribute.
+    """
+
+    def is_given_up(self, queue: MessageQueue) -> bool:  # noqa: ARG002 - a subclass's
         """Whether the range of ``queue`` makes no further delivery; once true, true to the task's end.
 
         What was delivered and answered before counts, as where a range's time is used up (D7).
         """
-        ...
+        return False
 
     def idles(self, changed: Callable[[], None]) -> None:
         """Say, once, that the task has only suspended queues left; returns at once.
@@ -48,41 +49,17 @@ class RangeOrders(Protocol):
         Args:
             changed: Called by another thread when ``is_batch_at_work`` may have become false; must not wait.
         """
-        ...
 
     def is_batch_at_work(self) -> bool:
         """Whether other tasks go on, so that an idle task does not prolong its batch; once False, always."""
-        ...
-
-    def take(self, brought: object) -> bool:
-        """Take what a range that was given up has brought; from any of the task's threads.
-
-        Returns:
-            Whether that was done: else the engine gives it out as any other.
-        """
-        ...
-
-
-class NoOrders:
-    """Implements :class:`RangeOrders` where nobody gives any."""
-
-    def is_given_up(self, queue: MessageQueue) -> bool:  # noqa: ARG002 - the protocol's
-        """Never."""
         return False
 
-    def idles(self, changed: Callable[[], None]) -> None:
-        """Nobody wants to know."""
-
-    def is_batch_at_work(self) -> bool:
-        """As far as anybody knows."""
-        return False
-
-    def take(self, brought: object) -> bool:  # noqa: ARG002 - the protocol's
-        """Nothing."""
+    def take(self, brought: object) -> bool:  # noqa: ARG002 - a subclass's
+        """Take what a range that was given up has brought, from any of the task's threads; whether it did."""
         return False
 
 
-NO_ORDERS: Final[RangeOrders] = NoOrders()
+NO_ORDERS: Final = RangeOrders()
 
 
 SLOW_S: Final = 0.1
@@ -90,9 +67,9 @@ SLOW_S: Final = 0.1
 PATIENCE_S: Final = 0.1
 """How long a queue waits for a worker where calls are slow."""
 TURN_S: Final = 0.05
-"""How long a queue has its turn when others wait."""
+"""How long a queue's turn lasts when others wait."""
 HANDICAP_S: Final = 0.5
-"""What a suspended queue has ahead of those that had a turn."""
+"""How far a suspended queue is ahead of those that had a turn."""
 
 QueueT = TypeVar("QueueT", bound=Hashable)
 
@@ -118,14 +95,14 @@ class Rest(NamedTuple):
     """There is nothing to do for a worker."""
 
     until_s: float
-    """When it is to ask again if nothing has happened before; infinite if only that can change it."""
+    """When to ask again if nothing has happened before; may be infinite."""
 
 
 class _Waiting(NamedTuple, Generic[QueueT]):
     """A queue without a worker; or the next range, which is to be read."""
 
     place_s: float
-    """Of those that are due, who has the smallest comes first."""
+    """Of those that are due, the smallest comes first."""
     due_s: float
     queue: QueueT | None
 
@@ -134,12 +111,11 @@ class TaskTurns(Generic[QueueT]):
     """The queues of one task, from its first range to the end of its last queue."""
 
     def __init__(self, now_s: float) -> None:
-        """Begin with a range to read; from then on each queue is told of by ``arrived``."""
+        """Begin with a range to read; each queue is reported by ``arrived``."""
         self._waiting: dict[QueueT | None, _Waiting[QueueT]] = {None: _Waiting(now_s, now_s, None)}
         self._in_hand: set[QueueT | None] = set()
         self._leading: set[QueueT | None] = {None}
-        """What the task lasts for: queues that were not suspended and have not ended, and None while there
-        may be ranges to read."""
+        """What the task lasts for: queues neither suspended nor ended, and None while ranges may be left."""
         self._has_been_slow = False
 
     @property
@@ -154,12 +130,12 @@ class TaskTurns(Generic[QueueT]):
 
     @property
     def is_somebody_waiting(self) -> bool:
-        """Whether something has no worker, so that another worker has, or will have, something to do."""
+        """Whether a queue or the next range has no worker."""
         return bool(self._waiting)
 
     @property
     def is_range_left(self) -> bool:
-        """Whether there may be a range to read, which nobody is at."""
+        """Whether there may be a range to read that no worker reads."""
         return None in self._waiting
 
     def is_suspended(self, queue: QueueT) -> bool:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.consume.orderly import Finish
+from pyspark_rocketmq.consume.orderly import OrderlyFinish
 from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.model import MessageQueue
@@ -66,7 +66,7 @@ class FailureSummary:
     def _add(self, ack: QueueAck, now_s: float) -> None:
         self._failed += ack.failed
         self._last_error = ack.last_error or self._last_error
-        if ack.finished != Finish.SUSPENDED:
+        if ack.finished != OrderlyFinish.SUSPENDED:
             self._suspended.pop(ack.queue, None)
         elif self._suspended.get(ack.queue, (-1, now_s))[0] != ack.state.next_offset:
             self._suspended[ack.queue] = ack.state.next_offset, now_s

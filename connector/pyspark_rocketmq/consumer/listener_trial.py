@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.consume.orderly import UNLIMITED, Finish, OrderlySettings
+from pyspark_rocketmq.consume.orderly import UNLIMITED, OrderlyFinish, OrderlySettings
 from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun
 from pyspark_rocketmq.consumer.engine.output import listener_schema
 from pyspark_rocketmq.listeners.forms import form_of
@@ -81,7 +81,7 @@ def run_listener(
         )
         rows = run.consume()
         for _ in range(max_suspensions):
-            if run.finished is not Finish.SUSPENDED:
+            if run.finished is not OrderlyFinish.SUSPENDED:
                 break
             now_s += run.pause_s()
             rows = run.consume()

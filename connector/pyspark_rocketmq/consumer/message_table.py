@@ -20,7 +20,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
-from pyspark_rocketmq.consume.orderly import Finish
+from pyspark_rocketmq.consume.orderly import OrderlyFinish
 from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, QueueAck, listener_schema
 from pyspark_rocketmq.consumer.engine.range import acknowledged
 from pyspark_rocketmq.errors import SchemaError
@@ -193,7 +193,7 @@ class TableEngine:
             read=end.rows,
             consumed=end.rows,
             failed=0,
-            finished=str(Finish.EXHAUSTED),
+            finished=str(OrderlyFinish.EXHAUSTED),
             # What is a row is consumed, once the row is committed.
             metrics=ConsumeMetrics(ok=end.rows),
         )

@@ -13,7 +13,7 @@ A broker keeps one subscription table per group, that of the last heartbeat: mem
 different things take messages from each other without a word (rocketmq-client-go#592, apache/rocketmq#7885).
 
 The planner asks before every micro-batch; a queue that is not in the answer is in no plan.  A queue comes
-with a *term*, a number that grows with every new grant: under a term not seen before it must be claimed in
+with a *grant*, a number that grows each time: under a grant not seen before it must be claimed in
 the offset store first.  The claim is what fences; ownership alone fences nothing.
 """
 
@@ -53,13 +53,13 @@ class QueueOwnership(Protocol):
     """The share of the group's queues that belongs to this consumer at this moment."""
 
     def begin_plan(self) -> Mapping[MessageQueue, int]:
-        """The queues that may be planned now, and the term of each; the plan before this one is over.
+        """The queues that may be planned now, and the grant of each; the plan before this one is over.
 
         None of them is given up until :meth:`planned` was called. Does not wait.
         """
         ...
 
-    def planned(self, terms: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
+    def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
         """Say which queues the plan holds; those of them that still may be run, the others must leave it."""
         ...
 
@@ -72,7 +72,7 @@ class QueueOwnership(Protocol):
         ...
 
     def reclaim(self, queue: MessageQueue) -> None:
-        """Begin a new term of a queue that was not planned for too long (B6)."""
+        """Grant a queue anew that was not planned for too long (B6)."""
         ...
 
     def await_settled(self, timeout_s: float) -> bool:
@@ -246,9 +246,9 @@ class RunningMember:
         """See :class:`QueueOwnership`."""
         return self._tell(lambda machine, now_s: machine.begin_plan(now_s))
 
-    def planned(self, terms: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
+    def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
         """See :class:`QueueOwnership`."""
-        valid = self._tell(lambda machine, now_s: machine.planned(terms, now_s))
+        valid = self._tell(lambda machine, now_s: machine.planned(grants, now_s))
         if self._watcher is not None and valid:
             plan, _ = self._ask(lambda machine, _: machine.plan_under_way())
             self._watcher.plan_made(plan, valid)

@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consume.turns import RangeOrders
 from pyspark_rocketmq.errors import RocketMQError, TransportError
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.session import LONGEST_LINE, HubAddress, Message, listed, queue_list
@@ -55,8 +56,8 @@ class Fate(Enum):
     """Nothing of it is committed: its queue was claimed or reset meanwhile."""
 
 
-class TaskOrders:
-    """Implements :class:`~pyspark_rocketmq.consume.turns.RangeOrders` for one attempt of a task."""
+class TaskOrders(RangeOrders):
+    """Of one attempt of a task."""
 
     def __init__(self, line: _Line, epochs: Mapping[MessageQueue, int]) -> None:
         self.id = uuid.uuid4().hex
@@ -85,17 +86,17 @@ class TaskOrders:
     # --- the task's threads ---------------------------------------------------------------------------------
 
     def is_given_up(self, queue: MessageQueue) -> bool:
-        """See ``RangeOrders``."""
+        """See :class:`RangeOrders`."""
         return self._all or queue in self._given_up
 
     def idles(self, changed: Callable[[], None]) -> None:
-        """See ``RangeOrders``."""
+        """See :class:`RangeOrders`."""
         self._work_told, self._idle_s = changed, time.monotonic()
         if not self._is_last:
             self._send({"is": "idle", "task": self.id})
 
     def is_batch_at_work(self) -> bool:
-        """See ``RangeOrders``."""
+        """See :class:`RangeOrders`."""
         if self._idle_s is None or self._is_last:
             return False
         if not self._is_batch_at_work and time.monotonic() - self._idle_s > _IDLE_ANSWER_S:
@@ -132,7 +133,7 @@ class TaskOrders:
         self._taker = taker
 
     def take(self, brought: object) -> bool:
-        """See ``RangeOrders``."""
+        """See :class:`RangeOrders`."""
         return self._taker(brought)
 
     def released(self, queue: MessageQueue) -> None:

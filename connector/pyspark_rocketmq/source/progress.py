@@ -151,7 +151,7 @@ class CheckpointProgress:
 class GroupProgress:
     """A consumer group: progress is what the offset store says, under the epoch this consumer claimed.
 
-    A queue is claimed once in every term of its ownership; afterwards the row's owner tells whether it is
+    A queue is claimed once under every grant; afterwards the row's owner tells whether it is
     still ours, and its epoch is the one to plan with, so that an operator's reset is picked up at the next
     plan (row F5).
     """
@@ -213,11 +213,11 @@ class GroupProgress:
         self._resets: dict[MessageQueue, int] = {}
         """Told by brokers, which have forgotten them, and not stored yet."""
         self._clock = clock
-        self._terms: Mapping[MessageQueue, int] = {}
+        self._grants: Mapping[MessageQueue, int] = {}
         """Of the plan in the making."""
         self._claimed: dict[MessageQueue, int] = {}
-        """The term in which a queue was claimed."""
-        self._left_out = StuckQueueDetector()
+        """The grant under which a queue was claimed."""
+        self._stuck = StuckQueueDetector()
         self._stalls = StallCounter()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="rocketmq-offset-store")
         self._reading: Future[dict[MessageQueue, OffsetRow]] | None = None
@@ -243,9 +243,9 @@ class GroupProgress:
     ) -> dict[MessageQueue, QueueState]:
         """Rows of the queues owned and claimed, after claiming those that are new."""
         held = self._ownership.begin_plan()
-        self._terms = {
-            queue: term
-            for queue, term in held.items()
+        self._grants = {
+            queue: grant
+            for queue, grant in held.items()
             if queue in snapshot.bounds or queue in snapshot.slave_bounds
         }
         rows = self._reading.result() if self._reading is not None else self._store.read(self._group)
@@ -255,12 +255,12 @@ class GroupProgress:
         rows |= self._follow_resets(held, snapshot)
         new = frozenset(
             queue
-            for queue, term in self._terms.items()
-            if queue in snapshot.bounds and self._claimed.get(queue) != term
+            for queue, grant in self._grants.items()
+            if queue in snapshot.bounds and self._claimed.get(queue) != grant
         )
         if new:
             claimed = self._claims.claim(new, rows, snapshot)
-            self._claimed |= {queue: self._terms[queue] for queue in claimed}
+            self._claimed |= {queue: self._grants[queue] for queue in claimed}
             rows |= claimed
         self._rows = rows
         progress = self._own(rows, snapshot)
@@ -274,7 +274,7 @@ class GroupProgress:
         self._claims.write_resets(progress, snapshot.addresses)
         self._look_for_resets(progress, snapshot)
         states = {queue: row.state for queue, row in progress.items()}
-        self._left_out.look(states, snapshot.bounds, self._clock.now_s())
+        self._stuck.look(states, snapshot.bounds, self._clock.now_s())
         return states | {queue: row.state for queue, row in self._at_slaves(rows, snapshot).items()}
 
     def _own(
@@ -283,8 +283,10 @@ class GroupProgress:
         """Those of the queues whose masters answer that may be planned."""
         return {
             queue: rows[queue]
-            for queue, term in self._terms.items()
-            if queue in snapshot.bounds and self._claimed.get(queue) == term and self._still_ours(queue, rows)
+            for queue, grant in self._grants.items()
+            if queue in snapshot.bounds
+            and self._claimed.get(queue) == grant
+            and self._still_ours(queue, rows)
         }
 
     def _at_slaves(
@@ -298,8 +300,8 @@ class GroupProgress:
         standing = {
             queue: rows[queue]
             for queue, bounds in snapshot.slave_bounds.items()
-            if queue in self._terms
-            and self._claimed.get(queue) == self._terms[queue]
+            if queue in self._grants
+            and self._claimed.get(queue) == self._grants[queue]
             and queue in rows
             and rows[queue].owner == self._client_id
             and not rows[queue].was_reset
@@ -348,9 +350,9 @@ class GroupProgress:
             # Under the epochs that were planned by: whoever has claimed a queue meanwhile has gone on.
             self._store.reset(self._group, gaps, under={queue: self._rows[queue].epoch for queue in gaps})
         wanted = [new for new in plan.ranges if new.queue not in gaps]
-        valid = self._ownership.planned({new.queue: self._terms[new.queue] for new in wanted})
+        valid = self._ownership.planned({new.queue: self._grants[new.queue] for new in wanted})
         ranges = tuple(new for new in wanted if new.queue in valid)
-        for queue in self._left_out.planned(valid, self._clock.monotonic_s()):
+        for queue in self._stuck.planned(valid, self._clock.monotonic_s()):
             logger.error(
                 "queue not planned for %g s although it is held and has messages, claiming it anew group=%s "
                 "%s",

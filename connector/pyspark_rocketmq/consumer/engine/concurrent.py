@@ -1,14 +1,15 @@
 """The concurrent engine: one range through the listener, many calls at once.
 
 Listener calls and send-backs run elsewhere and report through events to the thread that calls ``consume``. A
-call whose messages are all done settles itself: its thread, or the event loop, goes on with the next delivery,
-since waking another thread first would cost a listener of some milliseconds a tenth of its rate. Whoever holds
-the run's guard owns the machine and everything else of the run; nothing waits under the guard. No Spark here.
+call whose messages are all done settles itself: its thread, or the event loop, goes on with the next
+delivery, since waking another thread first would cost a listener of some milliseconds a tenth of its rate.
+Whoever holds the run's guard owns the machine and all else of the run; nothing waits under the guard. No Spark
+here.
 
-Rows leave only below the offset the run has reached. A run normally ends with every message done or sent back,
-so these are all rows. Where a message could not be sent back, the offset stays at it, and rows of messages
-above are dropped: their messages are delivered again with the next range, and emit again. So a row reaches the
-sink from exactly the run that passes its message, and that offset is the sink's watermark of the queue.
+Rows leave only below the offset the run has reached. A run normally ends with every message done or sent
+back, so these are all rows. Where a message could not be sent back, the offset stays at it, and rows of
+messages above are dropped: their messages are delivered again with the next range, and emit again. So a row
+reaches the sink from exactly the run that passes its message, and that offset is the sink's watermark.
 
 The whole of a range is acknowledged, so all of it has arrived before anything is delivered.
 """
@@ -141,8 +142,8 @@ class ConcurrentRun(RangeRun):
                 self._is_over = True
         if self._machine.calls_lost:
             logger.error(
-                "%d listener calls have not returned and keep their threads; their messages were sent back %s "
-                "consumeTimeout_s=%g",
+                "%d listener calls have not returned and keep their threads; their messages were sent back "
+                "%s consumeTimeout_s=%g",
                 self._machine.calls_lost,
                 self._planned.queue,
                 self._machine.settings.consume_timeout_s,
@@ -235,7 +236,7 @@ class ConcurrentRun(RangeRun):
         )
 
     def _take_in_events(self) -> None:
-        """Wait for an event and take in all that came with it: calls that begin together often end together."""
+        """Wait for an event and take in all that came with it: calls begun together often end together."""
         timeout_s = None if self._wakes_s == inf else max(0.0, self._wakes_s - self._clock.monotonic_s())
         for _ in range(_EVENTS_AT_ONCE):
             event = self._workers.next_event(timeout_s)
@@ -256,8 +257,8 @@ class ConcurrentRun(RangeRun):
         messages, context = call.messages, call.context
         if fatal is not None:
             raise ListenerError(
-                f"The listener raised {type(fatal).__name__}, which ends its task {self._describe(messages)}; "
-                "the task's messages are delivered again."
+                f"The listener raised {type(fatal).__name__}, which ends its task "
+                f"{self._describe(messages)}; the task's messages are delivered again."
             ) from fatal
         answer = call.answer
         assert answer is not None

@@ -1,31 +1,28 @@
-"""The direct engine: one task's ranges through an orderly listener, in one thread or several.
+"""The direct engine: one task's ranges through an orderly listener, in the task that reads them.
 
-The ranges of one task through an orderly listener: in one thread while its calls are quick, in more when they
-are slow.
+One thread does it while the listener's calls are quick, more do when they are slow; nothing moves between
+tasks, and nothing is kept in Spark. :mod:`pyspark_rocketmq.consume.turns` decides what is next; here are the
+threads that do it. The task's own thread is one of the workers, and the only one that gives results out.
+Another one is there, asleep, as long as something waits that it might have to begin; when it begins, the next
+one is started, up to ``consume_thread_max``.
 
-Who is next is decided by :mod:`pyspark_rocketmq.consume.turns`; here are the threads that do it, and what
-they must not do at the same time. The task's own thread is one of the workers, and the only one that gives
-results out. Another one is there, asleep, as long as something waits that it might have to begin; when it
-begins, there is a next one, up to ``consume_thread_max``.
+One guard protects everything that workers share. Reading a range and delivering happen outside it: a worker
+has its range to itself, and one worker at a time reads ranges. Threads are daemons: a call that never returns
+must not keep its worker process from ending.
 
-One guard is over everything that workers share. Reading a range and delivering are done without it: whoever
-has a range in hand is alone with it, and the ranges are read by one worker at a time. Threads are daemons: a
-call that never returns must not keep its worker process from ending.
-
-A task that has only suspended queues left goes on with them while other tasks of its batch are at work, which
+A task that has only suspended queues left continues them while other tasks of its batch are at work, which
 its driver tells it.
-
-Runs where a task reads its ranges: nothing moves between tasks, and nothing is kept in Spark.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
 from pyspark_rocketmq.clock import Clock, SystemClock
-from pyspark_rocketmq.consume.orderly import Finish
+from pyspark_rocketmq.consume.orderly import OrderlyFinish
 from pyspark_rocketmq.consume.turns import NO_ORDERS, Memory, RangeOrders, TaskTurns, Turn
 from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun, RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import Consumed
@@ -55,9 +52,10 @@ class OrderlyTask:
         *,
         give_away: Callable[[Consumed], bool] = lambda _: False,
     ) -> None:
-        """Begin with nothing yet; ``give_away`` takes what a range that was given up has brought, if it can, from whoever had it in hand.
+        """Begin nothing yet.
 
-        The task's own thread may be in a slow call by then.
+        ``give_away`` takes, if it can, what a range that was given up has brought, from the worker that had
+        it in hand: the task's own thread may be in a slow call by then.
         """
         self._ranges = ranges
         self._consumer = consumer
@@ -65,14 +63,14 @@ class OrderlyTask:
         self._clock = clock
         self._give_away = give_away
         self._changed = threading.Condition()
-        """The guard; told when a worker that waits may have something to do."""
+        """The guard; notified when a waiting worker may have something to do."""
         self._turns: TaskTurns[MessageQueue] = TaskTurns(clock.monotonic_s())
         self._begun: dict[MessageQueue, _Range | None] = {}
-        """By queue: what is to go on, None for what has ended."""
+        """By queue; None once its range has ended."""
         self._workers: list[_Worker] = []
         self._done: list[Consumed] = []
         """To be given out."""
-        self._is_idle_told = False
+        self._has_reported_idle = False
         self._failure: BaseException | None = None
         """Of another worker than the task's own thread, which raises it."""
         self._is_closed = False
@@ -104,7 +102,7 @@ class OrderlyTask:
     # --- workers --------------------------------------------------------------------------------------------
 
     def _help(self, worker: _Worker) -> None:
-        """What a thread does: whatever is due, until the task is over."""
+        """Do what is due until the task is over."""
         try:
             while (turn := self._next_turn(worker)) is not None:
                 self._take(worker, turn)
@@ -119,7 +117,7 @@ class OrderlyTask:
         return worker
 
     def _engage_another(self) -> None:
-        """See to it that somebody is there for what waits; called with the guard."""
+        """Start a worker if something waits and none rests; called with the guard."""
         if not self._turns.is_somebody_waiting or any(each.is_resting for each in self._workers):
             return
         if len(self._workers) < self._consumer.most_calls:
@@ -148,15 +146,15 @@ class OrderlyTask:
                     self._engage_another()
                     return found
                 worker.is_resting = True
-                # Nobody tells that a queue is given up.
+                # Nothing notifies that a queue is given up.
                 self._changed.wait(min(found.until_s - now_s, _LOOK_EVERY_S))
                 worker.begin(None, self._clock.monotonic_s())
             return None
 
     def _end_suspended(self, *, all_of_them: bool) -> bool:
-        """End what is suspended and given up: whoever gets the queue is not to wait until it is due; whether there was any.
+        """End suspended queues that are given up, for their next owner; whether there were any.
 
-        All of them make room for ranges that are not read yet.
+        All suspended ones end to make room for ranges that are not read yet.
         """
         found = [
             (queue, one)
@@ -171,7 +169,7 @@ class OrderlyTask:
         return bool(found)
 
     def _give_out(self, queue: MessageQueue, consumed: Consumed) -> None:
-        """Have the task's own thread give a result out, after the call it is in; called with the guard."""
+        """Have the task's own thread give a result out after its current call; called with the guard."""
         self._begun[queue] = None
         self._done.append(consumed)
         self._workers[0].stop()
@@ -200,21 +198,21 @@ class OrderlyTask:
         """Whether suspended queues have something to wait for."""
         return self._turns.is_led or self._orders.is_batch_at_work()
 
-    def _look_at_lead(self) -> None:
-        """Say so when only suspended queues are left, and stop them if that ends the task; called with the guard."""
+    def _check_lead(self) -> None:
+        """Report that only suspended queues are left; stop them if that ends the task. Called with the guard."""
         if self._turns.is_led:
             return
-        if not self._is_idle_told and any(one is not None for one in self._begun.values()):
-            self._is_idle_told = True
+        if not self._has_reported_idle and any(one is not None for one in self._begun.values()):
+            self._has_reported_idle = True
             self._orders.idles(self._batch_changed)
         if not self._orders.is_batch_at_work():
             for each in self._workers:
                 each.stop()
 
     def _batch_changed(self) -> None:
-        """By the thread that the driver is heard by."""
+        """Called by the thread that listens to the driver."""
         with self._changed:
-            self._look_at_lead()
+            self._check_lead()
             self._changed.notify_all()
 
     def _taken_out(self) -> list[Consumed]:
@@ -232,7 +230,7 @@ class OrderlyTask:
         with self._changed:
             if arrived is None:
                 self._turns.none_arrived()
-                self._look_at_lead()
+                self._check_lead()
                 self._changed.notify_all()
                 return
             queue = arrived.planned.queue
@@ -257,13 +255,13 @@ class OrderlyTask:
         self._report(worker, one, run)
 
     def _stopped(self, one: _Range) -> Consumed:
-        """What a range has brought, at its end; or where it is now, if it could go on."""
+        """What a range has brought, at its end or where it is now."""
         assert one.run is not None
         one.run.stop()
         return self._consumer.consumed(one.arrived, one.rows, one.run.ack())
 
     def _report(self, worker: _Worker, one: _Range, run: OrderlyRun) -> None:
-        """Say what became of a turn; the worker still has something in hand, as the task's own thread may have results to write."""
+        """Say what became of a turn; the worker is busy until then, for it may have results to write."""
         queue = one.arrived.planned.queue
         is_given_up = self._orders.is_given_up(queue)
         goes_on = run.finished in _GOING_ON and not is_given_up
@@ -282,26 +280,26 @@ class OrderlyTask:
                 self._turns.yielded(queue, now_s)
             else:
                 self._turns.suspended(queue, now_s + run.pause_s())
-            self._look_at_lead()
+            self._check_lead()
             self._changed.notify_all()
 
 
 _LOOK_EVERY_S: Final = 0.5
-_GOING_ON = (None, Finish.SUSPENDED)
+_GOING_ON = (None, OrderlyFinish.SUSPENDED)
 
 
+@dataclass(slots=True)
 class _Range:
     """One range in the task's hands."""
 
-    def __init__(self, arrived: ArrivedRange) -> None:
-        self.arrived = arrived
-        self.run: OrderlyRun | None = None
-        """From its first turn on."""
-        self.rows: list[Emitted] = []
+    arrived: ArrivedRange
+    run: OrderlyRun | None = None
+    """From its first turn on."""
+    rows: list[Emitted] = field(default_factory=list)
 
 
 class _Worker:
-    """Who does something, and since when."""
+    """A thread, what it does, and since when."""
 
     def __init__(self, now_s: float) -> None:
         self.is_resting = False
@@ -309,15 +307,15 @@ class _Worker:
         self._began_s = now_s
 
     def begin(self, run: OrderlyRun | None, now_s: float) -> None:
-        """Have a range's deliveries in hand, or something else."""
+        """Deliver a range from now on, or do something else."""
         self.is_resting = False
         self._run, self._began_s = run, now_s
 
     def lasts_s(self, now_s: float) -> float:
-        """How long the call of the listener in hand has lasted, or what else there is."""
-        run, has_had_it_s = self._run, now_s - self._began_s
-        # The last call of a turn before is none of this one.
-        return has_had_it_s if run is None else min(has_had_it_s, run.call_lasts_s())
+        """How long the listener's current call, or what else the worker does, has lasted."""
+        run, lasts_s = self._run, now_s - self._began_s
+        # The run may still time the last call of an earlier turn.
+        return lasts_s if run is None else min(lasts_s, run.call_lasts_s())
 
     def stop(self) -> None:
         """End the turn with the delivery in hand, if there is one."""
@@ -328,8 +326,7 @@ class _Worker:
 def _two_ranges(queue: MessageQueue) -> RocketMQError:
     return RocketMQError(
         f"{queue}: two ranges of one batch came to one task; nothing of the batch is committed. Do not copy "
-        "or union the "
-        "rows of format('rocketmq') before they are consumed."
+        "or union the rows of format('rocketmq') before they are consumed."
     )
 
 
@@ -341,7 +338,7 @@ class DirectEngine:
 
     def __call__(self, pieces: Iterable[ReadPiece], orders: RangeOrders = NO_ORDERS) -> Iterator[Consumed]:
         """See :class:`~pyspark_rocketmq.consumer.engine.task.Engine`."""
-        task = OrderlyTask(
-            arrived_ranges(pieces), self._consumer, orders, SystemClock(), give_away=orders.take
-        )
-        yield from task.consumed()
+        ranges = arrived_ranges(pieces)
+        yield from OrderlyTask(
+            ranges, self._consumer, orders, SystemClock(), give_away=orders.take
+        ).consumed()

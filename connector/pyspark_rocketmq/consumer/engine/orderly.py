@@ -1,6 +1,4 @@
-"""The orderly engine: one range through the listener in order; what it leaves uncommitted.
-
-One range of one queue: drives the orderly machine, calls the listener, keeps the rows it emits.
+"""The orderly engine: drives the machine through one range, calls the listener, keeps the rows it emits.
 
 No Spark here: messages in, rows and an ack out, the clock passed in.
 """
@@ -20,8 +18,9 @@ from pyspark_rocketmq.consume.orderly import (
     SUCCESSES,
     UNLIMITED,
     Effect,
-    Finish,
+    NoStatus,
     OrderlyConsumption,
+    OrderlyFinish,
     OrderlySettings,
     Outcome,
     status_of,
@@ -48,16 +47,14 @@ from pyspark_rocketmq.source.schema import EndReason
 logger = logging.getLogger(__name__)
 
 DeadLetters = Callable[[MessageExt], None]
-"""Sends a message, with the reconsumptions it has, to where the group's dead letters are; raises
-RocketMQError when no broker has stored it."""
+"""Sends a message to the group's dead letters; raises RocketMQError when no broker has stored it."""
 
 
 def no_dead_letters(message: MessageExt) -> None:
-    """In the place of a way to send dead letters: every message waits for another attempt."""
+    """Refuse: every message waits for another attempt."""
     raise RocketMQError(
         f"{message.message_queue} queueOffset={message.queue_offset}: nobody said how dead letters are sent, "
-        "and without "
-        "one no message is given up."
+        "and without one no message is given up."
     )
 
 
@@ -71,8 +68,8 @@ _COUNTED_FAILED = (Effect.PUT_BACK, Effect.SEND_BACK)
 class OrderlyRun(RangeRun):
     """The consumption of one planned range.
 
-    What it has not committed at its end is as if it had never been delivered, whatever the listener has
-    answered: rows are dropped, and the next range begins there (row D4).
+    What it has not committed at its end counts as never delivered, whatever the listener has answered: rows
+    are dropped, and the next range begins there (row D4).
     """
 
     def __init__(
@@ -92,8 +89,8 @@ class OrderlyRun(RangeRun):
     ) -> None:
         """Begin nothing yet.
 
-        ``now_s`` measures what lasts, and ought to be a clock that nobody sets; ``wall_s`` is for others: by
-        it the ack says until when the queue is suspended. The same clock if None.
+        ``now_s``, a clock that nobody sets, measures durations; by ``wall_s``, the same if None, the ack says
+        until when the queue is suspended.
         """
         super().__init__(planned, messages, output, now_s())
         self.listener = listener
@@ -118,18 +115,15 @@ class OrderlyRun(RangeRun):
         )
 
     @property
-    def finished(self) -> Finish | None:
-        """Why there is no more to deliver, for now if it is suspended; None where a turn has ended before that."""
+    def finished(self) -> OrderlyFinish | None:
+        """Why there is no more to deliver, for now if it is suspended; None while there is more."""
         return self._machine.finished
 
     def consume(self, for_s: float = inf) -> list[Emitted]:
-        """Deliver until the range, the queue's patience or its time slice is used up, it is given up, or the turn has lasted ``for_s``.
+        """Deliver until the range or its time is used up, it is suspended or given up, or ``for_s`` is over.
 
         Called again it goes on, after a suspension from what was put back. A turn makes at least one
-        delivery.
-
-        Returns:
-            The rows acknowledged so far, in all turns.
+        delivery. Returns the rows acknowledged so far, in all turns.
 
         Raises:
             SchemaError: If the listener emitted a row that breaks the output schema.
@@ -154,7 +148,7 @@ class OrderlyRun(RangeRun):
             outcome = self._deliver(messages, context)
             emitted = context.take_emitted()
             if outcome.effect is _COMMIT and not pending.rows:
-                # As nearly every delivery.
+                # Nearly every delivery.
                 if emitted:
                     add(emitted)
             else:
@@ -191,7 +185,7 @@ class OrderlyRun(RangeRun):
         return 0.0 if until_s is None else max(0.0, until_s - self._now_s())
 
     def stop(self) -> None:
-        """Deliver no more, as where the time is used up."""
+        """Deliver no more, with the finish of a run whose time is used up."""
         self._machine.stop()
 
     def ack(self) -> QueueAck:
@@ -216,9 +210,9 @@ class OrderlyRun(RangeRun):
         machine = self._machine
         if machine.suspended_until_s is not None or not self._stands_still(machine.committed):
             return machine.suspended_until_s
-        # Without a suspension, a queue that stands still is to the planner one whose listener has had the
-        # whole range and waits for more before it commits. Any other may go on at once as it is.
-        has_had_all = machine.accumulated > 0 and machine.finished is Finish.EXHAUSTED
+        # To the planner, a queue that stands still without a suspension is one whose listener has had the
+        # whole range and waits for more before it commits. Any other may go on at once.
+        has_had_all = machine.accumulated > 0 and machine.finished is OrderlyFinish.EXHAUSTED
         if has_had_all and self._ended is EndReason.WHOLE:
             return None
         if has_had_all and self._ended is EndReason.UNDECODABLE:
@@ -231,9 +225,8 @@ class OrderlyRun(RangeRun):
         if has_had_all and self._ended is EndReason.FULL:
             self._last_error = report_problem(
                 f"The listener has had {machine.accumulated} messages without a COMMIT, and "
-                "pullThresholdSizeForQueue allows "
-                "no more: they are delivered again and again. COMMIT after fewer messages, or raise "
-                "pullThresholdSizeForQueue.",
+                "pullThresholdSizeForQueue allows no more: they are delivered again and again. COMMIT after "
+                "fewer messages, or raise pullThresholdSizeForQueue.",
                 self._describe(self._messages),
             )
             return self._now_s() + LONGEST_SUSPEND_MILLIS / 1000
@@ -242,29 +235,21 @@ class OrderlyRun(RangeRun):
     def _deliver(self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Outcome:
         seen = self._hooks.before(self._planned.queue, messages) if self._hooks else None
         began_s = self._call_began_s = self._now_s()
-        answer: object = None
         try:
-            answer = self.listener(context.follow(messages), context)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the machine decides what it means
-            if context.broken is not None:
-                raise context.broken_at(self._describe(messages)) from context.broken
-            self._last_error = report_failure("listener failed", self._describe(messages), error)
-            self._answered_s = self._now_s()
-            outcome = self._machine.listener_raised(
-                self._answered_s,
-                auto_commit=context.auto_commit,
-                suspend_millis=context.suspend_current_queue_time_millis,
-            )
-        else:
-            if context.broken is not None:
-                raise context.broken_at(self._describe(messages)) from context.broken
-            self._answered_s = self._now_s()
-            outcome = self._machine.listener_returned(
-                answer,
-                auto_commit=context.auto_commit,
-                suspend_millis=context.suspend_current_queue_time_millis,
-                now_s=self._answered_s,
-            )
+            answer: object = self.listener(context.follow(messages), context)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the machine decides
+            answer = NoStatus.RAISED
+            if context.broken is None:
+                self._last_error = report_failure("listener failed", self._describe(messages), error)
+        if context.broken is not None:
+            raise context.broken_at(self._describe(messages)) from context.broken
+        self._answered_s = self._now_s()
+        outcome = self._machine.answered(
+            answer,
+            auto_commit=context.auto_commit,
+            suspend_millis=context.suspend_current_queue_time_millis,
+            now_s=self._answered_s,
+        )
         if outcome.problem is not None:
             self._last_error = report_problem(outcome.problem, self._describe(messages))
         self._count(outcome, len(messages), self._answered_s - began_s)
@@ -327,8 +312,7 @@ class RangeConsumer:
             if send_back is None:
                 problem = (
                     f"max_reconsume_times={settings.max_reconsume_times} needs send_back, which says how "
-                    "dead letters "
-                    "are sent: SendBackSettings(name_servers=…, consumer_group=…)"
+                    "dead letters are sent: SendBackSettings(name_servers=…, consumer_group=…)"
                 )
                 raise OptionError((problem,), where="orderly settings")
             self._dead_letters = DeadLetterSender(send_back, settings.max_reconsume_times)
@@ -359,7 +343,7 @@ class RangeConsumer:
         orders: RangeOrders,
         clock: Clock | None = None,
     ) -> OrderlyRun:
-        """The consumption of ``arrived``, which has not begun, by a leased listener; by the system's clock if none is given."""
+        """The consumption of ``arrived`` by a leased listener, not begun; the system's clock if None."""
         clock = clock or SystemClock()
         return OrderlyRun(
             arrived.planned,

@@ -137,7 +137,7 @@ class OrderlyEngine:
 def _frame(
     names: Sequence[str], queue: MessageQueue, rows: Sequence[Row], ack: QueueAck | None
 ) -> pd.DataFrame:
-    """Data rows of a queue, and the ack row behind them if there is an ack; ``names`` are those of a row's values."""
+    """Data rows of a queue, with columns ``names``, and behind them the ack row if there is an ack."""
     queue_offsets, *values = zip(*rows, strict=True) if rows else [()] * len(names)
     acks: list[Any] = [] if ack is None else [ack.state.next_offset]
     nulls = [None] * len(acks)

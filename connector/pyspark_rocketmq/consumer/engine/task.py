@@ -1,24 +1,13 @@
-"""What runs in each task of a micro-batch: rows to the sink's writer, in parts that can be committed one by one.
+"""What runs in each task of a micro-batch: rows go to the sink's writer, outcome and acks to the driver.
 
-A task's result in parts, each with files and acks of its own, so that some of it can be committed before the
-rest, or without it.
-
-Normally there is one part, and it comes to the driver when the job ends. A queue that was given up leaves in
-a part of its own; ranges that had come to their end before are handed over in the part that they are in.
-
-The part that grows is with one thread at a time: who needs it takes it out and puts it back, and nothing
+A task's result has parts, each with files and acks of its own, so that the driver can commit one before the
+rest, or without it. Normally there is one part, and it comes to the driver when the job ends. A queue that
+was given up leaves in a part of its own; ranges that had ended before are handed over in the part that they
+are in. One thread at a time adds to the growing part: it takes the part out and puts it back, and nothing
 waits.
-
-What runs in each task of a micro-batch's one job: data rows to the sink's writer, its outcome and acks to the
-driver.
 
 Imports nothing that loads delta-rs: executors fork their workers, and delta-rs must not be in a process that
 forks.
-
-Whether something can be sent to the executors, and if not, which part of it is to blame; and how it is sent
-many times.
-
-Asked before a query starts: Spark would say the same after it, without saying which variable it was.
 """
 
 from __future__ import annotations
@@ -106,7 +95,7 @@ class TaskParts:
             orders.taken_by(self.take)
 
     def take(self, consumed: Consumed) -> bool:
-        """Take what a range that was given up has brought, from any thread; not where it is kept all the same."""
+        """Take what a range that was given up has brought, unless it is kept; from any thread."""
         assert self._orders is not None
         fate = self._orders.fate(consumed.ack.queue)
         if fate is Fate.KEPT:
@@ -130,7 +119,7 @@ class TaskParts:
             with self._guard:
                 self._growing = part
                 is_cut_wanted, self._is_cut_wanted = self._is_cut_wanted, False
-        # Who was told while the rows were written did not find the queue among those that are kept.
+        # A queue given up while its rows were written was not yet among those that are kept.
         queues = [ack.queue for ack in acks]
         is_given_up = bool(queues) and self._orders is not None and self._orders.kept(queues)
         if is_cut_wanted or is_given_up:
@@ -183,7 +172,7 @@ class TaskParts:
             raise
 
     def _begin_cut(self) -> None:
-        """By the connection's thread, which must not wait for storage."""
+        """Called by the connection's thread, which must not wait for storage."""
         thread = threading.Thread(target=self._cut_beside, name="rocketmq-hand-over", daemon=True)
         self._cuts.append(thread)
         thread.start()
@@ -202,7 +191,7 @@ class TaskParts:
             if part is not None and part.queues:
                 self._growing = fresh
         if part is None or not part.queues:
-            # Whoever adds to it cuts it after that; of an empty one there is nothing to hand over.
+            # A thread that adds to it cuts it afterwards; an empty one has nothing to hand over.
             fresh.abandon()
             return
         self._hand_over(part)
@@ -215,7 +204,7 @@ class TaskParts:
 
 
 def _counts(ack: QueueAck) -> bool:
-    """Whether there is anything to commit of a range: progress, an attempt, a message sent elsewhere, or a reset."""
+    """Whether a range has anything to commit: progress, an attempt, a message sent elsewhere, or a reset."""
     return bool(
         ack.consumed or ack.failed or ack.dead_letters or ack.sent_back or ack.reset_to is not None
         or ack.state.next_offset != ack.start
@@ -230,7 +219,7 @@ class Engine(Protocol):
     """Takes the ranges that a task reads."""
 
     def __call__(self, pieces: Iterable[ReadPiece], orders: RangeOrders = NO_ORDERS) -> Iterator[Consumed]:
-        """Consume a task's ranges, each until ``orders`` say otherwise: what each has brought, once it has ended."""
+        """Consume a task's ranges, each until ``orders`` say otherwise; what each has brought, at its end."""
         ...
 
 
@@ -238,13 +227,13 @@ class Evaluated(NamedTuple):
     """What tasks have brought: all of a micro-batch, or a part of one."""
 
     written: tuple[Written, ...]
-    """What was written for the sink; it has none of it yet."""
+    """For the sink, which has none of it yet."""
     acks: tuple[QueueAck, ...]
     """By queue."""
     emitted: int
     """Data rows, those left out included."""
     left_out: int
-    """Data rows that the sink has already, so that they were not written."""
+    """Data rows not written, because the sink has them already."""
 
 
 class Job(NamedTuple):
@@ -273,10 +262,9 @@ def together(parts: Sequence[Evaluated]) -> Evaluated:
     for one, other in pairwise(acks):
         if one.queue == other.queue:
             raise RocketMQError(
-                f"{one.queue}: two ranges of one batch were consumed, {one.start} to {one.state.next_offset} and "
-                f"{other.start} to {other.state.next_offset}; nothing of the batch is committed. Do not copy or "
-                "union the "
-                "rows of format('rocketmq') before they are consumed."
+                f"{one.queue}: two ranges of one batch were consumed, {one.start} to {one.state.next_offset} "
+                f"and {other.start} to {other.state.next_offset}; nothing of the batch is committed. Do not "
+                "copy or union the rows of format('rocketmq') before they are consumed."
             )
     return Evaluated(
         tuple(each for part in parts for each in part.written),
@@ -289,10 +277,10 @@ def together(parts: Sequence[Evaluated]) -> Evaluated:
 class BatchTask:
     """The function given to ``mapInArrow``.
 
-    Without a writer the listener's side effects are all that is wanted. With an engine the batch holds
-    planned ranges (:mod:`~pyspark_rocketmq.source.ranges`), and reading them and the engine happen here too:
-    a message is in one Python process from the socket to the sink's file. With ``terms`` such a task asks the
-    driver before it begins with a range, and gives up what it is told to.
+    Without a writer only the listener's side effects are wanted. With an engine the batch holds planned
+    ranges (:mod:`~pyspark_rocketmq.source.ranges`), which are read and consumed here too: a message stays in
+    one Python process from the socket to the sink's file. With ``terms`` such a task asks the driver before it
+    begins a range, and gives up the ranges that the driver says.
     """
 
     def __init__(
@@ -357,7 +345,7 @@ class BatchTask:
 
 
 def _read(tickets: Iterable[Ticket], orders: TaskOrders | None) -> Iterator[ReadPiece]:
-    """The tickets' ranges, one after the other, without those that are given up by then."""
+    """The tickets' ranges in order, without those given up by then."""
     for ticket in tickets:
         begun = [each for each in ticket.partitions if orders is None or orders.begins(each.planned.queue)]
         yield from read_ranges(begun)
@@ -386,9 +374,9 @@ _DEEPEST: Final = 6
 
 
 class PickledOnce:
-    """An engine as it is now, with its listener and hooks: Spark pickles what a job calls for each micro-batch anew.
+    """An engine with its listener and hooks, pickled now: Spark would pickle it again for each micro-batch.
 
-    A listener may hold a model of hundreds of megabytes. Unpickled it is the engine.
+    A listener may hold a model of hundreds of megabytes. Unpickled, this is the engine.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -398,7 +386,7 @@ class PickledOnce:
         return pickle.loads, (self._pickled,)
 
     def __call__(self, pieces: Iterable[ReadPiece], orders: RangeOrders = NO_ORDERS) -> Iterator[Consumed]:
-        """See ``Engine``; where it was not sent anywhere."""
+        """See ``Engine``; for a caller in this process."""
         engine: Engine = pickle.loads(self._pickled)  # noqa: S301 - its own
         return engine(pieces, orders)
 
