@@ -19,7 +19,7 @@ from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import QueueAck
-from pyspark_rocketmq.consumer.engine.range import ArrivedRange, arrived_ranges
+from pyspark_rocketmq.consumer.engine.range import ArrivedRange, acknowledged, arrived_ranges
 from pyspark_rocketmq.consumer.engine.state import OrderlyEngine, _gather
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
@@ -444,13 +444,9 @@ def test_a_queue_that_may_not_be_read_is_asked_for_again_after_a_while(until_s: 
     ack = replace(ack, state=ack.state._replace(suspended_until_s=until_s))
     earliest_s = max(until_s or 0, time.time() + 3)
 
-    refused = (
-        arrived._replace(end=replace(arrived.end, reason=EndReason.REFUSED))
-        .acknowledged(ack)
-        .state.suspended_until_s
-    )
+    refused = acknowledged(replace(arrived.end, reason=EndReason.REFUSED), ack).state.suspended_until_s
 
-    assert arrived.acknowledged(ack).state.suspended_until_s == until_s
+    assert acknowledged(arrived.end, ack).state.suspended_until_s == until_s
     assert refused is not None
     assert earliest_s <= refused <= max(until_s or 0, time.time() + 3)
 

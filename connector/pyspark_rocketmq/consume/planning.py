@@ -1,6 +1,6 @@
-"""What one micro-batch reads, and how its ranges share tasks.
+"""What one micro-batch reads, and how its ranges share tasks. Pure.
 
-The rules, in the order in which they apply to a queue:
+**What to read of a queue**, by rules in this order (:func:`plan_ranges`):
 
 1. Not in ``caps`` although caps are given: it was not there when the drain began; left out.
 2. Suspended: left out until due. Other queues never wait for it. No suspension is longer than half a minute,
@@ -8,17 +8,15 @@ The rules, in the order in which they apply to a queue:
 3. Its next offset is outside the broker's bounds: a gap, reported. The range begins at the corrected offset
    if gaps are skipped, else the queue is left out.
 4. It ends at the smallest of the broker's end, its cap and the flow-control threshold. A queue that was
-   suspended at its first message is tried with one delivery's worth: it may well stop there again, and the
-   more its backlog grows the less of the others' share is to go into reading what is not delivered.
+   suspended at its first message is tried with one delivery's worth: it may well stop there again, and a
+   growing backlog must not take the others' share for messages that are not delivered.
 5. The total limit is shared in proportion to what is left, at least one offset each; so is the one in bytes.
 6. A queue whose listener has had messages and committed none (autoCommit=false) gets them all again, with at
    least as many new ones, up to the flow-control threshold; until there are new ones it is left out for a
    while.
 
-Which planned ranges share a task.
-
-A task costs some tens of milliseconds of a core whatever it does: Spark schedules it, and two Python
-processes take it up. A queue with a few messages, or one on trial after a suspension, is done in less.  So:
+**Which ranges share a task** (:func:`shared_tasks`). A task costs some tens of milliseconds of a core whatever
+it does: Spark schedules it, and two Python processes take it up. A queue with a few messages takes less. So:
 
 1. A task is not expected to last longer than the longest range alone does, give or take a quarter, or than 25
    ms if that is more: with any number of cores the micro-batch takes no longer, and with few it takes less.
@@ -30,29 +28,13 @@ processes take it up. A queue with a few messages, or one on trial after a suspe
    decoded in one go, which takes a few short ranges as long as one. None of them waits longer to be given up
    than the call of a slow listener lasts.
 
-How a task goes about its ranges is said in :mod:`~pyspark_rocketmq.consume.turns`.
-
-Memory of the planner: which queues stand still although they are read.
-
-With autoCommit=false a listener may answer SUCCESS for a whole range and commit nothing.  The next plan then
-begins at the same offset, and only a longer range brings the messages after which the listener commits.
-
-Splits ranges of queues into more tasks than there are queues; every offset stays in exactly one of them.
-
-Source: Spark's ``KafkaOffsetRangeCalculator.getRanges``, whose options have the same names.
-
-Watches for queues that are held, have messages and are due, and are in no plan all the same (B6).
-
-That should never be; if it is, something that this consumer remembers of the queue is wrong, and claiming it
-anew clears that. A suspended queue waits by right and is not counted (alibaba/rocketmq#459).
-
-Source: ``ProcessQueue.isPullExpired``, ``RebalanceImpl.updateProcessQueueTableInRebalance``.
+How a task takes turns with its ranges, :mod:`~pyspark_rocketmq.consume.turns` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heapreplace
 from itertools import pairwise
 from math import ceil, inf
@@ -68,7 +50,13 @@ LONGEST_LEFT_OUT_S: Final = 120.0
 
 
 class StuckQueueDetector:
-    """Since when each queue that could be planned was not."""
+    """Watches for queues that are held, have messages and are due, and yet are in no plan (B6).
+
+    That should never be; if it is, this consumer remembers something wrong of the queue, and claiming it anew
+    clears that. A suspended queue waits by right and is not counted (alibaba/rocketmq#459).
+
+    Source: ``ProcessQueue.isPullExpired``, ``RebalanceImpl.updateProcessQueueTableInRebalance``.
+    """
 
     def __init__(self) -> None:
         self._ready: frozenset[MessageQueue] = frozenset()
@@ -80,7 +68,7 @@ class StuckQueueDetector:
         bounds: Mapping[MessageQueue, QueueBounds],
         now_s: float,
     ) -> None:
-        """Take the queues of the next plan; ``now_s`` is of the wall clock, as suspensions are."""
+        """Take the queues of the next plan; ``now_s`` is wall-clock time, as suspensions are."""
         self._ready = frozenset(
             queue
             for queue, state in progress.items()
@@ -89,10 +77,7 @@ class StuckQueueDetector:
         )
 
     def planned(self, queues: Collection[MessageQueue], now_s: float) -> list[MessageQueue]:
-        """Take what the plan holds; the queues left out for too long, each told once.
-
-        ``now_s`` is monotonic: nobody sets that clock.
-        """
+        """Take what the plan holds; the queues left out for too long, each once. ``now_s`` is monotonic."""
         waiting = self._ready.difference(queues)
         self._since_s = {queue: self._since_s.get(queue, now_s) for queue in waiting}
         overdue = [queue for queue, since_s in self._since_s.items() if now_s - since_s >= LONGEST_LEFT_OUT_S]
@@ -102,13 +87,15 @@ class StuckQueueDetector:
 
 
 MAX_PARTS: Final = 100_000
-"""Of one read: a broker may tell any offset, and Spark's driver has each task in memory."""
+"""Of one read: a broker may report any offset, and Spark's driver has each task in memory."""
 
 
 def split_ranges(
     ranges: Sequence[QueueRange], *, min_partitions: int | None, max_records: int | None
 ) -> list[QueueRange]:
     """The non-empty ``ranges``, in their order, each cut into consecutive parts of nearly equal length.
+
+    As Spark's ``KafkaOffsetRangeCalculator.getRanges``, whose options have the same names.
 
     Args:
         ranges: One for each queue.
@@ -158,7 +145,7 @@ READ_MS: Final = 0.01
 WORTH_A_TASK_MS: Final = 25.0
 """Ranges that take less together are done by one task."""
 _READ_TOGETHER: Final = 1024
-"""Offsets of ranges that are read at once, at most: their messages are in memory together."""
+"""Most offsets that are read at once: their messages are in memory together."""
 _LONGER: Final = 1.25
 
 
@@ -208,7 +195,7 @@ def _as_long_as_the_longest(expected_ms: Sequence[float]) -> list[list[int]]:
     tasks: list[list[int]] = []
     lasts_ms: list[float] = []
     for index in sorted(range(len(expected_ms)), key=lambda index: -expected_ms[index]):
-        # From the last one: those before it are full, as ranges come from the longest to the shortest.
+        # The tasks before the last are full, as ranges come from the longest to the shortest.
         if lasts_ms and lasts_ms[-1] + expected_ms[index] <= longest_ms:
             tasks[-1].append(index)
             lasts_ms[-1] += expected_ms[index]
@@ -222,7 +209,7 @@ def _spread(ranges: Sequence[Expected], slots: int) -> list[list[int]]:
     """``slots`` tasks of about equal length: the longest range first, each to the shortest task."""
     known = [each for each in ranges if each.listener_ms is not None]
     known_ms, messages = sum(each.ms for each in known), sum(each.offsets for each in known)
-    # What nothing is known of takes what the others take.
+    # An unknown listener is expected to take what the others take.
     message_ms = known_ms / messages if messages else READ_MS
     takes_ms = [each.offsets * message_ms if each.listener_ms is None else each.ms for each in ranges]
     tasks: list[tuple[float, int, list[int]]] = [(0.0, number, []) for number in range(slots)]
@@ -235,11 +222,11 @@ def _spread(ranges: Sequence[Expected], slots: int) -> list[list[int]]:
 
 
 class Had(NamedTuple):
-    """What a queue's listener has had, from its next offset on, and committed nothing of."""
+    """What a queue's listener has had from its next offset on without committing any."""
 
     offsets: int
     rests: bool
-    """Whether it is not to get the same again so soon."""
+    """Whether it must not get the same again yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,19 +248,17 @@ class Plan:
     ranges: tuple[QueueRange, ...]
     """Sorted by queue; none is empty."""
     gaps: tuple[OffsetGap, ...]
-    """Sorted by queue; the shell decides by failOnDataLoss."""
+    """Sorted by queue; the caller decides by failOnDataLoss."""
     readable: int
     """Offsets that could be read now if nothing were limited."""
     next_due_s: float | None
     """When the first suspended queue with something to read is due; None when none is suspended."""
     held_up: tuple[QueueRange, ...] = ()
-    """What listeners have had in full and committed nothing of, although the threshold allows no more; sorted
-    by queue."""
+    """What listeners have had in full without a commit, although the threshold allows no more; sorted."""
 
 
 _LARGEST_DELIVERY = 1024
 """The most messages that ``consumeMessageBatchMaxSize`` may give a listener at once."""
-_NONE_HAD: Mapping[MessageQueue, Had] = {}
 
 
 def plan_ranges(
@@ -303,39 +288,25 @@ def plan_ranges(
         skip_gaps: Plan a queue with a gap from the corrected offset (failOnDataLoss=false).
         message_bytes: How large a message of a queue is, about; needed for a limit in bytes.
     """
-    planner = _Planner(
-        limits=limits,
-        now_s=now_s,
-        had=had or _NONE_HAD,
-        skip_gaps=skip_gaps,
-        message_bytes=message_bytes,
-    )
+    planner = _Planner(limits, now_s, had or {}, skip_gaps, message_bytes)
     for queue in sorted(bounds if caps is None else bounds.keys() & caps.keys()):
         planner.add(queue, bounds[queue], progress.get(queue), None if caps is None else caps[queue])
     return planner.plan()
 
 
+@dataclass(slots=True)
 class _Planner:
     """One plan in the making."""
 
-    def __init__(
-        self,
-        *,
-        limits: ReadLimits,
-        now_s: float,
-        had: Mapping[MessageQueue, Had],
-        skip_gaps: bool,
-        message_bytes: Callable[[MessageQueue], float] | None,
-    ) -> None:
-        self._message_bytes = message_bytes
-        self._limits = limits
-        self._now_s = now_s
-        self._had = had
-        self._skip_gaps = skip_gaps
-        self._candidates: list[tuple[MessageQueue, QueueState, int]] = []
-        """Queue, progress at the offset to read from, offsets that may be read."""
-        self._gaps: list[OffsetGap] = []
-        self._next_due_s: float | None = None
+    limits: ReadLimits
+    now_s: float
+    had: Mapping[MessageQueue, Had]
+    skip_gaps: bool
+    message_bytes: Callable[[MessageQueue], float] | None
+    candidates: list[tuple[MessageQueue, QueueState, int]] = field(default_factory=list)
+    """Queue, its state at the offset to read from, offsets that may be read."""
+    gaps: list[OffsetGap] = field(default_factory=list)
+    next_due_s: float | None = None
 
     def add(
         self, queue: MessageQueue, bounds: QueueBounds, progress: QueueState | None, cap: int | None
@@ -344,78 +315,65 @@ class _Planner:
             progress = QueueState(bounds.min_offset)
         end = bounds.max_offset if cap is None else min(bounds.max_offset, cap)
         due_s = progress.suspended_until_s
-        if due_s is not None and self._now_s < due_s <= self._now_s + LONGEST_SUSPEND_MILLIS / 1000:
-            if progress.next_offset < end and (self._next_due_s is None or due_s < self._next_due_s):
-                self._next_due_s = due_s
+        if due_s is not None and self.now_s < due_s <= self.now_s + LONGEST_SUSPEND_MILLIS / 1000:
+            if progress.next_offset < end and (self.next_due_s is None or due_s < self.next_due_s):
+                self.next_due_s = due_s
             return
-        if not bounds.allow(progress.next_offset):
-            corrected = self._report_gap(queue, bounds, progress)
-            if corrected is None:
+        gap = OffsetGap.between(queue, progress.next_offset, bounds)
+        if gap is not None:
+            self.gaps.append(gap)
+            if not self.skip_gaps:
                 return
-            progress = corrected
+            # The retry counts belonged to what is gone.
+            progress = QueueState(gap.corrected, progress.epoch)
         readable = end - progress.next_offset
         if readable > 0:
-            self._candidates.append((queue, progress, readable))
+            self.candidates.append((queue, progress, readable))
 
     def plan(self) -> Plan:
         ranges: list[QueueRange] = []
         held_up: list[QueueRange] = []
-        for (queue, progress, readable), length in zip(self._candidates, self._lengths(), strict=True):
-            begun = QueueState(
-                progress.next_offset,
-                progress.epoch,
-                progress.reconsume_times,
-                retry_counts=progress.retry_counts,
-            )
+        for (queue, progress, readable), length in zip(self.candidates, self._lengths(), strict=True):
+            begun = progress._replace(suspended_until_s=None, last_message="")
             planned = QueueRange(queue, begun, progress.next_offset + length)
-            had = self._had.get(queue)
+            had = self.had.get(queue)
             if had is None or length > had.offsets or not had.rests:
                 ranges.append(planned)
             elif length < readable:
                 held_up.append(planned)
         return Plan(
             ranges=tuple(ranges),
-            gaps=tuple(self._gaps),
-            readable=sum(length for _, _, length in self._candidates),
-            next_due_s=self._next_due_s,
+            gaps=tuple(self.gaps),
+            readable=sum(length for _, _, length in self.candidates),
+            next_due_s=self.next_due_s,
             held_up=tuple(held_up),
         )
-
-    def _report_gap(
-        self, queue: MessageQueue, bounds: QueueBounds, progress: QueueState
-    ) -> QueueState | None:
-        gap = OffsetGap.between(queue, progress.next_offset, bounds)
-        if gap is None:
-            return progress
-        self._gaps.append(gap)
-        # Counts belonged to what is gone.
-        return QueueState(gap.corrected, progress.epoch) if self._skip_gaps else None
 
     def _lengths(self) -> list[int]:
         readable = [
             min(length, _LARGEST_DELIVERY) if progress.is_on_trial else length
-            for _, progress, length in self._candidates
+            for _, progress, length in self.candidates
         ]
-        threshold = self._limits.pull_threshold_for_queue
+        threshold = self.limits.pull_threshold_for_queue
         wanted = readable if threshold is None else [min(length, threshold) for length in readable]
-        limit = self._limits.max_offsets_per_trigger
+        limit = self.limits.max_offsets_per_trigger
         shares = wanted if limit is None else share_limit(wanted, limit)
         shares = self._within_bytes(shares)
-        if not self._had:
+        if not self.had:
             return shares
         most = inf if threshold is None else threshold
         return [
             share
-            if queue not in self._had
-            else int(min(max(share, 2 * self._had[queue].offsets), length, most))
-            for (queue, _, length), share in zip(self._candidates, shares, strict=True)
+            if queue not in self.had
+            else int(min(max(share, 2 * self.had[queue].offsets), length, most))
+            for (queue, _, length), share in zip(self.candidates, shares, strict=True)
         ]
 
     def _within_bytes(self, lengths: list[int]) -> list[int]:
-        limit = self._limits.max_bytes_per_trigger
-        if limit is None or self._message_bytes is None:
+        limit = self.limits.max_bytes_per_trigger
+        if limit is None or self.message_bytes is None:
             return lengths
-        sizes = [max(1.0, self._message_bytes(queue)) for queue, _, _ in self._candidates]
+        sizes = [max(1.0, self.message_bytes(queue)) for queue, _, _ in self.candidates]
         wanted = [ceil(length * size) for length, size in zip(lengths, sizes, strict=True)]
         if sum(wanted) <= limit:
             return lengths
@@ -450,11 +408,14 @@ def share_limit(wanted: list[int], limit: int) -> list[int]:
 
 
 REST_S: Final = 60.0
-"""How long a listener is left alone with messages that it did not commit while there are no more of them."""
+"""Until a listener gets messages again that it did not commit while there are no more of them."""
 
 
 class StallCounter:
     """Remembers, per queue, the range that its listener has had without a commit and without a suspension.
+
+    With autoCommit=false a listener may answer SUCCESS for a whole range and commit nothing. The next plan then
+    begins at the same offset, and only a longer range brings the messages after which the listener commits.
 
     Call ``had()`` with fresh progress before each plan and ``planned()`` with the ranges that are run after
     it. A suspension keeps what is known, for the listener still needs the messages; any move or a new epoch
@@ -469,8 +430,7 @@ class StallCounter:
 
     def had(self, progress: Mapping[MessageQueue, QueueState], now_s: float) -> Mapping[MessageQueue, Had]:
         """What queues' listeners have had in vain, from their next offsets on."""
-        # A batch of which a queue was claimed or reset meanwhile is dropped whole, whatever its listeners
-        # answered.
+        # If a queue was claimed or reset meanwhile, its whole batch is dropped, whatever its listeners answered.
         is_dropped = any(
             queue not in progress or progress[queue].epoch != planned.state.epoch
             for queue, planned in self._last_plan.items()

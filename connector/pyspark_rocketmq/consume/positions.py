@@ -57,7 +57,7 @@ class OffsetGap:
     @classmethod
     def between(cls, queue: MessageQueue, wanted: int, bounds: QueueBounds) -> OffsetGap | None:
         """The gap of ``wanted`` outside ``[min_offset, max_offset]``, or None inside."""
-        if bounds.min_offset <= wanted <= bounds.max_offset:
+        if bounds.allow(wanted):
             return None
         corrected = bounds.min_offset if wanted < bounds.min_offset else bounds.max_offset
         return cls(queue, wanted, bounds.min_offset, bounds.max_offset, corrected)

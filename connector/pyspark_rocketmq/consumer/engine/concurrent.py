@@ -40,7 +40,7 @@ from pyspark_rocketmq.consume.concurrent import (
 )
 from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck
-from pyspark_rocketmq.consumer.engine.range import ArrivedRange, RangeRun, arrived_ranges
+from pyspark_rocketmq.consumer.engine.range import ArrivedRange, RangeRun, acknowledged, arrived_ranges
 from pyspark_rocketmq.errors import ListenerError, RocketMQError
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
 from pyspark_rocketmq.listeners.calls import (
@@ -124,7 +124,7 @@ class ConcurrentRun(RangeRun):
             count=len(messages),
             settings=settings,
             started_s=self._started_s,
-            failures=self._offsets.retry_counts(),
+            failures=self._earlier_retries(),
         )
 
     def consume(self) -> list[Emitted]:
@@ -299,7 +299,7 @@ class ConcurrentRun(RangeRun):
         self._file.drop(emitted)
 
     def _in_order(self, emitted: list[Emitted], done: Sequence[int]) -> list[Emitted]:
-        offsets = list(map(self._offsets.offset_at, done))
+        offsets = list(map(self._offset_at, done))
         return in_queue_order(emitted, offsets, self._output.rows, self._file)
 
     def _pass_rows_on(self) -> None:
@@ -397,7 +397,7 @@ class ConcurrentEngine:
                 rows, ack = _put_off(arrived, listener)
             else:
                 rows, ack = self._run(arrived, listener, orders)
-        return Consumed(rows, arrived.acknowledged(ack), self._output.rows)
+        return Consumed(rows, acknowledged(arrived.end, ack), self._output.rows)
 
     def _run(
         self, arrived: ArrivedRange, listener: MessageListenerConcurrently, orders: RangeOrders

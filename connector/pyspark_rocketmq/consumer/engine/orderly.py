@@ -27,7 +27,7 @@ from pyspark_rocketmq.consume.orderly import (
 )
 from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck
-from pyspark_rocketmq.consumer.engine.range import ArrivedRange, RangeRun
+from pyspark_rocketmq.consumer.engine.range import ArrivedRange, RangeRun, acknowledged
 from pyspark_rocketmq.errors import OptionError, RocketMQError, UndecodableMessage
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
 from pyspark_rocketmq.listeners.context import (
@@ -110,7 +110,7 @@ class OrderlyRun(RangeRun):
             count=len(messages),
             settings=settings,
             started_s=self._started_s,
-            retry_counts=self._offsets.retry_counts(),
+            retry_counts=self._earlier_retries(),
             stored_times=lambda index: messages[index].reconsume_times,
         )
 
@@ -325,7 +325,7 @@ class RangeConsumer:
 
     def consumed(self, arrived: ArrivedRange, rows: list[Emitted], ack: QueueAck) -> Consumed:
         """What the range has brought."""
-        return Consumed(rows, arrived.acknowledged(ack), self._output.rows)
+        return Consumed(rows, acknowledged(arrived.end, ack), self._output.rows)
 
     @property
     def most_calls(self) -> int:

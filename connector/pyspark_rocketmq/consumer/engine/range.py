@@ -1,7 +1,6 @@
-"""A range as it reaches an engine: its messages, and what its reader says of its end.
+"""A range as it reaches an engine: its messages, what its reader says of its end, and what a run of it keeps.
 
-The messages of a planned range by index, which machines go by, and by queue offset, which everybody else
-does.
+Machines count a planned range's messages by index, everything else by queue offset.
 
 An engine in the reader's process gets what is read as it is. Rows that have crossed Spark are checked first,
 because the whole range is acknowledged: it has exactly one marker row, at its end, which says how many
@@ -16,6 +15,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -42,64 +42,6 @@ from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange, QueueSt
 from pyspark_rocketmq.source.schema import EndReason, RangeEnd, ReadPiece
 
 
-class RangeOffsets:
-    """One range whose messages have arrived."""
-
-    def __init__(self, planned: QueueRange, messages: Sequence[MessageExt]) -> None:
-        self._planned = planned
-        self._messages = messages
-        self._offsets = _queue_offsets(messages)
-        self._retried = spans_from(planned.state)
-
-    def first_at(self, queue_offset: int) -> int:
-        """The first index at or behind an offset."""
-        return bisect_left(self._offsets, queue_offset)
-
-    def offset_at(self, index: int) -> int:
-        """The queue offset of a message, or the end of the range: offsets without a message are passed too."""
-        return int(self._offsets[index]) if index < len(self._offsets) else self._planned.end
-
-    def retry_counts(self) -> dict[int, int]:
-        """How often messages were given back before this range, by index."""
-        return times_by_index(self._retried, self.first_at)
-
-    def state_at(
-        self, index: int, retry_counts: Mapping[int, int], suspended_until_s: float | None
-    ) -> QueueState:
-        """The queue's state once all before ``index`` are passed.
-
-        Args:
-            index: The first message that has not been passed.
-            retry_counts: How often messages from there on were given back by now, by ascending index.
-            suspended_until_s: Wall clock.
-        """
-        next_offset, times = self.offset_at(index), retry_counts.get(index, 0)
-        # A range that was cut short may end before messages that were given back.
-        spans = spans_of(retry_counts, self.offset_at) + from_offset(self._retried, self._planned.end)
-        return QueueState(
-            next_offset,
-            self._planned.state.epoch,
-            times,
-            suspended_until_s,
-            to_text(spans, next_offset, times),
-            self._message_before(index),
-        )
-
-    def _message_before(self, index: int) -> str:
-        if index == 0:
-            return ""
-        if isinstance(self._messages, ArrivedMessages):
-            return self._messages.last_message(index - 1)
-        message = self._messages[index - 1]
-        return LastMessage(message.queue_offset, message.store_timestamp, message.commit_log_offset).to_text()
-
-
-def _queue_offsets(messages: Sequence[MessageExt]) -> Sequence[int] | npt.NDArray[np.int64]:
-    if isinstance(messages, ArrivedMessages):
-        return messages.queue_offsets
-    return [message.queue_offset for message in messages]
-
-
 class RangeRun:
     """What both kinds of runs keep of the range that they consume: its rows, what was counted, its ack."""
 
@@ -109,7 +51,12 @@ class RangeRun:
         self._planned = planned
         self._messages = messages
         self._output = output
-        self._offsets = RangeOffsets(planned, messages)
+        self._queue_offsets = (
+            messages.queue_offsets
+            if isinstance(messages, ArrivedMessages)
+            else [message.queue_offset for message in messages]
+        )
+        self._retried = spans_from(planned.state)
         self._file = SpillFile()
         self._rows = RowBuffer(output.rows, self._file)
         """Those that may reach the sink."""
@@ -122,6 +69,14 @@ class RangeRun:
         self._calls = 0
         self._calls_s = 0.0
 
+    def _offset_at(self, index: int) -> int:
+        """The queue offset of a message, or the range's end: offsets without a message are passed too."""
+        return int(self._queue_offsets[index]) if index < len(self._queue_offsets) else self._planned.end
+
+    def _earlier_retries(self) -> dict[int, int]:
+        """How often messages were given back before this range, by index."""
+        return times_by_index(self._retried, partial(bisect_left, self._queue_offsets))
+
     def _ack_of(
         self,
         done: int,
@@ -131,11 +86,25 @@ class RangeRun:
         suspended_until_s: float | None,
         **sent: int,
     ) -> QueueAck:
-        """The ack of a run that has passed the first ``done`` messages; see :meth:`RangeOffsets.state_at`."""
+        """The ack of a run that has passed the first ``done`` messages.
+
+        ``retry_counts``, by ascending index, says how often messages not passed were given back by now.
+        """
+        next_offset, times = self._offset_at(done), retry_counts.get(done, 0)
+        # A range that was cut short may end before messages that were given back.
+        spans = spans_of(retry_counts, self._offset_at) + from_offset(self._retried, self._planned.end)
+        state = QueueState(
+            next_offset,
+            self._planned.state.epoch,
+            times,
+            suspended_until_s,
+            to_text(spans, next_offset, times),
+            self._last_passed(done),
+        )
         return QueueAck(
             queue=self._planned.queue,
             start=self._planned.start,
-            state=self._offsets.state_at(done, retry_counts, suspended_until_s),
+            state=state,
             **sent,
             read=len(self._messages),
             consumed=done,
@@ -147,8 +116,16 @@ class RangeRun:
             ),
         )
 
+    def _last_passed(self, done: int) -> str:
+        if not done:
+            return ""
+        if isinstance(self._messages, ArrivedMessages):
+            return self._messages.last_message(done - 1)
+        message = self._messages[done - 1]
+        return LastMessage(message.queue_offset, message.store_timestamp, message.commit_log_offset).to_text()
+
     def _stands_still(self, done: int) -> bool:
-        return self._offsets.offset_at(done) == self._planned.start
+        return self._offset_at(done) == self._planned.start
 
     def _describe(self, messages: Sequence[MessageExt]) -> str:
         return (
@@ -176,10 +153,6 @@ class ArrivedRange(NamedTuple):
         """The range, with the end that was reached."""
         return self.end.planned
 
-    def acknowledged(self, ack: QueueAck) -> QueueAck:
-        """``ack`` with what only the reader knows."""
-        return acknowledged(self.end, ack)
-
 
 def acknowledged(end: RangeEnd, ack: QueueAck) -> QueueAck:
     """``ack`` with what only the reader of its range knows."""
@@ -187,12 +160,7 @@ def acknowledged(end: RangeEnd, ack: QueueAck) -> QueueAck:
     if end.reason is EndReason.REFUSED:
         until_s = max(state.suspended_until_s or 0.0, time.time() + _REFUSED_PAUSE_S)
         state = state._replace(suspended_until_s=until_s)
-    return replace(
-        ack,
-        state=state,
-        reset_to=end.reset_to,
-        metrics=ack.metrics.plus(end.metrics),
-    )
+    return replace(ack, state=state, reset_to=end.reset_to, metrics=ack.metrics.plus(end.metrics))
 
 
 def arrived_ranges(pieces: Iterable[ReadPiece]) -> Iterator[ArrivedRange]:
@@ -202,14 +170,12 @@ def arrived_ranges(pieces: Iterable[ReadPiece]) -> Iterator[ArrivedRange]:
         if not isinstance(piece, RangeEnd):
             read.append(piece)
             continue
-        offsets = [rows.column("queueOffset").to_numpy() for rows in read]
-        yield _arrived(piece, read, np.concatenate(offsets) if offsets else np.zeros(0, np.int64))
+        offsets = [np.zeros(0, np.int64), *(rows.column("queueOffset").to_numpy() for rows in read)]
+        messages = ArrivedMessages(
+            read, piece.planned.queue, np.concatenate(offsets), piece.told_with_messages
+        )
+        yield ArrivedRange(piece, messages, sum(each.nbytes for each in read))
         read = []
-
-
-def _arrived(end: RangeEnd, rows: list[pa.RecordBatch], offsets: npt.NDArray[np.int64]) -> ArrivedRange:
-    messages = ArrivedMessages(rows, end.planned.queue, offsets, end.told_with_messages)
-    return ArrivedRange(end, messages, sum(each.nbytes for each in rows))
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -232,23 +198,20 @@ def check_crossed(end: RangeEnd, offsets: npt.NDArray[np.int64]) -> None:
         RocketMQError: If messages were lost, doubled or changed places.
     """
     planned, count = end.planned, len(offsets) - 1
+    whole = f"the range {planned.start} to {planned.end}"
     late = np.flatnonzero(offsets[1:] <= offsets[:-1])
+    if count == end.rows and not len(late):
+        return
     if count != end.rows:
         problem = (
-            f"{end.rows} messages were read of the range {planned.start} to {planned.end}, but {count} rows "
-            "arrived, and the whole range is acknowledged"
-        )
-    elif len(late):
-        before, after = offsets[late[0] : late[0] + 2].tolist()
-        problem = (
-            f"offset {after} arrived twice, so another row of the range {planned.start} to {planned.end} is "
-            "missing"
-            if before == after
-            else f"offset {after} arrived behind offset {before} in the range {planned.start} to "
-            f"{planned.end}"
+            f"{end.rows} messages were read of {whole}, but {count} rows arrived, and the whole range is "
+            "acknowledged"
         )
     else:
-        return
+        before, after = offsets[late[0] : late[0] + 2].tolist()
+        problem = f"offset {after} arrived behind offset {before} in {whole}"
+        if before == after:
+            problem = f"offset {after} arrived twice, so another row of {whole} is missing"
     raise RocketMQError(
         f"{planned.queue}: {problem}. Do not filter, copy, sample or shuffle the rows of format('rocketmq') "
         "before consume_orderly()."
@@ -259,8 +222,7 @@ def wrong_markers(queue: MessageQueue, problem: str) -> RocketMQError:
     """The error for a range that did not arrive with exactly one marker row, at its end."""
     return RocketMQError(
         f"{queue}: a planned range must arrive with exactly one marker row, at its end, but {problem}. Read "
-        "with "
-        "format('rocketmq') and option 'consumerGroup', and do not filter, copy or shuffle its rows before "
+        "with format('rocketmq') and option 'consumerGroup', and do not filter, copy or shuffle its rows before "
         "consume_orderly()."
     )
 
