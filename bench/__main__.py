@@ -54,7 +54,10 @@ _RUNS: dict[str, Callable[..., Result]] = {
 @click.option(
     "--rounds",
     type=int,
-    help="pull, source, sink, micro_batch, consume, consume_concurrent, suspended, latency, delta_sink, groups, simulator: rounds that count.",
+    help=(
+        "pull, source, sink, micro_batch, consume, consume_concurrent, suspended, latency, delta_sink, "
+        "groups, simulator: rounds that count."
+    ),
 )
 @click.option(
     "--per-trigger",

@@ -185,7 +185,9 @@ class Tree:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path / "connector"), str(path)])}
         # What is run must be the same: this file, with the other tree's modules.
         command = [
-            sys.executable, "-c", f"import runpy; runpy.run_path({__file__!r})['_serve']({name_servers!r}, __import__('pathlib').Path({str(work)!r}))",
+            sys.executable, "-c",
+            (f"import runpy; runpy.run_path({__file__!r})['_serve']({name_servers!r}, "
+            f"__import__('pathlib').Path({str(work)!r}))"),
         ]  # fmt: skip
         self._log = work / "log"
         self._process = subprocess.Popen(
@@ -297,8 +299,8 @@ def main(other: Path, only: tuple[str, ...], rounds: int, messages: int, seconds
                 for figure, each in _compare(trees, cluster, job, rounds).items():
                     mark = "" if median(each) >= WANTED else f"   below {WANTED}"
                     click.echo(
-                        f"{job.label:30} {figure:20} min {min(each):.3f}  median {median(each):.3f}  max {max(each):.3f}"
-                        f"  load {load_average()}{mark}"
+                        f"{job.label:30} {figure:20} min {min(each):.3f}  median {median(each):.3f}  max "
+                        f"{max(each):.3f}  load {load_average()}{mark}"
                     )
         finally:
             for tree in trees:

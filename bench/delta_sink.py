@@ -67,7 +67,10 @@ _ROWS = pa.schema(
         ("note", pa.string()),
     ]
 )
-_DDL = "topic string, brokerName string, queueId int, queueOffset long, order_id string, step string, amount double, note string"
+_DDL = (
+    "topic string, brokerName string, queueId int, queueOffset long, order_id string, step string, amount "
+    "double, note string"
+)
 
 
 def run(*, rows: int = 1_000_000, rounds: int = 30, large_rounds: int = 5, small_rows: int = 100) -> Result:

@@ -117,8 +117,9 @@ class Contest:
         ours = self._drain(lambda: self.start_ours(folder))
         peer = self._drain(lambda: self.start_identity(folder))
         print(
-            f"  {folder.name}: ours {ours['triggerExecution']:,.0f} ms  identity {peer['triggerExecution']:,.0f} ms  "
-            f"ratio {ours['triggerExecution'] / peer['triggerExecution']:.2f}  load {load_average()}",
+            f"  {folder.name}: ours {ours['triggerExecution']:,.0f} ms  identity "
+            f"{peer['triggerExecution']:,.0f} ms  ratio "
+            f"{ours['triggerExecution'] / peer['triggerExecution']:.2f}  load {load_average()}",
             flush=True,
         )
         return ours, peer

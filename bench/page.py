@@ -41,12 +41,13 @@ class _Section(NamedTuple):
 
 _SECTIONS: Final = {
     "wire": _Section(
-        "Stored messages decoded into the source's 17 Arrow columns, beside the *plain* decoder that makes an object "
-        "of each message. One core, no network.",
+        "Stored messages decoded into the source's 17 Arrow columns, beside the *plain* decoder that makes "
+        "an object of each message. One core, no network.",
     ),
     "pull": _Section(
-        "One reader process pulls 8 queues from a broker with default limits. *Bare loop*: a socket loop that drops "
-        "the bodies. *DefaultLitePullConsumer*: Java's client. *librocketmq*: the PyPI package `rocketmq`.",
+        "One reader process pulls 8 queues from a broker with default limits. *Bare loop*: a socket loop "
+        "that drops the bodies. *DefaultLitePullConsumer*: Java's client. *librocketmq*: the PyPI package "
+        "`rocketmq`.",
         (
             "1 KiB: pull + decode, messages/s",
             "1 KiB: DefaultLitePullConsumer, messages/s",
@@ -55,35 +56,40 @@ _SECTIONS: Final = {
         ),
     ),
     "source": _Section(
-        '`spark.read.format("rocketmq")` and a stream into `noop`. *Prebuilt*: a Python source that hands Spark '
-        "batches made before. *Raw pull*: a socket loop without decoding. The smaller ceiling is the lesser of the "
-        "two; the source does the work of both on the same cores.",
+        '`spark.read.format("rocketmq")` and a stream into `noop`. *Prebuilt*: a Python source that hands '
+        "Spark "
+        "batches made before. *Raw pull*: a socket loop without decoding. The smaller ceiling is the lesser "
+        "of the two; the source does the work of both on the same cores.",
         ("1 KiB: source, rows/s", "100 B: source, rows/s", "1 KiB: stream, rows/s", "100 B: stream, rows/s"),
     ),
     "sink": _Section(
-        '`df.write.format("rocketmq")` of messages of 1 KiB, beside `DefaultMQProducer.send(list)` with two threads.',
+        '`df.write.format("rocketmq")` of messages of 1 KiB, beside `DefaultMQProducer.send(list)` with two '
+        "threads.",
         ("sink, messages/s", "sink, default batches, messages/s", "sink, by key, messages/s"),
     ),
     "micro_batch": _Section(
         "An orderly consumer that parses JSON and writes a Delta table exactly once, beside an "
-        "`applyInPandasWithState` that returns its input and writes nothing. Micro-batches of 40,000 messages.",
+        "`applyInPandasWithState` that returns its input and writes nothing. Micro-batches of 40,000 "
+        "messages.",
         ("ours: triggerExecution, ms", "identity: triggerExecution, ms"),
     ),
     "consume": _Section(
-        "An orderly listener that only answers SUCCESS, with both engines, beside Spark functions that return their "
-        "input and beside Java's `DefaultMQPushConsumer`.",
+        "An orderly listener that only answers SUCCESS, with both engines, beside Spark functions that "
+        "return their input and beside Java's `DefaultMQPushConsumer`.",
         ("direct engine", "state engine", "Java orderly push"),
     ),
     "consume_concurrent": _Section(
-        "A concurrent listener that waits 5 ms per message, 20 calls at a time. *Bare*: Python alone, sleeping."
+        "A concurrent listener that waits 5 ms per message, 20 calls at a time. *Bare*: Python alone, "
+        "sleeping."
     ),
     "suspended": _Section(
-        "One queue of eight suspends every message. The cost is what the other seven lose against a run without that "
-        "queue."
+        "One queue of eight suspends every message. The cost is what the other seven lose against a run "
+        "without that queue."
     ),
     "latency": _Section(
-        "1,000 messages a second; time from store at the broker to the committed micro-batch, without a pause between "
-        "micro-batches. *Rate source*: Spark's own source with the same writer and no listener.",
+        "1,000 messages a second; time from store at the broker to the committed micro-batch, without a "
+        "pause between micro-batches. *Rate source*: Spark's own source with the same writer and no "
+        "listener.",
         (
             "ours, Delta: p50, ms",
             "ours, Delta: p99, ms",
@@ -100,8 +106,8 @@ _SECTIONS: Final = {
     ),
     "offset_commit": _Section("20,000 commits of 64 queues into one offset table, its upkeep beside them."),
     "delta_sink": _Section(
-        "One micro-batch into a Delta table, exactly once, beside plain appends by delta-rs and by Spark, which know "
-        "nothing of a batch that runs again.",
+        "One micro-batch into a Delta table, exactly once, beside plain appends by delta-rs and by Spark, "
+        "which know nothing of a batch that runs again.",
         (
             "100 rows, ours, ms",
             "100 rows, delta-rs, ms",
@@ -115,7 +121,8 @@ _SECTIONS: Final = {
     ),
     "groups": _Section("Eight members share 1,024 queues of four brokers; one member stops."),
     "simulator": _Section(
-        "`python -m broker_sim`, driven by bare sockets; rates are per second of the simulator's processor time."
+        "`python -m broker_sim`, driven by bare sockets; rates are per second of the simulator's processor "
+        "time."
     ),
 }
 

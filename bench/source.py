@@ -162,10 +162,11 @@ class Contest:
             figures.append(self._round())
             latest = figures[-1]
             print(
-                f"  {self.topic} round {number + 1}: prebuilt {latest.prebuilt:,.0f}  raw pull {latest.raw_pull:,.0f}  "
-                f"source {latest.source:,.0f}  three columns {latest.three_columns:,.0f}  java {latest.java:,.0f}  "
-                f"prebuilt stream {latest.prebuilt_stream:,.0f}  stream {latest.stream:,.0f} rows/s  "
-                f"ratio {latest.ratio:.2f}  load {load_average()}",
+                f"  {self.topic} round {number + 1}: prebuilt {latest.prebuilt:,.0f}  raw pull "
+                f"{latest.raw_pull:,.0f}  source {latest.source:,.0f}  three columns "
+                f"{latest.three_columns:,.0f}  java {latest.java:,.0f}  prebuilt stream "
+                f"{latest.prebuilt_stream:,.0f}  stream {latest.stream:,.0f} rows/s  ratio "
+                f"{latest.ratio:.2f}  load {load_average()}",
                 flush=True,
             )
         return figures

@@ -389,7 +389,9 @@ def test_every_recorded_frame_goes_through_the_codec(request: pytest.FixtureRequ
 
 
 def test_every_recorded_pair_is_played_against_the_simulator(request: pytest.FixtureRequest) -> None:
-    """What a client asked is asked again; what the broker asked of a client is compared with what ours asks."""
+    """What a client asked is asked again;
+    what the broker asked of a client is compared with what ours asks.
+    """
 
     def parameters(test: str) -> Iterator[Mapping[str, Any]]:
         yield from parameters_of(request.session, test)

@@ -78,7 +78,10 @@ def test_times_are_named_per_topic_or_queue() -> None:
     for wrong in ("5", '{"orders": -1}', '{"orders": "latest"}', "latest"):
         with pytest.raises(
             ValueError,
-            match=r"of another shape|milliseconds since the epoch, not|is no time: neither|is not JSON of the shape",
+            match=(
+                r"of another shape|milliseconds since the epoch, not|is no time: neither|is not JSON of the "
+                r"shape"
+            ),
         ):
             parse_starting_times(wrong)
 

@@ -180,7 +180,8 @@ class Slot:
             return
         if not application.ended_planning:
             self._problem(
-                f"{application.instance} ended by itself with code {application.exit_code}:\n{_tail(application)}"
+                f"{application.instance} ended by itself with code "
+                f"{application.exit_code}:\n{_tail(application)}"
             )
         application.was_ended = True
         self.join(same_name=True)

@@ -83,4 +83,7 @@ def _waits(sink: Path | str, but: str) -> tuple[Wait, ...]:
 def _spread(seconds: list[float]) -> str:
     if not seconds:
         return "no time"
-    return f"{min(seconds):.1f} .. {statistics.median(seconds):.1f} .. {max(seconds):.1f} s (least, median, most)"
+    return (
+        f"{min(seconds):.1f} .. {statistics.median(seconds):.1f} .. {max(seconds):.1f} s (least, median, "
+        f"most)"
+    )

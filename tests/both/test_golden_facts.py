@@ -1,4 +1,6 @@
-"""Facts of RocketMQ 5.3.3 that surprise, seen once more on both kinds of brokers (the numbers are golden's)."""
+"""Facts of RocketMQ 5.3.3 that surprise,
+seen once more on both kinds of brokers (the numbers are golden's).
+"""
 
 from __future__ import annotations
 

@@ -50,7 +50,10 @@ def test_a_group_without_offsets_is_told_of(
     """H3: whose name may be mistyped; everything is read, or nothing."""
     put(b"0", b"1")
     nobody = cluster.unique_name("nobody")
-    told = f"group {nobody} has no offset in any of 1 queue(s), so it stands before their first messages; is its name right?"
+    told = (
+        f"group {nobody} has no offset in any of 1 queue(s), so it stands before their first messages; is "
+        f"its name right?"
+    )
 
     for options, count in (
         ({"startingOffsets": "group", "startingGroup": nobody}, 2),

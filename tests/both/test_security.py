@@ -140,7 +140,9 @@ def test_the_source_reads_a_secured_topic(secured: SecuredCluster) -> None:
 
 
 def test_a_user_who_may_subscribe_is_a_member_of_the_group(secured: SecuredCluster, tmp_path: Path) -> None:
-    """A5, A3: a consumer joins and locks its queues with ``Sub`` on topic and group and no right beyond that."""
+    """A5, A3: a consumer joins and locks its queues with ``Sub`` on topic
+    and group and no right beyond that.
+    """
     store = str(tmp_path / "offsets")
     options = ReadOptions.parse({**secured.options, "consumerGroup": GROUP, "offsetStore": store})
     member = join_group(options, "me", open_offset_store(store), CLOCK)

@@ -108,7 +108,9 @@ def test_whatever_goes_wrong_while_it_is_repeated_the_failure_is_told() -> None:
 
 @pytest.mark.parametrize("refusal", [BUSY, LocalProtocolError("too large")])
 def test_a_refusal_is_not_repeated(refusal: RocketMQError) -> None:
-    """G3: ``onExceptionImpl(…, needRetry=false)``, where a send that is waited for would try another broker."""
+    """G3: ``onExceptionImpl(…, needRetry=false)``,
+    where a send that is waited for would try another broker.
+    """
     run = Run(refusal)
 
     run.attempts.begin(A0)

@@ -137,8 +137,10 @@ def test_a_message_of_the_retry_topic_is_consumed_under_its_own_topic(member: Me
     broker = MessageQueue("%RETRY%g", "broker-a", 0)
     body = encode_stored_message(
         StoredMessage(
-            topic="%RETRY%shop%g", queue_id=0, queue_offset=7, commit_log_offset=700, body=b"again", body_crc=0,
-            properties_data=encode_properties({"RETRY_TOPIC": "shop%orders"}), born_timestamp=1, born_host="10.0.0.1:1",
+            topic="%RETRY%shop%g", queue_id=0, queue_offset=7, commit_log_offset=700, body=b"again",
+            body_crc=0,
+            properties_data=encode_properties({"RETRY_TOPIC": "shop%orders"}), born_timestamp=1,
+            born_host="10.0.0.1:1",
             store_timestamp=2, store_host="10.0.0.1:2",
         )
     )  # fmt: skip

@@ -25,7 +25,9 @@ _EXAMPLES = int(os.environ.get("CONCURRENT_MODEL_EXAMPLES", "150"))
 
 @dataclass
 class ProcessQueue:
-    """What Java keeps of a queue's messages (``ProcessQueue.msgTreeMap``) and what became of those it let go."""
+    """What Java keeps of a queue's messages (``ProcessQueue.msgTreeMap``)
+    and what became of those it let go.
+    """
 
     count: int
     tree: set[int] = field(default_factory=set)

@@ -161,7 +161,8 @@ def _explore_all(
     explored, depth = explore(model, most_states)
 
     tell(
-        f"{scope.members} members, {scope.queues} queues, {begin.__name__}: {explored} states, {depth} moves deep"
+        f"{scope.members} members, {scope.queues} queues, {begin.__name__}: {explored} states, {depth} "
+        f"moves deep"
     )
     assert explored >= min(1000, most_states)
 

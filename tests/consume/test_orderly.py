@@ -394,7 +394,10 @@ def test_rollback_with_auto_commit_commits_and_tells_the_user() -> None:
         ({}, "returned of type dict"),
         (
             None,
-            "returned None, which is no ConsumeOrderlyStatus; return SUCCESS, SUSPEND_CURRENT_QUEUE_A_MOMENT, COMMIT",
+            (
+                "returned None, which is no ConsumeOrderlyStatus; return SUCCESS, "
+                "SUSPEND_CURRENT_QUEUE_A_MOMENT, COMMIT"
+            ),
         ),
     ],
 )

@@ -125,7 +125,8 @@ def consume_orderly(listener: object) -> None:
 def consume_concurrently(listener: object) -> None:
     with form_of(listener, orderly=False).lease() as call, closing(workers_for(call, 4)) as workers:
         ConcurrentRun(
-            PLANNED, MESSAGES, listener=call, output=OUTPUT, settings=ConcurrentSettings(max_reconsume_times=0),
+            PLANNED, MESSAGES, listener=call, output=OUTPUT,
+            settings=ConcurrentSettings(max_reconsume_times=0),
             workers=workers, send_back=lambda message, level: GIVEN_UP.append(message), clock=SystemClock(),
         ).consume()  # fmt: skip
 
@@ -214,6 +215,9 @@ def test_a_concurrent_listener_that_returns_nothing_is_told_what_to_return(
         run.consume()
 
     (record,) = caplog.records
-    sentence = "The listener returned None, which is no ConsumeConcurrentlyStatus; return CONSUME_SUCCESS or RECONSUME_LATER"
+    sentence = (
+        "The listener returned None, which is no ConsumeConcurrentlyStatus; return CONSUME_SUCCESS or "
+        "RECONSUME_LATER"
+    )
     assert record.getMessage().startswith(sentence)
     assert run.ack().last_error.startswith(sentence)

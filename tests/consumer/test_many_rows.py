@@ -33,7 +33,8 @@ from tests.helpers.source_rows import pieces_of, rows_of
 OUTPUT = StructType().add("n", "long").add("text", "string")
 TABLE = pa.schema(
     [
-        ("topic", pa.string()), ("brokerName", pa.string()), ("queueId", pa.int32()), ("queueOffset", pa.int64()),
+        ("topic", pa.string()), ("brokerName", pa.string()), ("queueId", pa.int32()),
+        ("queueOffset", pa.int64()),
         ("n", pa.int64()), ("text", pa.string()),
     ]
 )  # fmt: skip

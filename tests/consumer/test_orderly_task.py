@@ -290,7 +290,9 @@ def test_a_queue_that_is_given_up_while_it_is_suspended_does_not_come_again() ->
 
 
 def test_a_suspended_queue_that_is_given_up_is_given_out_before_it_is_due() -> None:
-    """D7, G7: who gets the queue waits neither for its suspension nor for the rest of another queue's range."""
+    """D7, G7: who gets the queue waits neither for its suspension nor for
+    the rest of another queue's range.
+    """
     orders, is_out = GivenUp(), threading.Event()
 
     def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:

@@ -149,7 +149,8 @@ def test_what_is_no_time_to_begin_at_is_refused_with_what_to_write(written: str)
 
     assert problem == (
         f"consume_timestamp='{written}' is not a time written as yyyyMMddHHmmss, "
-        "perhaps with a zone (20261122180000+08:00, 20261122100000Z), or as ISO (2026-11-22T10:00, UTC unless it says otherwise)"
+        "perhaps with a zone (20261122180000+08:00, 20261122100000Z), or as ISO (2026-11-22T10:00, UTC "
+        "unless it says otherwise)"
     )
 
 

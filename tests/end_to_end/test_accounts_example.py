@@ -49,7 +49,9 @@ class DyingAccounts(AccountsInDatabase):
 def test_every_payment_counts_once_though_a_worker_dies_and_the_group_begins_again(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
-    """H6: delivered twice after a death, and all of it again after the offsets and the checkpoint are gone."""
+    """H6: delivered twice after a death,
+    and all of it again after the offsets and the checkpoint are gone.
+    """
     consumption = Consumption(spark, cluster, tmp_path, cluster.create_topic(queues=2), "direct")
     with patient_producer(cluster.name_servers) as producer:
         for number in range(_EACH * len(_ACCOUNTS)):

@@ -98,7 +98,8 @@ def test_bad_records_are_rows_of_their_own_and_stop_no_queue(
 
     assert rows == once
     assert [(row.queueOffset, row.order_id, row.amount) for row in rows] == [
-        (0, "o1", 1.5), (1, None, None), (2, None, None), (3, "o3", None), (4, None, None), (5, None, None), (6, None, None),
+        (0, "o1", 1.5), (1, None, None), (2, None, None), (3, "o3", None), (4, None, None), (5, None, None),
+        (6, None, None),
         (7, None, None),
     ]  # fmt: skip
     bad = {row.queueOffset: bytes(row.badRecord) for row in rows if row.badRecord is not None}

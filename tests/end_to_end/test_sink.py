@@ -68,7 +68,10 @@ def test_a_row_becomes_a_message_with_all_its_columns(spark: SparkSession, clust
     Java's queue.
     """
     topic = cluster.create_topic(queues=4)
-    columns = "topic string, body binary, keys string, tags string, shardingKey string, properties map<string,string>"
+    columns = (
+        "topic string, body binary, keys string, tags string, shardingKey string, properties map<string,"
+        "string>"
+    )
     rows = [
         (
             topic,

@@ -26,8 +26,9 @@ def test_a_temporary_view_reads_what_was_there_at_its_first_query(
     topic = cluster.create_topic(queues=2, brokers=["broker-a"])
     produce_orders(cluster.name_servers, topic, 10)
     view = (
-        f"CREATE OR REPLACE TEMPORARY VIEW sql_orders USING rocketmq OPTIONS (nameServers '{cluster.name_servers}', "
-        f"topic '{topic}', startingOffsets 'earliest', subscription 'created || paid')"
+        f"CREATE OR REPLACE TEMPORARY VIEW sql_orders USING rocketmq OPTIONS (nameServers "
+        f"'{cluster.name_servers}', topic '{topic}', startingOffsets 'earliest', subscription 'created || "
+        f"paid')"
     )
     spark.sql(view)
 

@@ -29,8 +29,10 @@ SEED = 20_240_601
 INPUTS = 1000
 CONVERSATIONS = 60
 LARGE = {
-    "frame: one body", "frame: header of one text in JSON", "header: one field", "columns: one", "columns: of 100 bytes",
-    "columns: ZSTD, 32 of 4 MiB", "messages: one", "batch: one member", "LZ4 of bomb", "properties of a request",
+    "frame: one body", "frame: header of one text in JSON", "header: one field", "columns: one",
+    "columns: of 100 bytes",
+    "columns: ZSTD, 32 of 4 MiB", "messages: one", "batch: one member", "LZ4 of bomb",
+    "properties of a request",
     "JSON of maps", "consumer list",
 }  # fmt: skip
 """The quick ones."""
@@ -46,7 +48,9 @@ def session_of(target: Target) -> Iterator[Session]:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_any_bytes_give_a_value_or_a_protocol_error(name: str) -> None:
-    """A1: never another exception, a hang, or more memory than the target may take (docs/how-to/security.md)."""
+    """A1: never another exception, a hang,
+    or more memory than the target may take (docs/how-to/security.md).
+    """
     target = TARGETS[name]
     with session_of(target) as session:
         tried = len(session.seeds) + (CONVERSATIONS if target.is_conversation else INPUTS)

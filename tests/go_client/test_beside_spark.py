@@ -100,7 +100,8 @@ def rows_of(sink: Path) -> list[GoMessage]:
         QueryBuilder()
         .register("sink", DeltaTable(str(sink)))
         .execute(
-            'SELECT "brokerName", "queueId", "queueOffset", tag, body FROM sink ORDER BY delivered_ns, "queueOffset"'
+            'SELECT "brokerName", "queueId", "queueOffset", tag, body FROM sink ORDER BY delivered_ns, '
+            '"queueOffset"'
         )
         .read_all()
     )

@@ -22,7 +22,8 @@ from tests.helpers.retries import but_retries
 from tests.helpers.wait import wait_until
 
 QUICK = MembershipTiming(
-    heartbeat_s=0.3, rebalance_s=0.3, shortest_rebalance_s=0.1, lock_renewal_s=0.2, lock_valid_s=2.0, lock_retry_s=0.1
+    heartbeat_s=0.3, rebalance_s=0.3, shortest_rebalance_s=0.1, lock_renewal_s=0.2, lock_valid_s=2.0,
+    lock_retry_s=0.1
 )  # fmt: skip
 """For what RocketMQ does every twenty seconds."""
 

@@ -23,7 +23,8 @@ from tests.helpers.wait import wait_until
 
 _SPARKS = re.compile(
     r"py4j.protocol.Py4JJavaError: An error occurred while calling((.|\\r\\n|\\r|\\n)*)"
-    r"(java.lang.InterruptedException|java.io.InterruptedIOException|java.nio.channels.ClosedByInterruptException)"
+    r"(java.lang.InterruptedException|java.io.InterruptedIOException|"
+    r"java.nio.channels.ClosedByInterruptException)"
 )
 """``StreamExecution.PROXY_ERROR`` of Spark 4.2."""
 _BUSY_S = 120.0

@@ -43,7 +43,8 @@ class Browser:
         libraries = os.pathsep.join(str(_HOME / each) for each in _LIBRARIES)
         done = subprocess.run(
             [
-                str(self._program), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000",
+                str(self._program), "--headless", "--no-sandbox", "--disable-gpu",
+                "--virtual-time-budget=10000",
                 f"--user-data-dir={self._profile}", f"--window-size={width},{height}", "--dump-dom",
                 f"--screenshot={screenshot}", page.as_uri(),
             ],

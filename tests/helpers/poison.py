@@ -18,7 +18,8 @@ def store_as_it_is(
     """Have the broker at ``address`` store a message with that body and sysFlag."""
     fields = {
         "producerGroup": "p", "topic": queue.topic, "defaultTopic": "TBW102", "defaultTopicQueueNums": "1",
-        "queueId": str(queue.queue_id), "sysFlag": str(sys_flag), "bornTimestamp": "1700000000000", "flag": "0",
+        "queueId": str(queue.queue_id), "sysFlag": str(sys_flag), "bornTimestamp": "1700000000000",
+        "flag": "0",
         "properties": "KEYS\x01poison\x02", "reconsumeTimes": "0", "unitMode": "false", "batch": "false",
     }  # fmt: skip
     deadline = Deadline.after(SystemClock(), PATIENCE_S)

@@ -27,8 +27,8 @@ def _refuse_threads() -> None:
     count = len(list(_THREADS.iterdir())) if _THREADS.is_dir() else threading.active_count()
     if count > 1:
         raise AssertionError(
-            f"Importing numpy, pandas, pyarrow and pyspark started {count - 1} threads, so workers cannot be forked "
-            f"afterwards: take {__name__} out of tests/helpers/spark_session.py."
+            f"Importing numpy, pandas, pyarrow and pyspark started {count - 1} threads, so workers cannot "
+            f"be forked afterwards: take {__name__} out of tests/helpers/spark_session.py."
         )
 
 

@@ -1,4 +1,6 @@
-"""A JVM with RocketMQ's own clients in it, driven line by line (``tests/real_broker/java/JavaClients.java``)."""
+"""A JVM with RocketMQ's own clients in it,
+driven line by line (``tests/real_broker/java/JavaClients.java``).
+"""
 
 from __future__ import annotations
 

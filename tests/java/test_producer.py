@@ -236,7 +236,8 @@ def test_a_reply_comes_to_the_producer_that_asked(
     (stored,) = decode_messages(client.pull(address, request).body, sent["brokerName"])
     assert stored.body == b"seven"
     assert stored.properties.items() >= {
-        ("MSG_TYPE", "reply"), ("MSG_REGION", "DefaultRegion"), ("TRACE_ON", "true"), ("CORRELATION_ID", to["CORRELATION_ID"]), ("REPLY_TO_CLIENT", to["REPLY_TO_CLIENT"]),
+        ("MSG_TYPE", "reply"), ("MSG_REGION", "DefaultRegion"), ("TRACE_ON", "true"),
+        ("CORRELATION_ID", to["CORRELATION_ID"]), ("REPLY_TO_CLIENT", to["REPLY_TO_CLIENT"]),
     }  # fmt: skip
     assert stored.properties.keys().isdisjoint({"CLUSTER", "PUSH_REPLY_TIME"})
 

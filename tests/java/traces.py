@@ -134,7 +134,9 @@ class TraceRun(StoredTrace):
         )
 
     def begin(self) -> Future[Any]:
-        """Start the consumer; the future has the listener's calls once all recorded messages were delivered."""
+        """Start the consumer; the future has the listener's calls once all
+        recorded messages were delivered.
+        """
         self._java.call(
             "push.start",
             name=self.group,

@@ -332,7 +332,9 @@ def test_a_sink_is_not_set_back_while_its_rows_would_be_there_twice(shop: Shop, 
     """H1"""
     with pytest.raises(
         JobFailed,
-        match=r"10 rows that group etl would write again, and would have twice. Remove them first: DELETE FROM",
+        match=(
+            r"10 rows that group etl would write again, and would have twice. Remove them first: DELETE FROM"
+        ),
     ):
         shop.do(reset, ToOffset(10), sink=sink.path, rewinds_sink=True)
 
@@ -579,7 +581,10 @@ def test_a_member_that_does_not_tell_what_it_consumes_is_not_harmed_either(
     try:
         with pytest.raises(
             JobFailed,
-            match=r"2 of 2 queues are being consumed by .*@one \(which did not tell what it consumes\)\. Nothing",
+            match=(
+                r"2 of 2 queues are being consumed by .*@one \(which did not tell what it consumes\)\. "
+                r"Nothing"
+            ),
         ):
             live.do(reset, ToOffset(2), sink=sink.path, rewinds_sink=rewinds_sink, is_forced=rewinds_sink)
         assert not faults.pending

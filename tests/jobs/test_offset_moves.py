@@ -51,8 +51,10 @@ def bounds(low: int, high: int) -> QueueBounds:
 @pytest.mark.parametrize(
     ("text", "target"),
     [
-        ("earliest", ToBound("earliest")), (" LATEST ", ToBound("latest")), ("0", ToOffset(0)), ("sink", ToSink()), ("1200", ToOffset(1200)),
-        ("2026-11-20T10:00", ToTime(TEN)), ("2026-11-20 10:00Z", ToTime(TEN)), ("2026-11-20T11:00+01:00", ToTime(TEN)),
+        ("earliest", ToBound("earliest")), (" LATEST ", ToBound("latest")), ("0", ToOffset(0)),
+        ("sink", ToSink()), ("1200", ToOffset(1200)),
+        ("2026-11-20T10:00", ToTime(TEN)), ("2026-11-20 10:00Z", ToTime(TEN)),
+        ("2026-11-20T11:00+01:00", ToTime(TEN)),
     ],
 )  # fmt: skip
 def test_a_target_is_an_end_an_offset_or_a_time(

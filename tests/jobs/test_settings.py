@@ -137,15 +137,16 @@ def test_the_example_file_of_consume_is_complete_and_valid() -> None:
         (
             "consumeFromWhere=FIRST",
             (
-                "option consumeFromWhere='FIRST' is none of CONSUME_FROM_LAST_OFFSET, CONSUME_FROM_FIRST_OFFSET, "
-                "CONSUME_FROM_TIMESTAMP"
+                "option consumeFromWhere='FIRST' is none of CONSUME_FROM_LAST_OFFSET, "
+                "CONSUME_FROM_FIRST_OFFSET, CONSUME_FROM_TIMESTAMP"
             ),
         ),
         (
             "consumeTimestamp=yesterday",
             (
                 "option consumeTimestamp='yesterday' is not a time written as yyyyMMddHHmmss, "
-                "perhaps with a zone (20261122180000+08:00, 20261122100000Z), or as ISO (2026-11-22T10:00, UTC unless it says otherwise)"
+                "perhaps with a zone (20261122180000+08:00, 20261122100000Z), or as ISO (2026-11-22T10:00, "
+                "UTC unless it says otherwise)"
             ),
         ),
         ("sink=", "option sink='' is empty"),
@@ -180,7 +181,8 @@ def test_the_sink_is_set_up_as_in_python() -> None:
     sink = sink_of(load_settings(ConsumeSettings, "consume", None, [*CONSUME, *given]))
 
     assert repr(sink) == (
-        "DeltaSink('/lake/orders', partition_by=('topic',), merge_keys=('order_id', 'step'), schema_evolution=True)"
+        "DeltaSink('/lake/orders', partition_by=('topic',), merge_keys=('order_id', 'step'), "
+        "schema_evolution=True)"
     )
 
 

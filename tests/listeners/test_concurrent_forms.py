@@ -114,7 +114,8 @@ def _forget() -> None:
 
 
 FORMS = [
-    function, coroutine, generator, async_generator, PandasListener(frame), PandasListener(frame_later), Opened, Opened(),
+    function, coroutine, generator, async_generator, PandasListener(frame), PandasListener(frame_later),
+    Opened, Opened(),
     OpenedOnTheLoop, f"{__name__}:coroutine", f"{__name__}:OpenedOnTheLoop",
 ]  # fmt: skip
 

@@ -58,14 +58,22 @@ TAKEN: list[tuple[st.DataType, list[Any]]] = [
     (st.ArrayType(PAIR), [[{"a": 1}, (2, "x")], []]),
 ]  # fmt: skip
 ODD: list[Any] = [
-    1, 2**31, 2**63, 2**53 + 1, 1.5, 1.0, 1e300, math.nan, math.inf, True, "a", "\ud800", Kind.PAID, b"a", bytearray(b"a"),
-    memoryview(b"a"), Decimal("1.5"), Decimal("1.555"), Decimal("NaN"), Decimal(10) ** 30, np.int64(1), np.float64("nan"),
+    1, 2**31, 2**63, 2**53 + 1, 1.5, 1.0, 1e300, math.nan, math.inf, True, "a", "\ud800", Kind.PAID, b"a",
+    bytearray(b"a"),
+    memoryview(b"a"), Decimal("1.5"), Decimal("1.555"), Decimal("NaN"), Decimal(10) ** 30, np.int64(1),
+    np.float64("nan"),
     np.True_, np.str_("a"), np.datetime64("2024-01-01"), dt.date(2024, 1, 1), dt.datetime(1, 1, 1), UTC_NOON,
-    dt.datetime.max, dt.time(1), dt.timedelta(1), dt.timedelta.max, pd.Timestamp("2024-01-01 00:00:00.123456789"),
-    pd.NaT, pd.NA, [1], ["a"], (1,), (1, "a"), ("a", 1), (1, "a", 2), [None], {1}, [Decimal("1.5")], np.array([1.5]),
-    np.array([[1]]), [[1]], [b"a"], [True], ["\ud800"], {"a": 1}, {1: "a"}, {"k": "v"}, {None: 1}, {"k": [None]},
-    {"k": ["a"]}, {"k": [{"a": "x"}]}, [("k", 1)], {"a": 1, "c": 1}, Row(a="x", b=1), {}, [], (), uuid.UUID(int=1),
-    object(), range(2), math.sin, [dt.datetime.max], [dt.datetime.min], [dt.datetime.max.replace(tzinfo=dt.UTC)], [dt.datetime.min.replace(tzinfo=EAST)], [pd.NaT], pd.Series([1]),
+    dt.datetime.max, dt.time(1), dt.timedelta(1), dt.timedelta.max,
+    pd.Timestamp("2024-01-01 00:00:00.123456789"),
+    pd.NaT, pd.NA, [1], ["a"], (1,), (1, "a"), ("a", 1), (1, "a", 2), [None], {1}, [Decimal("1.5")],
+    np.array([1.5]),
+    np.array([[1]]), [[1]], [b"a"], [True], ["\ud800"], {"a": 1}, {1: "a"}, {"k": "v"}, {None: 1},
+    {"k": [None]},
+    {"k": ["a"]}, {"k": [{"a": "x"}]}, [("k", 1)], {"a": 1, "c": 1}, Row(a="x", b=1), {}, [], (),
+    uuid.UUID(int=1),
+    object(), range(2), math.sin, [dt.datetime.max], [dt.datetime.min],
+    [dt.datetime.max.replace(tzinfo=dt.UTC)], [dt.datetime.min.replace(tzinfo=EAST)], [pd.NaT],
+    pd.Series([1]),
 ]  # fmt: skip
 
 

@@ -215,6 +215,7 @@ def test_prometheus_scrapes_what_is_known_now(monitor: QueryMonitor, clock: Fake
     assert samples["lag_messages"] == (of_queue, 36.0)
     assert {name: value for name, (_, value) in samples.items()} == {
         "lag_messages": 36, "suspended": 1, "reconsume_times": 3, "planned_messages": 10, "read_messages": 9,
-        "acknowledged_messages_total": 4, "retried_deliveries_total": 2, "dead_letters_total": 1, "batches_total": 1,
+        "acknowledged_messages_total": 4, "retried_deliveries_total": 2, "dead_letters_total": 1,
+        "batches_total": 1,
         "rows_total": 7, "batch_seconds": 1.25, "last_batch_timestamp_seconds": clock.now_s(),
     }  # fmt: skip

@@ -83,7 +83,9 @@ def test_the_offset_table_is_written_as_java_reads_it(folder: Path, main: Path) 
 
 
 def test_the_content_before_stays_beside_it(folder: Path, main: Path) -> None:
-    """F1: LocalFileOffsetStore keeps it as .bak and reads it if the file is missing or cannot be understood."""
+    """F1: LocalFileOffsetStore keeps it as .bak and reads it if the file
+    is missing or cannot be understood.
+    """
     store = filled(folder, 7, 9)
     main.unlink()
     assert store.read(GROUP)[Q0].next_offset == 7

@@ -11,7 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 _COPIED = ("spark-submit.sh", "scripts", "requirements", "conf")
 _TOOLS = (
-    "bash", "cat", "cmp", "cp", "dirname", "env", "flock", "grep", "head", "mkdir", "mv", "rm", "sed", "sh", "touch",
+    "bash", "cat", "cmp", "cp", "dirname", "env", "flock", "grep", "head", "mkdir", "mv", "rm", "sed", "sh",
+    "touch",
 )  # fmt: skip
 _TIMEOUT_S = 280
 """A first start makes an environment, which takes a while on a busy machine."""

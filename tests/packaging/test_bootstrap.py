@@ -168,8 +168,8 @@ def test_a_second_start_makes_nothing_and_asks_for_nothing(checkout: Checkout) -
     root = checkout.root
     environment, *arguments = result.stdout.splitlines()
     assert environment == (
-        f"SPARK_HOME={root}/.venv/lib/python3.11/site-packages/pyspark PYSPARK_PYTHON={root}/.venv/bin/python "
-        f"PYTHONPATH={root}/connector:{root}:/mine"
+        f"SPARK_HOME={root}/.venv/lib/python3.11/site-packages/pyspark "
+        f"PYSPARK_PYTHON={root}/.venv/bin/python PYTHONPATH={root}/connector:{root}:/mine"
     )
     jars = ",".join(str(root / ".cache/delta-jars-4.4.0" / name) for name in ("one.jar", "two.jar"))
     assert arguments == [
@@ -203,7 +203,9 @@ def test_a_job_is_told_of_the_terminal_that_spark_hides_from_it(checkout: Checko
 
 
 def test_on_a_cluster_the_code_goes_with_the_job(checkout: Checkout) -> None:
-    """Executors have a Python of their own, and do not reach a driver that listens on the loopback interface."""
+    """Executors have a Python of their own,
+    and do not reach a driver that listens on the loopback interface.
+    """
     checkout.java()
     checkout.finished_environment()
     checkout.script(".venv/bin/python", "echo made-by-zip_packages.zip")
@@ -300,7 +302,8 @@ def test_delta_jars_that_cannot_be_resolved_leave_nothing_half_made(checkout: Ch
 
     assert result.returncode == 3
     assert result.stderr.splitlines()[-1] == (
-        "Could not resolve the Delta jars because the network cannot be reached; the first start needs it once, "
+        "Could not resolve the Delta jars because the network cannot be reached; the first start needs it "
+        "once, "
         f"and the log is {checkout.root}/.cache/ivy.log."
     )
     assert not (checkout.root / ".cache/delta-jars-4.4.0").exists()

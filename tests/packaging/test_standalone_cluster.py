@@ -100,7 +100,9 @@ def test_a_machine_that_is_killed_under_a_job_costs_nothing_but_time(
     }
     environment = environment_of(
         spark_cluster,
-        SPARK_SUBMIT_ARGS=f"--conf spark.executor.memory=512m --conf spark.executorEnv.{doomed_listener.FOLDER}={tmp_path}",
+        SPARK_SUBMIT_ARGS=(
+            f"--conf spark.executor.memory=512m --conf spark.executorEnv.{doomed_listener.FOLDER}={tmp_path}"
+        ),
     )
 
     with running(consume_command(options), log, folder=tmp_path, environment=environment) as job:

@@ -290,7 +290,8 @@ def test_a_topic_of_a_row_may_have_blanks_around_it() -> None:
 def test_only_a_row_that_is_no_message_is_said_to_fail_again() -> None:
     """G2"""
     assert str(RowNotSent("row 1 of the task", "the broker is busy")) == (
-        "Not sent: row 1 of the task: the broker is busy. Rows before may be stored, and come again with a retry."
+        "Not sent: row 1 of the task: the broker is busy. Rows before may be stored, and come again with a "
+        "retry."
     )
 
 

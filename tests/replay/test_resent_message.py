@@ -27,9 +27,12 @@ def test_the_message_keeps_what_its_producer_gave_it() -> None:
 def test_what_a_broker_would_act_upon_again_is_left_out() -> None:
     """H3, G3: a delayed message would be delayed once more, a message given back would count as one."""
     message = resent(
-        DELAY="3", TIMER_DELIVER_MS="1", REAL_TOPIC="t", REAL_QID="1", TRAN_MSG="true", PGROUP="p", RETRY_TOPIC="orders",
-        RECONSUME_TIME="4", MIN_OFFSET="0", MAX_OFFSET="9", CLUSTER="c", INNER_NUM="2", WAIT="true", TIMER_OUT_MS="1",
-        TIMER_ENQUEUE_MS="1", TIMER_DEQUEUE_MS="1", TIMER_ROLL_TIMES="1", TRANSACTION_CHECK_TIMES="1", POP_CK="0 1",
+        DELAY="3", TIMER_DELIVER_MS="1", REAL_TOPIC="t", REAL_QID="1", TRAN_MSG="true", PGROUP="p",
+        RETRY_TOPIC="orders",
+        RECONSUME_TIME="4", MIN_OFFSET="0", MAX_OFFSET="9", CLUSTER="c", INNER_NUM="2", WAIT="true",
+        TIMER_OUT_MS="1",
+        TIMER_ENQUEUE_MS="1", TIMER_DEQUEUE_MS="1", TIMER_ROLL_TIMES="1", TRANSACTION_CHECK_TIMES="1",
+        POP_CK="0 1",
     )  # fmt: skip
 
     assert message.properties.keys() == {"REPLAYED_FROM", "REPLAYED_BY"}

@@ -153,7 +153,10 @@ class DatabaseConformance(SinkConformance):
                     rows(Q1, start, start + 1),
                 )
 
-            at = f"{'after' if faults.is_done else 'before'} {faults.seen[min(faults.at or 0, len(faults.seen) - 1)]}"
+            at = (
+                f"{'after' if faults.is_done else 'before'} "
+                f"{faults.seen[min(faults.at or 0, len(faults.seen) - 1)]}"
+            )
             offsets = [row[:2] for row in stored_in(database)]
             expected = [(0, offset) for offset in range(start + 2)] + [
                 (1, offset) for offset in range(start + 1)

@@ -163,8 +163,9 @@ def test_a_column_that_changes_what_is_put_into_it_is_refused(database: SqliteFi
     """H7: a text that looks like a number is none."""
     execute(
         database,
-        "CREATE TABLE rocketmq_watermarks (consumer_group TEXT, topic TEXT, broker_name TEXT, queue_id TEXT, next_offset REAL, "
-        "generation BIGINT, attempt TEXT, PRIMARY KEY (consumer_group, topic, broker_name, queue_id))",
+        "CREATE TABLE rocketmq_watermarks (consumer_group TEXT, topic TEXT, broker_name TEXT, queue_id TEXT,"
+        " next_offset REAL, generation BIGINT, attempt TEXT, PRIMARY KEY (consumer_group, topic, "
+        "broker_name, queue_id))",
     )
 
     with pytest.raises(OptionError, match="queue_id gives '2147483647' for 2147483647; next_offset gives"):
@@ -177,9 +178,10 @@ def test_a_database_that_takes_small_and_capital_letters_for_one_costs_no_rows(d
     """
     execute(
         database,
-        "CREATE TABLE rocketmq_watermarks (consumer_group VARCHAR(255) NOT NULL COLLATE NOCASE, topic VARCHAR(255) NOT NULL COLLATE "
-        "NOCASE, broker_name VARCHAR(127) NOT NULL COLLATE NOCASE, queue_id INTEGER NOT NULL, next_offset BIGINT NOT NULL, generation "
-        "BIGINT DEFAULT 0 NOT NULL, attempt VARCHAR(36) DEFAULT '' NOT NULL, PRIMARY KEY (consumer_group, topic, broker_name, queue_id))",
+        "CREATE TABLE rocketmq_watermarks (consumer_group VARCHAR(255) NOT NULL COLLATE NOCASE, topic "
+        "VARCHAR(255) NOT NULL COLLATE NOCASE, broker_name VARCHAR(127) NOT NULL COLLATE NOCASE, queue_id "
+        "INTEGER NOT NULL, next_offset BIGINT NOT NULL, generation BIGINT DEFAULT 0 NOT NULL, attempt "
+        "VARCHAR(36) DEFAULT '' NOT NULL, PRIMARY KEY (consumer_group, topic, broker_name, queue_id))",
     )
     sink = prepared(database)
     run(sink, {Q0: 2}, rows(Q0, 0, 2))

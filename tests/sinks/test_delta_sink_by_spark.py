@@ -24,12 +24,15 @@ pytestmark = pytest.mark.spark
 _COLUMNS = "topic STRING, brokerName STRING, queueId INT, queueOffset BIGINT, step STRING"
 _TABLES = {
     "constraint": "({columns}) USING delta",
-    "column mapping": "({columns}) USING delta PARTITIONED BY (step) TBLPROPERTIES ('delta.columnMapping.mode' = 'name')",
+    "column mapping": (
+        "({columns}) USING delta PARTITIONED BY (step) TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
+    ),
     "row tracking and clustering": (
         "({columns}) USING delta CLUSTER BY (queueOffset) TBLPROPERTIES ('delta.enableRowTracking' = 'true')"
     ),
     "computed columns": (
-        "({columns}, loud STRING GENERATED ALWAYS AS (upper(step)), number BIGINT GENERATED ALWAYS AS IDENTITY) USING delta"
+        "({columns}, loud STRING GENERATED ALWAYS AS (upper(step)), number BIGINT GENERATED ALWAYS AS "
+        "IDENTITY) USING delta"
     ),
 }
 
@@ -47,7 +50,8 @@ def test_watermarks_are_found_in_checkpoints_of_the_second_form(
     spark.conf.set("spark.databricks.delta.checkpointV2.topLevelFileFormat", form)
     try:
         spark.sql(
-            f"CREATE TABLE delta.`{path}` ({_COLUMNS}) USING delta TBLPROPERTIES ('delta.checkpointPolicy' = 'v2', "
+            f"CREATE TABLE delta.`{path}` ({_COLUMNS}) USING delta TBLPROPERTIES ('delta.checkpointPolicy' "
+            f"= 'v2', "
             "'delta.checkpointInterval' = '3')"
         )
         sink = prepared(path)

@@ -12,7 +12,10 @@ from tests.helpers.stream_read import offsets_by_queue
 from tests.helpers.wait import wait_until
 from tests.source.conftest import Topics
 
-RECORDED = '{"v": 1, "seq": 7, "plan": {"TOPIC": {"broker-a": {"0": {"from": 1, "to": 3}, "1": {"from": 2, "to": 2}}}}}'
+RECORDED = (
+    '{"v": 1, "seq": 7, "plan": {"TOPIC": {"broker-a": {"0": {"from": 1, "to": 3}, "1": {"from": 2, "to": '
+    "2}}}}}"
+)
 """As version 1 of the offset has ever been written."""
 
 
@@ -85,7 +88,9 @@ def test_a_queue_added_between_a_failed_drain_and_its_restart_is_no_trouble(topi
 
 
 def test_a_drain_fails_when_a_queue_goes_while_it_runs(topics: Topics) -> None:
-    """H4, failOnDataLoss: as Spark's "AvailableNow should throw error when topic partitions got unavailable"."""
+    """H4, failOnDataLoss: as Spark's "AvailableNow should throw error
+    when topic partitions got unavailable".
+    """
     topic = topics.make(1, 4)
     stream = topics.stream(topic, maxOffsetsPerTrigger="2", routeRefreshMs="1")
     stream.prepare_available_now()

@@ -67,7 +67,10 @@ def test_a_range_that_begins_with_it_is_an_error(
 
     with pytest.raises(
         UndecodableMessage,
-        match=r"topic=orders broker=broker-a queue=3: the message at offset 10 cannot be decoded: .*undecodableMessages=keep",
+        match=(
+            r"topic=orders broker=broker-a queue=3: the message at offset 10 cannot be decoded: "
+            r".*undecodableMessages=keep"
+        ),
     ):
         read(partition)
 

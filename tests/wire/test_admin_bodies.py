@@ -115,7 +115,8 @@ def test_defaults_are_java_s() -> None:
         b"[]",
         (
             b'{"connectionSet":3,"consumeType":"CONSUME_ODDLY","messageModel":1,"offsetTable":{1:2},'
-            b'"topicName":7,"groupName":[],"clientId":1,"topicList":[{}],"groupList":"x","brokerAddrTable":{"b":1}}'
+            b'"topicName":7,"groupName":[],"clientId":1,"topicList":[{}],"groupList":"x",'
+            b'"brokerAddrTable":{"b":1}}'
         ),
     ],
 )

@@ -314,7 +314,10 @@ class TestScalarsOfOtherClients:
 
     @pytest.mark.parametrize("queue_id", ['"3"', "3.0", "3"])
     def test_a_queue(self, queue_id: str) -> None:
-        body = f'{{"clientId":1,"consumerGroup":true,"mqSet":[{{"topic":5,"brokerName":true,"queueId":{queue_id}}}]}}'
+        body = (
+            f'{{"clientId":1,"consumerGroup":true,"mqSet":[{{"topic":5,"brokerName":true,'
+            f'"queueId":{queue_id}}}]}}'
+        )
 
         request = decode_body(LockBatchRequest, body.encode())
 

@@ -173,7 +173,9 @@ def test_hundreds_of_messages_of_many_lengths_are_found_and_odd_ones_among_them_
 
 
 def many_messages(chance: random.Random, *, odd_share: float, decoys: bool) -> bytes:
-    """Some bodies end with the head of a message, to which the topic and the properties behind it belong too."""
+    """Some bodies end with the head of a message,
+    to which the topic and the properties behind it belong too.
+    """
     messages = []
     for at in range(700):
         properties = b"KEYS\x01%d\x02TAGS\x01TagA\x02" % chance.randrange(1 << chance.randrange(1, 40))

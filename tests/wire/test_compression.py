@@ -177,7 +177,9 @@ def test_a_body_is_shown_as_java_shows_it(compression_type: int, body: bytes, sh
 def test_frames_are_read_whole_or_refused(
     bodies: list[bytes], kind: tuple[int, Callable[..., Any]], tail: bytes
 ) -> None:
-    """A4: nothing is cut off in silence, but for what is too short to be a frame behind those of Zstandard."""
+    """A4: nothing is cut off in silence,
+    but for what is too short to be a frame behind those of Zstandard.
+    """
     flags, compressed = kind
     frames = b"".join(map(compressed, bodies))
 

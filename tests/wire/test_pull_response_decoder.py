@@ -23,8 +23,9 @@ from tests.helpers.golden import recorded_command
 REQUEST = PullRequest(consumer_group="g", queue=MessageQueue("orders", "broker-a", 3), queue_offset=17)
 OFFSET = st.integers(0, 2**63 - 1)
 JAVA = (
-    b'{"code":0,"extFields":{"suggestWhichBrokerId":"0","nextBeginOffset":"32","maxOffset":"64","minOffset":"0"},'
-    b'"flag":1,"language":"JAVA","opaque":7,"remark":"FOUND","serializeTypeCurrentRPC":"JSON","version":479}'
+    b'{"code":0,"extFields":{"suggestWhichBrokerId":"0","nextBeginOffset":"32","maxOffset":"64",'
+    b'"minOffset":"0"},"flag":1,"language":"JAVA","opaque":7,"remark":"FOUND",'
+    b'"serializeTypeCurrentRPC":"JSON","version":479}'
 )
 COMMAND = RemotingCommand(
     code=0,

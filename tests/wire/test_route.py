@@ -104,8 +104,9 @@ def test_the_old_spelling_of_the_topic_flag_is_read(spelling: dict[str, Any], ex
 
 def test_what_newer_servers_add_or_leave_out_does_not_matter() -> None:
     body = (
-        b'{"brokerDatas":[{"brokerName":"b","brokerAddrs":{1:"s:1",0:"m:1"},"zoneName":"z"}],"filterServerTable":'
-        b'{"x":[]},"orderTopicConf":"","queueDatas":null,"topicQueueMappingByBroker":{"b":{0:{"a":1}}}}'
+        b'{"brokerDatas":[{"brokerName":"b","brokerAddrs":{1:"s:1",0:"m:1"},"zoneName":"z"}],'
+        b'"filterServerTable":{"x":[]},"orderTopicConf":"","queueDatas":null,'
+        b'"topicQueueMappingByBroker":{"b":{0:{"a":1}}}}'
     )
 
     route = decode_route(body)
