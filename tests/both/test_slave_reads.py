@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -83,23 +83,28 @@ def positions_of_ends(client: BrokerClient, address: str, queue: MessageQueue) -
     return positions
 
 
-@REAL_ONLY
-def test_a_range_is_read_from_the_replica_and_from_the_master_again_when_that_dies(
-    cluster: ClusterUnderTest, client: BrokerClient, queue: MessageQueue
-) -> None:
-    """A4: suggestWhichBrokerId of a real broker; nothing lost, nothing twice."""
+def has_all(client: BrokerClient, queue: MessageQueue) -> Callable[[str], bool]:
+    """Whether the server at an address has the queue's last message."""
+    last = PullRequest(consumer_group="readers", queue=queue, queue_offset=COUNT - 1)
 
-    def has_all(address: str) -> bool:
-        last = PullRequest(consumer_group="readers", queue=queue, queue_offset=COUNT - 1)
+    def is_there(address: str) -> bool:
         try:
             return client.pull(address, last).status is PullStatus.FOUND
         except RocketMQError:
             return False
 
+    return is_there
+
+
+@REAL_ONLY
+def test_a_range_is_read_from_the_replica_and_from_the_master_again_when_that_dies(
+    cluster: ClusterUnderTest, client: BrokerClient, queue: MessageQueue
+) -> None:
+    """A4: suggestWhichBrokerId of a real broker; nothing lost, nothing twice."""
     master_address = cluster.broker_addresses["broker-b"]
     options = ReadOptions.parse({"topic": queue.topic, "nameServers": cluster.name_servers})
     with (
-        replica(cluster.name_servers, "broker-b", master_address, has_all) as server,
+        replica(cluster.name_servers, "broker-b", master_address, has_all(client, queue)) as server,
         suggesting_replicas(master_address),
     ):
         wait_until(
@@ -140,13 +145,6 @@ def test_a_slave_is_read_while_its_master_is_down_and_the_tail_when_that_is_back
     """L3: a batch and a concurrent group; nothing lost, nothing twice, and no tail counted as read."""
     master_address = cluster.broker_addresses["broker-b"]
 
-    def has_all(address: str) -> bool:
-        last = PullRequest(consumer_group="readers", queue=queue, queue_offset=COUNT - 1)
-        try:
-            return client.pull(address, last).status is PullStatus.FOUND
-        except RocketMQError:
-            return False
-
     def slave_in_route() -> bool:
         found = partitions_of(options)
         return bool(found) and (found[0].is_slave or bool(found[0].replicas))
@@ -162,7 +160,7 @@ def test_a_slave_is_read_while_its_master_is_down_and_the_tail_when_that_is_back
         "maxOffsetsPerTrigger": "300",
         "routeRefreshMs": "1",
     }
-    with replica(cluster.name_servers, "broker-b", master_address, has_all) as server:
+    with replica(cluster.name_servers, "broker-b", master_address, has_all(client, queue)) as server:
         wait_until(slave_in_route, 180.0, reason="The replica in the topic's route")
         query = GroupQuery("one", ReadOptions.parse(plain | of_group), store, pool)
         try:

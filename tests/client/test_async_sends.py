@@ -39,6 +39,18 @@ def producer(cluster: ScriptedCluster) -> Iterator[Producer]:
         yield producer
 
 
+def hang_up(cluster: ScriptedCluster, broker: str) -> list[RemotingCommand]:
+    """Have the broker close the connection of every request; these are what it was asked."""
+    asked: list[RemotingCommand] = []
+
+    def fault(peer: Peer, request: RemotingCommand) -> None:
+        asked.append(request)
+        peer.close()
+
+    cluster.brokers[broker].fault = fault
+    return asked
+
+
 def test_every_send_has_a_future(cluster: ScriptedCluster, producer: Producer) -> None:
     """G2: results and errors, whatever their order; the queue of a key is Java's."""
     sends = AsyncSends(producer)
@@ -94,13 +106,7 @@ def test_a_send_that_is_cut_off_is_repeated_on_another_broker_which_is_then_pref
     cluster: ScriptedCluster,
 ) -> None:
     """G3, G4: with sendLatencyFaultEnable the broker that failed is not asked again soon."""
-    asked: list[RemotingCommand] = []
-
-    def hang_up(peer: Peer, request: RemotingCommand) -> None:
-        asked.append(request)
-        peer.close()
-
-    cluster.brokers["broker-a"].fault = hang_up
+    asked = hang_up(cluster, "broker-a")
     # On a clock that stands still no answer is slow, and no avoidance over.
     with Producer(
         (cluster.name_server.address,),
@@ -123,13 +129,7 @@ def test_a_send_to_a_queue_is_repeated_there(
     cluster: ScriptedCluster, producer: Producer, is_by_key: bool
 ) -> None:
     """G5: nowhere else, and three times in all."""
-    asked: list[RemotingCommand] = []
-
-    def hang_up(peer: Peer, request: RemotingCommand) -> None:
-        asked.append(request)
-        peer.close()
-
-    cluster.brokers["broker-a"].fault = hang_up
+    asked = hang_up(cluster, "broker-a")
     queues = producer.queues(PAID.topic)
     key = next(
         f"order-{n}"

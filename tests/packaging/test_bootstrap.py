@@ -97,36 +97,34 @@ def test_java_home_wins_over_path(checkout: Checkout) -> None:
     assert "JAVA_HOME=/no/such/jdk" in one_line(result.stderr)
 
 
-def test_a_missing_python_is_told_in_one_sentence(checkout: Checkout) -> None:
+@pytest.mark.parametrize(
+    ("python", "said"),
+    [
+        pytest.param(
+            None,
+            "Python 3.11 or newer is needed, but no python3 was found on PATH; install it, or point at one "
+            "with PYTHON=/path/to/python3.11.",
+            id="missing",
+        ),
+        pytest.param("echo 3.9.18", "python3 is Python 3.9.18", id="too old"),
+        pytest.param(
+            'case "$2" in *version_info*) echo 3.12.3;; *) exit 1;; esac',
+            "package python3.12-venv",
+            id="without venv",
+        ),
+    ],
+)
+def test_a_python_that_cannot_be_used_is_named_with_the_remedy(
+    checkout: Checkout, python: str | None, said: str
+) -> None:
     checkout.java()
+    if python is not None:
+        checkout.command("python3", python)
 
     result = checkout.spark_submit("demo")
 
     assert result.returncode == 2
-    assert one_line(result.stderr) == (
-        "Python 3.11 or newer is needed, but no python3 was found on PATH; install it, or point at one with "
-        "PYTHON=/path/to/python3.11."
-    )
-
-
-def test_a_python_that_is_too_old_is_named_with_its_version(checkout: Checkout) -> None:
-    checkout.java()
-    checkout.command("python3", "echo 3.9.18")
-
-    result = checkout.spark_submit("demo")
-
-    assert result.returncode == 2
-    assert "python3 is Python 3.9.18" in one_line(result.stderr)
-
-
-def test_a_python_without_venv_is_told_with_the_remedy(checkout: Checkout) -> None:
-    checkout.java()
-    checkout.command("python3", 'case "$2" in *version_info*) echo 3.12.3;; *) exit 1;; esac')
-
-    result = checkout.spark_submit("demo")
-
-    assert result.returncode == 2
-    assert "package python3.12-venv" in one_line(result.stderr)
+    assert said in one_line(result.stderr)
 
 
 def test_a_python_asked_for_by_name_is_not_replaced_by_another(checkout: Checkout) -> None:
