@@ -293,8 +293,8 @@ def test_a_batch_that_fails_tells_of_the_reset_that_is_lost_with_it(
         batch.commit_it()
 
     assert (
-        f"reset may not have been followed, the batch failed; reset it again if still wanted group={GROUP} {QUEUE} target=2"
-        in caplog.text
+        f"reset may not have been followed, the batch failed; reset it again if still wanted group={GROUP} "
+        f"{QUEUE} target=2" in caplog.text
     )
 
 

@@ -22,7 +22,8 @@ def ack(
     queue: MessageQueue, *, at: int = 0, failed: int = 1, finished: str = "SUSPENDED", error: str = ERROR
 ) -> QueueAck:
     return QueueAck(
-        queue=queue, start=0, state=QueueState(at, 1), consumed=0, failed=failed, finished=finished, last_error=error
+        queue=queue, start=0, state=QueueState(at, 1), consumed=0, failed=failed, finished=finished,
+        last_error=error
     )  # fmt: skip
 
 
@@ -48,8 +49,9 @@ def test_it_says_which_queues_wait_since_when_and_why(caplog: pytest.LogCaptureF
 
     (text,) = caplog.messages
     assert text == (
-        f"The listener of group g gave back 2 deliveries. 2 queues are suspended since 22:13:20 UTC: {Q0} at offset 7; {Q1} at "
-        f"offset 0. Last error: {ERROR}. A message that always fails is delivered for ever, and the query never ends, unless "
+        f"The listener of group g gave back 2 deliveries. 2 queues are suspended since 22:13:20 UTC: {Q0} "
+        f"at offset 7; {Q1} at offset 0. Last error: {ERROR}. A message that always fails is delivered for "
+        f"ever, and the query never ends, unless "
         "max_reconsume_times is set."
     )
 

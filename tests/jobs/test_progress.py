@@ -29,7 +29,8 @@ pyspark_rocketmq.errors.DataLoss: topic=orders broker=broker-a queue=0: offset 5
 
 def ack(failed: int) -> QueueAck:
     return QueueAck(
-        queue=MessageQueue("orders", "broker-a", 0), start=0, state=QueueState(1, 1), consumed=1, failed=failed,
+        queue=MessageQueue("orders", "broker-a", 0), start=0, state=QueueState(1, 1), consumed=1,
+        failed=failed,
         finished="EXHAUSTED", last_error="ValueError: no",
     )  # fmt: skip
 
@@ -40,12 +41,13 @@ def ack(failed: int) -> QueueAck:
         (
             FROM_THE_PLANNER,
             (
-                "pyspark_rocketmq.errors.DataLoss: topic=orders broker=broker-a queue=0: offset 5 was wanted, but the "
-                "broker has 9 to 12."
+                "pyspark_rocketmq.errors.DataLoss: topic=orders broker=broker-a queue=0: offset 5 was "
+                "wanted, but the broker has 9 to 12."
             ),
         ),
         (
-            "Traceback\npyspark_rocketmq.errors.TopicNotFound: no route: nope\nSee the manual. Create it.\n SQLSTATE: 38000\n=== Streaming Query ===",
+            "Traceback\npyspark_rocketmq.errors.TopicNotFound: no route: nope\nSee the manual. Create it.\n "
+            "SQLSTATE: 38000\n=== Streaming Query ===",
             "pyspark_rocketmq.errors.TopicNotFound: no route: nope See the manual. Create it.",
         ),
         ("first line\nsecond line", "first line"),
@@ -73,9 +75,8 @@ def test_committed_rows_and_failed_deliveries_are_added_up() -> None:
         )
 
     assert (counter.rows, counter.given_back) == (15, 3)
-    assert (
-        str(counter)
-        == "rows committed by this run: 15; deliveries given back by the listener: 3; last error: ValueError: no"
+    assert str(counter) == (
+        "rows committed by this run: 15; deliveries given back by the listener: 3; last error: ValueError: no"
     )
 
 

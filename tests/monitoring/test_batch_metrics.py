@@ -114,8 +114,8 @@ def test_one_line_tells_a_batch() -> None:
     ).with_stored_times({Q0: NOW_S - 2})
 
     assert metrics.line() == (
-        "query=etl batch=3 seconds=1.250 queues=1 planned=10 read=9 acknowledged=4 rows=7 retried=2 deadLetters=0 "
-        "suspended=0 lag=36 lagSeconds=2.0"
+        "query=etl batch=3 seconds=1.250 queues=1 planned=10 read=9 acknowledged=4 rows=7 retried=2 "
+        "deadLetters=0 suspended=0 lag=36 lagSeconds=2.0"
     )
 
 

@@ -13,8 +13,10 @@ from pyspark_rocketmq.source.reader import freeze_gc_after
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(reader, "_is_frozen", False)
-    yield
+    # What the tests' own process has frozen; see tests/conftest.py.
     gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 def test_a_worker_no_longer_looks_at_what_its_first_task_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
