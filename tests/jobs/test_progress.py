@@ -46,8 +46,10 @@ def ack(failed: int) -> QueueAck:
             ),
         ),
         (
-            "Traceback\npyspark_rocketmq.errors.TopicNotFound: no route: nope\nSee the manual. Create it.\n "
-            "SQLSTATE: 38000\n=== Streaming Query ===",
+            (
+                "Traceback\npyspark_rocketmq.errors.TopicNotFound: no route: nope\nSee the manual. Create it.\n "
+                "SQLSTATE: 38000\n=== Streaming Query ==="
+            ),
             "pyspark_rocketmq.errors.TopicNotFound: no route: nope See the manual. Create it.",
         ),
         ("first line\nsecond line", "first line"),
