@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _BROKERS = 2
 
-_EXAMPLES = int(os.environ.get("EXAMPLES", "40"))
+_EXAMPLES = int(os.environ.get("EXAMPLES", "25"))
 """Inputs that a property test tries, if it does not say how many;
 `make fuzz` tries as many as there is time for.
 """

@@ -83,7 +83,7 @@ PRODUCER_DEFAULTS = {
 
 
 @pytest.mark.parametrize(("getter", "ours"), CONSUMER_DEFAULTS.items())
-def test_what_is_not_said_of_a_consumer_is_as_in_java(
+def test_consumer_defaults_are_those_of_java(
     getter: str, ours: ConsumeFromWhere | MessageModel | bool | float | None
 ) -> None:
     """B4, D1, D6, E1, F1: sizes, times, numbers of redeliveries and threads."""
@@ -91,7 +91,7 @@ def test_what_is_not_said_of_a_consumer_is_as_in_java(
 
 
 @pytest.mark.parametrize(("getter", "ours"), LITE_PULL_DEFAULTS.items())
-def test_what_is_not_said_of_a_source_is_as_in_java_s_lite_pull_consumer(
+def test_source_defaults_are_those_of_java_s_lite_pull_consumer(
     getter: str, ours: MessageModel | bool | float | None
 ) -> None:
     """A2, D13."""
@@ -99,7 +99,7 @@ def test_what_is_not_said_of_a_source_is_as_in_java_s_lite_pull_consumer(
 
 
 @pytest.mark.parametrize(("getter", "ours"), PRODUCER_DEFAULTS.items())
-def test_what_is_not_said_of_a_producer_is_as_in_java(getter: str, ours: bool | float | str) -> None:
+def test_producer_defaults_are_those_of_java(getter: str, ours: bool | float | str) -> None:
     """G1, G2: retries, time, compression, the topic others are made after."""
     assert ours == PRODUCER[getter]
 

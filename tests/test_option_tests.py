@@ -43,7 +43,7 @@ def test_the_test_of_an_option_is_there(kind: str, key: str) -> None:
     assert key in Path(node_id.partition("::")[0]).read_text() + SHARED, f"{node_id} says nothing of {key}"
 
 
-def test_an_ignored_option_is_as_if_nobody_had_written_it() -> None:
+def test_an_ignored_option_has_no_effect() -> None:
     given = {"nameServers": "n:1", "topic": "orders", "pullBatchSize": "7"}
     with ignored("pullBatchSize"):
         without = ReadOptions.parse(given)

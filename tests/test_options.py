@@ -45,7 +45,7 @@ def test_every_problem_is_reported_at_once() -> None:
         ("topicc", False),
     ],
 )
-def test_a_misspelt_secret_that_spark_does_not_mask_is_told(key: str, is_shown: bool) -> None:
+def test_a_misspelt_secret_that_spark_does_not_mask_is_reported(key: str, is_shown: bool) -> None:
     """A5"""
     with pytest.raises(OptionError, match=f"unknown option '{key}'; did you mean") as caught:
         ReadOptions.parse(REQUIRED | {key: "canary"})
@@ -114,7 +114,7 @@ def test_numbers_and_booleans_are_taken_as_spark_writes_them() -> None:
         ({"subscription": "created;paid"}, "has 'created;paid' for one tag"),
     ],
 )
-def test_what_was_likely_meant_is_told(given: dict[str, str], complaint: str) -> None:
+def test_an_unknown_option_names_the_likely_one(given: dict[str, str], complaint: str) -> None:
     with pytest.raises(OptionError) as caught:
         ReadOptions.parse(REQUIRED | given)
 

@@ -32,7 +32,7 @@ EVIL = "b\n26/11/22 ERROR forged\r\x1b[2J\x1b]0;owned\x07\x9b2J\u2028\u202e"
         ("C:\\new", "C:\\new"),
     ],
 )
-def test_what_cannot_be_printed_is_escaped(text: str, shown: str) -> None:
+def test_unprintable_characters_are_escaped(text: str, shown: str) -> None:
     assert peer_text(text) == shown
 
 

@@ -110,7 +110,7 @@ def test_times_are_named_per_topic_or_queue() -> None:
         ('{"orders": {"broker-a": {"0": 1, "0": 2}}}', "the name '0' twice"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_the_end_of_a_sentence(text: str, complaint: str) -> None:
+def test_invalid_starting_offsets_are_refused_with_a_reason(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=r"^(is|has) .*[^.]$") as raised:
         parse_starting_offsets(text)
 

@@ -50,7 +50,7 @@ def test_each_kind_does_for_the_consumer_java_has_it_for(store: str, given: dict
         ("redis:x", {}, "option offsetStore='redis:x' has the unknown kind 'redis'"),
     ],
 )
-def test_what_a_store_does_not_promise_is_refused_at_load(
+def test_options_a_store_cannot_honour_are_refused_at_load(
     store: str, given: dict[str, str], sentence: str
 ) -> None:
     """F1, H1: before anything is consumed."""

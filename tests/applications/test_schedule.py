@@ -33,7 +33,7 @@ def test_half_an_hour_has_everything_in_it_many_times() -> None:
     assert set(counted(events_of(0, 7200.0))) == set(Kind)
 
 
-def test_what_begins_ends_and_one_application_always_works() -> None:
+def test_every_fault_ends_and_one_application_always_works() -> None:
     for seed in range(50):
         up = dict.fromkeys((*SLOTS, *BROKERS, TOPIC), True)
         events = events_of(seed, 300.0)

@@ -170,7 +170,7 @@ def test_its_progress_is_that_of_the_offset_store(watched: Watched) -> None:
     assert len(expected) == 4
 
 
-def test_what_it_holds(watched: Watched) -> None:
+def test_consumer_status_has_its_queues_and_locks(watched: Watched) -> None:
     """D11, C1: consumerStatus asks the member itself."""
     shown = watched.mqadmin("consumerStatus", "-g", _GROUP, "-i", _CLIENT_ID)
 
@@ -188,7 +188,7 @@ def test_what_it_holds(watched: Watched) -> None:
     }, shown
 
 
-def test_how_fast_it_is(watched: Watched) -> None:
+def test_consumer_status_has_rates_by_topic(watched: Watched) -> None:
     """D11: consumerStatus shows RT and TPS by topic; here a minute after 50 messages, perhaps."""
     shown = watched.mqadmin("consumerStatus", "-g", _GROUP, "-i", _CLIENT_ID)
 
@@ -216,7 +216,7 @@ def test_a_reset_that_the_broker_keeps_is_followed_without_new_messages(watched:
 
 
 @pytest.mark.usefixtures("resets_are_pushed")
-def test_a_reset_that_the_broker_tells_is_followed_at_once(watched: Watched) -> None:
+def test_a_reset_notified_by_the_broker_is_followed_at_once(watched: Watched) -> None:
     """F5: code 220."""
     wait_until(
         lambda: len(watched.progress()) == 4, _TIMEOUT_S, reason="Offsets of all queues at the brokers"

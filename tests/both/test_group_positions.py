@@ -44,7 +44,7 @@ def test_a_batch_is_what_one_group_has_consumed_and_another_has_not(
     assert [client.query_consumer_offset(address, group, queue) for group in stands] == [2, 5]
 
 
-def test_a_group_without_offsets_is_told_of(
+def test_a_group_without_offsets_is_reported(
     cluster: ClusterUnderTest, queue: MessageQueue, put: Put, caplog: pytest.LogCaptureFixture
 ) -> None:
     """H3: whose name may be mistyped; everything is read, or nothing."""

@@ -96,7 +96,7 @@ def test_a_member_whose_connection_ends_is_gone_at_once(
     wait_until(lambda: members(client, address, group) == ["client-1"], ANSWER_S, reason="one member left")
 
 
-def test_members_are_told_of_every_change_and_of_nothing_else(
+def test_members_are_notified_of_every_change_and_of_nothing_else(
     client: BrokerClient, other: BrokerClient, address: str, group: str, pushes: SimpleQueue[RemotingCommand]
 ) -> None:
     """B1: code 40 at a member's coming and going; an unchanged heartbeat tells nobody."""

@@ -166,7 +166,7 @@ def test_garbage_closes_only_the_connection_it_came_on(
     assert broker.request(max_offset_request("no-such-topic"), soon).code == ResponseCode.SUCCESS
 
 
-def test_a_frame_cut_off_by_our_death_harms_nobody_else(
+def test_a_frame_cut_off_by_our_death_harms_no_other_client(
     cluster: ClusterUnderTest, broker: Channel, soon: Deadline
 ) -> None:
     """A1: half a request, then the end of the connection."""

@@ -316,7 +316,7 @@ def test_a_task_sends_to_the_target_the_driver_saw_while_a_restarted_name_server
 
 
 @SIM_ONLY
-def test_a_target_nobody_knows_is_looked_for_before_brokers_make_it(
+def test_an_unknown_target_topic_is_looked_up_before_brokers_create_it(
     cluster: ClusterUnderTest, queue: MessageQueue, copy: MessageQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     """G7, H3: its broker may be restarting."""

@@ -46,7 +46,7 @@ def test_a_name_server_that_is_gone_is_passed_over(
     assert len([text for text in caplog.messages if DEAD in text]) == 1
 
 
-def test_a_topic_nobody_has_is_not_found(
+def test_an_unknown_topic_is_not_found(
     cluster: ClusterUnderTest, names: NameServerClient, soon: Deadline
 ) -> None:
     """A2: code 17, as an error of its own."""

@@ -202,7 +202,7 @@ def test_a_user_who_may_subscribe_sees_what_the_group_has_given_back(
     ],
     ids=["wrong secret", "unknown user", "no credentials"],
 )
-def test_who_cannot_prove_who_he_is_has_no_permission(
+def test_a_user_who_cannot_authenticate_has_no_permission(
     secured: SecuredCluster, changes: dict[str, str | None], reason: str
 ) -> None:
     """A5: in the broker's words, with what to look at, and without the secret."""

@@ -95,7 +95,7 @@ def test_a_message_is_seen_when_its_transaction_has_succeeded(
     assert (message.flag, message.properties["WAIT"]) == (7, "true")
 
 
-def test_a_broker_asks_for_what_it_was_told_nothing_of(  # noqa: PLR0917
+def test_a_broker_checks_transactions_that_were_neither_committed_nor_rolled_back(  # noqa: PLR0917
     producer: TransactionProducer,
     client: BrokerClient,
     address: str,

@@ -71,12 +71,12 @@ def test_every_code_but_success_is_an_error_of_its_class(code: int) -> None:
         (17, "no topic", "Create the topic"),
     ],
 )
-def test_what_a_user_can_mend_comes_with_the_remedy(code: int, remark: str, remedy: str) -> None:
+def test_errors_a_user_can_fix_name_the_remedy(code: int, remark: str, remedy: str) -> None:
     """A5, broker answers: from a Spark worker only the text reaches the user."""
     assert remedy in str(error_of(REQUEST, RemotingCommand(code=code, flag=1, remark=remark), "b:1"))
 
 
-def test_what_a_query_did_not_find_is_no_first_start() -> None:
+def test_a_failed_message_query_is_not_taken_for_a_missing_offset() -> None:
     """F1: only the answer about a stored offset means that there is none."""
     query = RemotingCommand(code=RequestCode.QUERY_MESSAGE)
 

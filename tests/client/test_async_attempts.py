@@ -75,7 +75,7 @@ class Run:
         return self._has_thread
 
 
-def test_what_was_not_answered_is_repeated_elsewhere() -> None:
+def test_an_unanswered_send_is_repeated_at_another_broker() -> None:
     """G3, G4: and each attempt tells of its broker."""
     run = Run(AWAY, CLOSED, STORED)
 
@@ -97,7 +97,7 @@ def test_the_last_failure_is_told_when_no_attempt_is_left(retries: int, tried: i
     assert len(run.tried) == tried
 
 
-def test_whatever_goes_wrong_while_it_is_repeated_the_failure_is_told() -> None:
+def test_any_failure_while_a_send_is_repeated_is_reported() -> None:
     """G3: somebody waits for it, and a thread of a pool keeps errors to itself."""
     run = Run(CLOSED, search_fails_by=RuntimeError("can't start new thread"))
 
@@ -138,7 +138,7 @@ def test_an_attempt_that_used_up_the_time_has_no_successor() -> None:
     assert run.results == [late]
 
 
-def test_without_a_queue_or_a_thread_for_another_attempt_the_failure_is_told() -> None:
+def test_the_failure_is_reported_if_there_is_no_queue_or_thread_for_another_attempt() -> None:
     """G2: once, whatever is missing."""
     run, closed = Run(CLOSED, search_fails_by=NoWritableQueue("orders")), Run(CLOSED, has_thread=False)
 

@@ -64,7 +64,7 @@ def test_every_send_has_a_future(cluster: ScriptedCluster, producer: Producer) -
     assert isinstance(failed.exception(TIMEOUT_S), SystemBusy)
 
 
-def test_what_is_drained_is_done(producer: Producer) -> None:
+def test_drained_sends_are_done_with_their_callbacks(producer: Producer) -> None:
     """G2: what is added to a future has run, and may have sent the next
     message although only one may be under way.
     """

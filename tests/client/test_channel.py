@@ -163,7 +163,7 @@ def test_the_end_of_the_stream_fails_everything_under_way() -> None:
         assert not channel.is_open
 
 
-def test_a_frame_cut_by_the_end_of_the_stream_is_told() -> None:
+def test_a_frame_cut_by_the_end_of_the_stream_is_reported() -> None:
     """A1: truncation is not a clean end."""
 
     def cut(peer: Peer, request: RemotingCommand) -> None:

@@ -80,7 +80,7 @@ def test_available_brokers_come_first_then_reachable_ones_then_any(
     assert table.preferred(queues, "a") == queues
 
 
-def test_what_is_wrong_here_tells_nothing_of_a_broker() -> None:
+def test_local_errors_do_not_count_against_a_broker() -> None:
     """G4."""
     assert SendOutcome.of(LocalProtocolError("too large")) is SendOutcome.ANSWERED
     assert SendOutcome.of(SystemBusy(2, "busy")) is SendOutcome.REFUSED

@@ -80,7 +80,7 @@ def test_a_route_is_kept_for_thirty_seconds(
     assert script.count == 2
 
 
-def test_a_route_to_send_by_is_kept_while_nobody_has_the_topic(
+def test_a_route_for_sending_is_kept_while_no_name_server_has_the_topic(
     server: ScriptedServer, pool: ChannelPool, soon: Deadline, caplog: pytest.LogCaptureFixture
 ) -> None:
     """G7: the name server is asked again each second, and believed as soon as it knows the topic."""
@@ -111,7 +111,7 @@ def test_a_route_to_send_by_is_kept_while_nobody_has_the_topic(
     assert client.lasting_route("orders", soon) == route_with(8)
 
 
-def test_a_kept_route_is_no_answer_to_who_asks_what_there_is(
+def test_a_kept_route_is_not_used_for_reading(
     server: ScriptedServer, pool: ChannelPool, soon: Deadline
 ) -> None:
     """A2, G7: only those who send go by it; consumers have rules of their own for a topic that is gone."""

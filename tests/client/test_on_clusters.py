@@ -109,7 +109,7 @@ def test_a_missing_topic_is_created_by_the_first_send(cluster: ClusterUnderTest,
     assert len(created) == 4
 
 
-def test_a_stored_offset_is_found_and_a_missing_one_is_told(
+def test_a_stored_offset_is_found_and_a_missing_one_raises(
     cluster: ClusterUnderTest, producer: Producer, brokers: BrokerClient
 ) -> None:
     """F3 ★: code 22 is the only "not found"; a topic that does not exist is none either."""

@@ -104,7 +104,7 @@ def test_a_failed_connect_fails_all_who_wait_and_is_tried_again_by_the_next(
         assert isinstance(pool.get(server.address, soon), Channel)
 
 
-def test_who_waits_for_anothers_connect_keeps_to_his_own_deadline(
+def test_a_caller_waiting_for_another_caller_s_connect_keeps_its_own_deadline(
     server: ScriptedServer, soon: Deadline
 ) -> None:
     """A1: every call has its bound."""

@@ -194,7 +194,7 @@ def test_large_bodies_stay_as_they_are_if_told_so(cluster: ScriptedCluster) -> N
 
 
 @pytest.mark.parametrize("kind", CompressionType)
-def test_large_bodies_are_compressed_as_told(cluster: ScriptedCluster, kind: CompressionType) -> None:
+def test_large_bodies_are_compressed_as_configured(cluster: ScriptedCluster, kind: CompressionType) -> None:
     """G2: the flags say how."""
     with Producer(
         (cluster.name_server.address,), "P", send_timeout_s=PATIENCE_S, compression_type=kind
@@ -424,7 +424,7 @@ def test_one_message_of_the_largest_size_may_be_sent_in_order(
     assert stored == [b"1", large, b"3"]
 
 
-def test_a_body_may_be_as_large_as_the_producer_is_told(cluster: ScriptedCluster) -> None:
+def test_a_body_may_be_as_large_as_configured(cluster: ScriptedCluster) -> None:
     """G2: max_message_size, as Java's maxMessageSize."""
     with Producer(cluster.name_server.address, "P", max_message_size=5 << 20) as producer:
         producer.send(message(bytes(5 << 20)))
@@ -473,7 +473,7 @@ def test_a_oneway_message_is_sent_and_forgotten(cluster: ScriptedCluster, produc
     assert sent.is_oneway
 
 
-def test_an_asynchronous_send_tells_its_outcome_once(cluster: ScriptedCluster, producer: Producer) -> None:
+def test_an_asynchronous_send_reports_its_outcome_once(cluster: ScriptedCluster, producer: Producer) -> None:
     """G2: results and errors come to the callback."""
     outcomes: SimpleQueue[object] = SimpleQueue()
     producer.send_async(message(), outcomes.put, queue=A0)

@@ -163,9 +163,7 @@ def test_a_failure_of_the_channel_is_passed_on() -> None:
         (0, "FOUND", False),
     ],
 )
-def test_the_remark_tells_what_a_slaves_code_does_not(
-    code: int, remark: str | None, is_scanned: bool
-) -> None:
+def test_the_remark_refines_the_code_of_a_slave(code: int, remark: str | None, is_scanned: bool) -> None:
     """L3: a slave answers 20 for whatever it does not have."""
     fields = {"suggestWhichBrokerId": "0", "nextBeginOffset": "49", "minOffset": "10", "maxOffset": "99"}
     told = RemotingCommand(code=code, flag=1, ext_fields=fields, remark=remark)

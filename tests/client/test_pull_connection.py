@@ -152,7 +152,7 @@ def test_silence_is_told_with_the_pull_that_was_not_answered(
         line.receive(3.0)
 
 
-def test_a_caller_that_was_busy_is_no_silence(
+def test_caller_busy_time_does_not_count_as_silence(
     broker: Broker, line: PullConnection[PullRequest], clock: FakeClock
 ) -> None:
     """The answers were there all the time."""
@@ -214,7 +214,7 @@ def test_pulls_of_a_line_that_is_waited_for_among_others_are_given_up_too(
     assert line.in_flight == 0
 
 
-def test_what_was_not_answered_is_told_when_the_line_ends(
+def test_unanswered_pulls_fail_when_the_connection_ends(
     broker: Broker, line: PullConnection[PullRequest]
 ) -> None:
     line.send([pull(0), pull(32)])
@@ -237,7 +237,7 @@ def test_garbage_ends_in_a_protocol_error(broker: Broker, line: PullConnection[P
         line.receive(3.0)
 
 
-def test_frames_nobody_asked_for_are_ignored(broker: Broker, line: PullConnection[PullRequest]) -> None:
+def test_unexpected_frames_are_ignored(broker: Broker, line: PullConnection[PullRequest]) -> None:
     """The opaque alone does not make an answer: the broker numbers its own requests."""
     line.send([pull(0)])
     request = broker.requests()[0]

@@ -18,7 +18,7 @@ def receive(buffer: ReceiveBuffer, data: bytes) -> memoryview:
     return view
 
 
-def test_what_is_used_up_is_written_over_in_turn() -> None:
+def test_used_space_of_the_buffer_is_overwritten() -> None:
     """A1: two buffers are enough for a caller that is through with one when it asks for the next."""
     buffer = ReceiveBuffer()
     seen = set()
@@ -60,7 +60,7 @@ def test_a_body_still_waited_for_moves_and_frees_its_buffer() -> None:
     assert receive(buffer, b"x").obj is first
 
 
-def test_what_is_not_of_this_connection_is_not_moved() -> None:
+def test_data_of_another_connection_is_not_moved() -> None:
     """A1"""
     buffer, other = ReceiveBuffer(), ReceiveBuffer()
     foreign = receive(other, b"foreign")

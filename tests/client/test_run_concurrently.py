@@ -42,7 +42,7 @@ def test_a_process_that_starts_no_threads_any_more_makes_them_one_by_one(
     assert sorted(done) == [0, 1, 2]
 
 
-def test_what_calls_return_comes_in_their_order_however_few_threads_there_are() -> None:
+def test_results_are_in_the_order_of_the_calls_however_few_threads_there_are() -> None:
     names: set[str] = set()
 
     def call(number: int) -> int:

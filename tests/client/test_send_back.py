@@ -96,7 +96,7 @@ def test_a_retry_goes_back_to_a_broker_that_only_the_retry_topic_is_on(
     assert len(cluster.brokers["broker-b"].sent_back) == 1
 
 
-def test_what_no_broker_name_is_known_of_goes_back_to_its_store_host(
+def test_a_message_without_a_broker_name_goes_back_to_its_store_host(
     cluster: ScriptedCluster, send_back: SendBack
 ) -> None:
     """E3: as Java does (``RemotingHelper.parseSocketAddressAddr(msg.getStoreHost())``)."""
@@ -173,7 +173,7 @@ def test_a_broker_without_a_master_is_not_asked(cluster: ScriptedCluster, send_b
     assert len(cluster.brokers["broker-b"].sends) == 1
 
 
-def test_what_neither_way_stored_is_an_error(cluster: ScriptedCluster, send_back: SendBack) -> None:
+def test_a_message_that_neither_way_stores_is_an_error(cluster: ScriptedCluster, send_back: SendBack) -> None:
     """E4: so that the offset does not pass it."""
     for broker in cluster.brokers.values():
         broker.fault = refuse

@@ -208,7 +208,7 @@ def test_a_request_that_makes_no_sense_is_answered_with_an_error(
 
 
 @pytest.mark.parametrize("pair_id", [53, 68])
-def test_somebody_else_s_group_is_said_to_be_unknown(
+def test_a_request_for_another_group_is_answered_as_unknown(
     server: ScriptedServer, broker: Peer, pair_id: int
 ) -> None:
     """A1: in the words of Java's client."""

@@ -180,7 +180,7 @@ def test_a_certificate_that_has_expired_is_refused(
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
-def test_a_server_of_an_older_tls_is_told(
+def test_a_server_with_an_older_tls_is_reported(
     serve: Serve, certificate: Certificate, authority: Authority, soon: Deadline
 ) -> None:
     """A5: no client certificate would help."""

@@ -151,7 +151,7 @@ def test_name_servers_that_are_away_are_an_error_unless_they_were_asked_for_the_
         look()
 
 
-def test_who_waits_for_a_topic_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_waiting_for_a_topic_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """G7: and goes on as if brokers had made it when the time is over."""
     clock, made = FakeClock(), (MessageQueue("orders", "a", 0),)
 

@@ -162,7 +162,7 @@ def test_a_topic_that_is_not_there_yet_holds_up_no_other(
     assert "topic=later" in caplog.text
 
 
-def test_a_message_is_as_large_as_its_producer_was_told(cluster: SimCluster) -> None:
+def test_a_message_may_be_as_large_as_its_producer_is_configured(cluster: SimCluster) -> None:
     """G2, C4: as of any producer."""
     producer = TransactionProducer(
         cluster.name_servers, "tx", lambda _: UNKNOWN, topics=["orders"], max_message_size=10

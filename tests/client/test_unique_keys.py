@@ -19,7 +19,7 @@ def test_keys_differ_between_calls_and_between_producers() -> None:
     assert all(len(key) == 32 and key == key.upper() for key in keys)
 
 
-def test_a_key_tells_when_it_was_made() -> None:
+def test_a_unique_key_has_the_time_it_was_made() -> None:
     """G2: milliseconds since the local month began, as Java writes them."""
     clock = FakeClock()
     since_ms = int((clock.now_s() - month_start_s(clock.now_s())) * 1000)

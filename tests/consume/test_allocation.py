@@ -131,7 +131,7 @@ def test_the_order_in_which_queues_and_members_are_known_does_not_matter(
 
 
 @pytest.mark.parametrize("strategy", SHARED, ids=lambda strategy: strategy.name)
-def test_who_is_not_listed_gets_nothing(strategy: AllocationStrategy) -> None:
+def test_a_member_that_is_not_listed_gets_no_queue(strategy: AllocationStrategy) -> None:
     """B4: own id absent from the list."""
     assert allocate(strategy, "east/me", [MessageQueue("T", "east@b", 0)], ["east/other"]) == ()
 
@@ -217,7 +217,7 @@ def test_what_stands_in_no_room_is_refused_by_nearby(broker_name: str, client_id
         allocate(MachineRoomNearby(), client_id, [MessageQueue("T", broker_name, 0)], [client_id])
 
 
-def test_by_config_ignores_who_is_there() -> None:
+def test_by_config_ignores_the_member_list() -> None:
     """B2: the configured list, even for a consumer that no broker lists."""
     configured = (MessageQueue("T", "b", 7),)
     assert allocate(ByConfig(configured), "", [], []) == configured

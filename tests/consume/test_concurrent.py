@@ -170,7 +170,7 @@ def test_failed_messages_are_dropped_in_broadcasting() -> None:
     assert (machine.done, machine.finished) == (2, ConcurrentFinish.EXHAUSTED)
 
 
-def test_what_could_not_be_sent_back_is_consumed_again_after_five_seconds() -> None:
+def test_a_message_that_could_not_be_sent_back_is_consumed_again_after_five_seconds() -> None:
     """E4: with its failures counted, while the others go on and the offset stays."""
     machine = consumption(3, threads=2)
     deliveries(machine)

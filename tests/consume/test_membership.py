@@ -229,7 +229,7 @@ class TestMembersComeAndGo:
         driver.after(1.0)
         assert driver.plannable == set(QUEUES)
 
-    def test_who_misses_the_own_id_sends_a_heartbeat_and_looks_again(self, driver: Driver) -> None:
+    def test_a_member_missing_from_the_list_sends_a_heartbeat_and_rechecks(self, driver: Driver) -> None:
         """B4: only then every queue is given up."""
         driver.work()
         driver.members = [OTHER]
@@ -383,7 +383,7 @@ class TestStop:
 
         assert kinds(driver.machine.due(driver.now_s)) == [Unlock, Unlock, Unregister]
 
-    def test_who_never_registered_leaves_in_silence(self) -> None:
+    def test_a_member_that_never_registered_leaves_without_unregistering(self) -> None:
         machine = Membership(ME, average)
         machine.stop()
 
@@ -576,7 +576,7 @@ def test_a_batch_that_is_over_holds_nothing_back(driver: Driver) -> None:
     assert driver.machine.must_leave() == set()
 
 
-def test_what_is_said_late_of_an_older_plan_frees_nothing_of_the_next_one(driver: Driver) -> None:
+def test_a_late_report_about_an_older_plan_frees_no_queue_of_the_next_plan(driver: Driver) -> None:
     """B5: the message and Spark's next call cross."""
     late = in_a_batch(driver)
     plan = in_a_batch(driver)

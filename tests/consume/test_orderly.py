@@ -294,7 +294,7 @@ def test_a_rollback_makes_no_dead_letters() -> None:
     assert deliver(machine, ROLLBACK, auto_commit=False).effect is Effect.ROLL_BACK
 
 
-def test_what_the_broker_has_counted_counts_too() -> None:
+def test_reconsume_times_of_the_broker_are_added() -> None:
     """D6: a message that comes through the retry topic brings its reconsumeTimes along."""
     machine = consumption(
         2, batch=2, retry_counts={1: 1}, stored_times=[3, 1].__getitem__, max_reconsume_times=3
@@ -374,7 +374,7 @@ def test_a_limit_below_minus_one_is_refused() -> None:
         OrderlySettings(max_reconsume_times=-2)
 
 
-def test_rollback_with_auto_commit_commits_and_tells_the_user() -> None:
+def test_rollback_with_auto_commit_commits_and_warns_the_user() -> None:
     """D4: Java logs "the message queue consume result is illegal" and commits."""
     outcome = deliver(consumption(), ROLLBACK)
 
@@ -401,7 +401,7 @@ def test_rollback_with_auto_commit_commits_and_tells_the_user() -> None:
         ),
     ],
 )
-def test_what_is_no_status_is_shown_to_the_user_and_counts_as_suspend(returned: object, shown: str) -> None:
+def test_an_invalid_return_value_is_logged_and_suspends_the_queue(returned: object, shown: str) -> None:
     """D5."""
     machine = consumption()
     outcome = deliver(machine, returned)

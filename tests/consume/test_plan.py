@@ -281,7 +281,7 @@ def test_a_gap_as_an_error_names_queue_wanted_available_and_remedy() -> None:
 
 
 @given(st.lists(st.integers(1, 2000), min_size=1, max_size=30), st.integers(1, 3000))
-def test_a_shared_limit_is_used_up_and_nobody_gets_none_or_more_than_wanted(
+def test_a_shared_limit_is_used_up_and_each_queue_gets_some_and_no_more_than_it_wants(
     wanted: list[int], limit: int
 ) -> None:
     shares = share_limit(wanted, limit)

@@ -95,7 +95,7 @@ def test_of_what_was_shown_the_last_that_arrived_and_all_behind_it_may_be_there(
     assert since(None, 10) == ()
 
 
-def test_what_was_seen_again_is_the_newest() -> None:
+def test_an_offset_seen_again_becomes_the_newest() -> None:
     """F5: a group that goes back and forth."""
     assert seen((10, 20), 10, None) == (20, 10)
     assert seen(None, 5) == (5,)
@@ -111,7 +111,7 @@ def test_without_an_answer_the_first_and_the_newest_stay() -> None:
 
 
 @given(st.none() | st.lists(st.integers(0, 2**63 - 1)).map(tuple))
-def test_what_was_shown_is_kept_as_text(shown: Shown | None) -> None:
+def test_mirrored_offsets_survive_their_text_form(shown: Shown | None) -> None:
     """F5: and a row in which nothing was is told from one that was never looked at."""
     assert from_text(to_text(shown)) == shown
 

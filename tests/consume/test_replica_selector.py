@@ -125,7 +125,7 @@ def test_a_replica_that_failed_is_not_asked_again_at_once_for_a_master_that_does
 
 
 @pytest.mark.parametrize(("replicas", "replaces_master"), [([1], False), ([], True)])
-def test_nobody_stands_in_where_nobody_may(replicas: list[int], replaces_master: bool) -> None:
+def test_the_master_is_kept_if_no_replica_may_replace_it(replicas: list[int], replaces_master: bool) -> None:
     chosen = ReplicaSelector(replicas, replaces_master=replaces_master)
 
     assert not chosen.master_failed(now_s=0.0)

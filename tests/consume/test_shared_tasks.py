@@ -85,7 +85,7 @@ def test_the_work_is_spread_over_all_that_can_run(ranges: list[Expected], slots:
         assert all(sum(each) - min(each, default=0.0) <= least_ms + 1e-6 for each in lasts_ms)
 
 
-def test_what_a_range_takes_is_reading_and_the_listener() -> None:
+def test_the_time_of_a_range_is_reading_plus_listener() -> None:
     """A range of a listener that nothing is known of is not expected to be short."""
     assert Expected(100, 0.99).ms == pytest.approx(100.0)
     assert Expected(1, None).ms == inf
@@ -102,7 +102,9 @@ def test_what_a_range_takes_is_reading_and_the_listener() -> None:
         ([Expected(100, None)] * 2, [[0], [1]]),
     ],
 )
-def test_what_a_task_does_soon_is_read_at_once(ranges: list[Expected], together: list[list[int]]) -> None:
+def test_ranges_that_a_task_consumes_soon_are_read_at_once(
+    ranges: list[Expected], together: list[list[int]]
+) -> None:
     """D1: not what a slow listener would have begun long before it comes to it,
     nor more messages than fit into memory.
     """

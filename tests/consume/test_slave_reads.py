@@ -72,7 +72,7 @@ def test_an_end_by_time_is_shown_by_a_message_as_late_in_any_queue_of_the_broker
     start=st.integers(0, 25),
     end=st.integers(0, 25),
 )
-def test_what_is_not_in_doubt_is_whole(
+def test_a_slave_read_between_allowed_times_misses_nothing(
     log: list[int], copied: int, dropped: int, start: int, end: int
 ) -> None:
     """L3: whatever window of the log the slave has,

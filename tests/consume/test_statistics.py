@@ -43,7 +43,7 @@ def test_a_rate_of_a_consumer_that_began_a_moment_ago_is_over_ten_seconds_at_lea
     assert status_of([text], START_S + 20.1).consume_ok_tps == about(1000 / 20.1)
 
 
-def test_what_is_a_minute_old_is_no_rate_and_after_an_hour_nothing_is_left() -> None:
+def test_rates_end_after_a_minute_and_counts_after_an_hour() -> None:
     """D11: a consumer that stands still shows zeros, and how long its calls took."""
     text = RecentMetrics[str](START_S).add("a", ConsumeMetrics(10, 2, 4, 40.0, 12, 3, 6.0), START_S + 30)
 

@@ -91,7 +91,7 @@ def test_no_range_is_read_beside_others_where_memory_is_gone() -> None:
     assert turns.next(2.0, memory=Memory.GONE) == Turn(None, inf)
 
 
-def test_a_turn_has_no_end_while_nobody_waits() -> None:
+def test_a_turn_lasts_while_no_other_range_waits() -> None:
     """D1: a task of one queue does nothing but deliver."""
     turns = task_with("a")
     turns.yielded("a", 1.0)

@@ -55,7 +55,7 @@ def test_of_a_queue_the_last_life_counts() -> None:
     ),
     st.integers(min_value=0, max_value=2**31 - 1),
 )
-def test_the_app_id_tells_the_life_to_its_own_group_alone(
+def test_only_its_own_group_reads_a_generation_from_an_app_id(
     group: str, queue: MessageQueue, generation: int
 ) -> None:
     found = app_id(group, queue, generation)

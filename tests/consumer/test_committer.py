@@ -187,7 +187,7 @@ def test_without_a_sink_offsets_are_committed_alone(monkeypatch: pytest.MonkeyPa
     assert batch.reports[0].sink_version is None
 
 
-def test_what_the_store_took_is_mirrored_after_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_are_mirrored_after_the_store_accepted_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """F1: data, offsets, mirror; the mirror is never ahead of the store."""
     batch = Batch(monkeypatch, ACK)
 
@@ -202,7 +202,7 @@ def test_what_the_store_took_is_mirrored_after_that(monkeypatch: pytest.MonkeyPa
     )
 
 
-def test_what_the_store_refused_is_not_mirrored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_that_the_store_refused_are_not_mirrored(monkeypatch: pytest.MonkeyPatch) -> None:
     """C5, F1: the queue is somebody else's."""
     batch = Batch(monkeypatch, ACK)
     batch.store.claim(GROUP, "somebody else", {QUEUE: 0})
@@ -278,7 +278,7 @@ def test_a_reset_is_made_although_another_queue_has_moved_and_the_batch_is_dropp
 
 
 @pytest.mark.parametrize("failing", ["commit", "reset"])
-def test_a_batch_that_fails_tells_of_the_reset_that_is_lost_with_it(
+def test_a_failed_batch_reports_the_reset_that_is_lost_with_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failing: str
 ) -> None:
     """F5: the broker tells of it once, so that the next run of the batch knows nothing of it."""

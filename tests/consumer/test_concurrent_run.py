@@ -628,7 +628,7 @@ def test_calls_that_end_after_the_run_has_failed_deliver_nothing_more() -> None:
     assert sorted(seen) == [10, 11, 12, 13]
 
 
-def test_what_goes_wrong_where_a_call_has_ended_fails_the_run() -> None:
+def test_an_error_after_a_call_has_ended_fails_the_run() -> None:
     """E1: a delivery that cannot be made, here in a listener's thread, is not waited for."""
 
     class Unreadable(list[MessageExt]):

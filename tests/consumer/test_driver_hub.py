@@ -90,7 +90,7 @@ def test_the_planner_hears_how_many_tasks_can_run_now(query: Query) -> None:
     wait_until(lambda: told() == [2, 5, 7], PATIENCE_S, reason="the number of slots during a batch")
 
 
-def test_what_is_handed_over_is_committed_while_the_job_runs(query: Query) -> None:
+def test_finished_ranges_are_committed_while_the_job_runs(query: Query) -> None:
     """B5"""
     committed: list[Part] = []
     orders = query.begin(committed)
@@ -102,7 +102,7 @@ def test_what_is_handed_over_is_committed_while_the_job_runs(query: Query) -> No
     assert query.hub.end(could_ask=True) == BatchEnd(1, frozenset({"part"}), ())
 
 
-def test_what_could_not_be_committed_is_left_to_the_batchs_end(query: Query) -> None:
+def test_a_failed_early_commit_is_left_to_the_end_of_the_batch(query: Query) -> None:
     """H1: it is the driver's, and its queue is nobody else's before."""
     orders = query.begin()
     assert orders.hand_over("part", {A}, {})

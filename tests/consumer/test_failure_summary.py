@@ -38,7 +38,7 @@ def summary_of(clock: FakeClock, *, tries_for_ever: bool = True, drains: bool = 
     return FailureSummary("g", clock, tries_for_ever=tries_for_ever, drains=drains)
 
 
-def test_nothing_is_said_while_nothing_fails() -> None:
+def test_no_summary_while_nothing_fails() -> None:
     assert summary_of(FakeClock()).add(report(ack(Q0, failed=0, finished="EXHAUSTED", error=""))) is None
 
 

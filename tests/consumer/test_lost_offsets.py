@@ -83,7 +83,7 @@ def test_a_group_that_is_new_to_both_begins_where_the_options_say(
         (False, ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, False),
     ],
 )
-def test_a_beginning_that_is_not_used_is_told(
+def test_an_unused_consume_from_where_is_reported(
     store: DeltaOffsetStore,
     caplog: pytest.LogCaptureFixture,
     is_known: bool,
@@ -100,7 +100,7 @@ def test_a_beginning_that_is_not_used_is_told(
     assert len(told) == is_told
 
 
-def test_a_store_that_was_put_back_while_nobody_was_there_is_told(
+def test_a_store_restored_while_no_member_was_running_is_reported(
     sink: DeltaSink, store: DeltaOffsetStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """H2: messages are consumed again, and nobody would know why."""

@@ -132,7 +132,7 @@ def test_a_range_in_order_stays_as_it_is(gather: Gather, size: int) -> None:
 
 
 @in_state_engine
-def test_whole_chunks_that_changed_places_are_put_back(gather: Gather) -> None:
+def test_chunks_that_arrive_in_another_order_are_sorted(gather: Gather) -> None:
     """D1: as spilled runs are, when they are merged."""
     rows = [*map(row_of, MESSAGES), marker()]
 
@@ -372,7 +372,7 @@ def commit_every_tenth(
 
 
 @in_each_engine
-def test_what_was_consumed_without_a_commit_is_consumed_again(engine: Callable[..., Any]) -> None:
+def test_uncommitted_messages_are_consumed_again(engine: Callable[..., Any]) -> None:
     """D4: the next range begins at the committed offset, and each row leaves once, with the COMMIT."""
     consumption = engine(commit_every_tenth)
 

@@ -565,7 +565,7 @@ def test_a_queue_whose_range_ended_early_is_not_taken_for_one_that_waits_for_mes
     assert (run.ack().state.next_offset, run.ack().state.suspended_until_s) == (10, NOW_S)
 
 
-def test_a_listener_that_has_had_as_much_as_fits_and_commits_nothing_is_told(
+def test_a_listener_that_never_commits_is_warned_when_the_buffer_is_full(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """D4, D13: it will never get more; tried again after the longest pause,
@@ -770,7 +770,7 @@ def test_without_a_way_to_send_dead_letters_no_message_is_given_up(caplog: pytes
     assert "nobody said how dead letters are sent" in caplog.text
 
 
-def test_what_was_put_back_behind_a_range_cut_short_stays_known() -> None:
+def test_messages_put_back_behind_a_shortened_range_stay_known() -> None:
     """D6: the batch had reached further than the next range does."""
     run = run_of(
         failing_at(12),

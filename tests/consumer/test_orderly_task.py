@@ -314,7 +314,7 @@ def test_a_suspended_queue_that_is_given_up_is_given_out_before_it_is_due() -> N
     assert task.delivered[OTHER] == [(0, 0)]
 
 
-def test_a_slow_call_holds_nobody_up_although_the_wall_clock_is_set_back() -> None:
+def test_a_slow_call_holds_up_no_other_queue_when_the_wall_clock_is_set_back() -> None:
     """D3, D7: what lasts is measured by a clock that nobody sets."""
     clock, is_other_done = FakeClock(), threading.Event()
 
@@ -347,7 +347,7 @@ def test_a_suspension_is_stored_by_the_wall_clock() -> None:
     assert consumed[OTHER].ack.state.suspended_until_s == pytest.approx(clock.now_s() + 20.0)
 
 
-def test_what_ends_another_thread_ends_the_task() -> None:
+def test_a_fatal_error_in_another_thread_ends_the_task() -> None:
     """D5: SystemExit in a listener ends its worker process wherever it was called."""
     has_begun = threading.Event()
 

@@ -143,7 +143,7 @@ def test_a_time_to_begin_at_is_local_time_unless_it_names_a_zone(written: str) -
 @pytest.mark.parametrize(
     "written", ["2026112218000", "20261322180000", "20261122180000+8", "20261122180000CET"]
 )
-def test_what_is_no_time_to_begin_at_is_refused_with_what_to_write(written: str) -> None:
+def test_an_invalid_consume_timestamp_is_refused_with_the_expected_form(written: str) -> None:
     """F2."""
     [problem] = problems_of(consume_from_where="CONSUME_FROM_TIMESTAMP", consume_timestamp=written)
 
@@ -179,7 +179,7 @@ def test_parameters_of_another_kind_are_refused_together_where_they_are_given() 
     )
 
 
-def test_a_member_may_be_given_by_its_name_and_a_wrong_one_is_told() -> None:
+def test_an_enum_member_may_be_given_by_name_and_a_wrong_name_is_refused() -> None:
     consumer = PushConsumer(
         consumer_group="g",
         name_servers="a:1",
@@ -232,7 +232,7 @@ def test_a_member_may_be_given_by_its_name_and_a_wrong_one_is_told() -> None:
     ],
     ids=str,
 )
-def test_what_a_query_cannot_be_started_with_is_told_with_all_other_problems(
+def test_invalid_start_arguments_are_reported_with_all_other_problems(
     given: dict[str, Any], complaint: str
 ) -> None:
     consumer = PushConsumer(consumer_group="g", name_servers="a:1", offset_store="unused")
@@ -255,7 +255,7 @@ def test_all_problems_are_reported_together() -> None:
     assert len(problems) == 4
 
 
-def test_what_cannot_be_sent_to_the_executors_is_named_before_anything_runs() -> None:
+def test_an_object_that_cannot_be_pickled_is_named_before_anything_runs() -> None:
     """And what to do instead; a hook like a listener."""
     connection = sqlite3.connect(":memory:")
 
@@ -386,7 +386,7 @@ def test_a_listener_s_name_is_told_to_the_planner(orderly: bool) -> None:
     assert (options.listener, options.consume_orderly) == ("shop.orders:on_order", orderly)
 
 
-def test_whoever_composes_a_query_must_say_how_dead_letters_are_sent() -> None:
+def test_a_composed_query_must_say_how_dead_letters_are_sent() -> None:
     """D6: before anything runs."""
     output = OutputColumns.of(StructType().add("name", "string"))
     settings = OrderlySettings(max_reconsume_times=3)
@@ -423,7 +423,9 @@ def test_a_session_that_starts_slow_tasks_twice_is_refused(is_on: bool) -> None:
     ("settings", "is_mirrored"),
     [({}, True), ({"mirror_offsets": False}, False), ({"message_model": MessageModel.BROADCASTING}, False)],
 )
-def test_offsets_are_mirrored_unless_nobody_shares_them(settings: dict[str, Any], is_mirrored: bool) -> None:
+def test_offsets_are_mirrored_unless_the_group_is_broadcasting(
+    settings: dict[str, Any], is_mirrored: bool
+) -> None:
     """F1, B3: a broadcasting consumer commits nothing to a broker."""
     consumer = PushConsumer(
         consumer_group="g",

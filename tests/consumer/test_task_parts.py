@@ -124,7 +124,7 @@ def parts_of(orders: Orders | None, writer: Lines | None = None) -> TaskParts:
 
 
 @pytest.mark.parametrize("orders", [None, Orders()])
-def test_what_nobody_wants_to_have_before_is_one_part(orders: Orders | None) -> None:
+def test_ranges_that_need_no_early_commit_are_one_part(orders: Orders | None) -> None:
     parts = parts_of(orders)
     for queue in (A, B):
         parts.add(consumed(queue))

@@ -49,7 +49,7 @@ def test_python_in_the_pages_is_python_that_names_what_is_there(block: Block) ->
 
 
 @pytest.mark.parametrize("block", blocks("python"), ids=named)
-def test_what_the_pages_call_takes_the_arguments_they_give(block: Block) -> None:
+def test_calls_on_the_pages_use_existing_parameters(block: Block) -> None:
     wrong = []
     for node in ast.walk(ast.parse(block.text)):
         if not isinstance(node, ast.Call):

@@ -77,7 +77,9 @@ def test_a_second_session_gets_the_source_while_another_one_is_active(
     assert SparkSession.getActiveSession() is not None
 
 
-def test_another_source_of_the_name_is_told_of(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_source_of_the_same_name_is_reported(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(DefaultSource, "name", lambda: "csv")
 
     with pytest.raises(RocketMQError, match="has a data source 'csv' of its own"):
@@ -159,7 +161,7 @@ def test_a_batch_read_refuses_a_consumer_group(spark: SparkSession, tmp_path: Pa
         frame.count()
 
 
-def test_everything_wrong_with_a_consumer_is_said_at_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_all_problems_of_a_consumer_are_reported_together(spark: SparkSession, tmp_path: Path) -> None:
     consumer = consumer_of(
         tmp_path,
         "nowhere",

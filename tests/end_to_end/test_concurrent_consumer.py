@@ -223,7 +223,7 @@ def test_the_brokers_may_keep_the_offsets(consumption: Consumption, tmp_path: Pa
 
 
 @LONG_ON_REAL
-def test_what_fails_comes_again_until_it_passes_or_is_a_dead_letter(consumption: Consumption) -> None:
+def test_failed_messages_come_again_until_they_pass_or_become_dead_letters(consumption: Consumption) -> None:
     """E3, E8: by the query's own subscription to the retry topic, under the topic it was sent to,
     each time with one attempt more; after max_reconsume_times in %DLQ%.
     """

@@ -374,7 +374,7 @@ def test_a_listener_that_commits_itself_loses_and_doubles_nothing(consumption: C
 
 
 @LONG_ON_REAL
-def test_what_a_listener_collects_in_memory_is_written_before_it_is_committed(
+def test_rows_a_listener_collects_in_memory_are_written_before_they_are_committed(
     consumption: Consumption, tmp_path: Path
 ) -> None:
     """D4, H1: although each micro-batch runs in other worker processes;

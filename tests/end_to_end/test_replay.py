@@ -181,7 +181,7 @@ def test_a_filter_is_part_of_what_is_replayed(
 
 
 @SIM_ONLY
-def test_what_cannot_be_replayed_is_refused_before_anything_is_written(
+def test_ranges_that_cannot_be_replayed_are_refused_before_anything_is_written(
     spark: SparkSession, cluster: ClusterUnderTest, topic: str, tmp_path: Path
 ) -> None:
     """H3"""

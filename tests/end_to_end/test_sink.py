@@ -123,7 +123,7 @@ def test_rows_of_a_key_keep_the_order_of_the_data_frame(
 
 
 @SIM_ONLY
-def test_a_key_in_two_tasks_is_told_of(spark: SparkSession, cluster: ClusterUnderTest) -> None:
+def test_a_key_in_two_tasks_fails_the_write(spark: SparkSession, cluster: ClusterUnderTest) -> None:
     """G6: its order is then nobody's; the write fails, unless that does not matter."""
     topic = cluster.create_topic(queues=1)
     rows = steps(spark, orders=5, each=4, partitions=2)

@@ -79,7 +79,7 @@ def test_a_stream_can_be_a_view_too(spark: SparkSession, cluster: ClusterUnderTe
         ("CREATE TEMPORARY VIEW v USING rocketmq OPTIONS (nameServer 'n:1')", "did you mean 'nameServers'"),
     ],
 )
-def test_what_is_not_possible_is_said_at_once(spark: SparkSession, statement: str, words: str) -> None:
+def test_unsupported_statements_are_refused_at_once(spark: SparkSession, statement: str, words: str) -> None:
     register(spark)
 
     with pytest.raises(AnalysisException, match=words):

@@ -79,7 +79,7 @@ def test_any_bytes_give_a_value_or_a_protocol_error(name: str) -> None:
         ("messages", bytes.fromhex("7fffffff daa320a7") + bytes(100)),
     ],
 )
-def test_what_once_took_too_much_or_may(name: str, data: bytes) -> None:
+def test_inputs_that_once_took_too_much_stay_within_bounds(name: str, data: bytes) -> None:
     """A1: findings, and what announces more than it brings."""
     target = TARGETS[name]
     for seed in target.seeds():
@@ -91,7 +91,7 @@ def test_what_once_took_too_much_or_may(name: str, data: bytes) -> None:
 @pytest.mark.parametrize(
     "case", [case for case in large_inputs() if case.name in LARGE], ids=lambda case: case.name
 )
-def test_what_is_nearly_a_frame_long_costs_what_it_may(case: Large) -> None:
+def test_inputs_of_nearly_a_frame_stay_within_time_and_memory(case: Large) -> None:
     """A1: twice the frame limit, or what docs/how-to/security.md says in its place;
     ``make fuzz`` tries all of them.
     """

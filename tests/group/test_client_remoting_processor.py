@@ -112,7 +112,7 @@ def test_a_reset_of_something_else_changes_nothing(
     assert at.store.read("progress") == before
 
 
-def test_running_info_tells_queues_locks_and_offsets(at: Desk) -> None:
+def test_running_info_has_queues_locks_and_offsets(at: Desk) -> None:
     """B5, C2: the lock's moment is told on the wall clock."""
     info = at.desk.running_info("g")
 
@@ -126,7 +126,7 @@ def test_running_info_tells_queues_locks_and_offsets(at: Desk) -> None:
     assert at.desk.running_info("another") is None
 
 
-def test_running_info_tells_how_fast_each_topic_is_consumed(at: Desk, clock: FakeClock) -> None:
+def test_running_info_has_the_rates_of_each_topic(at: Desk, clock: FakeClock) -> None:
     """D11: as of the last batch, for every topic of the group; a clock that goes on makes it less."""
     recent: RecentMetrics[MessageQueue] = RecentMetrics(clock.now_s() - 60)
     metrics = recent.add(HELD, ConsumeMetrics(600, 6, 10, 50.0, 606, 3, 6.0), clock.now_s())
@@ -226,7 +226,7 @@ def test_a_listener_that_has_a_name_consumes_one_message_directly(
 
 
 @pytest.mark.parametrize("key", ["leave", "cancelled"])
-def test_what_is_no_exception_ends_the_call_alone(key: str, clock: FakeClock) -> None:
+def test_a_base_exception_ends_only_its_call(key: str, clock: FakeClock) -> None:
     """D12: sys.exit in a listener would end the thread that answers the broker, for good and unseen."""
     told = Desk(clock, listener=f"{__name__}:answering").desk.consume_directly("g", message_at(3, keys=key))
 
@@ -273,7 +273,7 @@ def test_a_concurrent_listener_consumes_one_message_directly(
     assert told.remark == ("ValueError: not today" if answer == "raise" else None)
 
 
-def test_a_listener_that_this_process_cannot_import_is_told(clock: FakeClock) -> None:
+def test_a_listener_that_this_process_cannot_import_is_reported(clock: FakeClock) -> None:
     """D12: the modules of executors may not be where the planner is."""
     told = Desk(clock, listener="no_such_module:on_order").desk.consume_directly("g", message_at(3))
 

@@ -85,7 +85,7 @@ def test_concurrent_members_share_the_queues_and_take_over_at_once(
     await_plannable(one, queues_of(cluster, topic))
 
 
-def test_a_second_member_gets_its_share_at_once_and_loses_it_to_nobody(
+def test_a_second_member_gets_its_share_at_once_and_keeps_it(
     cluster: ClusterUnderTest, members: Members
 ) -> None:
     """B1, B5: brokers tell the first one of the second, so nobody waits for the next rebalance in 20 s."""
@@ -121,7 +121,9 @@ def test_queues_of_a_batch_under_way_are_kept_until_it_is_over(
     await_shares(everything, one, two)
 
 
-def test_who_stops_gives_its_queues_to_the_others(cluster: ClusterUnderTest, members: Members) -> None:
+def test_a_member_that_stops_gives_its_queues_to_the_others(
+    cluster: ClusterUnderTest, members: Members
+) -> None:
     """B7: unlocked and unregistered; the others are told, and need not wait for a lock to expire."""
     topic = cluster.create_topic(queues=2)
     one = members.join(cluster.name_servers, topic, "one")
@@ -272,7 +274,7 @@ def test_without_a_name_server_the_known_route_holds(
 # --- what members must have in common -----------------------------------------------------------------------
 
 
-def test_a_client_id_used_twice_is_said(
+def test_a_client_id_used_twice_is_logged(
     cluster: ClusterUnderTest, members: Members, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = cluster.create_topic(queues=2)
@@ -283,7 +285,7 @@ def test_a_client_id_used_twice_is_said(
         wait_until(lambda: "client id 'same' is used by 2 members" in caplog.text, SOON_S)
 
 
-def test_another_subscription_in_the_group_is_said(
+def test_a_different_subscription_in_the_group_is_logged(
     cluster: ClusterUnderTest, members: Members, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A3: the broker keeps the last one's, and the other one loses messages without a word."""
@@ -303,7 +305,7 @@ def wait_for_ever(member: RunningMember) -> None:
 # --- leaving ------------------------------------------------------------------------------------------------
 
 
-def test_leaving_tells_those_that_answer_while_one_is_silent(members: Members) -> None:
+def test_leaving_unregisters_at_brokers_that_answer_while_one_is_silent(members: Members) -> None:
     """B7: the queues of the brokers that answer are free at once."""
     with SimCluster(brokers=4) as cluster:
         cluster.create_topic("T", queues=2)
@@ -433,7 +435,7 @@ def test_a_strategy_that_fails_for_a_while_costs_no_queue(
 
 
 @pytest.mark.parametrize("call", ["lock_batch", "consumer_list"])
-def test_a_call_that_fails_as_nobody_expects_is_made_again(
+def test_a_call_that_fails_unexpectedly_is_repeated(
     call: str, members: Members, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """B1, C2: one broker's answer that cannot be understood stops neither renewals nor rebalances."""

@@ -150,7 +150,7 @@ def test_nothing_runs_when_all_is_shown(brokers: Brokers, mirror: OffsetMirror) 
     wait_until(has_ended, reason="The end of the mirror's thread")
 
 
-def test_what_a_broker_refused_is_tried_again_later(
+def test_offsets_that_a_broker_refused_are_sent_again_later(
     brokers: Brokers, store: MemoryOffsetStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """F1: told once, and sent until it is taken."""
@@ -267,7 +267,7 @@ def test_a_cluster_that_is_away_costs_a_batch_nothing(
     assert {brokers.next(), brokers.next()} == {(A0, 7), (B0, 9)}
 
 
-def test_a_failure_nobody_thought_of_is_logged_and_the_next_batch_begins_anew(
+def test_an_unexpected_failure_is_logged_and_the_next_batch_begins_anew(
     brokers: Brokers,
     store: MemoryOffsetStore,
     mirror: OffsetMirror,

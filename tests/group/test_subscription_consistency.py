@@ -42,12 +42,12 @@ def told(*texts: str, model: MessageModel = MessageModel.CLUSTERING) -> Consumer
 
 
 @pytest.mark.parametrize("other", ["T:a || b", "T:b||a"])
-def test_what_means_the_same_is_no_difference(other: str) -> None:
+def test_equivalent_subscriptions_do_not_differ(other: str) -> None:
     """A3: a version, or the order of tags, means nothing."""
     assert differences(mine("T:a||b", "%RETRY%g:*"), "me", ["me"], told(other, "%RETRY%g:*")) == []
 
 
-def test_another_expression_and_another_topic_are_said_with_both_sides() -> None:
+def test_different_expressions_and_topics_are_logged_with_both_sides() -> None:
     """A3."""
     one, two = differences(mine("T:a", "U:*"), "me", ["me"], told("T:b", "V:*", "U:*"))
 
@@ -58,7 +58,7 @@ def test_another_expression_and_another_topic_are_said_with_both_sides() -> None
     assert "topic V is subscribed to as '*' by another member and as nothing by this one" in two
 
 
-def test_what_a_member_subscribes_to_cannot_write_log_lines() -> None:
+def test_a_subscription_cannot_forge_log_lines() -> None:
     """A3."""
     data = SubscriptionData(topic="V\nERROR forged", sub_string="\x1b[2J" * 10_000)
     connection = replace(told(), subscriptions={data.topic: data})
@@ -69,21 +69,21 @@ def test_what_a_member_subscribes_to_cannot_write_log_lines() -> None:
     assert len(one) < 3_000
 
 
-def test_another_message_model_is_said() -> None:
+def test_a_different_message_model_is_logged() -> None:
     """B3: one group cannot be clustering and broadcasting."""
     (problem,) = differences(mine("T:*"), "me", ["me"], told("T:*", model=MessageModel.BROADCASTING))
 
     assert "another member consumes in the model BROADCASTING, this one in CLUSTERING" in problem
 
 
-def test_an_id_used_twice_is_said_with_the_remedy() -> None:
+def test_a_client_id_used_twice_is_logged_with_the_remedy() -> None:
     (problem,) = differences(mine("T:*"), "me", ["me", "you", "me"], told("T:*"))
 
     assert "client id 'me' is used by 2 members" in problem
     assert "give each query an instanceName of its own" in problem
 
 
-def test_a_difference_is_said_once_and_again_only_after_it_was_right(
+def test_a_difference_is_logged_once_and_again_only_after_it_was_resolved(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     look = SubscriptionConsistency(mine("T:a"), "me").look

@@ -205,7 +205,9 @@ def test_a_stopped_query_stops_its_tasks(driver: Driver) -> None:
     assert orders.fate(A) is Fate.KEPT
 
 
-def test_who_listens_without_the_key_is_no_driver(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_on_the_port_without_the_key_is_not_taken_for_the_driver(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
     """H9: the task goes on as if there were none, and says so once."""
     address = HubAddress.new("127.0.0.1", driver.hub.address.port)
     terms = HubTerms(address, BATCH, must_ask=False)
@@ -280,7 +282,7 @@ def test_strangers_cannot_keep_others_out(driver: Driver, monkeypatch: pytest.Mo
         {"is": "leaving", "plan": 1, "queues": 3},
     ],
 )
-def test_who_knows_the_key_and_talks_nonsense_is_hung_up_on_and_harms_nobody(
+def test_a_peer_with_the_key_that_sends_nonsense_is_disconnected_and_harms_no_other(
     driver: Driver, message: Message
 ) -> None:
     """H9"""
@@ -298,7 +300,7 @@ def test_who_knows_the_key_and_talks_nonsense_is_hung_up_on_and_harms_nobody(
     assert driver.ask(A).begins(A)
 
 
-def test_nobody_there_is_said_with_the_address(driver: Driver) -> None:
+def test_a_missing_driver_is_reported_with_its_address(driver: Driver) -> None:
     driver.hub.close()
 
     def why() -> str:
@@ -359,7 +361,7 @@ def test_a_task_with_suspended_queues_alone_hears_when_its_batch_is_not_at_work_
     assert not one.is_batch_at_work()
 
 
-def test_the_one_task_of_a_batch_asks_nobody_whom_to_wait_for(driver: Driver) -> None:
+def test_the_only_task_of_a_batch_does_not_ask_which_task_to_wait_for(driver: Driver) -> None:
     """D3"""
     orders = driver.ask(A)
     orders.idles(lambda: None)

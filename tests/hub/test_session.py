@@ -39,7 +39,7 @@ def test_both_directions_carry_messages() -> None:
         assert hub.open(task.seal({"n": number}).rstrip(b"\n")) == {"n": number}
 
 
-def test_who_does_not_know_the_key_is_refused_on_either_side() -> None:
+def test_a_peer_without_the_key_is_refused_on_either_side() -> None:
     """H9"""
     greeting = Greeting("stranger", KEY)
     answer, _ = Introduction("hub", b"another").receive(greeting.first_line())
@@ -109,7 +109,7 @@ def test_a_line_without_an_end_is_refused_before_it_is_long() -> None:
 
 
 @pytest.mark.parametrize("queues", [None, 3, "text", [["T", "b"]], [["T", "b", "x"]], [[1, 2, 3, 4]]])
-def test_what_is_no_list_of_queues_is_refused(queues: object) -> None:
+def test_an_invalid_list_of_queues_is_refused(queues: object) -> None:
     """H9"""
     with pytest.raises(RemoteProtocolError):
         queue_list(queues)

@@ -211,7 +211,7 @@ def test_when_a_batch_is_committed_the_planner_is_told_of_its_plan() -> None:
     assert driver.state.batch_committed(plan) == [Tell("planner", {"is": "over", "plan": 1})]
 
 
-def test_what_is_said_of_an_older_plan_changes_nothing() -> None:
+def test_reports_about_an_older_plan_change_nothing() -> None:
     driver = Driver()
     driver.begins("one", A)
 
@@ -294,7 +294,7 @@ def test_two_tasks_with_suspended_queues_alone_both_end() -> None:
     assert sorted(told_of_work(driver.idles("two"))) == [("one", False), ("two", False)]
 
 
-def test_a_task_alone_in_its_batch_waits_for_nobody() -> None:
+def test_a_task_alone_in_its_batch_does_not_wait() -> None:
     """D3"""
     driver = Driver()
     driver.begins("one", A)
@@ -360,7 +360,7 @@ def test_an_attempt_that_another_one_follows_waits_no_longer() -> None:
     assert told_of_work(driver.idles("one again")) == [("one again", True)]
 
 
-def test_nobody_waits_when_the_job_is_over() -> None:
+def test_no_task_waits_when_the_job_is_over() -> None:
     """D3: one that failed leaves tasks behind."""
     driver = two_tasks()
     driver.idles("one")

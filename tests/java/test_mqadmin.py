@@ -308,7 +308,7 @@ def test_the_offsets_of_a_group_are_reset_by_time(
         assert client.query_consumer_offset(address, group, queue) == expected
 
 
-def test_what_does_not_exist_is_said_to_be_missing(java: JavaClients) -> None:
+def test_a_missing_topic_is_reported_with_code_17(java: JavaClients) -> None:
     with pytest.raises(
         AssertionError, match=r"CODE: 17 .*No topic route info in name server for the topic: Absent"
     ):

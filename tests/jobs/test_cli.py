@@ -177,7 +177,7 @@ def test_a_secret_typed_nearly_right_is_not_shown(
 @pytest.mark.parametrize(
     ("pair", "shown"), [("secretKey:x", "'secretKey…'"), ("=x", "'…'"), ("secretKey", "'secretKey'")]
 )
-def test_what_is_no_setting_is_shown_as_far_as_it_is_a_name(
+def test_an_invalid_setting_is_shown_up_to_the_end_of_its_name(
     capsys: pytest.CaptureFixture[str], pair: str, shown: str
 ) -> None:
     assert f"--option {shown} is not key=value" in run(capsys, "offsets", "lag", "--option", pair)[2]

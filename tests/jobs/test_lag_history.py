@@ -47,7 +47,7 @@ def test_the_backlog_is_what_was_stored_by_then_and_not_consumed() -> None:
     assert column(shown, "at") == [0, 10_000]
 
 
-def test_a_broker_that_tells_less_than_the_store_has_makes_no_negative_backlog() -> None:
+def test_a_broker_offset_below_the_store_s_makes_no_negative_backlog() -> None:
     """Its index of times is to the millisecond, the store's clock another one."""
     assert column(history(moment(0, {Q0: 5}), ends=({Q0: 4},)).queue_records(), "backlog") == [0]
 

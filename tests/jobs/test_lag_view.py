@@ -77,7 +77,7 @@ def test_clocks_that_differ_never_make_a_span_negative() -> None:
     assert (columns["lagSeconds"], columns["lockAgeSeconds"]) == (0.0, 0.0)
 
 
-def test_what_is_not_known_stays_empty() -> None:
+def test_unknown_values_stay_empty() -> None:
     columns = LagView(
         name=OffsetKey.parse("etl"),
         row=row(owner=""),

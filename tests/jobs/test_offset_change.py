@@ -113,7 +113,7 @@ def test_a_dry_run_shows_everything_and_changes_nothing(shop: Shop) -> None:
     assert [move["moved"] for move in json.loads(shop.shown)] == [-13, -23]
 
 
-def test_whoever_moves_a_group_back_is_told_that_its_sink_writes_nothing_twice(
+def test_moving_a_group_back_reports_that_its_sink_writes_nothing_twice(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """F5: once, on stderr, unless the sink was named; and not whoever moves it forth."""
@@ -190,7 +190,7 @@ def test_a_version_that_is_not_there_yet_is_refused(shop: Shop) -> None:
         ),
     ],
 )
-def test_a_topic_or_a_queue_that_the_group_has_not_is_told(
+def test_a_topic_or_queue_the_group_does_not_consume_is_reported(
     shop: Shop, choice: QueueChoice, said: str
 ) -> None:
     """F5: of several, what is right is not moved either."""
@@ -244,7 +244,7 @@ def test_a_group_is_cloned_with_another_s_offsets(shop: Shop) -> None:
         copy.do(clone, "elt")
 
 
-def test_what_only_brokers_know_needs_them(shop: Shop) -> None:
+def test_targets_that_only_brokers_know_need_the_brokers(shop: Shop) -> None:
     commands: tuple[Callable[[], object], ...] = (
         lambda: shop.do(reset, ToBound("earliest")),
         lambda: shop.do(skip, None),
@@ -272,7 +272,7 @@ def test_a_group_that_changed_a_moment_ago_is_taken_for_running(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("away", [("broker-a", "broker-b"), ("broker-b",)])
-def test_a_group_whose_members_no_broker_tells_is_judged_so_too(
+def test_a_group_is_judged_by_its_offsets_while_brokers_are_away(
     tmp_path: Path, away: tuple[str, ...]
 ) -> None:
     """C5, A2: brokers are away, which is not to say that nobody waits for them."""
@@ -387,7 +387,7 @@ def test_a_job_that_died_between_group_and_sink_is_run_again(
     assert watermarks(sink) == {A0: 20, A1: 20}
 
 
-def test_a_sink_that_is_not_there_is_told(shop: Shop, tmp_path: Path) -> None:
+def test_a_missing_sink_is_reported(shop: Shop, tmp_path: Path) -> None:
     with pytest.raises(JobFailed, match=r"There is no Delta table at .*nowhere; correct --sink"):
         shop.do(reset, ToOffset(20), sink=str(tmp_path / "nowhere"))
 

@@ -176,7 +176,7 @@ def move(queue: MessageQueue, target: int, **more: Any) -> QueueMove:
     return QueueMove(queue=queue, row=row(queue, 20), target=target, bounds=bounds(0, 30), **more)
 
 
-def test_whoever_consumes_now_is_named() -> None:
+def test_active_consumers_are_named() -> None:
     """F5, C5"""
     assert refusal([move(A0, 5)]) is None
 
@@ -186,7 +186,7 @@ def test_whoever_consumes_now_is_named() -> None:
     assert sentence.startswith("2 of 3 queues are being consumed by host@one, host@two. Nothing was changed.")
 
 
-def test_rows_that_the_sink_would_drop_are_told() -> None:
+def test_rows_that_the_sink_would_drop_are_reported() -> None:
     """H1, F5: below its watermark it has them already."""
     assert move(A0, 5, watermark=20).note == "the sink drops rows below 20"
     assert move(A0, 20, watermark=20).note == ""

@@ -73,7 +73,7 @@ def test_groups_are_compared_as_they_are_now(store: DeltaOffsetStore) -> None:
     ]
 
 
-def test_what_is_not_there_is_told(store: DeltaOffsetStore, tmp_path: Path) -> None:
+def test_missing_versions_and_tables_are_reported(store: DeltaOffsetStore, tmp_path: Path) -> None:
     with pytest.raises(OffsetError, match="nothing of version 1 for group etl"):
         run(show_diff, store, Moments(AtVersion(1), None))
     with pytest.raises(JobFailed, match=r"There are no offsets at .*/none; correct option 'offsetStore'"):

@@ -76,7 +76,7 @@ def test_a_keys_steps_out_of_order_are_found_although_the_queue_is_in_order() ->
 
 
 @pytest.mark.parametrize(("order_key", "step"), [("o-9", "created"), ("o-2", "refunded"), ("o-2", "paid")])
-def test_a_message_nobody_sent_is_unexpected(order_key: str, step: str) -> None:
+def test_a_message_that_was_never_sent_is_unexpected(order_key: str, step: str) -> None:
     report = check_order([*ROWS, ("orders", "broker-a", 0, 7, order_key, step)], EXPECTED)
 
     assert counts(report) == {"messages": 6, "rows": 6, "unexpected": 1}
@@ -89,7 +89,7 @@ def test_a_step_that_is_sent_twice_is_expected_twice() -> None:
     assert check_order(rows[:2], {"o-1": ["paid", "failed", "paid"]}).lost == 1
 
 
-def test_only_the_first_findings_are_told() -> None:
+def test_only_the_first_findings_are_listed() -> None:
     many = {f"o-{i}": ["created"] for i in range(100)}
 
     report = check_order([], many)

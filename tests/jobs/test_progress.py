@@ -47,8 +47,8 @@ def ack(failed: int) -> QueueAck:
         ),
         (
             (
-                "Traceback\npyspark_rocketmq.errors.TopicNotFound: no route: nope\nSee the manual. Create it.\n "
-                "SQLSTATE: 38000\n=== Streaming Query ==="
+                "Traceback\npyspark_rocketmq.errors.TopicNotFound: no route: nope\nSee the manual. Create "
+                "it.\n SQLSTATE: 38000\n=== Streaming Query ==="
             ),
             "pyspark_rocketmq.errors.TopicNotFound: no route: nope See the manual. Create it.",
         ),
@@ -105,7 +105,7 @@ def test_where_there_is_no_terminal_a_line_now_and_then_says_how_much_is_done() 
 @pytest.mark.parametrize(
     ("seconds", "lines"), [(4.0, []), (6.0, ["messages stored: 0 of 900", "messages stored: 900 of 900"])]
 )
-def test_who_was_told_that_nothing_is_done_is_told_that_all_is(seconds: float, lines: list[str]) -> None:
+def test_the_end_is_shown_after_the_beginning_was(seconds: float, lines: list[str]) -> None:
     output, clock = io.StringIO(), FakeClock()
     with Shown(Console(file=output, width=120), "messages stored", clock.monotonic_s) as shown:
         clock.advance(seconds)
@@ -136,7 +136,7 @@ def test_beside_the_rows_is_how_far_the_query_is_behind() -> None:
     assert behind_text(metrics, RowCounter()) == "30 messages behind for 2.0 s"
 
 
-def test_what_no_broker_told_is_not_shown() -> None:
+def test_unknown_broker_positions_are_not_shown() -> None:
     metrics = told(progress(end=plan_to_offset(1, [planned(Q0, 0, 10)]), latest=None), None, NOW_S)
 
     assert behind_text(metrics, RowCounter()) == ""

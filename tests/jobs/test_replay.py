@@ -118,7 +118,7 @@ def test_settings_that_cannot_be_used_are_refused(given: dict[str, str], said: s
         settings(nameServers="h:1", topic="t", **given)
 
 
-def test_the_summary_tells_what_an_earlier_run_has_done_only_where_one_has() -> None:
+def test_the_summary_mentions_an_earlier_run_only_if_there_was_one() -> None:
     """H3"""
     summary = ReplaySummary(queues=2, planned=60, recorded=0, written=40, steps=3, seconds=1.25)
     again = ReplaySummary(queues=2, planned=60, recorded=60, written=0, steps=0, seconds=0.04)

@@ -205,7 +205,7 @@ def test_relative_paths_are_the_current_directorys_and_uris_stay(
     assert settings.py_files == (str(tmp_path / "a.py"), "s3://bucket/b.zip")
 
 
-def test_what_goes_to_the_source_is_valid_there() -> None:
+def test_settings_passed_to_the_source_are_valid_there() -> None:
     from pyspark_rocketmq.options.read import ReadOptions
 
     settings = load_settings(ConsumeSettings, "consume", None, [*CONSUME, "failOnDataLoss=false"])

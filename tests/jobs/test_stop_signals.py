@@ -32,7 +32,7 @@ def signals(monkeypatch: pytest.MonkeyPatch) -> StopSignals:
     return StopSignals(create_autospec(SparkSession, instance=True))
 
 
-def test_a_jvm_that_keeps_its_signals_is_told_of_and_the_job_goes_on(
+def test_a_jvm_that_keeps_its_signals_is_logged_and_the_job_goes_on(
     signals: StopSignals, caplog: pytest.LogCaptureFixture
 ) -> None:
     """D7: such as one with ``-Xrs``."""

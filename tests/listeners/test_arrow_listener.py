@@ -180,7 +180,7 @@ def raises(batch: pa.RecordBatch, context: ConsumeOrderlyContext) -> Any:
         ),
     ],
 )
-def test_what_is_no_status_gives_the_batch_back(listener: Orderly, error: str) -> None:
+def test_an_invalid_return_value_gives_the_batch_back(listener: Orderly, error: str) -> None:
     """D5"""
     rows, ack = consumed(listener)
 
@@ -400,7 +400,7 @@ def test_types_that_mean_the_same_are_taken(name: str, column: pa.Array, value: 
         ("nam", pa.array(["a"])),
     ],
 )
-def test_what_would_be_altered_is_refused(name: str, column: pa.Array) -> None:
+def test_values_that_would_be_altered_are_refused(name: str, column: pa.Array) -> None:
     """D5, H10"""
     with pytest.raises(SchemaError, match=f"{name}"):
         fitted(name, column)

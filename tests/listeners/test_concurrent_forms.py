@@ -142,7 +142,7 @@ def test_a_listener_is_opened_once_for_all_ranges(listener: type) -> None:
 @pytest.mark.parametrize(
     "listener", [coroutine, async_generator, PandasListener(frame_later), OpenedOnTheLoop]
 )
-def test_what_gives_something_to_await_is_known(listener: object) -> None:
+def test_callables_that_return_awaitables_are_recognised(listener: object) -> None:
     """E1: threads would hand the coroutine on as an answer."""
     with form_of(listener, orderly=False).lease() as call:
         assert is_async(call)

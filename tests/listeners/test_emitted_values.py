@@ -113,7 +113,7 @@ def convert_directly(values: list[Any], data_type: st.DataType) -> pa.RecordBatc
 @pytest.mark.parametrize(
     ("data_type", "values"), TAKEN, ids=lambda value: getattr(value, "simpleString", str)()
 )
-def test_what_fits_is_taken(data_type: st.DataType, values: list[Any]) -> None:
+def test_values_that_fit_their_type_are_taken(data_type: st.DataType, values: list[Any]) -> None:
     columns = columns_of(data_type)
 
     assert [value for value in values if not is_taken(columns, value)] == []
@@ -195,7 +195,7 @@ def test_rows_that_wait_for_a_commit_come_back_as_they_were(
         (PAIR, (1,)),
     ],
 )
-def test_what_would_fail_later_or_be_altered_silently_is_refused(data_type: st.DataType, value: Any) -> None:
+def test_values_that_would_fail_later_or_be_altered_are_refused(data_type: st.DataType, value: Any) -> None:
     """D5"""
     assert not is_taken(columns_of(data_type), value)
 
@@ -207,7 +207,7 @@ def test_the_refusal_names_column_type_and_value() -> None:
         columns_of(st.IntegerType()).check("c", Decimal("1.5"))
 
 
-def test_a_type_nobody_can_emit_is_refused_with_the_schema() -> None:
+def test_a_type_that_cannot_be_emitted_is_refused_with_the_schema() -> None:
     with pytest.raises(SchemaError, match="cannot emit type variant"):
         columns_of(st.VariantType())
 

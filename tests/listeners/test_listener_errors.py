@@ -51,7 +51,7 @@ def test_another_error_has_a_traceback_of_its_own(other: Exception, caplog: pyte
     assert [record.exc_info is not None for record in caplog.records] == [True, True]
 
 
-def test_what_was_told_is_counted_from_then_on(
+def test_repeated_errors_are_counted_after_the_first_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D5"""

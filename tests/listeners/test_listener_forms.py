@@ -231,7 +231,7 @@ def test_two_consumers_do_not_share_an_opened_listener() -> None:
     assert EVENTS == [("open", "one"), ("open", "other")]
 
 
-def test_a_listener_nobody_used_for_a_while_is_closed_and_opened_again_when_needed() -> None:
+def test_an_idle_listener_is_closed_and_opened_again_when_needed() -> None:
     """Spark ends an idle worker without letting it finish anything, so it is closed before that."""
     context = ListenerContext("billing")
     with lease_of_opened("k", Recording, context, idle_s=0.01):
@@ -430,12 +430,12 @@ class Unfit:
         (Unfit(), "an object of type Unfit cannot be called with messages and a context"),
     ],
 )
-def test_what_is_no_listener_is_refused_at_once(listener: object, complaint: str) -> None:
+def test_an_invalid_listener_is_refused_at_once(listener: object, complaint: str) -> None:
     with form_of_error(complaint):
         form_of(listener)
 
 
-def test_what_can_be_called_with_messages_and_a_context_is_a_listener_however_it_is_written() -> None:
+def test_any_callable_of_messages_and_context_is_a_listener() -> None:
     def with_retries(function: Callable[..., Any]) -> Callable[..., Any]:
         return wraps(function)(lambda messages, context: function(messages, context, 3))
 
@@ -500,7 +500,7 @@ def with_a_variable() -> Callable[..., None]:
         (threading.Lock(), "it is a _thread.lock"),
     ],
 )
-def test_what_cannot_be_pickled_is_named(listener: object, named: str) -> None:
+def test_the_part_that_cannot_be_pickled_is_named(listener: object, named: str) -> None:
     """Before the query starts, and by the name it has in the user's code."""
     reason = why_not_picklable(listener)
 
@@ -527,7 +527,7 @@ def test_a_function_of_the_main_program_takes_its_globals_along() -> None:
 # ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_context_tells_the_attempt_and_logs_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_context_has_the_attempt_and_a_logger_with_its_position(caplog: pytest.LogCaptureFixture) -> None:
     """D3: the first delivery is attempt 1."""
     messages = [message_at(10)._replace(reconsume_times=2), message_at(11)]
     context = ConsumeOrderlyContext(messages, OUTPUT)

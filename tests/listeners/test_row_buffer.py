@@ -172,7 +172,7 @@ def test_without_room_for_its_file_a_call_ends_the_query_whatever_its_listener_m
     assert "could not be written to a temporary file" in str(context.broken_at("here"))
 
 
-def test_what_follows_the_end_of_a_call_is_none_of_its_rows() -> None:
+def test_rows_emitted_after_the_end_of_a_call_do_not_count() -> None:
     """D3: a thread of a listener may go on when its call has been answered."""
     context = ConsumeOrderlyContext([message_at(1)], OUTPUT)
     for _ in range(100):

@@ -106,7 +106,7 @@ def test_lag_in_seconds_is_that_of_the_message_that_waits_longest() -> None:
     assert metrics.lag_s == 12.5
 
 
-def test_one_line_tells_a_batch() -> None:
+def test_a_batch_is_logged_in_one_line() -> None:
     metrics = told(
         progress(end=plan_to_offset(1, [planned(Q0, 0, 10, epoch=1)]), latest={Q0: 40}),
         report(acks=[ack(Q0, next_offset=4, read=9, consumed=4, failed=2)], rows=[offset_row(Q0, 4)]),

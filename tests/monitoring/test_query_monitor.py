@@ -98,7 +98,7 @@ def test_sums_grow_and_end_with_their_query(monitor: QueryMonitor, told: list[Ba
     assert monitor.queries() == {}
 
 
-def test_a_listener_that_fails_disturbs_nobody(
+def test_a_failing_metrics_listener_does_not_disturb_the_others(
     monitor: QueryMonitor, told: list[BatchMetrics], caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(metrics: BatchMetrics) -> Never:
@@ -112,7 +112,7 @@ def test_a_listener_that_fails_disturbs_nobody(
     assert "a listener of metrics failed query=etl" in caplog.text
 
 
-def test_what_spark_tells_while_the_monitor_closes_is_left_out(
+def test_events_that_arrive_while_the_monitor_closes_are_dropped(
     monitor: QueryMonitor, told: list[BatchMetrics]
 ) -> None:
     monitor.close()

@@ -289,7 +289,7 @@ class OffsetStoreConformance(PositionConformance):
         store.note_passed(GROUP, {Q0: Passed(1, "[5,3,3]")})
         assert store.read(GROUP)[Q0].state.last_message == "[5,2,2]"
 
-    def test_what_brokers_are_shown_is_remembered_with_the_offset(self, store: OffsetStore) -> None:
+    def test_the_mirrored_offset_is_stored_with_the_offset(self, store: OffsetStore) -> None:
         """F5: before it is sent; what cannot be there any more is forgotten."""
         store.claim(GROUP, "client-1", {Q0: 3, Q1: 0}, at_brokers={Q0: 3})
         assert [store.read(GROUP)[queue].shown for queue in (Q0, Q1)] == ["[3]", "[0]"]
@@ -423,7 +423,7 @@ class OffsetStoreConformance(PositionConformance):
         assert (row.next_offset, row.epoch, row.owner) == (40, 1, "")
         assert store.claim(GROUP, "client-1", {Q0: 0})[Q0].next_offset == 40
 
-    def test_a_row_tells_until_a_batch_moves_it_that_an_operator_reset_it(self, store: OffsetStore) -> None:
+    def test_a_row_is_marked_as_reset_until_a_batch_moves_it(self, store: OffsetStore) -> None:
         """F5: through claims too; a reset must be told from where a member has come to."""
         assert not store.claim(GROUP, "client-1", {Q0: 0})[Q0].was_reset
         store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=1)

@@ -61,7 +61,7 @@ def test_any_member_s_commit_counts_and_the_larger_stays(brokers: Brokers, store
     assert brokers.offsets == {Q0: 9, Q1: 3}
 
 
-def test_what_does_not_change_is_not_sent(brokers: Brokers, store: BrokerOffsetStore) -> None:
+def test_unchanged_offsets_are_not_sent(brokers: Brokers, store: BrokerOffsetStore) -> None:
     epoch = store.claim(GROUP, "one", {Q0: 4})[Q0].epoch
     store.claim(GROUP, "two", {Q0: 0})
 

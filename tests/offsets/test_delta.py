@@ -188,7 +188,7 @@ def test_a_handle_whose_log_files_were_cleaned_up_opens_the_table_again(path: Pa
 @pytest.mark.parametrize(
     "left_over", ["a data file", "a commit not yet named", "a checkpoint nobody points to"]
 )
-def test_what_a_killed_writer_leaves_behind_counts_for_nothing(path: Path, left_over: str) -> None:
+def test_files_left_by_a_killed_writer_are_ignored(path: Path, left_over: str) -> None:
     """H1: a commit is the one file operation that gives it its number;
     before that there are only files nobody names.
     """
@@ -280,7 +280,7 @@ def test_a_conflict_that_does_not_end_is_reported_with_group_and_path(
 # ------------------------------------------------------------------------------------------ tables of others
 
 
-def test_a_table_that_is_gone_is_said_to_be_at_the_next_commit_and_is_not_made_anew(path: Path) -> None:
+def test_a_missing_table_is_reported_at_the_next_commit_and_not_recreated(path: Path) -> None:
     store = DeltaOffsetStore(path)
     store.claim(GROUP, "client-1", {Q0: 0})
     shutil.rmtree(path)

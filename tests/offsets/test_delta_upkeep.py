@@ -96,7 +96,7 @@ def test_a_commit_does_not_wait_for_the_upkeep(path: Path, monkeypatch: pytest.M
     assert store.read(GROUP)[Q0].next_offset == 3 * EVERY - 1
 
 
-def test_what_the_log_has_forgotten_is_in_the_history(path: Path) -> None:
+def test_versions_removed_from_the_log_are_in_the_history(path: Path) -> None:
     """F5: as-of reaches back for days, exactly as far as the log and by the minute before."""
     store = DeltaOffsetStore(path)
     commits(store, 45)
@@ -226,7 +226,7 @@ def arm(patch: pytest.MonkeyPatch, step: str) -> None:
         patch.setattr(fs, "PyFileSystem", Dying)
 
 
-def test_files_that_nobody_names_any_more_go_and_the_past_stays(
+def test_unreferenced_files_are_removed_and_the_history_stays(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F1: what the log can still open stays, and so does the history; what a killed writer left goes."""
@@ -291,7 +291,7 @@ def test_two_upkeeps_at_once_record_the_past_once(path: Path) -> None:
     assert rows.num_rows == rows.group_by(["version", "consumer_group"]).aggregate([]).num_rows
 
 
-def test_an_upkeep_that_fails_is_told_and_disturbs_nobody(
+def test_a_failed_upkeep_is_logged_and_does_not_disturb_commits(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*args: Any) -> Never:

@@ -17,7 +17,7 @@ from pyspark_rocketmq.offsets.store import OffsetKey
         ("etl@50%off", OffsetKey("", "etl", "50%off")),
     ],
 )
-def test_a_stored_name_tells_namespace_group_and_instance(text: str, name: OffsetKey) -> None:
+def test_a_stored_name_has_namespace_group_and_instance(text: str, name: OffsetKey) -> None:
     """A6, B3: groups of one name in two namespaces may share a store;
     each broadcasting instance stands alone.
     """

@@ -22,7 +22,7 @@ def store_at(offset: int) -> MemoryOffsetStore:
     return store
 
 
-def test_an_offset_that_went_back_within_its_epoch_is_told() -> None:
+def test_an_offset_that_went_back_within_its_epoch_is_reported() -> None:
     """H2"""
     [words] = what_went_back(store_at(9).read(GROUP), store_at(4).read(GROUP))
 
@@ -39,7 +39,7 @@ def test_an_epoch_that_went_back_is_told_wherever_the_offset_is() -> None:
     assert words == f"{Q0} was at 2 in epoch 2 and is at 9 in epoch 1"
 
 
-def test_a_queue_that_is_not_there_any_more_is_told() -> None:
+def test_a_queue_that_no_longer_exists_is_reported() -> None:
     """H2"""
     before = store_at(4)
     before.claim(GROUP, "me", {Q1: 7})

@@ -186,7 +186,7 @@ def test_a_second_start_makes_nothing_and_asks_for_nothing(checkout: Checkout) -
     ]
 
 
-def test_a_job_is_told_of_the_terminal_that_spark_hides_from_it(checkout: Checkout) -> None:
+def test_a_job_knows_the_terminal_that_spark_hides_from_it(checkout: Checkout) -> None:
     """What it prints passes through Spark: without this there is no progress bar."""
     checkout.java()
     checkout.finished_environment()
@@ -230,7 +230,7 @@ def test_on_a_cluster_the_code_goes_with_the_job(checkout: Checkout) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("offsets", "show"), ("demo", "--help")])
-def test_what_needs_no_spark_starts_none(checkout: Checkout, arguments: tuple[str, ...]) -> None:
+def test_jobs_without_spark_start_no_spark(checkout: Checkout, arguments: tuple[str, ...]) -> None:
     checkout.finished_environment()
 
     result = checkout.spark_submit(*arguments)

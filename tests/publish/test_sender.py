@@ -144,7 +144,9 @@ def test_a_batch_for_any_queue_goes_to_another_broker(sender: Sender, brokers: B
 
 
 @pytest.mark.parametrize("code", [1, 14, 16, 17, 204, 205, 1500])
-def test_what_one_broker_refuses_another_one_may_take(sender: Sender, brokers: Brokers, code: int) -> None:
+def test_messages_refused_by_one_broker_are_sent_to_another(
+    sender: Sender, brokers: Brokers, code: int
+) -> None:
     """G3: the codes of Producer.send."""
     refusal = BrokerError(code, "not here")
     brokers.script = lambda queue: refusal if queue.broker_name == "a" else stored_at(queue)
@@ -156,7 +158,7 @@ def test_what_one_broker_refuses_another_one_may_take(sender: Sender, brokers: B
         send_all(sender, batch_of(4, A0))
 
 
-def test_what_every_broker_refuses_is_refused(sender: Sender, brokers: Brokers) -> None:
+def test_messages_refused_by_every_broker_fail(sender: Sender, brokers: Brokers) -> None:
     """G3: each is asked once, though one of them was busy first."""
     answers = {"a": [BrokerError(16, "no")] * 2, "b": [BUSY, BrokerError(16, "no")]}
     brokers.script = lambda queue: answers[queue.broker_name].pop(0)
@@ -167,7 +169,7 @@ def test_what_every_broker_refuses_is_refused(sender: Sender, brokers: Brokers) 
     assert {name: len(left) for name, left in answers.items()} == {"a": 1, "b": 0}
 
 
-def test_what_a_queue_that_is_gone_refuses_goes_to_those_there_are(brokers: Brokers) -> None:
+def test_messages_for_a_removed_queue_go_to_the_existing_queues(brokers: Brokers) -> None:
     """G3: also what waits; a batch of a queue of its own goes nowhere else,
     and a queue that is there refuses for another reason.
     """
@@ -210,7 +212,7 @@ def test_a_broker_that_hangs_holds_up_only_what_it_was_given(sender: Sender, bro
     assert all((number, B0) in brokers.stored for number, _ in hung)
 
 
-def test_what_waits_for_its_next_attempt_keeps_no_queue_from_others(sender: Sender, brokers: Brokers) -> None:
+def test_a_batch_that_waits_for_its_next_attempt_blocks_no_queue(sender: Sender, brokers: Brokers) -> None:
     """G3: those behind it need not wait for its pause, at the broker that answers."""
     answers: deque[RocketMQError] = deque([RequestTimeout("h:1", "SEND", 5)])
     brokers.script = lambda queue: answers.popleft() if queue == A0 and answers else stored_at(queue)
@@ -247,7 +249,7 @@ def test_batch_for_any_queue_take_turns(sender: Sender, brokers: Brokers) -> Non
         (stored_at(A0, SendStatus.FLUSH_SLAVE_TIMEOUT), "stored them with FLUSH_SLAVE_TIMEOUT, less durably"),
     ],
 )
-def test_what_cannot_be_stored_as_it_should_be_fails(
+def test_a_message_that_is_not_stored_as_required_fails(
     sender: Sender, brokers: Brokers, outcome: SendResult | RocketMQError, said: str
 ) -> None:
     """G5: at once where trying again is of no use, else after retryTimeoutMs."""

@@ -186,7 +186,7 @@ def test_a_row_says_everything_of_its_message() -> None:
     assert found.shown == "row 10 of the task (keys='k1 k2', shardingKey='s', msgId='id-1')"
 
 
-def test_what_a_broker_wrote_about_a_delivery_is_left_out() -> None:
+def test_properties_a_broker_adds_at_delivery_are_not_sent() -> None:
     """G2: of properties that were read with TIMER_OUT_MS in them, a broker would not delay the message."""
     moment = datetime(2030, 1, 2, tzinfo=UTC)
     written = {
@@ -287,7 +287,7 @@ def test_a_topic_of_a_row_may_have_blanks_around_it() -> None:
     assert read_rows([{"body": "x", "topic": " orders "}], ALL)[0].topic == "orders"
 
 
-def test_only_a_row_that_is_no_message_is_said_to_fail_again() -> None:
+def test_only_an_invalid_row_is_reported_to_fail_again() -> None:
     """G2"""
     assert str(RowNotSent("row 1 of the task", "the broker is busy")) == (
         "Not sent: row 1 of the task: the broker is busy. Rows before may be stored, and come again with a "

@@ -106,7 +106,7 @@ def test_nothing_is_looked_at_while_all_goes_well() -> None:
     assert clock.monotonic_s() < SETTLE_S
 
 
-def test_what_is_hopeless_surfaces() -> None:
+def test_permanent_errors_surface() -> None:
     """H3: a message that brokers do not take, or a look that cannot tell."""
     clock = FakeClock()
 

@@ -29,7 +29,7 @@ def offsets(ranges: list[QueueRange]) -> list[tuple[MessageQueue, int]]:
     st.dictionaries(st.sampled_from([A0, A1, B0]), spans),
     st.dictionaries(st.sampled_from([A0, A1]), st.lists(spans)),
 )
-def test_what_is_left_is_what_was_not_done(
+def test_the_remaining_ranges_are_those_not_yet_replayed(
     wanted: dict[MessageQueue, tuple[int, ...]], done: dict[MessageQueue, Any]
 ) -> None:
     """H3"""

@@ -44,7 +44,7 @@ def test_a_later_run_knows_what_earlier_ones_have_done(tmp_path: Path) -> None:
     ]
 
 
-def test_what_was_begun_is_unfinished_until_it_is_known_how_far_it_came(tmp_path: Path) -> None:
+def test_a_step_is_unfinished_until_its_end_is_recorded(tmp_path: Path) -> None:
     """H3: also that nothing of it is stored."""
     record = ReplayRecord(tmp_path / "record", "copy", every, namespace="shop")
     whole, half, none = sending(A0, 0, 5), sending(A0, 5, 9, "r2"), sending(B0, 3, 9, "r2")

@@ -24,7 +24,7 @@ def test_the_message_keeps_what_its_producer_gave_it() -> None:
     }  # fmt: skip
 
 
-def test_what_a_broker_would_act_upon_again_is_left_out() -> None:
+def test_properties_a_broker_would_act_upon_again_are_left_out() -> None:
     """H3, G3: a delayed message would be delayed once more, a message given back would count as one."""
     message = resent(
         DELAY="3", TIMER_DELIVER_MS="1", REAL_TOPIC="t", REAL_QID="1", TRAN_MSG="true", PGROUP="p",

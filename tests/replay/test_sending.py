@@ -45,7 +45,7 @@ def test_only_messages_of_the_run_and_the_range_count(
     ],
     ids=["nothing came", "only others came", "its beginning", "of which the older part has expired"],
 )
-def test_what_is_stored_is_the_range_up_to_the_last_message_found(
+def test_the_recorded_range_ends_at_the_last_message_found(
     highest: int | None, bounds: tuple[int, ...], until: int
 ) -> None:
     """H3"""

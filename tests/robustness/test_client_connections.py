@@ -113,7 +113,7 @@ def test_a_connection_that_ends_in_any_phase_fails_every_caller(sent: int, is_re
 
 
 @pytest.mark.parametrize("is_reset", [True, False], ids=["reset", "end"])
-def test_a_connection_that_ends_when_it_has_begun_fails_who_comes_next(is_reset: bool) -> None:
+def test_a_connection_that_ends_right_after_it_began_fails_the_next_callers(is_reset: bool) -> None:
     """A1: accepted and dropped, as by a balancer without a server behind it."""
     with ScriptedServer() as server:
         channel = opened(server.address)
@@ -146,7 +146,7 @@ def test_a_greeting_of_another_protocol_is_told_to_every_caller(greeting: bytes)
     assert all(isinstance(outcome, RemoteProtocolError) for outcome in outcomes)
 
 
-def test_answers_to_nobody_and_second_answers_disturb_no_caller() -> None:
+def test_unexpected_and_second_answers_disturb_no_caller() -> None:
     """A1: every caller gets its own answer, once."""
 
     def too_much(peer: Peer, request: RemotingCommand) -> None:
@@ -212,7 +212,7 @@ def test_a_server_that_does_not_read_costs_a_sender_no_more_than_his_deadline() 
         channel.close()
 
 
-def test_who_waits_behind_a_stuck_sender_gives_up_by_his_own_deadline() -> None:
+def test_a_caller_behind_a_stuck_sender_gives_up_by_its_own_deadline() -> None:
     """A1: nothing of his request is out, so the channel is not his to end."""
     outcomes: SimpleQueue[RemotingCommand | RocketMQError] = SimpleQueue()
     with DeafServer() as server:
@@ -232,7 +232,7 @@ def test_who_waits_behind_a_stuck_sender_gives_up_by_his_own_deadline() -> None:
     assert isinstance(outcomes.get(timeout=PATIENCE_S), ChannelClosed)
 
 
-def test_a_server_that_reads_a_byte_now_and_then_holds_nobody_for_ever() -> None:
+def test_a_server_that_reads_single_bytes_holds_no_caller_beyond_its_deadline() -> None:
     """A1: with progress in each step the size decides: 64 KiB a second is the least."""
     time_left = SendingTime(0, float("inf"), stall_s=0.0)
     assert time_left.next_s() == 0.001

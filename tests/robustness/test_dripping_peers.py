@@ -118,7 +118,7 @@ def test_a_handshake_that_drips_ends_in_time() -> None:
     server.join(PATIENCE_S)
 
 
-def test_dripping_clients_of_a_broker_hinder_nobody() -> None:
+def test_dripping_clients_of_a_broker_do_not_hold_up_the_others() -> None:
     """A1: as with Netty they may stay as long as they drip, each for what it has sent."""
     with SimCluster() as cluster:
         cluster.create_topic(TOPIC)

@@ -106,7 +106,7 @@ class SinkConformance:
 
         assert stored() == [(0, 3, "created")]
 
-    def test_what_was_written_and_not_committed_is_not_there(self, sink: Sink, stored: Stored) -> None:
+    def test_uncommitted_rows_are_not_in_the_table(self, sink: Sink, stored: Stored) -> None:
         """H1: the driver was killed in between."""
         written_by(sink.begin(GROUP, {Q0: 0}), rows(Q0, 0, 3))
 
@@ -123,7 +123,7 @@ class SinkConformance:
 
         assert len(stored()) == 3
 
-    def test_it_tells_how_far_it_has_come(self, sink: Sink) -> None:
+    def test_watermarks_are_returned_by_queue(self, sink: Sink) -> None:
         """H2: of queues that the group wrote, with rows or without, and of no others."""
         assert sink.watermarks(GROUP) == {}
 
@@ -139,7 +139,9 @@ class SinkConformance:
 
         assert [step for *_, step in stored()] == ["one", "other", "one", "other"]
 
-    def test_who_comes_second_is_refused_and_leaves_nothing(self, sink: Sink, stored: Stored) -> None:
+    def test_the_second_of_two_writers_is_refused_and_leaves_nothing(
+        self, sink: Sink, stored: Stored
+    ) -> None:
         """H5, C5: a query that was believed dead."""
         slow = sink.begin(GROUP, {Q0: 0, Q1: 0})
         written = written_by(slow, rows(Q0, 0, 9, "slow"), rows(Q1, 0, 1, "slow"))
@@ -151,7 +153,9 @@ class SinkConformance:
         assert stored() == [(0, 0, "created"), (0, 1, "created")]
         assert run(sink, {Q1: 1}, rows(Q1, 0, 1)) == 1, "nor has it moved the other queue"
 
-    def test_who_comes_second_later_is_refused_too(self, sink: Sink, stored: Stored) -> None:
+    def test_the_second_of_two_writers_is_refused_in_a_later_batch_too(
+        self, sink: Sink, stored: Stored
+    ) -> None:
         """H5: where there was a watermark already."""
         run(sink, {Q0: 1}, rows(Q0, 0, 1))
         slow = sink.begin(GROUP, {Q0: 0})
@@ -193,7 +197,7 @@ class SinkConformance:
             assert not each.watermarks.get(Q0)
 
     @pytest.mark.parametrize("queue", [Q0, Q1], ids=["behind", "absent"])
-    def test_offsets_that_are_ahead_of_it_are_told(self, sink: Sink, queue: MessageQueue) -> None:
+    def test_offsets_ahead_of_the_watermarks_are_reported(self, sink: Sink, queue: MessageQueue) -> None:
         """H7: it was set back, restored, or failed over to a replica;
         what a reset has passed is not meant.
         """

@@ -75,7 +75,9 @@ class TestOnPostgres(DatabaseConformance):
 
 
 @pytest.mark.parametrize("known", [0, 1], ids=["first commit of the queue", "later"])
-def test_who_comes_second_waits_for_the_first_and_is_refused(database: PostgresDatabase, known: int) -> None:
+def test_the_second_of_two_writers_waits_for_the_first_and_is_refused(
+    database: PostgresDatabase, known: int
+) -> None:
     """H5: both have written their rows, and moved their watermark, before either commits."""
     if known:
         run(prepared(database), {Q0: 1}, rows(Q0, 0, 1))

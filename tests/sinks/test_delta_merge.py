@@ -79,7 +79,7 @@ def test_a_key_of_several_values_is_refused_at_the_start(tmp_path: Path, kind: p
     assert not (tmp_path / "t").exists()
 
 
-def test_a_partition_value_that_no_folder_can_have_is_told(tmp_path: Path) -> None:
+def test_a_partition_value_that_no_folder_can_have_is_reported(tmp_path: Path) -> None:
     """H6: delta-rs makes the folders of a merge."""
     schema = pa.schema([*POSITION, ("city", pa.string())])
     sink = DeltaSink(tmp_path / "t", merge_keys=["queueOffset"], partition_by=["city"])
@@ -102,7 +102,7 @@ def test_a_batch_that_runs_again_changes_nothing(sink: DeltaSink, path: Path) ->
     assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 2}
 
 
-def test_who_comes_too_late_changes_nothing(sink: DeltaSink, path: Path) -> None:
+def test_a_writer_that_is_too_late_changes_nothing(sink: DeltaSink, path: Path) -> None:
     """H5: the watermarks of a merge fence as those of an append do."""
     other = pickle.loads(pickle.dumps(sink))
     other.prepare(SCHEMA)

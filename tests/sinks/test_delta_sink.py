@@ -329,7 +329,7 @@ def test_a_restore_after_the_last_commit_is_noticed(sink: DeltaSink, path: Path,
         sink.begin(GROUP, {Q0: 0})
 
 
-def test_what_a_restore_took_away_stays_away_if_that_is_accepted(sink: DeltaSink, path: Path) -> None:
+def test_rows_removed_by_a_restore_stay_removed_if_accepted(sink: DeltaSink, path: Path) -> None:
     """H7: by what the error says; rows from there on are added."""
     run_batch(sink, {Q0: 3, Q1: 2}, rows(Q0, 0, 3), rows(Q1, 0, 2))
     run_batch(sink, {Q0: 5}, rows(Q0, 3, 5))

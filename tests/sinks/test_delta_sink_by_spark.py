@@ -121,7 +121,7 @@ def test_tables_of_every_kind_take_rows(spark: SparkSession, path: Path, kind: s
     assert staged <= {Path(name).name for name in spark.read.format("delta").load(str(path)).inputFiles()}
 
 
-def test_what_breaks_a_constraint_ends_the_batch_and_leaves_nothing(
+def test_a_row_that_breaks_a_constraint_ends_the_batch_and_leaves_nothing(
     spark: SparkSession, constrained: Path, path: Path
 ) -> None:
     """H1: by Delta's own judgement."""
@@ -207,7 +207,7 @@ def test_rewinding_and_a_new_column(spark: SparkSession, constrained: Path, path
     assert_df_equality(found, spark.createDataFrame(expected, found.schema), ignore_row_order=True)
 
 
-def test_where_spark_s_writer_cannot_be_used_the_reason_is_told(constrained: Path, path: Path) -> None:
+def test_the_reason_is_given_if_spark_s_writer_cannot_be_used(constrained: Path, path: Path) -> None:
     """H6"""
     shutil.copytree(constrained, path)
 

@@ -103,7 +103,7 @@ def test_without_a_restore_there_is_nothing_to_follow(sink: DeltaSink, store: Me
     assert store.read(GROUP)[Q0].next_offset == 7
 
 
-def test_a_restored_version_that_is_cleaned_up_is_said_to_be(
+def test_a_restored_version_that_was_vacuumed_is_reported_as_such(
     sink: DeltaSink, path: Path, store: MemoryOffsetStore
 ) -> None:
     DeltaTable(path).restore(1)

@@ -247,7 +247,7 @@ def test_a_group_of_very_many_is_found_by_itself() -> None:
         {"first": 0, "last": 4, "restored": "3", "commits": {}},
     ],
 )
-def test_what_cannot_have_been_seen_is_not_believed(seen: object) -> None:
+def test_invalid_versions_in_a_commit_are_ignored(seen: object) -> None:
     """H9: the commit is read like one of others."""
     assert Stretch.seen_by(entry_of(5, "a", seen=seen)) is None
 

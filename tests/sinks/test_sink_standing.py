@@ -86,7 +86,7 @@ def test_another_table_in_the_place_is_told_whatever_its_watermarks_are() -> Non
     assert "another table (id table-2) than the one that was written to (id table-1)" in text
 
 
-def test_a_table_that_is_gone_is_told() -> None:
+def test_a_missing_table_is_reported() -> None:
     """H7: it is not made anew in silence."""
     text = refusal(rows(row(Q0, 9, LAKE)), SinkStanding("/lake/orders", None, {}, "/lake/orders"))
 

@@ -131,7 +131,7 @@ def test_a_trigger_without_anything_new_writes_no_offset(topics: Topics) -> None
     assert len(stream.log) == 2
 
 
-def test_progress_tells_where_each_queue_ends(topics: Topics) -> None:
+def test_progress_has_the_end_of_each_queue(topics: Topics) -> None:
     """reportLatestOffset, from which lag is computed; a restart has nothing to report yet."""
     topic = topics.make(2, 1)
     stream = topics.stream(topic)

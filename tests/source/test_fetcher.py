@@ -171,7 +171,7 @@ def test_the_pulls_in_flight_are_shared_and_no_range_waits_for_another(server: S
     assert {index: len(each) for index, each in offsets.items()} == dict(enumerate(ends))
 
 
-def test_a_range_without_answers_holds_up_nobody(server: ScriptedServer) -> None:
+def test_a_range_without_answers_does_not_hold_up_the_others(server: ScriptedServer) -> None:
     """A broker that never answers for one queue: the others are read to their end meanwhile."""
     others_are_read = threading.Event()
     held: list[tuple[Peer, RemotingCommand]] = []
@@ -473,7 +473,7 @@ def test_a_replica_sends_back_to_the_master(server: ScriptedServer, replica: Scr
     [(19, 40), (20, 40), (20, 64), (21, 64), (21, 0)],
     ids=["nothing new", "no match", "scanned on", "beginning gone", "lags"],
 )
-def test_what_a_replica_does_not_have_the_master_is_asked_for(
+def test_messages_that_a_replica_lacks_are_pulled_from_the_master(
     server: ScriptedServer, replica: ScriptedServer, pauses: FetcherPauses, code: int, next_begin_offset: int
 ) -> None:
     """F4: a replica's word about what is not there is never believed; nothing is lost,
@@ -543,7 +543,7 @@ def test_a_range_of_a_master_that_ends_waits_where_no_replica_may_take_its_place
     assert asked_for(replica) == set()
 
 
-def test_what_neither_a_master_that_is_down_nor_a_replica_that_lags_has_is_waited_for(
+def test_messages_on_a_stopped_master_alone_are_waited_for(
     server: ScriptedServer, replica: ScriptedServer, pauses: FetcherPauses
 ) -> None:
     """L3: the tail was planned by the master's end; it is never counted as read."""
@@ -594,7 +594,7 @@ def test_a_filter_that_matches_nothing_at_a_slave_brings_the_range_forward(serve
         (17, "topic not exist", 0, (0, 0)),
     ],
 )
-def test_what_a_slave_alone_does_not_have_is_neither_lost_nor_passed(
+def test_messages_that_only_a_slave_lacks_are_neither_lost_nor_skipped(
     server: ScriptedServer,
     pauses: FetcherPauses,
     told: tuple[int, str, int, tuple[int, int]],

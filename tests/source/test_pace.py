@@ -36,7 +36,7 @@ def test_a_micro_batch_waits_until_there_is_enough_or_too_much_time_has_passed()
     assert planning.next() == [(A0, 12, 13)]
 
 
-def test_what_waits_is_counted_before_a_limit_is_applied() -> None:
+def test_the_backlog_is_counted_before_a_limit_is_applied() -> None:
     """minOffsetsPerTrigger together with maxOffsetsPerTrigger."""
     planning = Planning({A0: (0, 1)}, minOffsetsPerTrigger="8", maxOffsetsPerTrigger="8")
     assert planning.next() == [(A0, 0, 1)]

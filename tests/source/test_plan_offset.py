@@ -49,7 +49,7 @@ def test_equal_plans_are_equal_texts(ranges: tuple[QueueRange, ...]) -> None:
     assert json.dumps(plan_to_offset(1, ranges)) == json.dumps(plan_to_offset(1, reversed(ranges)))
 
 
-def test_what_earlier_releases_kept_in_a_plan_is_passed_over() -> None:
+def test_plan_fields_of_earlier_releases_are_ignored() -> None:
     """D4: messages that a listener had consumed without a commit; they are delivered again."""
     entry = {"from": 3, "to": 9, "epoch": 2, "uncommitted": "no JSON, no Arrow"}
     stored = {"v": 1, "seq": 4, "plan": {"orders": {"broker-a": {"0": entry}}}}

@@ -474,7 +474,7 @@ def test_a_broker_that_was_away_finds_its_queues_claimed_as_before() -> None:
     assert {row.epoch for row in planning.store.read("g").values()} == {1}
 
 
-def test_a_logged_plan_is_run_again_only_where_nobody_claimed_or_reset_the_queue(
+def test_a_logged_plan_runs_again_only_for_queues_not_claimed_or_reset_since(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """H1, F5: data of an old epoch would move the sink past messages that come again."""
@@ -554,7 +554,7 @@ def test_a_listener_gets_what_it_did_not_commit_again_when_there_is_more() -> No
     assert planning.next() == [(A0, 0, 4), (A1, 1, 2)]
 
 
-def test_a_plan_that_waits_for_more_messages_was_delivered_to_nobody() -> None:
+def test_a_plan_that_waits_for_more_messages_was_not_delivered() -> None:
     """D4: with minOffsetsPerTrigger a plan may be put off;
     its messages are delivered when the wait is over.
     """
@@ -695,7 +695,7 @@ def test_a_replayed_plan_waits_for_a_broker_that_is_down_at_the_restart() -> Non
     assert sum(planning.pauses) < 5
 
 
-def test_what_the_brokers_hold_is_reported_as_of_the_last_look() -> None:
+def test_bounds_are_reported_as_of_the_last_look() -> None:
     """B5: it becomes ``latestOffset`` in Spark's progress; a limited plan does not hide the backlog."""
     planning = Planning({A0: (0, 100), B0: (0, 50)}, maxOffsetsPerTrigger="10")
     planning.next()

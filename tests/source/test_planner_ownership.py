@@ -113,7 +113,7 @@ class TestLeftOut:
     @pytest.mark.parametrize(
         "facts", [{"next_offset": 10}, {"suspended_until_s": 1e9}], ids=["nothing to read", "suspended"]
     )
-    def test_a_queue_that_waits_by_right_is_not_told(self, facts: dict[str, float]) -> None:
+    def test_a_queue_that_may_wait_is_not_reported_as_stuck(self, facts: dict[str, float]) -> None:
         """B6: alibaba/rocketmq#459."""
         watch, progress = StuckQueueDetector(), self.progress(**facts)
         for second in range(300):

@@ -247,7 +247,7 @@ def test_a_group_that_cannot_begin_at_another_is_told_that_alone() -> None:
     assert "'consumerGroup', which goes on at its own offsets" in problem
 
 
-def test_what_has_no_meaning_for_a_stream_or_a_batch_is_refused() -> None:
+def test_options_without_meaning_for_a_stream_or_a_batch_are_refused() -> None:
     stream = DefaultSource(REQUIRED | {"endingOffsets": "latest"})
     batch = DefaultSource(REQUIRED | {"startingOffsets": '{"orders": "latest"}'})
 

@@ -49,7 +49,7 @@ def test_the_next_is_made_while_the_caller_has_one_and_no_more_than_that() -> No
     values.close()
 
 
-def test_who_leaves_early_ends_the_thread_and_the_generator_is_closed_there() -> None:
+def test_leaving_early_ends_the_thread_and_closes_the_generator_in_it() -> None:
     closed_by = []
 
     def made() -> Generator[int]:

@@ -60,7 +60,7 @@ def test_a_group_that_java_members_served_so_far_goes_on_where_they_came() -> No
     assert {row.next_offset for row in planning.store.read("g").values()} == {3, 1}
 
 
-def test_a_group_that_nobody_served_begins_where_the_options_say() -> None:
+def test_a_new_group_begins_where_the_options_say() -> None:
     """F2: as without brokers' offsets."""
     brokers = FakeBrokerOffsets()
     planning = Planning({A0: (0, 5)}, group=True, broker_offsets=brokers, start=LATEST)
@@ -174,7 +174,7 @@ def test_a_group_goes_on_in_one_topic_while_it_cannot_begin_in_another() -> None
     assert store.read("g")[payments].next_offset == 9
 
 
-def test_a_group_begins_each_topic_where_nobody_has_begun_it_yet() -> None:
+def test_a_group_begins_each_new_topic_where_the_options_say() -> None:
     """F2: offsets at the brokers are asked for and told by topic;
     a subscription added later begins by the options.
     """
@@ -267,7 +267,7 @@ def test_an_offset_that_the_broker_never_got_moves_nothing_back() -> None:
 
 @pytest.mark.parametrize("is_mirrored", [True, False])
 @pytest.mark.parametrize("target", [0, 1, 3, 9])
-def test_a_reset_made_while_nobody_of_the_group_was_there_is_followed(target: int, is_mirrored: bool) -> None:
+def test_a_reset_made_while_the_group_was_stopped_is_followed(target: int, is_mirrored: bool) -> None:
     """F5: back as well as forth, by a broker that only stores it, as 4.x and other tools do."""
     brokers = FakeBrokerOffsets()
     store = MemoryOffsetStore("test", clock=FakeClock())
@@ -344,7 +344,7 @@ def test_a_reset_stands_although_the_broker_still_knows_a_later_offset() -> None
     assert planning.next() == [(A0, 3, 10)]
 
 
-def test_the_broker_is_told_of_a_reset_once_and_before_anything_is_planned_from_there() -> None:
+def test_a_reset_is_written_to_the_broker_once_before_a_plan_begins_there() -> None:
     """F5: otherwise the next claim would take its offset for a later one."""
     brokers = FakeBrokerOffsets({A0: 8})
     planning = Planning({A0: (0, 10), A1: (0, 2)}, group=True, broker_offsets=brokers)

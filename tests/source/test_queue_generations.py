@@ -156,7 +156,7 @@ def test_a_topic_made_anew_before_the_group_consumed_anything_is_found_too() -> 
     assert lives.generations() == {A0: 1}
 
 
-def test_a_group_that_consumed_nothing_is_told_of_the_loss() -> None:
+def test_a_group_that_consumed_nothing_reports_the_loss() -> None:
     """F4: loud unless told otherwise."""
     lives = Lives({A0: [1, 2, 3]}, start=LATEST)
     assert lives.next() is None

@@ -140,7 +140,7 @@ def test_a_range_is_its_messages_in_order_and_its_marker_row(partition: QueuePar
     assert read(partition) == (list(range(10, 60)), partition.planned)
 
 
-def test_a_range_tells_where_its_queue_begins_and_ends(partition: QueuePartition, log: Log) -> None:
+def test_a_range_ends_with_the_bounds_of_its_queue(partition: QueuePartition, log: Log) -> None:
     """D1: as the newest answer has it, for the properties MIN_OFFSET and MAX_OFFSET."""
     *_, marker = read_queue(partition)
 
@@ -340,7 +340,7 @@ def test_the_marker_row_counts_the_messages(partition: QueuePartition) -> None:
     }
 
 
-def test_the_marker_row_tells_what_the_pulls_took(partition: QueuePartition) -> None:
+def test_the_end_of_a_range_has_the_time_of_its_pulls(partition: QueuePartition) -> None:
     """D11: those that brought something, from sending to answer."""
     began_s = time.monotonic()
     *_, marker = read_queue(partition)
@@ -372,7 +372,7 @@ def test_a_namespace_is_seen_by_the_broker_and_not_by_the_user(log: Log, partiti
     assert {topic for batch in batches for topic in batch.column("topic").to_pylist()} == {"orders"}
 
 
-def test_what_filtered_pulls_bring_twice_is_kept_once(log: Log, partition: QueuePartition) -> None:
+def test_messages_that_filtered_pulls_return_twice_are_kept_once(log: Log, partition: QueuePartition) -> None:
     """A4: a filtered pull scans on into what its neighbour asks for."""
     log.scan = 40
     log.missing = {offset for offset in range(1000) if offset % 3}

@@ -351,7 +351,7 @@ def test_a_lost_tail_is_passed_by_a_plain_read_on_demand(server: ScriptedServer)
     assert pulled(fetcher) == list(range(24))
 
 
-def test_a_group_is_told_of_a_lost_tail_and_never_passes_it(server: ScriptedServer) -> None:
+def test_a_group_reports_a_lost_tail_and_never_passes_it(server: ScriptedServer) -> None:
     """F4: what comes after the broker's end must not be acknowledged, for new messages will be there."""
     server.script = lose_from(0)
     wanted = replace(partition(server, 0, 100), fail_on_data_loss=False, with_marker=True)

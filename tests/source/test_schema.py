@@ -31,7 +31,7 @@ def test_a_marker_row_stands_at_the_end_of_its_range_and_brings_it_back() -> Non
     assert RangeEnd.from_json(QUEUE, row["plannedRange"]).reset_to is None
 
 
-def test_a_marker_row_tells_where_an_operator_wants_the_queue_consumed_from() -> None:
+def test_a_marker_row_has_the_offset_an_operator_reset_the_queue_to() -> None:
     """F5: 0 is a target like any other."""
     (row,) = marker_row(RangeEnd(planned=PLANNED, rows=8, reset_to=0)).to_pylist()
 
@@ -39,7 +39,7 @@ def test_a_marker_row_tells_where_an_operator_wants_the_queue_consumed_from() ->
     assert RangeEnd.from_json(QUEUE, row["plannedRange"]).reset_to == 0
 
 
-def test_a_marker_row_tells_what_reading_took() -> None:
+def test_a_marker_row_has_the_time_reading_took() -> None:
     """D11"""
     (row,) = marker_row(RangeEnd(planned=PLANNED, rows=8, pulls=3, pull_ms=4.56)).to_pylist()
 
@@ -56,7 +56,7 @@ def test_a_marker_row_tells_what_reading_took() -> None:
         ((0, 0), {"MIN_OFFSET": "0", "MAX_OFFSET": "0"}),
     ],
 )
-def test_a_marker_row_brings_what_messages_are_told_of_their_queue(
+def test_a_marker_row_has_the_bounds_that_messages_get_as_properties(
     bounds: tuple[int, int] | None, told: dict[str, str]
 ) -> None:
     """D1: ``PullAPIWrapper.processPullResult``."""

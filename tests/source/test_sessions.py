@@ -28,7 +28,7 @@ def session(*, with_copies: bool) -> Any:
 
 
 @pytest.mark.parametrize("with_copies", [True, False])
-def test_what_the_context_was_started_with_counts_and_not_what_was_set_later(with_copies: bool) -> None:
+def test_settings_of_the_context_s_start_count_and_not_later_ones(with_copies: bool) -> None:
     """D1, G6: ``getOrCreate`` changes the session's copy alone, and no task looks at that."""
     classic = create_autospec(SparkSession, instance=True)
     classic.sparkContext.getConf.return_value = {"spark.speculation": str(with_copies).lower()}

@@ -126,7 +126,7 @@ def test_a_slave_is_read_where_it_has_the_message_consumed_last(is_copy: bool) -
         assert lives.log.looks[looks:] == [{A0: 2}]
 
 
-def test_a_slave_that_does_not_show_its_messages_keeps_nobody_waiting() -> None:
+def test_a_slave_that_does_not_answer_holds_up_no_other_queue() -> None:
     """L3"""
     lives = Lives({A0: [1, 2], B0: [1, 2]})
     lives.consume_all()
@@ -184,7 +184,7 @@ def test_a_logged_plan_is_read_from_a_slave_that_has_all_of_it(high: int, waits:
     assert bool(planning.pauses) is waits
 
 
-def test_it_is_said_once_that_a_slave_is_read_and_that_the_master_is_back(
+def test_reading_a_slave_and_the_master_s_return_are_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -67,7 +67,7 @@ def options(store: MemoryOffsetStore) -> ReadOptions:
     )  # fmt: skip
 
 
-def test_who_claimed_the_rows_may_own_them() -> None:
+def test_the_member_that_claimed_the_rows_may_own_them() -> None:
     """H8: those of other instances say nothing."""
     store = MemoryOffsetStore("owners", clock=FakeClock())
     store.claim("g@one", ELSEWHERE, {Q0: 0})

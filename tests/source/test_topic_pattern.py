@@ -71,7 +71,7 @@ def test_a_topic_that_appears_is_read_from_its_start(topics: Topics) -> None:
     }
 
 
-def test_what_is_new_is_found_within_the_refresh_interval(topics: Topics) -> None:
+def test_new_topics_are_found_within_the_refresh_interval(topics: Topics) -> None:
     """routeRefreshMs: queues of a known topic too."""
     topic = topics.make(1)
     slow, quick = (topics.stream(topic, routeRefreshMs=text) for text in ("3600000", "1"))

@@ -36,7 +36,7 @@ def test_messages_that_cannot_be_decoded_are_an_error_or_are_kept(topics: Topics
     }
 
 
-def test_what_is_wrong_with_one_is_a_property(topics: Topics) -> None:
+def test_the_reason_is_a_property_of_the_undecodable_message(topics: Topics) -> None:
     """L7, undecodableMessages: a column of its own, if asked for."""
     read = topics.read(
         poisoned(topics), undecodableMessages="keep", decodeProperties="false", propertyColumns="UNDECODABLE"
@@ -47,7 +47,7 @@ def test_what_is_wrong_with_one_is_a_property(topics: Topics) -> None:
     assert read.column("UNDECODABLE").null_count == 4
 
 
-def test_a_body_that_nobody_asks_for_need_not_be_decoded(topics: Topics) -> None:
+def test_a_body_that_is_not_selected_need_not_be_decoded(topics: Topics) -> None:
     """L7"""
     assert topics.offsets(poisoned(topics), includeColumns="queueId, queueOffset") == {0: [0, 1, 2, 3, 4]}
 

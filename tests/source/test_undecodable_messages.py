@@ -150,7 +150,7 @@ def test_several_ranges_go_on_beside_one_with_a_broken_layout(partition: QueuePa
         assert marker.column("kind").to_pylist() == ["end"]
 
 
-def test_one_beyond_the_range_is_nobody_s(partition: QueuePartition, log: Log) -> None:
+def test_an_undecodable_message_beyond_the_range_is_ignored(partition: QueuePartition, log: Log) -> None:
     """L7: pulls bring more than their own offsets."""
     log.scan = 30
     log.damage = bad_bodies(60, 61)
@@ -194,7 +194,7 @@ def test_an_inner_batch_that_is_kept_is_one_message(
     assert not told(caplog)
 
 
-def test_a_hole_behind_one_is_told_of(partition: QueuePartition, log: Log) -> None:
+def test_a_gap_behind_an_undecodable_message_is_reported(partition: QueuePartition, log: Log) -> None:
     """L7, F4: it explains its own offset only."""
     log.missing = {21}
     log.damage = bad_bodies(20)

@@ -250,7 +250,9 @@ def test_a_queue_read_to_its_end_may_go(caplog: pytest.LogCaptureFixture) -> Non
 
 
 @pytest.mark.parametrize("kind", [MessagesExpired, LogTailLost, TopicDeleted, QueueRemoved])
-def test_every_loss_tells_what_where_wanted_available_and_what_to_do(kind: type[DataLoss]) -> None:
+def test_every_loss_names_the_queue_the_wanted_and_available_offsets_and_the_remedy(
+    kind: type[DataLoss],
+) -> None:
     text = str(kind(str(A0), 7, "offsets 1 to 5"))
 
     assert str(A0) in text

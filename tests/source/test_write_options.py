@@ -235,7 +235,7 @@ def test_bodies_that_are_large_enough_are_compressed(cluster: ScriptedCluster) -
     assert sizes[1] == 499
 
 
-def test_a_message_that_is_less_durable_than_it_should_be_is_no_failure_if_told(
+def test_a_less_durable_send_is_no_failure_if_the_option_allows_it(
     cluster: ScriptedCluster,
 ) -> None:
     """requireSendOk"""
@@ -259,7 +259,7 @@ class Unhurried(FaultTable):
         super().note(broker_name, 0.0, outcome)
 
 
-def test_a_broker_that_failed_is_avoided_if_told(
+def test_a_failed_broker_is_avoided_if_the_option_is_set(
     cluster: ScriptedCluster, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """sendLatencyFaultEnable: asked once, it is left alone; no time passes here,
@@ -284,7 +284,7 @@ def write_options(**given: str) -> WriteOptions:
     return WriteOptions.parse({"nameServers": "n:1", "topic": TOPIC} | given)
 
 
-def test_keys_of_several_tasks_are_not_looked_for_if_told(cluster: ScriptedCluster) -> None:
+def test_keys_of_several_tasks_are_not_checked_if_the_option_is_off(cluster: ScriptedCluster) -> None:
     """checkShardingKeys; G6"""
     batch = pa.RecordBatch.from_pylist([{"body": b"x", "shardingKey": "b"}])
 

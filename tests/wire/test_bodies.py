@@ -273,7 +273,7 @@ class TestScalarsOfOtherClients:
         assert self.subscription(subVersion=written).sub_version == version
 
     @pytest.mark.parametrize("written", ['"x"', '"5.7"', '" 5 "', '"1e3"', "[]", "{}", '"+"', "1e999"])
-    def test_what_is_no_whole_number_is_refused_by_name(self, written: str) -> None:
+    def test_a_field_that_is_no_whole_number_is_refused_by_name(self, written: str) -> None:
         with pytest.raises(RemoteProtocolError, match="subVersion"):
             self.subscription(subVersion=written)
 
@@ -522,7 +522,7 @@ class TestTablesByQueue:
     [b"", b"[]", b"null", b"7", b'"x"', b"{{}:1}", b"\xff", b"{" * 100_000],
     ids=lambda body: repr(body[:9]),
 )
-def test_what_is_no_json_object_raises(decode: Callable[..., Any], body: bytes) -> None:
+def test_a_body_that_is_no_json_object_raises(decode: Callable[..., Any], body: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode(body)
 

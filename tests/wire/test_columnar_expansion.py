@@ -83,7 +83,7 @@ def test_bodies_that_expand_too_far_together_are_decoded_one_after_the_other(
     assert all(body == bytes(BODY_BYTES) for batch in halves for body in batch.column("body").to_pylist())
 
 
-def test_what_expands_too_far_alone_cannot_be_decoded(allowed: Callable[[int], None]) -> None:
+def test_only_the_message_that_expands_too_far_cannot_be_decoded(allowed: Callable[[int], None]) -> None:
     """L7: it stands in its place, and what is before and behind it is read."""
     large, small = message(2), stored_message(queue_offset=3)
     allowed(BODY_BYTES - 1)

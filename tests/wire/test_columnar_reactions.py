@@ -118,7 +118,7 @@ def test_a_tag_filter_needs_no_tags_column() -> None:
     assert decode_columns(data, "b", tags=frozenset({"1"}), columns=[]).num_rows == 2
 
 
-def test_a_body_that_nobody_asks_for_is_not_decompressed() -> None:
+def test_a_body_that_is_not_selected_is_not_decompressed() -> None:
     data = encoded(stored_message(body=b"not zlib", sys_flag=0x301))
 
     assert decode_columns(data, "b", columns=["queueOffset"]).num_rows == 1
@@ -134,7 +134,7 @@ def test_every_short_properties_string_is_read_as_the_plain_decoder_reads_it() -
 
 
 @pytest.mark.parametrize(("born_host", "store_host"), [*product(HOSTS, repeat=2)])
-def test_an_impossible_port_is_malformed_even_if_nobody_asks_for_the_host(
+def test_an_impossible_port_is_malformed_even_if_the_host_is_not_selected(
     born_host: str, store_host: str
 ) -> None:
     data = encoded(stored_message(queue_offset=1, born_host=born_host, store_host=store_host))

@@ -228,6 +228,6 @@ def test_standard_json_is_sorted_quoted_and_ascii() -> None:
     [{1.5: 1}, {None: 1}, {True: 1}, {(1, 2): 1}, b"x", object(), float("nan"), "half \ud800", {"\udc00": 1}],
     ids=ascii,
 )
-def test_what_has_no_json_form_is_our_bug(value: Any) -> None:
+def test_a_value_without_a_json_form_raises(value: Any) -> None:
     with pytest.raises(LocalProtocolError, match="cannot be written as JSON"):
         dumps_java([value])

@@ -102,7 +102,7 @@ def test_the_old_spelling_of_the_topic_flag_is_read(spelling: dict[str, Any], ex
     assert decode_route(route_json(queueDatas=[queue])).queues[0].topic_sys_flag == expected
 
 
-def test_what_newer_servers_add_or_leave_out_does_not_matter() -> None:
+def test_fields_that_newer_servers_add_or_omit_do_not_matter() -> None:
     body = (
         b'{"brokerDatas":[{"brokerName":"b","brokerAddrs":{1:"s:1",0:"m:1"},"zoneName":"z"}],'
         b'"filterServerTable":{"x":[]},"orderTopicConf":"","queueDatas":null,'

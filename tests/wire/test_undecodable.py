@@ -149,7 +149,7 @@ def test_an_inner_batch_has_as_many_offsets_as_it_announces(announced: str, coun
     assert undecodable.queue_offsets(0, 100, is_filtered=False) == range(7, 7 + count)
 
 
-def test_what_can_be_decoded_has_no_reason() -> None:
+def test_a_decodable_message_has_no_reason() -> None:
     assert why_undecodable(encoded(stored_message())) is None
 
 
