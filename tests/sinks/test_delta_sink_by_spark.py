@@ -42,7 +42,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "the {orders}"
 
 
-@pytest.mark.parametrize("form", [pytest.param("json", marks=pytest.mark.long), "parquet"])
+@pytest.mark.long
+@pytest.mark.parametrize("form", ["json", "parquet"])
 def test_watermarks_are_found_in_checkpoints_of_the_second_form(
     spark: SparkSession, path: Path, form: str
 ) -> None:
@@ -104,7 +105,14 @@ class TestBySpark(SinkConformance):
         return lambda: stored_in(spark, path)
 
 
-@pytest.mark.parametrize("kind", list(_TABLES)[1:])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "column mapping",
+        pytest.param("row tracking and clustering", marks=pytest.mark.long),
+        pytest.param("computed columns", marks=pytest.mark.long),
+    ],
+)
 def test_tables_of_every_kind_take_rows(spark: SparkSession, path: Path, kind: str) -> None:
     """H1, H2: another query goes on where the first one was,
     and nothing of a batch is left beside the table.
@@ -151,6 +159,7 @@ def test_a_table_may_change_its_kind_and_keeps_its_watermarks(spark: SparkSessio
     assert [row[:2] for row in stored_in(spark, path)] == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]
 
 
+@pytest.mark.long
 def test_a_queue_that_spark_s_commits_did_not_know_keeps_its_watermark(
     spark: SparkSession, path: Path
 ) -> None:
@@ -166,6 +175,7 @@ def test_a_queue_that_spark_s_commits_did_not_know_keeps_its_watermark(
     assert sink.watermarks(GROUP) == {Life(Q0, 0): 1, Life(Q1, 0): 0}
 
 
+@pytest.mark.long
 def test_a_group_that_stands_still_does_not_read_what_another_one_commits(
     spark: SparkSession, constrained: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +201,7 @@ def test_a_group_that_stands_still_does_not_read_what_another_one_commits(
         prepared(path).begin(GROUP, {Q0: 0})
 
 
+@pytest.mark.long
 def test_rewinding_and_a_new_column(spark: SparkSession, constrained: Path, path: Path) -> None:
     """H1: an operator has rows written again; the listener's next release emits a column more."""
     shutil.copytree(constrained, path)
