@@ -62,7 +62,7 @@ class JobCommand(click.Command):
         return tuple(spec.key for spec in specs_of(self.settings))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments; whoever wrote ``--topic orders`` is told ``--option topic=...``."""
+        """Parse the arguments; ``--topic orders`` is answered with ``--option topic=...``."""
         try:
             ctx.allow_extra_args = True
             rest = super().parse_args(ctx, args)

@@ -28,7 +28,7 @@ CALLS_AT_ONCE = 32
 
 
 class Reach(Protocol):
-    """What of a job's settings says how the cluster is reached."""
+    """The settings of a job by which it reaches the cluster."""
 
     @property
     def name_servers(self) -> Sequence[str] | None:
@@ -46,10 +46,10 @@ class Reach(Protocol):
 
 
 class ClusterInspector:
-    """One look; what was seen once is not asked for again."""
+    """The state of a cluster at one time: each fact is queried once."""
 
     def __init__(self, reach: Reach, namespace: str, clock: Clock, threads: ThreadPoolExecutor) -> None:
-        """Connect to nobody yet; calls that may be made at the same time are made on ``threads``."""
+        """Send nothing yet; concurrent requests are made on ``threads``."""
         self._options = {
             "nameServers": ";".join(reach.name_servers or ()),
             "requestTimeoutMs": str(reach.request_timeout_ms),
@@ -61,44 +61,44 @@ class ClusterInspector:
         self._members: dict[str, Members] = {}
         self._silent: dict[str, frozenset[str]] = {}
         self._listed: set[str] = set()
-        """Groups of which a broker has told who their members are, or that there are none."""
+        """Groups whose members, or lack of members, a broker has reported."""
         cluster = Cluster.of(self._read_options("any"), clock)
         self._pool = cluster.pool
         self.brokers = cluster.brokers()
 
     def snapshot(self, topic: str) -> Snapshot | None:
-        """None of a topic that is gone, or of which no broker answers."""
+        """The state of a topic; None if it is gone or none of its brokers answers."""
         if topic not in self._snapshots:
-            self._snapshots[topic] = self._looked_at(topic)
+            self._snapshots[topic] = self._read_snapshot(topic)
         return self._snapshots[topic]
 
     def bounds(self, topics: Iterable[str]) -> dict[MessageQueue, QueueBounds]:
-        """What the brokers hold of every queue of ``topics`` that was seen."""
+        """The offsets that the brokers hold, of every queue of ``topics`` that they report."""
         seen = [self.snapshot(topic) for topic in topics]
         return {
             queue: bounds for found in seen if found is not None for queue, bounds in found.bounds.items()
         }
 
     def addresses(self, topics: Iterable[str]) -> dict[str, BrokerAddress]:
-        """Where the brokers of ``topics`` are."""
+        """The addresses of the brokers of ``topics``, by name."""
         seen = [self.snapshot(topic) for topic in topics]
         return {
             name: address for found in seen if found is not None for name, address in found.addresses.items()
         }
 
     def members_of(self, group: str, topics: Iterable[str]) -> Members:
-        """What each member tells of its queues, asked through the brokers of ``topics``."""
+        """The queues that each member reports through the brokers of ``topics``."""
         if group not in self._members:
-            self._members[group] = self._asked_members(group, sorted(set(self.addresses(topics).values())))
+            self._members[group] = self._query_members(group, sorted(set(self.addresses(topics).values())))
         return self._members[group]
 
     def silent_members_of(self, group: str, topics: Iterable[str]) -> frozenset[str]:
-        """Members that brokers know of and that did not tell which queues they have."""
+        """Members that brokers know but that did not report their queues."""
         self.members_of(group, topics)
         return self._silent.get(group, frozenset())
 
     def knows_members_of(self, group: str, topics: Iterable[str]) -> bool:
-        """Whether brokers told who they are; else there may be some that nobody told of."""
+        """Whether a broker reported the members; else there may be unknown ones."""
         self.members_of(group, topics)
         return group in self._listed
 
@@ -113,14 +113,13 @@ class ClusterInspector:
         *,
         beside: Collection[MessageQueue] = (),
     ) -> tuple[dict[MessageQueue, int], ...]:
-        """For each time, up to which offset each queue was filled; of those whose broker tells.
+        """For each time, the offset up to which each queue was filled, where its broker answers.
 
-        Queues of topics that have no route, as those of dead letters, are asked for at the brokers of
-        ``beside``.
+        ``beside`` are queues whose brokers are queried for topics without a route, such as dead letters.
         """
         addresses = self.addresses({queue.topic for queue in (beside or queues)})
 
-        def ask(one: tuple[int, MessageQueue]) -> tuple[int, MessageQueue, int | None]:
+        def query(one: tuple[int, MessageQueue]) -> tuple[int, MessageQueue, int | None]:
             index, queue = one
             at_ms = int(times_s[index] * 1000)
             try:
@@ -128,22 +127,22 @@ class ClusterInspector:
             except RocketMQError as error:
                 logger.log(
                     logging.INFO if beside else logging.WARNING,
-                    "offset of a time not told %s: %s",
+                    "offset of a time not found %s: %s",
                     queue,
                     error,
                 )
                 return index, queue, None
 
-        asked = [queue for queue in queues if queue.broker_name in addresses]
+        known = [queue for queue in queues if queue.broker_name in addresses]
         filled: tuple[dict[MessageQueue, int], ...] = tuple({} for _ in times_s)
         for index, queue, offset in self._threads.map(
-            ask, [(i, queue) for i in range(len(times_s)) for queue in asked]
+            query, [(i, queue) for i in range(len(times_s)) for queue in known]
         ):
             if offset is not None:
                 filled[index][queue] = offset
         return filled
 
-    def _looked_at(self, topic: str) -> Snapshot | None:
+    def _read_snapshot(self, topic: str) -> Snapshot | None:
         view = ClusterView(self._read_options(topic), self._pool, self._clock)
         try:
             view.routes()
@@ -159,23 +158,23 @@ class ClusterInspector:
             logger.warning("broker does not answer broker=%s: %s", broker_name, trouble)
         return found
 
-    def _asked_members(self, group: str, addresses: Collection[BrokerAddress]) -> Members:
-        """Through the first broker that knows the group."""
+    def _query_members(self, group: str, addresses: Collection[BrokerAddress]) -> Members:
+        """Query them through the first broker that knows the group."""
         silent = 0
         for address in addresses:
             try:
                 listed = self.brokers.consumer_list(address, group)
             except RocketMQError as error:
-                # Code 1 is "no consumer for this group", of a broker that was started a moment ago perhaps.
+                # Code 1 is "no consumer for this group"; the broker may have just started.
                 if not isinstance(error, BrokerError) or error.code != ResponseCode.SYSTEM_ERROR:
                     logger.warning("members not listed group=%s broker=%s: %s", group, address, error)
                     silent += 1
                 continue
             self._listed.add(group)
-            ask = partial(self._queues_of, address, group)
-            told = dict(self._threads.map(ask, set(listed)))
-            self._silent[group] = frozenset(client_id for client_id, queues in told.items() if queues is None)
-            return {client_id: queues for client_id, queues in told.items() if queues is not None}
+            query = partial(self._queues_of, address, group)
+            reported = dict(self._threads.map(query, set(listed)))
+            self._silent[group] = frozenset(one for one, queues in reported.items() if queues is None)
+            return {client_id: queues for client_id, queues in reported.items() if queues is not None}
         if addresses and not silent:
             self._listed.add(group)
         return {}
@@ -197,7 +196,7 @@ def broker_bounds(
     request_timeout_ms: int,
     access_options: Mapping[str, str] | None = None,
 ) -> dict[MessageQueue, QueueBounds]:
-    """What the brokers hold of ``topic`` now; nothing of a topic that is gone."""
+    """The offsets that the brokers hold of ``topic`` now; empty if it is gone."""
     options = ReadOptions.parse(
         {
             "nameServers": ";".join(name_servers),
@@ -214,7 +213,7 @@ def broker_bounds(
 
 
 def members_holding(members: Members) -> Mapping[MessageQueue, str]:
-    """Who says to have each queue; of several the first by name."""
+    """The member that reports to have each queue; the first by name if several do."""
     return {
         queue: client_id
         for client_id in sorted(members, reverse=True)

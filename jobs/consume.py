@@ -76,7 +76,7 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
     # Before Spark starts: a wrong name should not cost ten seconds.
     if settings.listener is not None:
         check_listener(settings.listener, settings.py_files, orderly=settings.consume_orderly)
-    # Says where the group goes on.
+    # It logs where the group continues.
     push_consumer.logger.setLevel(logging.INFO)
     counter = RowCounter()
     with spark_session("consume") as spark:
@@ -138,7 +138,7 @@ def _stop(
 
 @contextmanager
 def _endpoint(settings: ConsumeSettings, monitor: rmq.QueryMonitor) -> Iterator[None]:
-    """Serve metrics where they are asked for."""
+    """Serve metrics at ``metricsPort``, if given."""
     if settings.metrics_port is None:
         yield
         return

@@ -152,15 +152,14 @@ def _rows_from(move: QueueMove, quote: str) -> str:
 
 
 _RUNS_IF_YOUNGER_S = 60.0
-"""A group whose rows changed in that time is taken for running where nobody can be asked, or no broker
-answers."""
+"""A group whose rows changed in that time counts as running if no broker can be queried."""
 
 
 SINKS_LEAVE_OUT: Final = (
     "Of the messages that are consumed again, a sink leaves the rows out that it has. --sink PATH shows "
     "which queues that concerns; with --rewind-sink they are written again."
 )
-"""What whoever moves a group back expects last."""
+"""A reminder after a group was moved back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,7 +379,7 @@ class _OffsetChange:
         return None
 
     def _holders(self, queues: Iterable[MessageQueue], topics: set[str]) -> Mapping[MessageQueue, str]:
-        """Who consumes a queue, or may: what a member does not tell, it may have."""
+        """Who consumes a queue, or may: a member that does not report its queues may have any."""
         name, rows = self.group.name, self.group.rows
         if self._cluster is None or not self._cluster.knows_members_of(name.group, topics):
             now_s = self._clock.now_s()

@@ -20,7 +20,7 @@ class OffsetView:
 
     row: OffsetRow
     bounds: QueueBounds | None
-    """None when the broker was not asked or does not have the queue."""
+    """None if the broker was not queried or does not have the queue."""
 
     @property
     def lag(self) -> QueueLag:
@@ -91,8 +91,7 @@ class LagView:
     bounds: QueueBounds | None
     """None when the broker did not answer or does not have the queue."""
     next_stored_at_s: float | None
-    """Wall-clock second at which the message at the next offset was stored, where it was asked for and is
-    there."""
+    """Wall-clock second at which the message at the next offset was stored, if known."""
     holder: Holder | None
     """None when nobody says to have the queue."""
     now_s: float

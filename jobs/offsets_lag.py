@@ -49,7 +49,7 @@ def show_lag(settings: OffsetsLagSettings, console: Console, form: OutputForm = 
 
 
 def look_at_lag(settings: OffsetsLagSettings, clock: Clock | None = None) -> list[LagView]:
-    """Ask everybody; sorted by group and queue."""
+    """The lag of every queue of the groups, sorted by group and queue."""
     groups = read_groups(settings.offset_store, settings.consumer_group, settings.namespace)
     clock = clock or SystemClock()
     with ThreadPoolExecutor(CALLS_AT_ONCE, "rocketmq-lag") as threads:
@@ -64,7 +64,7 @@ def look_at_lag(settings: OffsetsLagSettings, clock: Clock | None = None) -> lis
 
 
 class _GroupLag:
-    """What is asked beside the look at the cluster: how long the next messages have waited."""
+    """The lag of groups, including how long their next messages have waited."""
 
     def __init__(self, cluster: ClusterInspector, clock: Clock, threads: ThreadPoolExecutor) -> None:
         self._cluster = cluster

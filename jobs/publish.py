@@ -74,14 +74,14 @@ def _write(rows: DataFrame, settings: PublishSettings) -> None:
 
 
 def _stored(settings: PublishSettings) -> Callable[[], int | None]:
-    """Tells how many messages the topic got since now, from anybody; None while its brokers do not tell."""
+    """Returns a function: how many messages the topic got since now; None while no broker answers."""
 
     def messages() -> int | None:
         access = settings.access_options()
         try:
             bounds = broker_bounds(settings.topic, settings.name_servers, settings.request_timeout_ms, access)
         except RocketMQError:
-            # Only for show: the write itself tells what is wrong.
+            # Only for the display: the write itself reports errors.
             return None
         return sum(one.max_offset for one in bounds.values())
 

@@ -41,14 +41,11 @@ from pyspark_rocketmq.source.session import check_classic
 def spark_session(job: str) -> Iterator[SparkSession]:
     """Start or join the session and stop it at the end; settings come from conf/spark-defaults.conf.
 
-    The data source is registered by name: Spark's own look-up does not see packages that came with
-    --py-files.
+    The data source is registered explicitly: Spark's own look-up does not see packages of --py-files. After
+    an interruption the session is not stopped: Ctrl-C ends the JVM, too.
 
     Raises:
         RocketMQError: If it is one of Spark Connect (``SPARK_REMOTE``).
-
-    Interrupted, the session is left alone: Ctrl-C reaches the JVM as well, which is gone before it could be
-    asked.
     """
     print("Starting Spark, which takes some seconds.", file=sys.stderr)
     started_s = time.monotonic()
@@ -146,7 +143,7 @@ _RAISED_IN_PYTHON = re.compile(
 
 
 class RowCounter:
-    """Counts committed rows; told on the query's thread, asked on ours."""
+    """Counts committed rows; written by the query's thread, read by ours."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -184,7 +181,7 @@ class RowCounter:
             return self._given_back
 
     def __str__(self) -> str:
-        """What there is to say at the end."""
+        """The summary at the end."""
         with self._lock:
             text = f"{_ROWS}: {self._rows:,}"
             if self._given_back:
@@ -238,7 +235,7 @@ class Shown:
 
 
 def failure_sentence(text: str) -> str:
-    """The part of a failed query's text that says what happened, on one line.
+    """The cause in a failed query's text, on one line.
 
     An error raised in one of our Python processes arrives wrapped in Spark's messages, with a traceback
     before and a Java stack after it. Ours are preferred to others.
@@ -252,7 +249,7 @@ def failure_sentence(text: str) -> str:
 
 def behind_text(metrics: BatchMetrics, counter: RowCounter) -> str:
     """How far a query is behind, in one line; empty while that is unknown for the rows counted."""
-    # A batch's rows are counted before Spark tells where its queues are.
+    # A batch's rows are counted before Spark reports where its queues are.
     if metrics.lag is None or metrics.batch_id < counter.batch_id:
         return ""
     age = "" if not metrics.lag_s else f" for {metrics.lag_s:.1f} s"

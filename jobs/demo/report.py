@@ -24,7 +24,7 @@ class OrderReport:
     """What was found; ``is_clean`` when nothing was."""
 
     messages: int
-    """Different messages, told apart by topic, broker, queue and queue offset."""
+    """Different messages, by topic, broker, queue and queue offset."""
     rows: int
     duplicates: int
     """Rows of a message that had one already."""

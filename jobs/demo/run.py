@@ -135,7 +135,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 QUEUES = 8
 _REQUEST_TIMEOUT_S = 5.0
 _ROUTE_TIMEOUT_S = 40.0
-"""A broker tells the name server about a new topic at once, or else with its next heartbeat, every 30 s."""
+"""A broker reports a new topic to the name server at once, or with its next heartbeat, every 30 s."""
 _ROUTE_POLL_S = 0.1
 
 

@@ -4,7 +4,7 @@
 |---|---|
 | ``rocketmq-hub`` | talks to planner and tasks, decides |
 | ``rocketmq-early-commits`` | commits what tasks hand over, one part after the other |
-| ``rocketmq-batch-over`` | tells the planner that a batch is over, once the brokers have its offsets |
+| ``rocketmq-batch-over`` | notifies the planner that a batch is over, once the brokers have its offsets |
 | ``rocketmq-hub-watch`` | compares epochs during a long batch, counts task slots, ends with the query |
 
 At the batch's end nothing is committed early: parts are taken until the job is over, and the end waits for
@@ -155,7 +155,7 @@ class DriverHub:
         return BatchEnd(plan, taken, tuple(self._left))
 
     def over(self, plan: int, is_shown: Callable[[], None]) -> None:
-        """Tell the planner that a batch is committed or dropped, once ``is_shown`` has returned."""
+        """Notify the planner that a batch is committed or dropped, once ``is_shown`` has returned."""
         self._has_no_batch.set()
         self._over.put((plan, is_shown))
 
@@ -200,7 +200,7 @@ class DriverHub:
                 is_shown()
             except Exception:
                 logger.exception(
-                    "failure of the thread that tells the planner of batches that are over, going on"
+                    "failure of the thread that notifies the planner of finished batches, going on"
                 )
             self._hub.batch_committed(plan)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -192,36 +192,27 @@ class RowReader:
         Raises:
             RowNotSent: At the first row that cannot be a message.
         """
-        column = partial(self._column, batch, fixed_values(self.options))
-        bodies = column(BODY)
-        topics = column(TOPIC)
-        keys = column(KEYS)
-        tags = column(TAGS)
-        sharding_keys = column(SHARDING_KEY)
-        queue_ids = column(QUEUE_ID)
-        broker_names = column(BROKER_NAME)
-        levels = column(DELAY_LEVEL)
-        moments = column(DELIVER_TIMESTAMP)
-        msg_ids = column(MSG_ID)
-        maps = column(PROPERTIES)
-        for at in range(batch.num_rows):
-            number = first + at
+        fixed, namespace = fixed_values(self.options), self.options.namespace
+        columns = (self._column(batch, fixed, name) for name in _TYPES)
+        for number, values in enumerate(zip(*columns, strict=True), first):
+            # In the order of _TYPES.
+            name, body, keys, tags, sharding_key, broker, queue_id, level, deliver_ms, msg_id, given = values
             try:
-                topic = _topic(topics[at], self.options.namespace)
+                topic = _topic(name, namespace)
                 yield SinkRow(
                     number,
                     topic,
-                    self._body(bodies[at], topic),
-                    self._encode(maps[at], keys[at], tags[at], msg_ids[at] or self.row_keys.of(number)),
-                    sharding_keys[at],
-                    queue_ids[at],
-                    broker_names[at],
-                    _delay(levels[at], moments[at]),
-                    keys[at],
-                    msg_ids[at],
+                    self._body(body, topic),
+                    self._encode(given, keys, tags, msg_id or self.row_keys.of(number)),
+                    sharding_key,
+                    queue_id,
+                    broker,
+                    _delay(level, deliver_ms),
+                    keys,
+                    msg_id,
                 )
             except (LocalProtocolError, _BadRow) as problem:
-                shown = _shown(number, keys[at], sharding_keys[at], msg_ids[at])
+                shown = _shown(number, keys, sharding_key, msg_id)
                 raise RowNotSent(shown, str(problem), is_no_message=True) from problem
 
     def _column(self, batch: pa.RecordBatch, fixed: Mapping[str, Any], name: str) -> Sequence[Any]:

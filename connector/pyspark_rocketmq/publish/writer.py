@@ -223,8 +223,8 @@ class RocketMQStreamWriter(_Writer, DataSourceStreamArrowWriter):
         query_id, batch_id = (_task().getLocalProperty(name) for name in (_QUERY_ID, _BATCH_ID))
         if query_id is None or batch_id is None:
             raise RocketMQError(
-                "Spark does not tell which micro-batch this is, without which a message sent again could not "
-                "be told from a new one. Write with foreachBatch and df.write instead."
+                "Spark does not say which micro-batch this is, without which a message sent again could not "
+                "be distinguished from a new one. Write with foreachBatch and df.write instead."
             )
         return self._send(iterator, self._options.write_id or query_id, int(batch_id))
 

@@ -1,7 +1,7 @@
 """What is left to replay, in which steps, how messages are marked, and how far a range came. Pure.
 
 One sender sends a range to one queue, in order, and each batch after the one before is stored. So what is
-stored of a range is always its beginning, and the highest source offset in the target tells how long that is.
+stored of a range is always its beginning, up to the highest source offset that the target has.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Sending:
             fail_on_data_loss: Whether to fail if the target has deleted messages that may be of this range.
 
         Raises:
-            DataLoss: If the target lost the messages that would tell.
+            DataLoss: If the target lost the messages that would show it.
         """
         name = str(self.target)
         if bounds.max_offset < self.target_offset:

@@ -79,7 +79,7 @@ class QueueSender:
         """Send the next messages of the range, few enough for a batch; they are stored when it returns.
 
         Raises:
-            RocketMQError: If that is not so, or cannot be told.
+            RocketMQError: If that is not so, or cannot be found out.
         """
         deadline = Deadline.after(self._clock, self._retry_timeout_s)
         call_with_retry(lambda: self._attempt(rows), UNTIL_DEADLINE, deadline, self._sleep)
