@@ -57,16 +57,10 @@ class DriverHub:
         clock: Clock,
         look_every_s: float = _LOOK_EVERY_S,
     ) -> None:
-        """Listen, and start the threads.
+        """Listen at ``bind_host``, which planner and tasks reach as ``host``, and start the threads.
 
-        Args:
-            host: The address of this process for planner and tasks.
-            bind_host: The address to listen at.
-            must_ask: Whether every task can certainly reach this process.
-            slots: How many tasks can run at the same time now.
-            read_epochs: Reads the epochs from the offset store.
-            clock: The system's.
-            look_every_s: Pause between two looks at the store.
+        ``must_ask``: every task can certainly reach this process. ``slots`` returns how many tasks can run at
+        the same time now, ``read_epochs`` the epochs in the offset store.
 
         Raises:
             OSError: If nothing can listen there.
@@ -127,12 +121,8 @@ class DriverHub:
     def begin(self, batch_id: int, commit: Callable[[Part], None]) -> HubTerms | None:
         """Begin a batch before its job; what its tasks need to know, None once the hub is closed.
 
-        Call :meth:`end` after the job, then :meth:`over` or :meth:`failed`.
-
-        Args:
-            batch_id: Spark's.
-            commit: Commits a part that a task hands over while the job runs; called on another thread, one
-                part at a time.
+        Call :meth:`end` after the job, then :meth:`over` or :meth:`failed`. ``commit`` commits a part that a
+        task hands over while the job runs; it is called on another thread, one part at a time.
         """
         self._has_no_batch.clear()
         if self._is_closed:

@@ -26,11 +26,8 @@ class FailureSummary:
     def __init__(self, consumer_group: str, clock: Clock, *, tries_for_ever: bool, drains: bool) -> None:
         """Log nothing yet.
 
-        Args:
-            consumer_group: Named in each summary.
-            clock: Measures the pause between two summaries.
-            tries_for_ever: Whether a message that always fails is never given up.
-            drains: Whether the query should end by itself, which it cannot while a queue is suspended.
+        ``tries_for_ever``: a message that always fails is never given up. ``drains``: the query should end by
+        itself, which it cannot while a queue is suspended.
         """
         self._group = consumer_group
         self._clock = clock

@@ -255,11 +255,8 @@ class ConsumerSettings:
     ) -> dict[str, str]:
         """The options of ``format("rocketmq")``.
 
-        Args:
-            subscriptions: By topic: tags, or ``{"sql": condition}``.
-            listener: As registered; the source gets its name if that is what was registered.
-            orderly: Whether the listener is an orderly one.
-            problems: Of listener and hooks, to report with those of the settings.
+        ``subscriptions`` are tags, or ``{"sql": condition}``, by topic; ``problems`` are those of listener
+        and hooks, reported with those of the settings.
 
         Raises:
             OptionError: With all problems, if there are any.

@@ -84,7 +84,14 @@ class ListenerCall:
         clock: Clock,
     ) -> None:
         self.lasted_s = clock.monotonic_s() - began_s
-        self.answer = self._answer_of(status)
+        delay_level = self.context.delay_level_when_next_consume
+        self.answer = (
+            answer_of(
+                status, ack_index=self.context.ack_index, delay_level=delay_level, count=len(self.messages)
+            )
+            if self.failure is None
+            else answer_of_failure(delay_level=delay_level)
+        )
         if seen is not None:
             is_success = self.answer.return_type is ReturnType.SUCCESS
             hooks.after(
@@ -93,14 +100,6 @@ class ListenerCall:
                 is_success=is_success,
                 return_type=str(self.answer.ended_after(self.lasted_s, self._timeout_s)),
             )
-
-    def _answer_of(self, status: object) -> Answer:
-        delay_level = self.context.delay_level_when_next_consume
-        if self.failure is not None:
-            return answer_of_failure(delay_level=delay_level)
-        return answer_of(
-            status, ack_index=self.context.ack_index, delay_level=delay_level, count=len(self.messages)
-        )
 
 
 _SUCCESS = ConsumeConcurrentlyStatus.CONSUME_SUCCESS

@@ -79,13 +79,8 @@ def lease_of_opened(
 ) -> Iterator[Call]:
     """The ``consume_message`` of the process's only opened object for ``key``.
 
-    Args:
-        key: The identity of the listener.
-        listener: Opened if there is none yet: an object, or a class to make one of.
-        context: For ``open``.
-        idle_s: How long it stays open without a lease.
-
-    If ``open`` fails, yields a :class:`FailedListener`; the queues are suspended and ``open`` is tried again.
+    ``listener`` is an object, or a class to make one of; it stays open for ``idle_s`` without a lease. If
+    ``open`` fails, yields a :class:`FailedListener`; the queues are suspended and ``open`` is tried again.
     """
     opened, is_new = _take(key)
     if is_new:

@@ -129,13 +129,7 @@ class QueueSelector:
         sampler: KeySampler | None = None,
         queues_now: Callable[[str], Sequence[MessageQueue]] = lambda _: (),
     ) -> None:
-        """Look up nothing yet.
-
-        Args:
-            queues_of: Looks up the queues of a topic.
-            sampler: Gets the sharding keys.
-            queues_now: As ``queues_of``, without any cache.
-        """
+        """``queues_of`` looks up the queues of a topic, ``queues_now`` does so without any cache."""
         self._queues_of = queues_of
         self._queues_now = queues_now
         self._now: dict[str, Sequence[MessageQueue]] = {}

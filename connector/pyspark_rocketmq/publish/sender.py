@@ -78,12 +78,8 @@ class Sender:
     ) -> None:
         """Send nothing yet.
 
-        Args:
-            begin: Begins a send.
-            clock: For retries.
-            options: Limits of bytes under way and of times, and whether a batch must be stored durably.
-            faults: Records how brokers do; batches that may go anywhere avoid those it advises against.
-            instead_of: Called after a refusal: the queues there are now, if that one is gone; else none.
+        Batches that may go anywhere avoid brokers that ``faults`` advises against. ``instead_of`` is called
+        after a refusal: it returns the topic's queues now, if that one is gone, else none.
         """
         self._begin = begin
         self._clock = clock
@@ -105,11 +101,9 @@ class Sender:
         """Acknowledged."""
 
     def put(self, batch: SendBatch, queues: Sequence[MessageQueue] = ()) -> None:
-        """Send ``batch`` when its turn comes; waits while too much is under way.
+        """Send ``batch`` after all that were put before for its queue; waits while too much is under way.
 
-        Args:
-            batch: Goes to its queue, behind all that were put before.
-            queues: Where it may go if its destination is a topic.
+        ``queues`` are those it may go to if its destination is a topic.
 
         Raises:
             RowNotSent: If this or another batch could not be sent.

@@ -72,13 +72,6 @@ def send_rows(
 ) -> tuple[int, KeySample]:
     """Send all rows and wait until they are acknowledged; returns their number and a sample of sharding keys.
 
-    Args:
-        batches: The rows of the task, in order.
-        options: Of the sink.
-        positions: Of the columns.
-        row_keys: Make the messages' UNIQ_KEYs.
-        seen: Routes that all tasks of the write use.
-
     Raises:
         RocketMQError: If a row is no message or cannot be sent; rows before it may be stored.
     """

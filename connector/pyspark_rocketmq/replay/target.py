@@ -35,12 +35,9 @@ def brokers_of(how: QueuePartition) -> BrokerClient:
 
 
 def read_tail(how: QueuePartition, sendings: Sequence[Sending], from_offset: int) -> TargetTail:
-    """Read a target queue from ``from_offset`` to its present end, other writers' messages included.
+    """Find messages of ``sendings`` in a target queue, from ``from_offset`` to its present end.
 
-    Args:
-        how: Queue and broker, whatever the range.
-        sendings: Whose messages to find.
-        from_offset: Where to begin.
+    ``how`` gives queue and broker; its range does not matter.
 
     Raises:
         RocketMQError: If the queue cannot be read.

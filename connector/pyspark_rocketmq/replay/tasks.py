@@ -57,14 +57,9 @@ class QueueSender:
     ) -> None:
         """Send nothing yet.
 
-        Args:
-            send: Stores messages, all or none, or raises.
-            stored_until: Reads from the target the first source offset that is not stored there.
-            clock: Measures how long a batch is tried.
-            sleep: Waits so many seconds.
-            is_repeated: Whether an earlier attempt of the task may have sent a part of the range.
-            settle_s: How long a request that timed out may still be on its way.
-            retry_timeout_s: For how long a batch is tried.
+        ``send`` stores messages, all or none, or raises; ``stored_until`` reads from the target the first
+        source offset that is not stored. ``is_repeated``: an earlier attempt of the task may have sent a part
+        of the range. ``settle_s``: how long a request that timed out may still be on its way.
         """
         self._send = send
         self._read_stored_until = stored_until
