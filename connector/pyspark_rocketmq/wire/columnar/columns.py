@@ -144,12 +144,14 @@ FIRST_TIMESTAMP_MS: Final = -62_135_510_400_000
 """0001-01-02 in UTC: Python's times begin a day earlier, and Spark shows them in any time zone."""
 END_TIMESTAMP_MS: Final = 253_402_214_400_000
 """9999-12-31 in UTC, a day before Python's times end; a later time would make ``collect()`` fail."""
+_INT32: Final = (pa.int32(), np.dtype(np.int32))
+_INT64: Final = (pa.int64(), np.dtype(np.int64))
 _FIXED_COLUMNS: Final = {
-    "queueId": pa.int32(),
-    "queueOffset": pa.int64(),
-    "commitLogOffset": pa.int64(),
-    "reconsumeTimes": pa.int32(),
-    "flag": pa.int32(),
+    "queueId": _INT32,
+    "queueOffset": _INT64,
+    "commitLogOffset": _INT64,
+    "reconsumeTimes": _INT32,
+    "flag": _INT32,
 }
 
 
@@ -171,8 +173,8 @@ class ColumnBuilder:
             LocalProtocolError: If it takes 2 GiB.
         """
         if name in _FIXED_COLUMNS:
-            arrow_type = _FIXED_COLUMNS[name]
-            return fixed_column(arrow_type, self._rows.fixed[name].astype(arrow_type.to_pandas_dtype()))
+            arrow_type, dtype = _FIXED_COLUMNS[name]
+            return fixed_column(arrow_type, self._rows.fixed[name].astype(dtype))
         return self._MAKERS[name](self)
 
     def property(self, name: str) -> pa.StringArray:
