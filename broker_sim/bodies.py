@@ -6,12 +6,13 @@ Source: RocketMQ 5.3.3 ``remoting/protocol/body/*``, ``remoting/protocol/route/T
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pyspark_rocketmq.model import BrokerData, MessageQueue, QueueBounds, TopicRoute
-from pyspark_rocketmq.wire.fastjson import JsonObject, dumps_java, dumps_standard, member
+from pyspark_rocketmq.wire.fastjson import JsonObject, dumps_java, member
 
 
 def _text_map(owner: JsonObject, name: str, _: Any) -> dict[str, str]:
@@ -142,6 +143,14 @@ def encode_cluster_info(brokers: Iterable[BrokerData]) -> bytes:
         clusters.setdefault(broker.cluster, []).append(broker.broker_name)
     table = {name: _broker_to_json(broker) for name, broker in by_name.items()}
     return dumps_java({"brokerAddrTable": table, "clusterAddrTable": clusters})
+
+
+def dumps_standard(value: object) -> bytes:
+    """Write standard JSON: every key quoted and sorted, all of it ASCII.
+
+    Source: fastjson ``SerializerFeature.BrowserCompatible``, ``QuoteFieldNames``, ``MapSortField``.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def encode_route(route: TopicRoute, *, standard_json: bool) -> bytes:

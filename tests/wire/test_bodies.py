@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_sim.bodies import (
+    dumps_standard,
     encode_consumer_list,
     encode_lock_response,
     encode_offset_table,
@@ -20,7 +21,7 @@ from broker_sim.bodies import (
 )
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue, QueueBounds
-from pyspark_rocketmq.wire.fastjson import as_object, decode_body, dumps_java, dumps_standard, from_json
+from pyspark_rocketmq.wire.fastjson import as_object, decode_body, dumps_java, from_json
 from pyspark_rocketmq.wire.requests import bodies
 from pyspark_rocketmq.wire.requests import topics as topic_stats
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, ConsumeType, HeartbeatData, LockBatchRequest

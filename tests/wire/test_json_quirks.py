@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker_sim.bodies import dumps_standard
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
-from pyspark_rocketmq.wire.fastjson import ObjectMap, dumps_java, dumps_standard, loads
+from pyspark_rocketmq.wire.fastjson import ObjectMap, dumps_java, loads
 from tests.helpers.golden import RecordedCommand, recorded_commands
 
 JSON_BODIES = [

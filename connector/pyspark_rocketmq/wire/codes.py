@@ -1,4 +1,4 @@
-"""Every number the remoting protocol defines, under Java's names.
+"""The numbers of the remoting protocol that client or simulator use, under Java's names.
 
 Rule: a code is added here and nowhere else.  Values: RocketMQ 5.3.3 ``RequestCode``, ``ResponseCode`` (with
 ``RemotingSysResponseCode``), ``LanguageCode``, ``PullSysFlag``, ``MessageSysFlag``.
@@ -106,24 +106,17 @@ class RequestCode(IntEnum):
 class ResponseCode(IntEnum):
     """How a request ended (``ResponseCode``); judge by it, never by the remark."""
 
-    RPC_TIME_OUT = -1006
-    RPC_SEND_TO_CHANNEL_FAILED = -1004
-    RPC_ADDR_IS_NULL = -1002
-    RPC_UNKNOWN = -1000
     SUCCESS = 0
     SYSTEM_ERROR = 1
     SYSTEM_BUSY = 2
     REQUEST_CODE_NOT_SUPPORTED = 3
-    TRANSACTION_FAILED = 4
     FLUSH_DISK_TIMEOUT = 10
     SLAVE_NOT_AVAILABLE = 11
     FLUSH_SLAVE_TIMEOUT = 12
     MESSAGE_ILLEGAL = 13
     SERVICE_NOT_AVAILABLE = 14
-    VERSION_NOT_SUPPORTED = 15
     NO_PERMISSION = 16
     TOPIC_NOT_EXIST = 17
-    TOPIC_EXIST_ALREADY = 18
     PULL_NOT_FOUND = 19
     PULL_RETRY_IMMEDIATELY = 20
     PULL_OFFSET_MOVED = 21
@@ -135,26 +128,10 @@ class ResponseCode(IntEnum):
     FILTER_DATA_NOT_EXIST = 27
     FILTER_DATA_NOT_LATEST = 28
     INVALID_PARAMETER = 29
-    TRANSACTION_SHOULD_COMMIT = 200
-    TRANSACTION_SHOULD_ROLLBACK = 201
-    TRANSACTION_STATE_UNKNOW = 202
-    TRANSACTION_STATE_GROUP_WRONG = 203
-    NO_BUYER_ID = 204
-    NOT_IN_CURRENT_UNIT = 205
     CONSUMER_NOT_ONLINE = 206
     CONSUME_MSG_TIMEOUT = 207
-    NO_MESSAGE = 208
-    POLLING_FULL = 209
-    POLLING_TIMEOUT = 210
-    BROKER_NOT_EXIST = 211
-    BROKER_DISPATCH_NOT_COMPLETE = 212
-    BROADCAST_CONSUMPTION = 213
     FLOW_CONTROL = 215
-    NOT_LEADER_FOR_QUEUE = 501
-    ILLEGAL_OPERATION = 604
     GO_AWAY = 1500
-    USER_NOT_EXIST = 3001
-    POLICY_NOT_EXIST = 3002
 
 
 class LanguageCode(IntEnum):
@@ -196,7 +173,6 @@ class MessageSysFlag(IntFlag):
     """
 
     COMPRESSED = 0x1
-    MULTI_TAGS = 0x2
     TRANSACTION_PREPARED = 0x4
     TRANSACTION_COMMIT = 0x8
     TRANSACTION_ROLLBACK = 0xC
@@ -204,7 +180,5 @@ class MessageSysFlag(IntFlag):
     STOREHOSTADDRESS_V6 = 0x20
     NEED_UNWRAP = 0x40
     INNER_BATCH = 0x80
-    COMPRESSION_LZ4 = 0x100
-    COMPRESSION_ZSTD = 0x200
     COMPRESSION_ZLIB = 0x300
     COMPRESSION_MASK = 0x700

@@ -119,14 +119,6 @@ def dumps_java(value: object) -> bytes:
         raise LocalProtocolError(f"A body cannot be written as JSON: {exc}.") from exc
 
 
-def dumps_standard(value: object) -> bytes:
-    """Write standard JSON: every key quoted and sorted, all of it ASCII.
-
-    Source: fastjson ``SerializerFeature.BrowserCompatible``, ``QuoteFieldNames``, ``MapSortField``.
-    """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
 # --- reading ------------------------------------------------------------------------------------------------
 
 
