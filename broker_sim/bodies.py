@@ -115,7 +115,7 @@ def encode_topic_list(topics: Iterable[str]) -> bytes:
 
 
 def encode_topic_stats(stats: Mapping[MessageQueue, QueueBounds]) -> bytes:
-    """Write the body of the answer to 202 GET_TOPIC_STATS_INFO; by hand, since a topic may have many queues."""
+    """Write the answer to 202 GET_TOPIC_STATS_INFO; by hand, because topics may have many queues."""
     names = {name: dumps_java(name).decode() for queue in stats for name in queue[:2]}
     entries = (
         f'{{"brokerName":{names[broker_name]},"queueId":{queue_id:d},"topic":{names[topic]}}}:'

@@ -154,7 +154,7 @@ class Broker:
         return [self._in_allowed_form(each) for each in self._drain()]
 
     def look_at_clock(self) -> list[Outgoing]:
-        """Deliver delayed messages, end held pulls whose time is over, drop silent members and old messages."""
+        """Deliver delayed messages, end expired pulls, drop silent members and old messages."""
         state = self.state
         deliver_due(state)
         check_due(state)

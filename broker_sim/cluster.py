@@ -263,7 +263,7 @@ class SimCluster:
         self.call(lambda: self._cluster.machines(name).set_lag(broker_id, messages))
 
     def promote_replica(self, name: str, broker_id: int = 1) -> None:
-        """Replace a master by a replica: messages not copied are lost, the other machines do not come back."""
+        """Replace a master by a replica for good; messages that were not copied are lost."""
         self._await(lambda: self._cluster.machines(name).promote(broker_id))
 
     def look_at_clock(self) -> None:

@@ -103,7 +103,7 @@ class _Setting(NamedTuple):
 
 
 def handle_update_config(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """25: change settings while running; what is no value, or no setting of the simulator, changes nothing."""
+    """25: change settings while running; unknown settings and invalid values change nothing."""
     changes = _read_properties(command.body.decode("utf-8", "replace"))
     if _BLACK_LIST & changes.keys():
         raise Refused(ResponseCode.NO_PERMISSION, "Can not update config in black list.")

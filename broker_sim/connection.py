@@ -152,7 +152,7 @@ class Owner(Protocol):
         ...
 
     def may_hold(self, more: int) -> bool:
-        """Whether ``more`` bytes of unfinished frames than before, fewer if negative, may be held; counts them."""
+        """Count ``more`` bytes of unfinished frames (fewer if negative); return whether they may be held."""
         ...
 
     def received(self, connection: Connection, peer: Peer, command: RemotingCommand) -> None:

@@ -1,6 +1,6 @@
 """Commands to a simulator in another process: a line of JSON each, answered by a line of JSON.
 
-``{"do": NAME, …}`` → ``{"ok": true, …}`` or ``{"ok": false, "error": "…"}``, in the order of the commands.
+``{"do": NAME, …}`` → ``{"ok": true, …}`` or ``{"ok": false, "error": "…"}``, in order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Messages that become visible later: delay levels (``ScheduleMessageService``) and timers (``TimerMessageStore``).
+"""Messages delivered later, by delay level (``ScheduleMessageService``) or timer (``TimerMessageStore``).
 
 Until then they lie in a topic of the broker's own. A delivered message keeps what its producer asked for, and
 REAL_TOPIC and REAL_QID, among its properties (golden fact 3).

@@ -26,7 +26,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class GoAway:
-    """As a server shutting down: 1500, to clients newer than 5.3.1 alone; the others are served and the line stays."""
+    """Answer 1500 like a server shutting down, only to clients newer than 5.3.1; serve the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class DropConnection:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """From here on read nothing more from the connection and send nothing; it stays open, members stay members."""
+    """Read and send nothing more on the connection; it stays open, and members stay members."""
 
 
 @dataclass(frozen=True, slots=True)
 class HalfOpen:
-    """As after a crash or a cable pulled: this side forgets the connection, the other side is told nothing."""
+    """As after a crash: this side forgets the connection without telling the other side."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,18 +133,18 @@ class ConsumerOffsets:
         self._resets: dict[tuple[str, str, int], int] = {}
 
     def commit(self, consumer_group: str, topic: str, queue_id: int, queue_offset: int) -> None:
-        """Store ``queue_offset`` as it is: lower, negative and too high values are accepted (golden fact 13)."""
+        """Store ``queue_offset`` as it is, even if lower, negative or too high (golden fact 13)."""
         self._committed.setdefault((consumer_group, topic), {})[queue_id] = queue_offset
 
     def query(self, consumer_group: str, topic: str, queue_id: int) -> int | None:
-        """The offset reset to, else the committed one; None when there is none or a negative one was stored."""
+        """The offset reset to, else the committed one; None without one or if a negative one was stored."""
         queue_offset = self._resets.get((consumer_group, topic, queue_id))
         if queue_offset is None:
             queue_offset = self._committed.get((consumer_group, topic), {}).get(queue_id, -1)
         return queue_offset if queue_offset >= 0 else None
 
     def reset(self, consumer_group: str, topic: str, queue_id: int, queue_offset: int) -> None:
-        """Commit ``queue_offset``, and answer the group's next pull of the queue with it (``assignResetOffset``)."""
+        """Commit ``queue_offset`` and answer the queue's next pull with it (``assignResetOffset``)."""
         self._resets[consumer_group, topic, queue_id] = queue_offset
         self.commit(consumer_group, topic, queue_id, queue_offset)
 

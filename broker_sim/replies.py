@@ -48,7 +48,7 @@ _NO_FIELDS: Mapping[str, str] = {}
 
 
 class Refused(Exception):
-    """A request is answered with an error code; raised by handlers, turned into the answer by their caller."""
+    """Handlers raise it to answer with an error code; their caller makes the answer."""
 
     def __init__(self, code: ResponseCode, remark: str, ext_fields: Mapping[str, str] = _NO_FIELDS) -> None:
         super().__init__(code, remark)

@@ -121,7 +121,7 @@ _RETRY_SKIPS_TOPIC = frozenset(
 
 
 def needs_of(command: RemotingCommand) -> list[Need]:
-    """What the sender must be allowed; empty for requests 5.3.3 does not look at, LITE_PULL_MESSAGE among them.
+    """What the sender must be allowed; empty for what 5.3.3 does not check, such as LITE_PULL_MESSAGE.
 
     Raises:
         RemoteProtocolError: The body that names the resources makes no sense.

@@ -45,7 +45,7 @@ _OLDEST_WITH_MAX_RECONSUME_TIMES = 121  # V3_4_9
 
 
 def max_retries(group: SubscriptionGroupConfig, client_version: int, max_reconsume_times: int | None) -> int:
-    """What the request says, if its client is new enough to say it, else what the group is configured with."""
+    """The request's value, if its client is new enough to send it, else the group's."""
     if max_reconsume_times is not None and client_version >= _OLDEST_WITH_MAX_RECONSUME_TIMES:
         return max_reconsume_times
     return group.retry_max_times
@@ -154,7 +154,7 @@ def handle_send(state: BrokerState, peer: Peer, command: RemotingCommand) -> Rem
 
 
 def handle_reply(state: BrokerState, peer: Peer, command: RemotingCommand) -> None:
-    """324, 325: push a reply to the producer that asked, store it, then answer (``ReplyMessageProcessor``)."""
+    """324, 325: push a reply to its requester, store it, then answer (``ReplyMessageProcessor``)."""
     header = _header(command)
     try:
         topic = _find_or_create_topic(state, header)
@@ -206,7 +206,7 @@ def handle_reply(state: BrokerState, peer: Peer, command: RemotingCommand) -> No
 
 
 def _as_v1(header: SendHeader) -> SendMessageRequestHeader:
-    """What a pushed reply says of its message: the names are those of code 10, whichever code it came with."""
+    """The ext fields of a pushed reply, under the names of code 10, whichever code it came with."""
     return SendMessageRequestHeader(
         producer_group=header.producer_group,
         topic=header.topic,

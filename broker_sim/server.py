@@ -19,6 +19,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Protocol
 
@@ -45,7 +46,7 @@ from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 
 
 def frame_of(command: RemotingCommand) -> bytes:
-    """Encode; half a surrogate pair becomes ``?``, as ``String.getBytes`` has it, and what cannot be sent an error."""
+    """Encode; half a surrogate pair becomes ``?`` (``String.getBytes``), what cannot be sent an error."""
     try:
         return encode_frame(command)
     except LocalProtocolError:
@@ -247,7 +248,7 @@ class EndpointServer:
                 return
             host = Host(*address)
             announced = loop.create_task(
-                loop.connect_accepted_socket(lambda host=host: Connection(self, host), connected)  # type: ignore[misc]
+                loop.connect_accepted_socket(partial(Connection, self, host), connected)
             )
             self._accepted.add(announced)
             announced.add_done_callback(self._accepted.discard)
@@ -366,7 +367,7 @@ class EndpointServer:
         self._arm_timer()
 
     def _close_silent(self) -> None:
-        """Close what said and heard nothing for long, in the middle of a frame or not (``IdleStateHandler``)."""
+        """Close connections that were silent too long, even inside a frame (``IdleStateHandler``)."""
         oldest_s = self.clock.monotonic_s() - _MAX_IDLE_S
         for connection in [each for each in self._connections.values() if each.last_active_s <= oldest_s]:
             connection.abort()

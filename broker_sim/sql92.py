@@ -92,7 +92,7 @@ def integer_literal(digits: str) -> Node:
 
 
 def float_literal(text: str) -> Node:
-    """A floating point literal; Java refuses those that overflow, and 0 as smaller than the smallest double."""
+    """A floating point literal; Java refuses an overflow, and 0 as less than the smallest double."""
     number = float(text)
     if math.isinf(number) or number <= 0:
         raise Sql92Error(f"{text} is not between the smallest and the largest double")
@@ -141,7 +141,7 @@ def negation(operand: Node) -> Node:
 
 
 def either(operands: Iterable[Node]) -> Node:
-    """OR of any number, from left to right until one is true; flat, so that long chains need no deep stack."""
+    """OR of several, from left to right until one is true; flat, so that long chains need no deep stack."""
     return _chain(operands, decisive=True)
 
 
@@ -238,7 +238,7 @@ def one_of(operand: Node, texts: Sequence[str], *, is_in: bool) -> Node:
 
 
 def text_test(operand: Node, search: str, test: Callable[[str, str], bool], *, holds: bool) -> Node:
-    """CONTAINS, STARTSWITH, ENDSWITH and their opposites: false for an empty text and for whatever is no text."""
+    """CONTAINS, STARTSWITH, ENDSWITH and their opposites: false for empty texts and other types."""
 
     def evaluate(properties: Properties) -> Value:
         value = operand.evaluate(properties)

@@ -1,4 +1,4 @@
-"""Transactional messages: kept apart until their producer says commit or rollback, and asked for when it does not.
+"""Transactional messages: held until their producer commits or rolls back, and checked if it does neither.
 
 A half message lies in a topic of the broker's own. END_TRANSACTION stores it where it was sent to, or forgets
 it. A member of its producer group is asked for the state of one that is ``transaction_timeout_s`` old, and
@@ -112,7 +112,7 @@ def _origin(parts: StoredParts) -> _Origin:
 
 
 def _committed(parts: StoredParts) -> MessageRun:
-    """With all properties of the half message: ``endMessageTransaction`` takes some away when their text is made already."""
+    """With all properties of the half message: ``endMessageTransaction`` removes some only after encoding them."""
     origin = _origin(parts)
     flags = parts.run.sys_flag & ~_TRANSACTION_BITS | int(MessageSysFlag.TRANSACTION_COMMIT)
     return replace(parts.run, topic=origin.topic, queue_id=origin.queue_id, sys_flag=flags)

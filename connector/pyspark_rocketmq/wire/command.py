@@ -35,7 +35,7 @@ SIGNATURE: Final = "Signature"
 
 
 def signature(secret_key: bytes, ext_fields: Mapping[str, str], body: bytes) -> str:
-    """Base64(HMAC-SHA1(secretKey, values || body)), with the values of all ext fields in order of their names.
+    """Base64(HMAC-SHA1(secretKey, values || body)), the values of all ext fields in order of their names.
 
     Code, opaque and version are not covered: a request can be replayed.
     """
@@ -85,8 +85,9 @@ class RemotingCommand:
         """As of any dataclass, with credentials masked."""
         fields = {name: "***" if name in _CREDENTIALS else text for name, text in self.ext_fields.items()}
         return (
-            f"RemotingCommand(code={self.code}, opaque={self.opaque}, flag={self.flag}, remark={self.remark!r}, "
-            f"ext_fields={fields}, body={self.body!r:.200}, serialize_type={self.serialize_type.name})"
+            f"RemotingCommand(code={self.code}, opaque={self.opaque}, flag={self.flag}, "
+            f"remark={self.remark!r}, ext_fields={fields}, body={self.body!r:.200}, "
+            f"serialize_type={self.serialize_type.name})"
         )
 
     @property
@@ -342,7 +343,7 @@ def _most_fields(header: bytes) -> int:
     left = _MAX_HEADER_MEMORY - len(header) * (1 + width)
     if left < 0:
         raise RemoteProtocolError(
-            f"A binary header of {len(header)} bytes would take more than {_MAX_HEADER_MEMORY} bytes of memory."
+            f"A binary header of {len(header)} bytes takes more than {_MAX_HEADER_MEMORY} bytes of memory."
         )
     return left // _BYTES_PER_FIELD
 

@@ -1,8 +1,9 @@
 """Body compression: zlib, LZ4 frames and Zstandard, named by bits 8 to 10 of the message's sysFlag.
 
 Everything that Java's consumer shows decodes: several frames one behind another, skippable frames, and sizes
-far beyond a frame of the wire. A few hundred bytes can expand to gigabytes, though, and any producer of a topic
-may send them. So each body has a bound, and :class:`ExpansionBudget` bounds the messages of an answer together.
+far beyond a frame of the wire. A few hundred bytes can expand to gigabytes, though, and any producer of a
+topic may send them. So each body has a bound, and :class:`ExpansionBudget` bounds the messages of an answer
+together.
 
 Source: lz4-java 1.8.0 ``LZ4FrameInputStream``, zstd-jni 1.5.2 ``ZstdInputStreamNoFinalizer``; LZ4 frame
 format 1.6, RFC 8878.
@@ -27,7 +28,7 @@ MAX_EXPANDED_BYTES: Final = 128 * 1024 * 1024
 MAX_EXPANSION: Final = 64
 """Bytes for each byte of a long answer; texts reach 30."""
 MAX_BODY_BYTES: Final = MAX_EXPANDED_BYTES
-"""Of one body, decompressed; Java has no bound, but its producers send 4 MiB at most unless told otherwise."""
+"""Of one body, decompressed; Java has no bound, but by default its producers send at most 4 MiB."""
 MAX_BATCH_BYTES: Final = MAX_FRAME_LENGTH
 """Of one inner batch, decompressed."""
 _BATCH_WEIGHT: Final = MAX_EXPANDED_BYTES // MAX_BATCH_BYTES

@@ -1,17 +1,16 @@
 """JSON as fastjson writes it: read with typed fields and bounded memory, written in Java's form.
 
-Like Java's reader, this one treats a null field as absent, ignores unknown fields and converts scalars: Apache's
-Go client writes ``codeSet`` as texts (``["112785"]``), other clients numbers or booleans as texts. It never takes
-a map or array for a text.
+Like Java's reader, this one treats a null field as absent, ignores unknown fields and converts scalars:
+Apache's Go client writes ``codeSet`` as texts (``["112785"]``), other clients numbers or booleans as texts.
+It never takes a map or array for a text.
 
 Java's ``Map<Long, …>`` arrives as ``{0:"127.0.0.1:10911"}`` and ``Map<MessageQueue, …>`` as
-``{{"brokerName":"b","queueId":3,"topic":"T"}:{…}}``. Neither is JSON. The C scanner reads everything that is;
-only where it refuses does this module read one map or array itself, so it never looks at braces and quotes
+``{{"brokerName":"b","queueId":3,"topic":"T"}:{…}}``. Neither is JSON. The C scanner reads all that is; only where it refuses does this module read one map or array itself, so it never looks at braces and quotes
 inside strings.
 
-A small text can become large objects: sixteen million bytes of ``{},`` take four hundred million as dicts. So a
-text is weighed before it is read, by the most it can become: its characters three times (as text, as text again
-where fastjson's keys need a second look, as strings), and an object for each mark that makes one.
+A small text can become large objects: sixteen million bytes of ``{},`` take four hundred million as dicts. So
+a text is weighed before it is read, by the most it can become: its characters three times (as text, as text
+again where fastjson's keys need a second look, as strings), and an object for each mark that makes one.
 
 Source: fastjson 1.2.83 ``TypeUtils.castToInt``, ``castToLong``, ``castToDouble``, ``castToBoolean``,
 ``StringCodec``, ``EnumDeserializer``, ``MapSerializer``, as used by RocketMQ 5.3.3 ``RemotingSerializable``.
@@ -108,7 +107,8 @@ def loads(data: bytes) -> Any:
 def dumps_java(value: object) -> bytes:
     """Write as fastjson does: int keys bare, message queues inline as keys, sets sorted, non-ASCII as it is.
 
-    A dataclass of :func:`member` fields becomes a map in alphabetical order, without the fields that are None.
+    A dataclass of :func:`member` fields becomes a map in alphabetical order, without the fields that are
+    None.
 
     Raises:
         LocalProtocolError: If a text holds half a surrogate pair or a value has no JSON form.
@@ -458,7 +458,7 @@ def from_json(kind: type[T], owner: JsonObject) -> T:
 
 
 def to_json(value: object) -> dict[str, object]:
-    """The map of a dataclass of :func:`member` fields, in alphabetical order; fields that are None left out."""
+    """The map of a dataclass of :func:`member` fields, in alphabetical order, without those that are None."""
     written = {}
     for each in _members(type(value)):
         item = getattr(value, each.attribute)

@@ -41,8 +41,8 @@ class FrameDecoder:
     """Turn received bytes into commands; one per connection and direction.
 
     The caller feeds every received byte once and in order. After an error it closes the connection, because
-    nobody knows where the next frame begins. At end of stream a ``pending`` above zero means that the peer died
-    in the middle of a frame. Linear in the bytes received, whatever the chunks. Not thread-safe.
+    nobody knows where the next frame begins. At end of stream a ``pending`` above zero means that the peer
+    died in the middle of a frame. Linear in the bytes received, whatever the chunks. Not thread-safe.
 
     Source: ``NettyDecoder`` (a ``LengthFieldBasedFrameDecoder``).
     """
@@ -133,8 +133,8 @@ class FrameDecoder:
             self._head_wanted = _PREFIX + header_length
             return
         self._body_missing = length - _MIN_LENGTH - header_length
-        # A buffer of the final size: writes fill it in place and getvalue() returns it without a copy. A large
-        # one grows by doubling: many peers may announce much and bring little.
+        # A buffer of the final size: writes fill it in place and getvalue() returns it without a copy. A
+        # large one grows by doubling: many peers may announce much and bring little.
         self._body_room = min(self._body_missing, _TRUSTED_BYTES)
         self._body = BytesIO(bytes(self._body_room))
 

@@ -7,8 +7,8 @@ Stored layout (big-endian; a host is 8 bytes, or 20 when sysFlag says IPv6)::
     i64 preparedTransactionOffset | i32 n, body | u8 (V1) or u16 (V2) n, topic | i16 n, properties
 
 Rule 1: no message is lost silently. Where Java stops decoding and returns what it has, or reads past a wrong
-total size, this module raises ``RemoteProtocolError``. Rule 2: it accepts and shows what Java accepts and shows
-whole: a wrong CRC, malformed UTF-8, odd properties.
+total size, this module raises ``RemoteProtocolError``. Rule 2: it accepts and shows what Java accepts and
+shows whole: a wrong CRC, malformed UTF-8, odd properties.
 """
 
 from __future__ import annotations

@@ -57,11 +57,12 @@ OF_ONE_DELIVERY: Final = frozenset(
         *("DUP_INFO", "INSTANCE_ID", "BORN_TIMESTAMP", "__BORNHOST", "__CRC32#"),
     }
 )
-"""What clients and brokers wrote about one delivery; a broker would act upon much of it. A message that is read
-and sent again starts without them: it is not delayed, retried or prepared anew. UNIQ_KEY is among them, because
-the writer gives each row its own.
+"""What clients and brokers wrote about one delivery; a broker would act upon much of it. A message that is
+read and sent again starts without them: it is not delayed, retried or prepared anew. UNIQ_KEY is among them,
+because the writer gives each row its own.
 
-Source: RocketMQ 5.3.3 ``MessageConst``; ``HookUtils.checkIfTimerMessage`` delays no message that has TIMER_OUT_MS.
+Source: RocketMQ 5.3.3 ``MessageConst``; ``HookUtils.checkIfTimerMessage`` delays no message that has
+TIMER_OUT_MS.
 """
 
 _ENTRY = re.compile(f"[^{PROPERTY_SEPARATOR}]+")

@@ -152,7 +152,7 @@ _FEW_ROWS: Final = 16
 
 
 class ByteMatrix(NamedTuple):
-    """One row of bytes for each message, at least one; a column with equal extremes is the same in all rows."""
+    """One row of bytes for each message; a column with equal extremes is the same in all rows."""
 
     rows: ByteArray
     lowest: ByteArray

@@ -1,16 +1,16 @@
 """Pulled messages as Arrow columns, all messages of a buffer at once: the hot path of every read.
 
-Regular input is decoded by numpy views on the pulled bytes, with no Python object per message: find the messages
-and their parts (:mod:`~pyspark_rocketmq.wire.columnar.rows`), replace inner batches by their members and make the
-columns (:mod:`~pyspark_rocketmq.wire.columnar.columns`). Whatever the vectorised decoder does not expect
-(malformed UTF-8, odd properties) is cut out by halves and decoded by the scalar codec of
-:mod:`~pyspark_rocketmq.wire.messages`, and so are malformed bytes, as a whole. So the two decoders never differ,
-and errors are worded in one place.
+Regular input is decoded by numpy views on the pulled bytes, with no Python object per message: find the
+messages and their parts (:mod:`~pyspark_rocketmq.wire.columnar.rows`), replace inner batches by their members
+and make the columns (:mod:`~pyspark_rocketmq.wire.columnar.columns`). Whatever the vectorised decoder does
+not expect (malformed UTF-8, odd properties) is cut out by halves and decoded by the scalar codec of
+:mod:`~pyspark_rocketmq.wire.messages`, and so are malformed bytes, as a whole. So the two decoders never
+differ, and errors are worded in one place.
 
 Each call has a cost before the first message: decode the bodies of many pulls in one call.
 
-A message that cannot be decoded is shown with its stored bytes. Java's consumer drops such a message silently,
-together with what follows it in the same answer (``MessageDecoder.decodesBatch``).
+A message that cannot be decoded is shown with its stored bytes. Java's consumer drops such a message
+silently, together with what follows it in the same answer (``MessageDecoder.decodesBatch``).
 """
 
 from __future__ import annotations
@@ -213,9 +213,9 @@ def decode_in_turn(
 ) -> Iterator[pa.RecordBatch | Undecodable]:
     """Decode bodies one by one, and a body that cannot be decoded by halves.
 
-    Each batch is decoded when the caller asks for it, so that it may be gone before the next: a single message
-    never expands beyond the budget. A message that cannot be decoded stands in its place; nothing follows a
-    message with a broken layout, because nobody knows where it ends.
+    Each batch is decoded when the caller asks for it, so that it may be gone before the next: a single
+    message never expands beyond the budget. A message that cannot be decoded stands in its place; nothing
+    follows a message with a broken layout, because nobody knows where it ends.
     """
     decoder = _decoder(broker_name, tags, columns, properties)
     for body in bodies:

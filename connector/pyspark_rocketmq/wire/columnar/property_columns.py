@@ -1,12 +1,12 @@
 """Properties of many messages at once: a map column, and single properties as columns of their own.
 
 The properties of all rows are copied into one buffer as ``U+0002 name U+0001 value`` entries and cut at the
-separators into *tokens*, in turn ``U+0002 name U+0001`` and the value. A row's names, with their separators, are
-its *layout*. Messages of one producer mostly have the same layout, which one comparison of the whole buffer
-shows; otherwise Arrow finds the few distinct ones. Python looks only at layouts: which names there are, and which
-entry of each Java keeps, the last. The rest is Arrow's ``take`` of values. Mostly each value also has the same
-length in every row; then the rows are a byte matrix, and values are columns of it. Strings that do not alternate
-(a value with U+0001, an entry without it) raise ``IrregularLayout``.
+separators into *tokens*, in turn ``U+0002 name U+0001`` and the value. A row's names, with their separators,
+are its *layout*. Messages of one producer mostly have the same layout, which one comparison of the whole
+buffer shows; otherwise Arrow finds the few distinct ones. Python looks only at layouts: which names there
+are, and which entry of each Java keeps, the last. The rest is Arrow's ``take`` of values. Mostly each value
+also has the same length in every row; then the rows are a byte matrix, and values are columns of it. Strings
+that do not alternate (a value with U+0001, an entry without it) raise ``IrregularLayout``.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
 Stored messages differ in four lengths (body, topic, properties, and hosts of IPv6), so a handful of gathers
 finds everything. This module checks the whole layout, so columns made of the rows never read a wrong byte.
 
-Each message says only where the next one begins, and a Python step for each message would be the most expensive
-part of decoding. So starts are guessed, and all guesses are checked at once: first that all messages are as long
-as the first; then chains of sizes are followed in lockstep, from the beginning of each body and from wherever a
-message's magic number is seen, each until it meets the next. A magic number inside a body makes the check fail,
-and then the sizes are followed one by one.
+Each message says only where the next one begins, and a Python step for each message would be the most
+expensive part of decoding. So starts are guessed, and all guesses are checked at once: first that all
+messages are as long as the first; then chains of sizes are followed in lockstep, from the beginning of each
+body and from wherever a message's magic number is seen, each until it meets the next. A magic number inside a
+body makes the check fail, and then the sizes are followed one by one.
 
-Bodies received one behind another, with frame headers between them, are decoded in place: copying them together
-would cost up to a third of the decoding.
+Bodies received one behind another, with frame headers between them, are decoded in place: copying them
+together would cost up to a third of the decoding.
 """
 
 from __future__ import annotations
@@ -333,7 +333,7 @@ def _find_topics(
 def _read_ipv6(
     data: bytes | bytearray, starts: IntArray, ends: IntArray, fixed: np.ndarray
 ) -> tuple[IntArray, np.ndarray]:
-    """Move the fields after longer hosts to where ``FIXED`` has them; return where bodies begin, and the hosts."""
+    """Move the fields after longer hosts to where ``FIXED`` has them; return where bodies begin, and hosts."""
     is_born_ipv6 = (fixed["sysFlag"] & BORNHOST_V6) != 0
     is_store_ipv6 = (fixed["sysFlag"] & STOREHOST_V6) != 0
     born_host_at = starts + _BORN_HOST_AT

@@ -73,7 +73,7 @@ _ERRORS: Final[Mapping[int, type[BrokerError]]] = {
 }
 """Every other code is a plain ``BrokerError``, which is not tried again."""
 _ACL_1: Final = "AclException"
-"""In the remark of a SYSTEM_ERROR: a refusal by access control 1.0, before 5.3.3 (``PlainAccessValidator``)."""
+"""In the remark of a SYSTEM_ERROR: a refusal by access control 1.0 (``PlainAccessValidator``)."""
 _SWITCHED_OFF: Final = ("pulling message is forbidden", "subscription group no permission")
 """In the remark of a NO_PERMISSION: an operator has switched reading off. Refusals by access control and of
 broadcasting groups have other remarks."""

@@ -72,7 +72,7 @@ def select_by_hash(sharding_key: ShardingKey, queue_count: int) -> int:
 
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
-"""Template of topics that brokers create at the first send (``TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC``)."""
+"""Template of topics that a first send creates (``TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC``)."""
 DEFAULT_TOPIC_QUEUE_NUMS: Final = 4
 """Queues per broker of such a topic (``DefaultMQProducer.defaultTopicQueueNums``)."""
 _SINGLE_ONLY: Final = frozenset({DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS, TRAN_MSG})
@@ -87,8 +87,8 @@ class SendResult:
     status: SendStatus
     """Anything but SEND_OK: stored, but not yet as durably as the broker is set up for."""
     msg_id: str
-    """UNIQ_KEY of the message; of a batch those of its messages, joined by commas. Consumers see another one in
-    messages of a batch: the broker gives each of them that of the batch."""
+    """UNIQ_KEY of the message; of a batch those of its messages, joined by commas. Consumers see another one
+    in messages of a batch: the broker gives each of them that of the batch."""
     offset_msg_id: str
     """Where the broker stored it; of a batch one per message, joined by commas."""
     queue: MessageQueue
@@ -312,8 +312,8 @@ def split_batch(
 ) -> Iterator[Sequence[Message]]:
     """Cut messages into batches of at most ``max_bytes`` encoded, in order.
 
-    ``reserve_bytes`` per message is room for the properties that a producer adds. A message that is too large by
-    itself becomes a batch of its own, which the producer then refuses.
+    ``reserve_bytes`` per message is room for the properties that a producer adds. A message that is too large
+    by itself becomes a batch of its own, which the producer then refuses.
     """
     first, size = 0, 0
     for index, message in enumerate(messages):

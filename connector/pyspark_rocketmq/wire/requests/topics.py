@@ -1,7 +1,7 @@
 """What servers tell of a topic: its statistics and its route.
 
-Servers write routes in standard JSON for clients that show version 401 or higher, with bare broker ids as keys
-for older ones; both are read.
+Servers write routes in standard JSON for clients that show version 401 or higher, with bare broker ids as
+keys for older ones; both are read.
 
 Source: RocketMQ 5.3.3 ``TopicRouteData``, namesrv ``ClientRequestProcessor.getRouteInfoByTopic``,
 ``remoting/protocol/admin/TopicStatsTable``, ``TopicOffset``.
@@ -50,8 +50,8 @@ _BEHIND: Final = re.compile(r'\},"topicPutTps":[0-9]+\.[0-9]+\}')
 def decode_topic_stats(body: bytes) -> dict[MessageQueue, QueueBounds]:
     """Read what a broker holds of each of a topic's queues.
 
-    A topic may have a thousand queues, so one regular expression reads the form that Java writes. The JSON reader
-    reads every other form; the two never differ.
+    A topic may have a thousand queues, so one regular expression reads the form that Java writes. The JSON
+    reader reads every other form; the two never differ.
     """
     check_json_size(body)
     stats = _decode_as_java_writes(body)
