@@ -85,7 +85,7 @@ class RegisteredFilters:
         self._filters: dict[tuple[str, str], RegisteredFilter] = {}
 
     def register(self, consumer_group: str, subscriptions: Iterable[SubscriptionData]) -> None:
-        """Take the expressions of a heartbeat, unless older; one that does not compile removes the old one."""
+        """Take a heartbeat's expressions, unless older; one that does not compile removes the old one."""
         for subscription in subscriptions:
             if not is_by_tags(subscription) and subscription.sub_string:
                 self._register(consumer_group, subscription)

@@ -375,7 +375,7 @@ class MessageStore:
         wanted: frozenset[int] | None,
         accepts: Callable[[bytes], bool] | None = None,
     ) -> GetMessageResult:
-        """Messages from ``queue_offset`` on that ``accepts`` takes, with a ``wanted`` tag hash (None: all)."""
+        """Messages from ``queue_offset`` on with a ``wanted`` tag hash (None: all) that ``accepts`` takes."""
         queue = self._queues.get((topic, queue_id))
         lowest, highest = (queue.min_offset, queue.max_offset) if queue else (0, 0)
         correction = _correct(queue_offset, lowest, highest)

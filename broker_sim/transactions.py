@@ -112,7 +112,7 @@ def _origin(parts: StoredParts) -> _Origin:
 
 
 def _committed(parts: StoredParts) -> MessageRun:
-    """With all properties of the half message: ``endMessageTransaction`` removes some only after encoding them."""
+    """All properties of the half message stay: ``endMessageTransaction`` removes some after encoding."""
     origin = _origin(parts)
     flags = parts.run.sys_flag & ~_TRANSACTION_BITS | int(MessageSysFlag.TRANSACTION_COMMIT)
     return replace(parts.run, topic=origin.topic, queue_id=origin.queue_id, sys_flag=flags)

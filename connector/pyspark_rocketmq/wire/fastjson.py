@@ -5,8 +5,9 @@ Apache's Go client writes ``codeSet`` as texts (``["112785"]``), other clients n
 It never takes a map or array for a text.
 
 Java's ``Map<Long, …>`` arrives as ``{0:"127.0.0.1:10911"}`` and ``Map<MessageQueue, …>`` as
-``{{"brokerName":"b","queueId":3,"topic":"T"}:{…}}``. Neither is JSON. The C scanner reads all that is; only where it refuses does this module read one map or array itself, so it never looks at braces and quotes
-inside strings.
+``{{"brokerName":"b","queueId":3,"topic":"T"}:{…}}``. Neither is JSON. The C scanner reads all that is; only
+where it refuses does this module read one map or array itself, so it never looks at braces and quotes inside
+strings.
 
 A small text can become large objects: sixteen million bytes of ``{},`` take four hundred million as dicts. So
 a text is weighed before it is read, by the most it can become: its characters three times (as text, as text

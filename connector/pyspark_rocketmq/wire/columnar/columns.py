@@ -5,7 +5,7 @@ A member has flag, body and properties of its own and counts one queue offset; a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -146,7 +146,7 @@ END_TIMESTAMP_MS: Final = 253_402_214_400_000
 """9999-12-31 in UTC, a day before Python's times end; a later time would make ``collect()`` fail."""
 _INT32: Final = (pa.int32(), np.dtype(np.int32))
 _INT64: Final = (pa.int64(), np.dtype(np.int64))
-_FIXED_COLUMNS: Final = {
+_FIXED_COLUMNS: Final[Mapping[str, tuple[pa.DataType, np.dtype]]] = {
     "queueId": _INT32,
     "queueOffset": _INT64,
     "commitLogOffset": _INT64,

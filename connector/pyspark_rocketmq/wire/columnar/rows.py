@@ -333,7 +333,7 @@ def _find_topics(
 def _read_ipv6(
     data: bytes | bytearray, starts: IntArray, ends: IntArray, fixed: np.ndarray
 ) -> tuple[IntArray, np.ndarray]:
-    """Move the fields after longer hosts to where ``FIXED`` has them; return where bodies begin, and hosts."""
+    """Move fields after longer hosts to where ``FIXED`` has them; return where bodies begin, and hosts."""
     is_born_ipv6 = (fixed["sysFlag"] & BORNHOST_V6) != 0
     is_store_ipv6 = (fixed["sysFlag"] & STOREHOST_V6) != 0
     born_host_at = starts + _BORN_HOST_AT

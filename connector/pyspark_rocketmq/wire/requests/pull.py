@@ -213,8 +213,7 @@ class PullResponseDecoder:
     def decode(
         self, view: memoryview, start: int, stop: int
     ) -> tuple[list[tuple[int, PullResult | RemotingCommand]], int]:
-        """The whole frames from ``start`` on, each with its opaque, and where the first incomplete one
-        begins.
+        """The whole frames from ``start`` on, each with its opaque, and where the incomplete one begins.
 
         A found pull whose header matches the pattern becomes a result; its body is part of ``view``.
 
@@ -262,8 +261,7 @@ class PullHeaderPattern:
 
     @classmethod
     def of(cls, header: bytes, command: RemotingCommand) -> PullHeaderPattern | None:
-        """The pattern of ``header``, which is that of ``command``; None if its numbers are not where
-        expected.
+        """The pattern of ``header``, that of ``command``; None if its numbers are not where expected.
 
         Each number must be there once, in its usual spelling, and surely not inside another text.
         """
