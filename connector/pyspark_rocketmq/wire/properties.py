@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
@@ -105,16 +105,13 @@ def decode_properties(data: bytes) -> dict[str, str]:
     properties: dict[str, str] = {}
     text = decode_text(data)
     # Only requests have more than can be stored; a million entries must not exist at the same time.
-    entries = text.split(PROPERTY_SEPARATOR) if len(data) <= MAX_PROPERTIES_BYTES else _one_by_one(text)
+    is_long = len(data) > MAX_PROPERTIES_BYTES
+    entries = (match[0] for match in _ENTRY.finditer(text)) if is_long else text.split(PROPERTY_SEPARATOR)
     for entry in entries:
         name, _, value = entry.partition(NAME_VALUE_SEPARATOR)
         if name and value:
             properties[name] = value
     return properties
-
-
-def _one_by_one(text: str) -> Iterator[str]:
-    return (match[0] for match in _ENTRY.finditer(text))
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
@@ -127,7 +124,14 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     Source: RocketMQ 5.3.3 ``MessageDecoder.messageProperties2String``.
     """
     for name, value in properties.items():
-        _check_entry(name, value)
+        if not name:
+            raise LocalProtocolError("A message property has an empty name; every consumer would drop it.")
+        entry = name + value
+        if NAME_VALUE_SEPARATOR in entry or PROPERTY_SEPARATOR in entry:
+            raise LocalProtocolError(
+                f"Message property {name!r} contains U+0001 or U+0002, which separate properties on the "
+                "wire; remove them."
+            )
     text = "".join(
         f"{name}{NAME_VALUE_SEPARATOR}{value}{PROPERTY_SEPARATOR}" for name, value in properties.items()
     )
@@ -144,14 +148,3 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
             "RocketMQ can store; move large values into the body."
         )
     return data
-
-
-def _check_entry(name: str, value: str) -> None:
-    if not name:
-        raise LocalProtocolError("A message property has an empty name; every consumer would drop it.")
-    for text in (name, value):
-        if NAME_VALUE_SEPARATOR in text or PROPERTY_SEPARATOR in text:
-            raise LocalProtocolError(
-                f"Message property {name!r} contains U+0001 or U+0002, which separate properties on the "
-                "wire; remove them."
-            )

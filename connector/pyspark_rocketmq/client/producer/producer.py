@@ -64,9 +64,8 @@ from pyspark_rocketmq.wire.requests.send import (
     SendSettings,
     ShardingKey,
     check_body,
-    retry_settings,
+    settings_of,
     split_batch,
-    transaction_settings,
 )
 
 _TIME_AND_COUNTER_DIGITS = 12
@@ -440,7 +439,7 @@ class Producer(Closing):
         """The message as it is sent; all attempts of one send share it, and so its UNIQ_KEY."""
         check_body(message.body, f"topic {message.topic}", self._send_settings.max_message_bytes)
         prepared = replace(message, properties=self._with_key(message.properties))
-        settings = transaction_settings(message, retry_settings(message, self._send_settings))
+        settings = settings_of(message, self._send_settings)
         if self._compression_type is None or len(message.body) < self._compress_over_bytes:
             return prepared, settings
         body, sys_flag = compress(message.body, self._compression_type)

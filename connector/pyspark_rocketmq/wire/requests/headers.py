@@ -53,9 +53,6 @@ class PullMessageRequestHeader(TopicRequestFields):
     """``TAG`` (also when absent) or ``SQL92``."""
     max_msg_bytes: int | None = int_field("maxMsgBytes", None)
     """Sent by 5.x clients, read by no broker up to 5.3.3."""
-    request_source: int | None = int_field("requestSource", None)
-    proxy_forward_client_id: str | None = text_field("proxyFrowardClientId", None)
-    """Misspelt so in Java."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +65,8 @@ class PullMessageResponseHeader:
     min_offset: int = long_field("minOffset")
     max_offset: int = long_field("maxOffset")
     """Exclusive."""
-    offset_delta: int | None = long_field("offsetDelta", None)
     topic_sys_flag: int | None = int_field("topicSysFlag", None)
     group_sys_flag: int | None = int_field("groupSysFlag", None)
-    forbidden_type: int | None = int_field("forbiddenType", None)
-    """Why code 16: 1 broker, 2 group, 3 topic, 4 broadcasting, 5 subscription (``ForbiddenType``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,27 +111,23 @@ class SendSettings:
     """Of a body, or of the members of a batch together."""
 
 
-def retry_settings(message: Message, settings: SendSettings) -> SendSettings:
-    """The settings of a message; one for a retry topic says in its properties how often it was tried.
+def settings_of(message: Message, settings: SendSettings) -> SendSettings:
+    """The settings of one message: a half one is marked, one for a retry topic says how often it was tried.
 
-    Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.sendKernelImpl``; the properties stay.
+    Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.sendKernelImpl``; the properties that say so stay.
     """
-    tried = message.properties.get(RECONSUME_TIME)
+    properties = message.properties
+    if properties.get(TRAN_MSG) == "true":
+        settings = replace(settings, sys_flag=settings.sys_flag | MessageSysFlag.TRANSACTION_PREPARED)
+    tried = properties.get(RECONSUME_TIME)
     if not message.topic.startswith(RETRY_TOPIC_PREFIX) or tried is None:
         return settings
-    most = message.properties.get(MAX_RECONSUME_TIMES)
+    most = properties.get(MAX_RECONSUME_TIMES)
     return replace(
         settings,
         reconsume_times=int(tried),
         max_reconsume_times=settings.max_reconsume_times if most is None else int(most),
     )
-
-
-def transaction_settings(message: Message, settings: SendSettings) -> SendSettings:
-    """The settings of a message; a half one is marked as such (``DefaultMQProducerImpl.sendKernelImpl``)."""
-    if message.properties.get(TRAN_MSG) != "true":
-        return settings
-    return replace(settings, sys_flag=settings.sys_flag | MessageSysFlag.TRANSACTION_PREPARED)
 
 
 def send_command(
