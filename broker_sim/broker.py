@@ -1,9 +1,4 @@
-"""One broker without its sockets: which function answers which request, and what goes out.
-
-One broker without its sockets: a request in, answers and pushes out.
-
-Which function answers which request of a broker.
-"""
+"""One broker without its sockets: which function answers which request, and what goes out."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Administrators' requests about clients, and those that clients answer.
+"""Administrators' requests about clients: who is connected, and requests passed on to members.
 
-Administrators' requests that a group's members answer: 223, 307 and 309 (``Broker2Client``).
-
-Requests about who is connected: consumers 203, producers 204 and 328 (``AdminBrokerProcessor``).
+Consumers 203, producers 204 and 328 (``AdminBrokerProcessor``); 223, 307 and 309 are answered by the group's
+members (``Broker2Client``).
 """
 
 from __future__ import annotations

@@ -4,10 +4,6 @@ with SimCluster(brokers=2) as cluster:
     cluster.create_topic("orders", queues=4)
     client = connect(cluster.name_servers)
     cluster.stop_broker("broker-a")
-
-A name server and some brokers on one event loop, from which all of it is called.
-
-The system's time, for a simulator that runs on its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Administrators' requests about the broker and the configuration of consumer groups.
 
-Requests about the broker itself: 25 and 26 its configuration, 28 how it is doing (``AdminBrokerProcessor``).
-
-Requests about the configuration of consumer groups: 200, 201, 207, 225 and 352 (``AdminBrokerProcessor``).
+The broker's configuration 25 and 26, its state 28; groups 200, 201, 207, 225 and 352
+(``AdminBrokerProcessor``).
 """
 
 from __future__ import annotations

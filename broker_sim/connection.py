@@ -1,10 +1,7 @@
-"""One accepted connection: bytes to commands and back, with TLS or without.
+"""One accepted connection: bytes to commands and back, TLS, silence, and a peer that stops taking part.
 
-One accepted connection: bytes to commands and back, TLS, silence, and a peer that stops taking part.
-
-TLS of a simulated server: on the same port as plain connections, told apart by their first byte.
-
-Rule 1: no socket here; bytes from the peer go in, plaintext and bytes for the peer come out.
+TLS uses the same port as plain connections; the first byte tells them apart. There is no socket here: bytes
+from the peer go in, plaintext and bytes for the peer come out.
 """
 
 from __future__ import annotations

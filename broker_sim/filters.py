@@ -1,12 +1,8 @@
-"""What a pull takes of its queue, and pulls that wait for a message.
+"""Which messages a pull takes from its queue, and pulls that wait for a message.
 
-What a pull takes of its queue, and the SQL92 expressions that heartbeats registered
-(``ConsumerFilterManager``).
-
-Pulls that wait for a message (``PullRequestHoldService``).
-
-A held pull is let go once: by a message of its queue that its filter takes, or when its time is over. The
-real broker looks at the time only every 5 s; this one is exact.
+SQL92 expressions are those that heartbeats registered (``ConsumerFilterManager``). A held pull is answered
+once (``PullRequestHoldService``): with a message of its queue that its filter takes, or when its time is
+over. The real broker checks the time only every 5 s; this one is exact.
 """
 
 from __future__ import annotations

@@ -1,25 +1,19 @@
 """Consumer groups of one broker: configuration, members, locks, committed offsets.
 
-Which clients consume in which group, and what they subscribe to (``ConsumerManager``).
+Members (``ConsumerManager``): a heartbeat replaces the group's whole subscription table, so the last member
+to send one decides. A member leaves with its connection, by UNREGISTER_CLIENT, or after 120 s (by default)
+without a heartbeat. A method that returns True has changed the membership or the topics; its caller must
+notify the members.
 
-Rule 1: a heartbeat replaces the group's whole subscription table: the last member to send one decides.
-Rule 2: a member leaves with its connection, by UNREGISTER_CLIENT, or after 120 s, unless set otherwise,
-    without heartbeat.
-Rule 3: whoever changes the membership or the topics gets a True back and must notify the members.
+Committed offsets (``ConsumerOffsetManager``) are a plain table: the last write wins. An operator's reset of a
+queue overrides the table until the group's next pull of that queue: until then queries show it, and commits
+are ignored.
 
-Committed offsets of consumer groups (``ConsumerOffsetManager``): a plain table, last write wins.
+Locks (``RebalanceLockManager``): a lock lives 60 s (by default) after it was last granted or refreshed. Only
+its holder can release it; closing a connection or unregistering does not. Topic and queue need not exist. A
+lock fences nothing: pulls and commits are not checked against it.
 
-An operator's reset of a queue lies over the table until the group's next pull of that queue takes it:
-meanwhile it is what a query shows, and commits are ignored.
-
-Queue locks of consumer groups (``RebalanceLockManager``).
-
-Rule 1: a lock lives 60 s, unless set otherwise, after it was last granted or refreshed.  Rule 2: only the
-client that holds a lock can release it; neither a closed connection nor an unregistered client does.  Rule 3:
-topic and queue need not exist.
-Rule 4: a lock fences nothing: pulls and commits are not checked against it.
-
-Consumer groups as an operator configures them (``SubscriptionGroupManager``).
+Configuration: ``SubscriptionGroupManager``.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""How a broker writes a message into its commit log, and reads it back.
+"""How a broker writes a message into its commit log (``MessageExtEncoder``, V1 and V2), and reads it back.
 
-How a broker writes a message into its commit log (``MessageExtEncoder``, layouts V1 and V2).
-
-The simulator has a writer of its own, apart from the connector's codec: one codec on both sides would hide
-its mistakes. It writes whole runs of messages at once, because batch sends must be cheap.
-
-What a broker reads back from a message in its commit log; the counterpart of :mod:`broker_sim.layout`.
+The simulator has its own writer, apart from the connector's codec: one codec on both sides would hide its
+mistakes. It writes whole runs of messages at once, because batch sends must be cheap.
 """
 
 from __future__ import annotations

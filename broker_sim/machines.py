@@ -1,13 +1,9 @@
-"""The machines of one broker name: its master, the replicas that follow it, and what each answers.
+"""The machines of one broker name: its master and the replicas that can take the master's place.
 
-The machines of one broker name: its master and the replicas that can take the master's place.
-
-What a broker answers differently because it is a slave, or has one (``PullMessageProcessor``).
-
-Replicas of a broker: machines with broker id 1 and up that follow the master's log (``HAService``).
-
-Metadata (topics, groups, committed offsets) are the master's own tables: a real slave fetches them every few
-seconds (``SlaveSynchronize``). Messages come one by one, as late as a test wants.
+Replicas have broker id 1 and up and follow the master's log (``HAService``). Metadata (topics, groups,
+committed offsets) are the master's own tables: a real slave fetches them every few seconds
+(``SlaveSynchronize``). Messages come one by one, as late as a test wants. Also: what a broker answers
+differently because it is a slave, or has one (``PullMessageProcessor``).
 """
 
 from __future__ import annotations

@@ -1,19 +1,11 @@
-"""Messages of one broker: commit log, consume queues and the index by key.
+"""Messages of one broker: commit log, consume queues and the index by key (``DefaultMessageStore``).
 
-Messages of one broker: a commit log and the consume queues over it (``DefaultMessageStore``).
+The log is one growing store of bytes, cut into segments so that the oldest can be dropped. An offset never
+changes its meaning; dropping only raises ``min_offset``. One append lies in one segment. The segment being
+written is never dropped, so one large append may exceed the bound.
 
-One queue's index into the commit log (``ConsumeQueue``), and the scan that chooses what a pull returns.
-
-The broker's one growing store of bytes, cut into segments so that the oldest can be dropped.
-
-Rule 1: an offset never changes its meaning; dropping only raises ``min_offset``.  Rule 2: one append lies in
-one segment.  Rule 3: the segment being written is never dropped to keep the bound, which is exceeded by one
-large append at most.
-
-Where messages with a key lie (``IndexService``): by the words of KEYS, and by UNIQ_KEY.
-
-Nobody asks in most runs, so nothing is noted when a message is stored: a question first reads on from where
-the last one stopped.
+A consume queue indexes the log (``ConsumeQueue``). The index by key (``IndexService``) has the words of KEYS
+and UNIQ_KEY; it is filled only when asked, because most runs never ask.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """Administrators' requests about the progress of consumer groups, resets included.
 
-Requests about the progress of consumer groups: 43, 208, 300, 303, 314, 343 and 345
-(``AdminBrokerProcessor``).
-
-222 INVOKE_BROKER_TO_RESET_OFFSET: an operator moves a group (``AdminBrokerProcessor``, ``Broker2Client``).
-
-By default the broker keeps the new offset until the group's next pull asks for it; it wakes no held pull
-(golden fact 11). The older way, useServerSideResetOffset=false, tells all members at once.
+43, 208, 300, 303, 314, 343 and 345 (``AdminBrokerProcessor``); 222 INVOKE_BROKER_TO_RESET_OFFSET moves a
+group (``Broker2Client``). By default the broker keeps the new offset until the group's next pull asks for it,
+and wakes no held pull (golden fact 11). With useServerSideResetOffset=false it tells all members at once.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""Answers as a RocketMQ 5.3.3 server writes them, and requests of its own to clients.
-
-Requests a broker sends to its clients and waits to be answered (``Broker2Client``).
-
-Answers as a RocketMQ 5.3.3 server writes them, and the one exception that means an error answer.
-
-Who is at the other end of a connection, and what goes out to whom.
-"""
+"""Answers as a RocketMQ 5.3.3 server writes them, and requests to its clients (``Broker2Client``)."""
 
 from __future__ import annotations
 

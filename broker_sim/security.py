@@ -1,10 +1,7 @@
-"""Access control of a broker: who sent a request, what it needs, and may they.
+"""Access control 2.0 of a broker: who sent a request, what it needs, and whether they may (``auth`` module).
 
-What a request needs: which actions on which topics and groups (``DefaultAuthorizationContextBuilder``).
-
-Access control 2.0 of a broker: who sent a request, and may they (the ``auth`` module of RocketMQ 5.3.3).
-
-Every refusal is code 16. The name server of 5.3.3 asks nobody, so this one does not either.
+Which actions on which topics and groups: ``DefaultAuthorizationContextBuilder``. Every refusal is code 16.
+The name server of 5.3.3 checks nobody, so this one does not either.
 """
 
 from __future__ import annotations

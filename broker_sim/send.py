@@ -1,10 +1,7 @@
 """Sends, replies, and messages that a consumer sends back.
 
-SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE (``SendMessageProcessor``).
-
-36 CONSUMER_SEND_MSG_BACK: a consumer could not handle a message (``AbstractSendMessageProcessor``).
-
-How often a message is tried again before it becomes a dead letter.
+SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE (``SendMessageProcessor``); 36 CONSUMER_SEND_MSG_BACK,
+retries and dead letters (``AbstractSendMessageProcessor``).
 """
 
 from __future__ import annotations

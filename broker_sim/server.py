@@ -1,13 +1,7 @@
-"""The sockets of one name server or broker.
+"""The sockets of one name server or broker: who is connected, what goes out to whom, one timer.
 
-The sockets of one name server or broker: who is connected, what goes out to whom, one timer.
-
-What to answer is decided by the :class:`Endpoint`; this file only carries. Everything runs on one event loop.
-
-A port that stays ours while nobody listens on it: whoever connects meanwhile is refused, and nobody else gets
-it.
-
-Frames of what is sent: a peer's odd texts come back in remarks and fields, and must not stop the server.
+The :class:`Endpoint` decides what to answer. Everything runs on one event loop. A stopped server keeps its
+port: connections are refused meanwhile, and no other process gets it.
 """
 
 from __future__ import annotations

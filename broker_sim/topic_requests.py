@@ -1,14 +1,7 @@
 """Administrators' requests about topics, queues and single messages.
 
-Requests about the configuration of topics: 17, 18, 21, 215 and 351 (``AdminBrokerProcessor``).
-
-Requests for single messages: 12 by key, 33 by offset id, 321 the entries of a queue.
-
-Sources: ``QueryMessageProcessor``, ``AdminBrokerProcessor.queryConsumeQueue``.
-
-Requests about queues: 29, 30, 31, 32 and 202 (``AdminBrokerProcessor``).
-
-JSON shapes that several administrators' answers share.
+Topics 17, 18, 21, 215 and 351; queues 29, 30, 31, 32 and 202 (``AdminBrokerProcessor``); messages 12 by key,
+33 by offset id (``QueryMessageProcessor``), 321 the entries of a queue.
 """
 
 from __future__ import annotations
