@@ -12,8 +12,10 @@ from broker_sim.bodies import encode_offset_table
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Deadline, SystemClock
-from pyspark_rocketmq.group.requests import ServerRequests
+from pyspark_rocketmq.group.requests import ClientRemotingProcessor
 from pyspark_rocketmq.model import MessageExt, MessageQueue
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
+from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand, SerializeType, decode_frame
 from pyspark_rocketmq.wire.fastjson import decode_body, read_object
@@ -38,10 +40,20 @@ CONSUMED = ConsumeMessageDirectlyResult(
 OTHER_GROUP = "not-ours"
 
 
-class Member:
+class Member(ClientRemotingProcessor):
     """Notes what it is told and answers what Java answered in the recording; of one group it is no member."""
 
-    def __init__(self) -> None:
+    def __init__(self, namespace: str | None = None) -> None:
+        store = MemoryOffsetStore("requests", clock=SystemClock())
+        options = {
+            "nameServers": "ns:9876",
+            "topic": "FrOrder",
+            "consumerGroup": "g",
+            "offsetStore": store.spec,
+        }
+        if namespace is not None:
+            options["namespace"] = namespace
+        super().__init__(ReadOptions.parse(options), store, "progress", SystemClock())
         self.told: list[tuple[object, ...]] = []
         self.has_been_told = threading.Event()
         self.may_go_on = threading.Event()
@@ -85,7 +97,7 @@ def member() -> Member:
 
 @pytest.fixture
 def channel(server: ScriptedServer, member: Member, soon: Deadline) -> Iterator[Channel]:
-    with ChannelPool(SystemClock(), handler_for=lambda _: ServerRequests(member)) as pool:
+    with ChannelPool(SystemClock(), handler_for=lambda _: member) as pool:
         yield pool.get(server.address, soon)
 
 
@@ -132,9 +144,10 @@ def test_a_member_is_told_what_the_broker_wants(server: ScriptedServer, broker: 
     assert message.body == b"consume me directly"
 
 
-def test_a_message_of_the_retry_topic_is_consumed_under_its_own_topic(member: Member) -> None:
+def test_a_message_of_the_retry_topic_is_consumed_under_its_own_topic() -> None:
     """D12, E3: ``resetRetryAndNamespace``; positions stay those of the retry queue."""
     broker = MessageQueue("%RETRY%g", "broker-a", 0)
+    member = Member("shop")
     body = encode_stored_message(
         StoredMessage(
             topic="%RETRY%shop%g", queue_id=0, queue_offset=7, commit_log_offset=700, body=b"again",
@@ -145,7 +158,7 @@ def test_a_message_of_the_retry_topic_is_consumed_under_its_own_topic(member: Me
         )
     )  # fmt: skip
 
-    ServerRequests(member, namespace="shop")(replace(recorded_request(68), body=body))
+    member(replace(recorded_request(68), body=body))
 
     message = member.told[0][2]
     assert isinstance(message, MessageExt)
@@ -276,14 +289,13 @@ def test_a_member_that_raises_is_answered_for(
 
 def test_the_member_knows_no_namespace() -> None:
     """A6: groups, topics, queues and messages arrive without it; offsets leave with it."""
-    member = Member()
-    handler = ServerRequests(member, namespace="shop")
+    member = Member("shop")
     full = MessageQueue("shop%FrOrder", "broker-a", 0)
     fields = {"consumerGroup": "shop%g", "group": "shop%g", "topic": "shop%FrOrder"}
     reset = replace(recorded_request(123), body=encode_offset_table({full: 5}))
-    handler(replace(reset, ext_fields={**reset.ext_fields, **fields}))
-    handler(RemotingCommand(code=RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext_fields=fields))
-    status = handler(RemotingCommand(code=RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, ext_fields=fields))
+    member(replace(reset, ext_fields={**reset.ext_fields, **fields}))
+    member(RemotingCommand(code=RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext_fields=fields))
+    status = member(RemotingCommand(code=RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, ext_fields=fields))
 
     assert member.told[0] == ("reset", "g", "FrOrder", {MessageQueue("FrOrder", "broker-a", 0): 5})
     assert member.told[1:] == [("changed", "g"), ("status", "g", "FrOrder")]

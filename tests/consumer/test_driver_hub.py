@@ -11,11 +11,11 @@ import pytest
 
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consumer.driver_hub import BatchEnd, DriverHub
-from pyspark_rocketmq.hub import task_line
+from pyspark_rocketmq.hub import task_client
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.session import HubAddress, Message
 from pyspark_rocketmq.hub.state import Part, Slots
-from pyspark_rocketmq.hub.task_line import Fate, TaskOrders, ask_driver
+from pyspark_rocketmq.hub.task_client import Fate, TaskOrders, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.wait import PATIENCE_S, wait_until
 
@@ -45,11 +45,11 @@ class Query:
             clock=SystemClock(),
             timeout_s=PATIENCE_S,
         )
-        self.planner.send({"is": "planner"})
-        self.planner.send({"is": "plan", "plan": 1, "queues": [list(A), list(B)]})
+        self.planner.send({"type": "planner"})
+        self.planner.send({"type": "plan", "plan": 1, "queues": [list(A), list(B)]})
 
     def is_told(self, kind: str) -> bool:
-        return any(said["is"] == kind for said in self.heard)
+        return any(said["type"] == kind for said in self.heard)
 
     def begin(self, *committed: list[Part]) -> TaskOrders:
         def commit(part: Part) -> None:
@@ -68,7 +68,7 @@ class Query:
 
 @pytest.fixture
 def query(monkeypatch: pytest.MonkeyPatch) -> Iterator[Query]:
-    monkeypatch.setattr(task_line, "_lines", {})
+    monkeypatch.setattr(task_client, "_connections", {})
     running = Query()
     yield running
     running.planner.close()
@@ -80,7 +80,7 @@ def test_the_planner_hears_how_many_tasks_can_run_now(query: Query) -> None:
     """D3: executors come and go."""
 
     def told() -> list[object]:
-        return [said["slots"] for said in query.heard if said["is"] == "slots"]
+        return [said["slots"] for said in query.heard if said["type"] == "slots"]
 
     wait_until(lambda: told() == [2], PATIENCE_S, reason="the first number of slots")
     query.slots = Slots(5, 5)

@@ -10,13 +10,12 @@ import pytest
 
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import ConnectFailed, RocketMQError
-from pyspark_rocketmq.hub import connections as line_loop
-from pyspark_rocketmq.hub import task_line
+from pyspark_rocketmq.hub import connections, task_client
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.server import QueryHub
 from pyspark_rocketmq.hub.session import LONGEST_GREETING, HubAddress, Message
-from pyspark_rocketmq.hub.state import Part, Slots
-from pyspark_rocketmq.hub.task_line import Fate, HubTerms, TaskOrders, ask_driver
+from pyspark_rocketmq.hub.state import HubState, Part, Slots
+from pyspark_rocketmq.hub.task_client import Fate, HubTerms, TaskOrders, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.wait import PATIENCE_S, wait_until
 
@@ -39,7 +38,9 @@ class Driver:
             look=self._look,
             clock=SystemClock(),
         )
-        self.terms = HubTerms(self.hub.address, BATCH, self.hub.batch_begins(BATCH))
+        self.terms = HubTerms(
+            self.hub.address, BATCH, self.hub.query(lambda state: state.batch_begins(BATCH))
+        )
 
     def _look(self) -> None:
         self.looks += 1
@@ -58,15 +59,18 @@ class Planner:
         self.client = HubClient(
             address, received=self.heard.append, lost=lambda: None, clock=SystemClock(), timeout_s=PATIENCE_S
         )
-        self.client.send({"is": "planner"})
+        self.client.send({"type": "planner"})
 
     def say(self, kind: str, *queues: MessageQueue) -> None:
-        self.client.send({"is": kind, "plan": 1, "queues": [list(queue) for queue in queues]})
+        self.client.send({"type": kind, "plan": 1, "queues": [list(queue) for queue in queues]})
 
     def await_freed(self, *queues: MessageQueue) -> None:
         def freed() -> set[MessageQueue]:
             return {
-                MessageQueue(*each) for said in self.heard if said["is"] == "free" for each in said["queues"]
+                MessageQueue(*each)
+                for said in self.heard
+                if said["type"] == "free"
+                for each in said["queues"]
             }
 
         wait_until(lambda: freed() >= set(queues), PATIENCE_S, reason=f"{queues} free")
@@ -74,8 +78,8 @@ class Planner:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
-    monkeypatch.setattr(task_line, "_lines", {})
-    monkeypatch.setattr(task_line, "_failed_s", {})
+    monkeypatch.setattr(task_client, "_connections", {})
+    monkeypatch.setattr(task_client, "_failed_s", {})
     running = Driver()
     yield running
     running.hub.close()
@@ -109,7 +113,7 @@ def test_a_queue_that_the_planner_must_give_away_is_given_up_handed_over_committ
     orders.await_taken()
     wait_until(lambda: driver.parts, PATIENCE_S, reason="A part to commit")
     assert driver.parts == [Part("part", frozenset({A}), {"acks": []})]
-    driver.hub.committed(driver.parts[0])
+    driver.hub.report(lambda state: state.committed(driver.parts[0]))
     planner.await_freed(A)
 
 
@@ -140,10 +144,10 @@ def test_a_reset_is_looked_for_when_the_planner_says_so_and_dropped(driver: Driv
     """F5"""
     orders = driver.ask(A)
     assert orders.begins(A)
-    planner.client.send({"is": "look"})
+    planner.client.send({"type": "look"})
     wait_until(lambda: driver.looks, PATIENCE_S, reason="A look at the store")
-    assert driver.hub.is_watched()
-    driver.hub.moved({A: 2})
+    assert driver.hub.query(lambda state: state.is_watched)
+    driver.hub.report(lambda state: state.moved({A: 2}))
 
     await_given_up(orders, A)
     assert orders.fate(A) is Fate.DROPPED
@@ -167,10 +171,10 @@ def test_at_the_end_of_a_batch_the_planner_hears_of_it(driver: Driver, planner: 
     orders = driver.ask(A)
     orders.done("part", {A}, {})
     plan = driver.hub.batch_ends(could_ask=True).plan
-    driver.hub.batch_committed(plan)
+    driver.hub.report(lambda state: state.batch_committed(plan))
 
     wait_until(lambda: len(planner.heard) == 2, PATIENCE_S, reason="The batch's end")
-    assert planner.heard == [{"is": "slots", "slots": 0}, {"is": "over", "plan": 1}]
+    assert planner.heard == [{"type": "slots", "slots": 0}, {"type": "over", "plan": 1}]
 
 
 def test_a_task_whose_driver_is_gone_makes_no_further_delivery(driver: Driver) -> None:
@@ -188,7 +192,7 @@ def test_a_part_whose_arrival_is_not_known_fails_its_task(
 ) -> None:
     """H1: another attempt asks."""
     orders = driver.ask(A)
-    monkeypatch.setattr(orders, "_send", lambda message: None)
+    monkeypatch.setattr(orders, "_send", lambda *_, **__: None)
     assert orders.hand_over("part", {A}, {})
     driver.hub.close()
 
@@ -199,7 +203,7 @@ def test_a_part_whose_arrival_is_not_known_fails_its_task(
 def test_a_stopped_query_stops_its_tasks(driver: Driver) -> None:
     """B7"""
     orders = driver.ask(A)
-    driver.hub.stop()
+    driver.hub.report(HubState.stop)
 
     await_given_up(orders, A)
     assert orders.fate(A) is Fate.KEPT
@@ -255,14 +259,14 @@ def test_a_stranger_who_says_anything_is_hung_up_on(driver: Driver, said: bytes)
 
 def test_a_stranger_who_says_nothing_is_hung_up_on(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """H9"""
-    monkeypatch.setattr(line_loop, "PROVE_WITHIN_S", 0.0)
+    monkeypatch.setattr(connections, "PROVE_WITHIN_S", 0.0)
     with strangers_socket(driver) as sock:
         assert is_closed(sock)
 
 
 def test_strangers_cannot_keep_others_out(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """H9: the oldest of too many goes."""
-    monkeypatch.setattr(line_loop, "_MOST_STRANGERS", 4)
+    monkeypatch.setattr(connections, "_MOST_STRANGERS", 4)
     crowd = [strangers_socket(driver) for _ in range(12)]
 
     assert driver.ask(A).begins(A)
@@ -275,11 +279,11 @@ def test_strangers_cannot_keep_others_out(driver: Driver, monkeypatch: pytest.Mo
     "message",
     [
         {},
-        {"is": "unknown", "task": "x"},
-        {"is": "plan", "plan": "x", "queues": []},
-        {"is": "begin", "task": "t", "batch": 7, "partition": 0, "queues": [["T"]], "handsOver": True},
-        {"is": "handed", "task": "t", "part": {"id": "p"}},
-        {"is": "leaving", "plan": 1, "queues": 3},
+        {"type": "unknown", "task": "x"},
+        {"type": "plan", "plan": "x", "queues": []},
+        {"type": "begin", "task": "t", "batch": 7, "partition": 0, "queues": [["T"]], "handsOver": True},
+        {"type": "handed", "task": "t", "part": {"id": "p"}},
+        {"type": "leaving", "plan": 1, "queues": 3},
     ],
 )
 def test_a_peer_with_the_key_that_sends_nonsense_is_disconnected_and_harms_no_other(
@@ -323,7 +327,7 @@ def test_a_missing_driver_is_reported_with_its_address(driver: Driver) -> None:
 def test_a_silent_peer_is_taken_for_dead(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """I5: a machine without power closes nothing."""
     orders = driver.ask(A)
-    monkeypatch.setattr(line_loop, "SILENT_FOR_S", -1.0)
+    monkeypatch.setattr(connections, "SILENT_FOR_S", -1.0)
 
     await_given_up(orders, A)
 
@@ -331,7 +335,7 @@ def test_a_silent_peer_is_taken_for_dead(driver: Driver, monkeypatch: pytest.Mon
 def test_tasks_of_one_process_share_a_connection(driver: Driver) -> None:
     one, other = driver.ask(A), driver.ask(B, partition=1)
 
-    assert one._line is other._line
+    assert one._connection is other._connection
     assert one.id != other.id
 
 

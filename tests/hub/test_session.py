@@ -9,10 +9,8 @@ import pytest
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.hub.session import (
     LONGEST_GREETING,
-    Greeting,
     HubAddress,
-    Introduction,
-    LineBuffer,
+    Message,
     Session,
     queue_list,
 )
@@ -20,45 +18,52 @@ from pyspark_rocketmq.hub.session import (
 KEY = b"k" * 32
 
 
-def sessions() -> tuple[Session, Session]:
-    """The hub's and the other's."""
-    greeting, introduction = Greeting("task", KEY), Introduction("hub", KEY)
-    answer, none = introduction.receive(greeting.first_line())
-    assert none is None
-    proof, of_hub = greeting.receive(answer)
-    _, of_task = introduction.receive(proof)
-    assert of_task is not None
-    return of_hub, of_task
+def sessions(*, hub_key: bytes = KEY, task_key: bytes = KEY) -> tuple[Session, Session]:
+    """The hub's and the other's, not yet open."""
+    return Session("task", hub_key, is_hub=True), Session("hub", task_key, is_hub=False)
+
+
+def opened() -> tuple[Session, Session]:
+    hub, task = sessions()
+    introduction, _ = task.receive(hub.greeting())
+    proof, _ = hub.receive(introduction)
+    assert (hub.is_open, task.is_open) == (True, False)
+    assert task.receive(proof) == (b"", None)
+    return hub, task
+
+
+def carried(line: bytes, to: Session) -> Message | None:
+    return to.receive(line.rstrip(b"\n"))[1]
 
 
 def test_both_directions_carry_messages() -> None:
-    hub, task = sessions()
+    hub, task = opened()
 
     for number in range(3):
-        assert task.open(hub.seal({"is": "go", "n": number}).rstrip(b"\n")) == {"is": "go", "n": number}
-        assert hub.open(task.seal({"n": number}).rstrip(b"\n")) == {"n": number}
+        assert carried(hub.seal({"type": "go", "n": number}), task) == {"type": "go", "n": number}
+        assert carried(task.seal({"n": number}), hub) == {"n": number}
 
 
 def test_a_peer_without_the_key_is_refused_on_either_side() -> None:
     """H9"""
-    greeting = Greeting("stranger", KEY)
-    answer, _ = Introduction("hub", b"another").receive(greeting.first_line())
+    hub, stranger = sessions(task_key=b"another")
+    introduction, _ = stranger.receive(hub.greeting())
     with pytest.raises(RemoteProtocolError, match="does not know the query's key"):
-        greeting.receive(answer)
+        hub.receive(introduction)
 
-    false_hub, introduction = Greeting("task", b"another"), Introduction("hub", KEY)
-    introduction.receive(false_hub.first_line())
+    false_hub, task = sessions(hub_key=b"another")
+    task.receive(false_hub.greeting())
     with pytest.raises(RemoteProtocolError, match="is not the query's hub"):
-        introduction.receive(json.dumps({"proof": "0" * 64}).encode())
+        task.receive(json.dumps({"proof": "0" * 64}).encode())
 
 
 def test_the_key_does_not_travel() -> None:
     """A5"""
-    greeting, introduction = Greeting("task", KEY), Introduction("hub", KEY)
-    first = greeting.first_line()
-    answer, _ = introduction.receive(first)
-    proof, session = greeting.receive(answer)
-    everything = first + answer + proof + session.seal({"is": "go"})
+    hub, task = sessions()
+    greeting = hub.greeting()
+    introduction, _ = task.receive(greeting)
+    proof, _ = hub.receive(introduction)
+    everything = greeting + introduction + proof + hub.seal({"type": "go"})
 
     assert KEY not in everything
     assert KEY.hex().encode() not in everything
@@ -67,18 +72,18 @@ def test_the_key_does_not_travel() -> None:
 @pytest.mark.parametrize("change", ["again", "altered", "reflected", "of another connection"])
 def test_a_line_that_the_other_side_did_not_write_next_is_refused(change: str) -> None:
     """H9"""
-    hub, task = sessions()
-    line = hub.seal({"is": "give_up"}).rstrip(b"\n")
-    task.open(line)
+    hub, task = opened()
+    line = hub.seal({"type": "give_up"}).rstrip(b"\n")
+    carried(line, task)
     wrong = {
         "again": line,
-        "altered": hub.seal({"is": "go"}).rstrip(b"\n").replace(b"go", b"no"),
-        "reflected": task.seal({"is": "go"}).rstrip(b"\n"),
-        "of another connection": sessions()[0].seal({"is": "go"}).rstrip(b"\n"),
+        "altered": hub.seal({"type": "go"}).rstrip(b"\n").replace(b"go", b"no"),
+        "reflected": task.seal({"type": "go"}).rstrip(b"\n"),
+        "of another connection": opened()[0].seal({"type": "go"}).rstrip(b"\n"),
     }[change]
 
     with pytest.raises(RemoteProtocolError, match="was not written by"):
-        task.open(wrong)
+        task.receive(wrong)
 
 
 @pytest.mark.parametrize(
@@ -87,25 +92,24 @@ def test_a_line_that_the_other_side_did_not_write_next_is_refused(change: str) -
 )
 def test_whatever_a_stranger_sends_is_refused(line: bytes) -> None:
     """H9"""
-    with pytest.raises(RemoteProtocolError):
-        Greeting("stranger", KEY).receive(line)
-    with pytest.raises(RemoteProtocolError):
-        Introduction("hub", KEY).receive(line)
+    for session in sessions():
+        with pytest.raises(RemoteProtocolError):
+            session.receive(line)
 
 
 def test_lines_are_cut_wherever_bytes_come_in_pieces() -> None:
-    buffer = LineBuffer("peer")
-    assert [buffer.feed(bytes([byte])) for byte in b"one\ntwo\n"].count([]) == 6
-    assert buffer.feed(b"three\nfour\nfi") == [b"three", b"four"]
-    assert buffer.feed(b"ve\n") == [b"five"]
+    buffer, _ = sessions()
+    assert [buffer.lines(bytes([byte])) for byte in b"one\ntwo\n"].count([]) == 6
+    assert buffer.lines(b"three\nfour\nfi") == [b"three", b"four"]
+    assert buffer.lines(b"ve\n") == [b"five"]
 
 
 def test_a_line_without_an_end_is_refused_before_it_is_long() -> None:
     """H9"""
-    buffer = LineBuffer("peer")
-    buffer.feed(b"x" * LONGEST_GREETING)
+    buffer, _ = sessions()
+    buffer.lines(b"x" * LONGEST_GREETING)
     with pytest.raises(RemoteProtocolError, match="has more than 512 bytes"):
-        buffer.feed(b"x")
+        buffer.lines(b"x")
 
 
 @pytest.mark.parametrize("queues", [None, 3, "text", [["T", "b"]], [["T", "b", "x"]], [[1, 2, 3, 4]]])

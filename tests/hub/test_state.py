@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from pyspark_rocketmq.hub.state import Action, Beginning, Commit, HubState, Part, Slots, Tell
+from pyspark_rocketmq.hub.state import Action, Commit, HubState, Part, Send, Slots, TaskStart
 from pyspark_rocketmq.model import MessageQueue
 
 A, B, C, D = (MessageQueue("T", "broker-a", number) for number in range(4))
@@ -25,7 +25,7 @@ class Driver:
     def begins(
         self, task: str, *queues: MessageQueue, partition: int = 0, batch_id: int = 7, tasks: int = 1
     ) -> list[Action]:
-        said = Beginning(task, batch_id, partition, dict.fromkeys(queues, 1), tasks=tasks)
+        said = TaskStart(task, batch_id, partition, dict.fromkeys(queues, 1), tasks=tasks)
         return self.state.task_begins(f"peer of {task}", said)
 
     def hands_over(self, task: str, *queues: MessageQueue) -> list[Action]:
@@ -49,7 +49,7 @@ def freed(actions: Iterable[Action]) -> set[MessageQueue]:
     return {
         MessageQueue(*queue)
         for action in actions
-        if isinstance(action, Tell) and action.message["is"] == "free"
+        if isinstance(action, Send) and action.message["type"] == "free"
         for queue in action.message["queues"]
     }
 
@@ -57,7 +57,7 @@ def freed(actions: Iterable[Action]) -> set[MessageQueue]:
 def told_to_give_up(actions: Iterable[Action]) -> dict[str, set[MessageQueue]]:
     found: dict[str, set[MessageQueue]] = {}
     for action in actions:
-        if isinstance(action, Tell) and action.message["is"] == "give_up":
+        if isinstance(action, Send) and action.message["type"] == "give_up":
             found.setdefault(action.message["task"], set()).update(
                 MessageQueue(*queue) for queue in action.message["queues"]
             )
@@ -73,12 +73,12 @@ def told_of_work(actions: Iterable[Action]) -> list[tuple[str, bool]]:
     return [
         (action.message["task"], action.message["at_work"])
         for action in actions
-        if isinstance(action, Tell) and action.message["is"] == "batch"
+        if isinstance(action, Send) and action.message["type"] == "batch"
     ]
 
 
 def left_out(actions: list[Action]) -> set[MessageQueue]:
-    [go] = [action for action in actions if isinstance(action, Tell) and action.message["is"] == "go"]
+    [go] = [action for action in actions if isinstance(action, Send) and action.message["type"] == "go"]
     return {MessageQueue(*queue) for queue in go.message["give_up"]}
 
 
@@ -184,8 +184,8 @@ def test_a_queue_that_was_reset_is_dropped_by_its_task_alone() -> None:
     driver.begins("one", A, B)
 
     actions = driver.state.moved({A: 2, B: 1, C: 5})
-    [told] = [action.message for action in actions if isinstance(action, Tell)]
-    assert (told["is"], told["queues"], told["drop"]) == ("give_up", [list(A)], True)
+    [told] = [action.message for action in actions if isinstance(action, Send)]
+    assert (told["type"], told["queues"], told["drop"]) == ("give_up", [list(A)], True)
     assert driver.state.moved({A: 2, B: 1}) == []
     assert freed(driver.state.released("peer of one", "one", frozenset({A}))) == {A}
 
@@ -194,7 +194,7 @@ def test_a_task_of_an_older_batch_is_told_to_end_and_nothing_of_it_is_taken() ->
     """D1, H1: it was believed dead."""
     driver = Driver()
     [go] = driver.begins("zombie", A, batch_id=6)
-    assert isinstance(go, Tell)
+    assert isinstance(go, Send)
     assert go.message["stop"]
     assert driver.hands_over("zombie", A) == []
 
@@ -208,7 +208,7 @@ def test_when_a_batch_is_committed_the_planner_is_told_of_its_plan() -> None:
 
     # What must leave from now on waits for the commit.
     assert driver.must_leave(A) == []
-    assert driver.state.batch_committed(plan) == [Tell("planner", {"is": "over", "plan": 1})]
+    assert driver.state.batch_committed(plan) == [Send("planner", {"type": "over", "plan": 1})]
 
 
 def test_reports_about_an_older_plan_change_nothing() -> None:
@@ -227,9 +227,9 @@ def test_tasks_stop_when_the_query_does() -> None:
     driver.begins("two", B, partition=1)
     driver.is_done("two", B)
 
-    assert driver.state.stop() == [Tell("peer of one", {"is": "stop"})]
+    assert driver.state.stop() == [Send("peer of one", {"type": "stop"})]
     [go] = driver.begins("three", C, partition=2)
-    assert isinstance(go, Tell)
+    assert isinstance(go, Send)
     assert go.message["stop"]
 
 
@@ -240,7 +240,7 @@ def test_tasks_stop_when_their_planner_is_away_for_so_long_that_its_locks_may_ru
     driver.state.lost("planner", 100.0)
 
     assert driver.state.tick(114.0) == []
-    assert driver.state.tick(115.0) == [Tell("peer of one", {"is": "stop"})]
+    assert driver.state.tick(115.0) == [Send("peer of one", {"type": "stop"})]
     assert driver.state.tick(116.0) == []
 
 
@@ -259,10 +259,10 @@ def test_the_planner_is_told_how_many_tasks_can_run_when_it_comes_and_when_that_
     state = HubState(must_ask=True, slots=Slots(2, 2))
     assert state.slots_are(Slots(3, 3)) == []
 
-    assert state.planner_came("planner") == [Tell("planner", {"is": "slots", "slots": 3})]
+    assert state.planner_came("planner") == [Send("planner", {"type": "slots", "slots": 3})]
     assert state.slots_are(Slots(3, 3)) == []
-    assert state.slots_are(Slots(4, 4)) == [Tell("planner", {"is": "slots", "slots": 4})]
-    assert state.slots_are(Slots(9, 0)) == [Tell("planner", {"is": "slots", "slots": 0})]
+    assert state.slots_are(Slots(4, 4)) == [Send("planner", {"type": "slots", "slots": 4})]
+    assert state.slots_are(Slots(9, 0)) == [Send("planner", {"type": "slots", "slots": 0})]
 
 
 def two_tasks(tasks: int = 2, slots: int = 2) -> Driver:

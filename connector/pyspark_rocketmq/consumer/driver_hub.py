@@ -17,13 +17,14 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.hub.server import QueryHub
-from pyspark_rocketmq.hub.state import Part, Slots
-from pyspark_rocketmq.hub.task_line import HubTerms
+from pyspark_rocketmq.hub.state import HubState, Part, Slots
+from pyspark_rocketmq.hub.task_client import HubTerms
 from pyspark_rocketmq.model import MessageQueue
 
 logger = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ class DriverHub:
 
     def stop_tasks(self, within_s: float) -> bool:
         """End tasks after their current calls and wait for the commit; whether it was in time."""
-        self._hub.stop()
+        self._hub.report(HubState.stop)
         return self._has_no_batch.wait(within_s)
 
     # --- a batch --------------------------------------------------------------------------------------------
@@ -130,7 +131,7 @@ class DriverHub:
             return None
         self._commit = commit
         self._left = []
-        must_ask = self._hub.batch_begins(batch_id)
+        must_ask = self._hub.query(lambda state: state.batch_begins(batch_id))
         self._began_s = self._clock.monotonic_s()
         return HubTerms(self._hub.address, batch_id, must_ask)
 
@@ -170,7 +171,7 @@ class DriverHub:
             )
             self._left.append(part)
         else:
-            self._hub.committed(part)
+            self._hub.report(lambda state: state.committed(part))
 
     def _run_commits(self) -> None:
         while (do := self._work.get()) is not None:
@@ -192,7 +193,7 @@ class DriverHub:
                 logger.exception(
                     "failure of the thread that notifies the planner of finished batches, going on"
                 )
-            self._hub.batch_committed(plan)
+            self._hub.report(partial(HubState.batch_committed, plan=plan))
 
     def _run_watch(self) -> None:
         looks = 0
@@ -203,7 +204,8 @@ class DriverHub:
             try:
                 self._look(is_asked=is_asked)
                 # Executors come and go. Not asked when a batch begins: the JVM takes milliseconds.
-                self._hub.slots_are(self._slots())
+                slots = self._slots()
+                self._hub.report(partial(HubState.slots_are, slots=slots))
                 if looks % _ALIVE_EVERY == 0 and not self._is_alive():
                     self._is_closed = True
             except Exception:
@@ -219,5 +221,6 @@ class DriverHub:
 
     def _look(self, *, is_asked: bool) -> None:
         is_long = self._clock.monotonic_s() - self._began_s >= self._look_every_s
-        if not self._is_closed and (is_long or is_asked) and self._hub.is_watched():
-            self._hub.moved(self._read_epochs())
+        if not self._is_closed and (is_long or is_asked) and self._hub.query(lambda state: state.is_watched):
+            epochs = self._read_epochs()
+            self._hub.report(lambda state: state.moved(epochs))

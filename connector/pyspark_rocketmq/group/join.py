@@ -22,9 +22,9 @@ from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.allocation import AllocationStrategy, allocation_strategy
 from pyspark_rocketmq.consume.membership import Allocate, Membership, MembershipTiming
-from pyspark_rocketmq.group.driver_line import DriverLine
+from pyspark_rocketmq.group.driver_connection import DriverConnection
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S, GroupCalls, RunningMember
-from pyspark_rocketmq.group.requests import ClientRemotingProcessor, ServerRequests
+from pyspark_rocketmq.group.requests import ClientRemotingProcessor
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetKey, OffsetStore
 from pyspark_rocketmq.options.positions import EARLIEST
@@ -92,12 +92,12 @@ def join_group(
     clock: Clock,
     *,
     timing: MembershipTiming | None = None,
-    line: DriverLine | None = None,
+    driver: DriverConnection | None = None,
 ) -> RunningMember:
     """Prepare a member of ``options.consumer_group`` called ``member_id``; the caller starts and stops it.
 
-    Other intervals than RocketMQ's (``timing``) must fit the brokers' own. ``line`` leads to the driver
-    of a ``PushConsumer``.
+    Other intervals than RocketMQ's (``timing``) must fit the brokers' own. ``driver`` is that of a
+    ``PushConsumer``.
 
     Raises:
         OptionError: If there is no such allocation strategy, or a certificate cannot be used.
@@ -132,8 +132,7 @@ def join_group(
     )
     # However long a pull may take: a member that waits renews no locks.
     processor = ClientRemotingProcessor(options, store, offset_key(options), clock)
-    requests = ServerRequests(processor, namespace=options.namespace or "")
-    pool = ConnectionSettings.of(options).open_pool(clock, lambda _: requests)
+    pool = ConnectionSettings.of(options).open_pool(clock, lambda _: processor)
     cluster = Cluster.of(options, clock, pool=pool, at_most_s=CALL_TIMEOUT_S)
     calls = GroupCalls(
         pool=pool,
@@ -141,11 +140,10 @@ def join_group(
         routes=cluster.routes(options, cluster.name_server(options.route_refresh_ms / 1000)),
     )
     member = RunningMember(machine, heartbeat, calls, clock)
-    processor.serve(member, heartbeat)
-    if line is not None:
-        member.watched_by(line)
-        processor.tell_resets(line.was_reset)
-        line.start(member)
+    processor.serve(member, heartbeat, None if driver is None else driver.was_reset)
+    if driver is not None:
+        member.watched_by(driver)
+        driver.start(member)
     return member
 
 

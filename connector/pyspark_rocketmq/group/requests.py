@@ -1,9 +1,4 @@
-"""What brokers ask of this member, decoded and answered.
-
-Plug it in as ``handler_for`` of a pool (``ConnectionSettings.open_pool``).  It runs on the dispatcher's
-thread of the channel that the request came from: a member that is slow delays the requests behind it on that
-connection, never the answers to our own; one that raises is answered for with code 1 and its text.
-"""
+"""What brokers ask of this member, decoded and answered."""
 
 from __future__ import annotations
 
@@ -14,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
-from typing import Final, Protocol
+from typing import Final
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.metrics import status_of
@@ -56,50 +51,30 @@ from pyspark_rocketmq.wire.requests.headers import (
     ResetOffsetRequestHeader,
 )
 
-
-class GroupMember(Protocol):
-    """A client that belongs to consumer groups; groups, topics and queues are named without their namespace.
-
-    Called from the threads of several connections, also at the same time: once per broker that asks.
-    """
-
-    def consumer_ids_changed(self, consumer_group: str) -> None:
-        """Members came or went, or one changed its subscription: rebalance soon.
-
-        Comes often and in bursts.
-        """
-        ...
-
-    def reset_offsets(
-        self, consumer_group: str, topic: str, next_offsets: Mapping[MessageQueue, int]
-    ) -> None:
-        """An operator moved these queues: drop what is held of them, store the target, begin again."""
-        ...
-
-    def next_offsets(self, consumer_group: str, topic: str) -> Mapping[MessageQueue, int]:
-        """Next offsets to consume of the queues this member has; empty if it is not of the group."""
-        ...
-
-    def running_info(self, consumer_group: str) -> ConsumerRunningInfo | None:
-        """What an operator may know of this member; None if it is not of the group."""
-        ...
-
-    def consume_directly(
-        self, consumer_group: str, message: MessageExt
-    ) -> ConsumeMessageDirectlyResult | None:
-        """Have the listener consume one message, whatever the offsets are; None if it is not of the group."""
-        ...
+logger = logging.getLogger(__name__)
 
 
-class ServerRequests:
-    """Answers for one member; implements :data:`pyspark_rocketmq.client.channel.RequestHandler`.
+class ClientRemotingProcessor:
+    """Answers what brokers ask of one member of one group; groups and topics are passed on without namespace.
+
+    Plug it in as ``handler_for`` of a pool. It runs on the dispatcher's thread of the channel that a request
+    came from, so on several threads at once: a slow listener delays the requests behind it on that
+    connection, never the answers to our own; what raises is answered with code 1 and the error's text.
 
     Source: RocketMQ 5.3.3 ``ClientRemotingProcessor``.
     """
 
-    def __init__(self, member: GroupMember, *, namespace: str = "") -> None:
-        self._member = member
-        self._namespace = namespace
+    def __init__(self, options: ReadOptions, store: OffsetStore, offset_key: str, clock: Clock) -> None:
+        self._options = options
+        self._namespace = options.namespace or ""
+        self._store = store
+        self._offset_key = offset_key
+        self._clock = clock
+        self._started_ms = int(clock.now_s() * 1000)
+        self._member: RunningMember | None = None
+        self._heartbeat: HeartbeatData | None = None
+        self._consume_one: Callable[[MessageExt], ConsumeMessageDirectlyResult] | None = None
+        self._was_reset: Callable[[], None] | None = None
         self._handlers: Final[Mapping[int, Callable[[RemotingCommand], RemotingCommand]]] = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._consumer_ids_changed,
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset_offsets,
@@ -107,6 +82,17 @@ class ServerRequests:
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
         }
+
+    def serve(
+        self,
+        member: RunningMember,
+        heartbeat: HeartbeatData,
+        was_reset: Callable[[], None] | None = None,
+    ) -> None:
+        """Answer for ``member`` from now on; call ``was_reset`` after each administrator's reset."""
+        self._member, self._heartbeat, self._was_reset = member, heartbeat, was_reset
+
+    # --- requests, decoded ----------------------------------------------------------------------------------
 
     def __call__(self, request: RemotingCommand) -> RemotingCommand | None:
         """The answer, not sent if the request is oneway; None if the code is not known.
@@ -119,7 +105,7 @@ class ServerRequests:
 
     def _consumer_ids_changed(self, request: RemotingCommand) -> RemotingCommand:
         header = from_ext_fields(GroupRequestHeader, request.ext_fields)
-        self._member.consumer_ids_changed(self._bare(header.consumer_group))
+        self.consumer_ids_changed(self._bare(header.consumer_group))
         return request.response(ResponseCode.SUCCESS)
 
     def _reset_offsets(self, request: RemotingCommand) -> RemotingCommand:
@@ -128,18 +114,18 @@ class ServerRequests:
             queue_without_namespace(self._namespace, queue): offset
             for queue, offset in decode_offset_table(request.body).items()
         }
-        self._member.reset_offsets(self._bare(header.group), self._bare(header.topic), offsets)
+        self.reset_offsets(self._bare(header.group), self._bare(header.topic), offsets)
         return request.response(ResponseCode.SUCCESS)
 
     def _consumer_status(self, request: RemotingCommand) -> RemotingCommand:
         header = from_ext_fields(GetConsumerStatusRequestHeader, request.ext_fields)
-        offsets = self._member.next_offsets(self._bare(header.group), self._bare(header.topic))
+        offsets = self.next_offsets(self._bare(header.group), self._bare(header.topic))
         named = {queue_with_namespace(self._namespace, queue): offset for queue, offset in offsets.items()}
         return request.response(ResponseCode.SUCCESS, body=encode_consumer_status(named))
 
     def _running_info(self, request: RemotingCommand) -> RemotingCommand:
         header = from_ext_fields(GetConsumerRunningInfoRequestHeader, request.ext_fields)
-        info = self._member.running_info(self._bare(header.consumer_group))
+        info = self.running_info(self._bare(header.consumer_group))
         if info is None:
             return _no_such_group(request, header.consumer_group)
         if header.jstack_enable:
@@ -149,7 +135,7 @@ class ServerRequests:
     def _consume_directly(self, request: RemotingCommand) -> RemotingCommand:
         header = from_ext_fields(ConsumeMessageDirectlyRequestHeader, request.ext_fields)
         message = self._message(request.body, header.stored_on or header.broker_name or "")
-        result = self._member.consume_directly(self._bare(header.consumer_group), message)
+        result = self.consume_directly(self._bare(header.consumer_group), message)
         if result is None:
             return _no_such_group(request, header.consumer_group)
         return request.response(ResponseCode.SUCCESS, body=dumps_java(result))
@@ -157,9 +143,7 @@ class ServerRequests:
     def _message(self, body: bytes, broker_name: str) -> MessageExt:
         messages = decode_messages(body, broker_name)
         if len(messages) != 1:
-            raise RemoteProtocolError(
-                f"{broker_name} wants {len(messages)} messages consumed at once, not one."
-            )
+            raise RemoteProtocolError(f"{broker_name} sent {len(messages)} messages to consume, not one.")
         message = messages[0]._replace(topic=self._bare(messages[0].topic))
         origin = message.properties.get(RETRY_TOPIC)
         return message.restored(self._bare(origin)) if origin and is_retry_topic(message.topic) else message
@@ -167,50 +151,10 @@ class ServerRequests:
     def _bare(self, resource: str) -> str:
         return without_namespace(self._namespace, resource)
 
-
-def _no_such_group(request: RemotingCommand, consumer_group: str) -> RemotingCommand:
-    remark = f"The Consumer Group <{consumer_group}> not exist in this consumer"
-    return request.response(ResponseCode.SYSTEM_ERROR, remark=remark)
-
-
-def _stacks() -> str:
-    """What every thread of this process is doing, in the place of Java's thread dump."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    frames = sys._current_frames()  # noqa: SLF001 - documented, in spite of its name
-    parts = (
-        f"{names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}"
-        for ident, frame in frames.items()
-    )
-    return "\n".join(parts)
-
-
-logger = logging.getLogger(__name__)
-
-
-class ClientRemotingProcessor:
-    """Answers for one member of one group, once :meth:`serve` said for which."""
-
-    def __init__(self, options: ReadOptions, store: OffsetStore, offset_key: str, clock: Clock) -> None:
-        self._options = options
-        self._store = store
-        self._offset_key = offset_key
-        self._clock = clock
-        self._started_ms = int(clock.now_s() * 1000)
-        self._member: RunningMember | None = None
-        self._heartbeat: HeartbeatData | None = None
-        self._consume_one: Callable[[MessageExt], ConsumeMessageDirectlyResult] | None = None
-        self._was_reset: Callable[[], None] | None = None
-
-    def serve(self, member: RunningMember, heartbeat: HeartbeatData) -> None:
-        """Answer for ``member`` from now on."""
-        self._member, self._heartbeat = member, heartbeat
-
-    def tell_resets(self, was_reset: Callable[[], None]) -> None:
-        """Call ``was_reset`` each time that an administrator's reset has been stored."""
-        self._was_reset = was_reset
+    # --- what they do ---------------------------------------------------------------------------------------
 
     def consumer_ids_changed(self, consumer_group: str) -> None:
-        """Rebalance at once (B1)."""
+        """Rebalance at once (B1); comes often and in bursts."""
         if self._member is not None and consumer_group == self._options.consumer_group:
             self._member.notified()
 
@@ -237,13 +181,15 @@ class ClientRemotingProcessor:
         }
 
     def running_info(self, consumer_group: str) -> ConsumerRunningInfo | None:
-        """What ``mqadmin consumerStatus`` shows: subscriptions, held queues, locks, offsets, rates."""
+        """What ``mqadmin consumerStatus`` shows: subscriptions, held queues, locks, offsets, rates.
+
+        None if this is no member of the group.
+        """
         if consumer_group != self._options.consumer_group or self._heartbeat is None:
             return None
         (consumer,) = self._heartbeat.consumers
         locked_at_ms = self._held()
-        is_shared = consumer.message_model is MessageModel.CLUSTERING
-        has_locks = is_shared and self._options.consume_orderly
+        has_locks = consumer.message_model is MessageModel.CLUSTERING and self._options.consume_orderly
         rows = self._rows(locked_at_ms)
         return ConsumerRunningInfo(
             properties={
@@ -266,7 +212,10 @@ class ClientRemotingProcessor:
     def consume_directly(
         self, consumer_group: str, message: MessageExt
     ) -> ConsumeMessageDirectlyResult | None:
-        """Call the listener here if it can be imported by its name (D12), else refuse in a sentence."""
+        """Call the listener here if it can be imported by its name (D12), else refuse with the reason.
+
+        None if this is no member of the group.
+        """
         if consumer_group != self._options.consumer_group:
             return None
         is_orderly = self._options.consume_orderly
@@ -304,6 +253,21 @@ class ClientRemotingProcessor:
     def _rows(self, held: Iterable[MessageQueue]) -> dict[MessageQueue, OffsetRow]:
         rows = self._store.read(self._offset_key)
         return {queue: rows[queue] for queue in sorted(held) if queue in rows}
+
+
+def _no_such_group(request: RemotingCommand, consumer_group: str) -> RemotingCommand:
+    remark = f"The Consumer Group <{consumer_group}> not exist in this consumer"
+    return request.response(ResponseCode.SYSTEM_ERROR, remark=remark)
+
+
+def _stacks() -> str:
+    """The stack of every thread of this process, in place of Java's thread dump."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames()  # noqa: SLF001 - documented, in spite of its name
+    return "\n".join(
+        f"{names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in frames.items()
+    )
 
 
 def _queue_info(row: OffsetRow, locked_at_ms: int | None) -> ProcessQueueInfo:

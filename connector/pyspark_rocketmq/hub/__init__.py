@@ -1,3 +1,3 @@
-"""The connection between driver, planner and tasks of one query: who has to give up which queue, and what was committed early."""
+"""How driver, planner and tasks of one query talk: which queues to give up, what was committed early."""
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What goes over a connection to a query's hub: lines of JSON between two ends that know one key.
+"""The protocol between driver, planner and tasks: lines of JSON between two ends that know one key.
 
-The key itself never travels.  The hub greets with a random number; who connects answers with one of its own
-and with a proof made from both; the hub proves itself in the same way.  From then on every line begins with a
+The key itself never travels. The hub greets with a random number; who connects answers with one of its own
+and with a proof made from both; the hub proves itself in the same way. From then on every line begins with a
 code made from a key of this connection, of this direction and of the line's number, so that nobody can add,
-repeat or reorder lines.  Nothing is encrypted.
+repeat or reorder lines. Nothing is encrypted.
 
 No I/O here: bytes in, messages out.
 """
@@ -20,7 +20,17 @@ from typing import Any, Final
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.model import MessageQueue
 
-_KEY_BYTES = 32
+LONGEST_GREETING: Final = 512
+"""Bytes of a line of somebody who has proved nothing yet."""
+LONGEST_LINE: Final = 8 << 20
+"""Bytes of a line after that."""
+_VERSION: Final = 1
+_KEY_BYTES: Final = 32
+_CODE_CHARS: Final = 32
+_NONCE_BYTES: Final = 16
+
+Message = dict[str, Any]
+"""A JSON object; ``type`` says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,125 +65,91 @@ class HubAddress:
         return f"{self.host}:{self.port}/{self.key.hex()}"
 
 
-LONGEST_GREETING: Final = 512
-"""Bytes of a line of somebody who has proved nothing yet."""
-LONGEST_LINE: Final = 8 << 20
-"""Bytes of a line after that."""
+class Session:
+    """One end of a connection. Every method may raise ``RemoteProtocolError``, which ends the connection."""
 
-_VERSION: Final = 1
-_CODE_CHARS: Final = 32
-_NONCE_BYTES: Final = 16
-
-Message = dict[str, Any]
-"""A JSON object."""
-
-
-class LineBuffer:
-    """Cuts received bytes into lines."""
-
-    def __init__(self, peer: str) -> None:
+    def __init__(self, peer: str, key: bytes, *, is_hub: bool) -> None:
         self._peer = peer
+        self._key = key
+        self._is_hub = is_hub
+        self._nonce = secrets.token_hex(_NONCE_BYTES)
+        self._nonces = ""
+        """The hub's and the other's, once both are known."""
+        self._send_key = self._receive_key = b""
+        self._sent = self._received = 0
         self._rest = bytearray()
-        self.longest = LONGEST_GREETING
-        """Bytes that a line may have."""
+        self.is_open = False
+        """Whether both sides have proved that they know the key."""
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """The lines that end in ``data``, without their ends.
+    def greeting(self) -> bytes:
+        """The hub's first line."""
+        return _line({"v": _VERSION, "nonce": self._nonce})
 
-        Raises:
-            RemoteProtocolError: If a line is longer than it may be.
-        """
+    def lines(self, data: bytes) -> list[bytes]:
+        """The lines that end in the next bytes received, without their ends."""
+        longest = LONGEST_LINE + 2 * _CODE_CHARS if self.is_open else LONGEST_GREETING
         end = data.rfind(b"\n") + 1
         lines = bytes(self._rest + data[:end]).split(b"\n")[:-1] if end else []
         self._rest = bytearray(data[end:]) if end else self._rest + data
-        if any(len(line) > self.longest for line in (*lines, self._rest)):
-            raise RemoteProtocolError(f"{self._peer}: a line has more than {self.longest} bytes.")
+        if any(len(line) > longest for line in (*lines, self._rest)):
+            raise RemoteProtocolError(f"{self._peer}: a line has more than {longest} bytes.")
         return lines
 
-
-class Session:
-    """The lines of one connection, in both directions, once both have proved who they are."""
-
-    def __init__(self, peer: str, key: bytes, nonces: str, *, is_hub: bool) -> None:
-        hub, other = (hmac.digest(key, f"{side}|{nonces}".encode(), "sha256") for side in ("hub", "other"))
-        self._peer = peer
-        self._send_key, self._receive_key = (hub, other) if is_hub else (other, hub)
-        self._sent = self._received = 0
-
-    def seal(self, message: Mapping[str, Any]) -> bytes:
-        """The next line to send."""
-        body = json.dumps(message, separators=(",", ":")).encode()
-        line = _code(self._send_key, self._sent, body) + body + b"\n"
-        self._sent += 1
-        return line
-
-    def open(self, line: bytes) -> Message:
-        """The message of the next line received.
-
-        Raises:
-            RemoteProtocolError: If it is not the next line that the other side wrote.
-        """
+    def receive(self, line: bytes) -> tuple[bytes, Message | None]:
+        """Take the next line: what to send in return, and its message unless it was part of the greeting."""
+        if not self.is_open:
+            return self._greeted(line), None
         code, body = line[:_CODE_CHARS], line[_CODE_CHARS:]
         if not hmac.compare_digest(code, _code(self._receive_key, self._received, body)):
             raise RemoteProtocolError(
                 f"{self._peer}: a line was not written by whom this connection is with."
             )
         self._received += 1
-        return _object(self._peer, body)
+        return b"", self._object(body)
 
+    def seal(self, message: Mapping[str, Any]) -> bytes:
+        """The next line to send, once the session is open."""
+        body = json.dumps(message, separators=(",", ":")).encode()
+        line = _code(self._send_key, self._sent, body) + body + b"\n"
+        self._sent += 1
+        return line
 
-class Greeting:
-    """The hub's side of the beginning of a connection."""
-
-    def __init__(self, peer: str, key: bytes) -> None:
-        self._peer = peer
-        self._key = key
-        self._nonce = secrets.token_hex(_NONCE_BYTES)
-
-    def first_line(self) -> bytes:
-        """What the hub says first."""
-        return _line({"v": _VERSION, "nonce": self._nonce})
-
-    def receive(self, line: bytes) -> tuple[bytes, Session]:
-        """Judge the answer; what to send in return, and the session that begins.
-
-        Raises:
-            RemoteProtocolError: If it is no answer, or its proof is wrong.
-        """
-        said = _object(self._peer, line)
-        nonces = f"{self._nonce}|{_text(self._peer, said, 'nonce')}"
-        proof = _text(self._peer, said, "proof")
-        if not hmac.compare_digest(proof.encode(), _proof(self._key, "other", nonces).encode()):
-            raise RemoteProtocolError(f"{self._peer}: it does not know the query's key.")
-        answer = _line({"proof": _proof(self._key, "hub", nonces)})
-        return answer, Session(self._peer, self._key, nonces, is_hub=True)
-
-
-class Introduction:
-    """The other side of it."""
-
-    def __init__(self, peer: str, key: bytes) -> None:
-        self._peer = peer
-        self._key = key
-        self._nonces = ""
-
-    def receive(self, line: bytes) -> tuple[bytes, Session | None]:
-        """Take the hub's next line; what to send in return, and the session once it has begun.
-
-        Raises:
-            RemoteProtocolError: If it is no such line, or the hub cannot prove that it knows the key.
-        """
-        said = _object(self._peer, line)
+    def _greeted(self, line: bytes) -> bytes:
+        greeting = self._object(line)
         if not self._nonces:
-            own = secrets.token_hex(_NONCE_BYTES)
-            self._nonces = f"{_text(self._peer, said, 'nonce')}|{own}"
-            return _line({"nonce": own, "proof": _proof(self._key, "other", self._nonces)}), None
-        proof = _text(self._peer, said, "proof")
-        if not hmac.compare_digest(proof.encode(), _proof(self._key, "hub", self._nonces).encode()):
-            raise RemoteProtocolError(
-                f"{self._peer}: it does not know the query's key, so it is not the query's hub."
-            )
-        return b"", Session(self._peer, self._key, self._nonces, is_hub=False)
+            nonce = self._text(greeting, "nonce")
+            if not self._is_hub:
+                self._nonces = f"{nonce}|{self._nonce}"
+                return _line({"nonce": self._nonce, "proof": self._proof("other")})
+            self._nonces = f"{self._nonce}|{nonce}"
+        proof = self._proof("other" if self._is_hub else "hub")
+        if not hmac.compare_digest(self._text(greeting, "proof").encode(), proof.encode()):
+            consequence = "" if self._is_hub else ", so it is not the query's hub"
+            raise RemoteProtocolError(f"{self._peer}: it does not know the query's key{consequence}.")
+        hub, other = (
+            hmac.digest(self._key, f"{side}|{self._nonces}".encode(), "sha256") for side in ("hub", "other")
+        )
+        self._send_key, self._receive_key = (hub, other) if self._is_hub else (other, hub)
+        self.is_open = True
+        return _line({"proof": self._proof("hub")}) if self._is_hub else b""
+
+    def _proof(self, side: str) -> str:
+        return hmac.digest(self._key, f"proof|{side}|{self._nonces}".encode(), "sha256").hex()
+
+    def _object(self, text: bytes) -> Message:
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise RemoteProtocolError(f"{self._peer}: a line is no JSON: {type(error).__name__}.") from error
+        if not isinstance(found, dict):
+            raise RemoteProtocolError(f"{self._peer}: a line is no JSON object.")
+        return found
+
+    def _text(self, greeting: Message, name: str) -> str:
+        value = greeting.get(name)
+        if not isinstance(value, str):
+            raise RemoteProtocolError(f"{self._peer}: a line has no {name}.")
+        return value
 
 
 def listed(queues: Iterable[MessageQueue]) -> list[list[str | int]]:
@@ -200,26 +176,5 @@ def _code(key: bytes, number: int, body: bytes) -> bytes:
     return hmac.digest(key, b"%d|%b" % (number, body), "sha256").hex()[:_CODE_CHARS].encode()
 
 
-def _proof(key: bytes, side: str, nonces: str) -> str:
-    return hmac.digest(key, f"proof|{side}|{nonces}".encode(), "sha256").hex()
-
-
 def _line(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"
-
-
-def _object(peer: str, text: bytes) -> Message:
-    try:
-        said = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RemoteProtocolError(f"{peer}: a line is no JSON: {type(error).__name__}.") from error
-    if not isinstance(said, dict):
-        raise RemoteProtocolError(f"{peer}: a line is no JSON object.")
-    return said
-
-
-def _text(peer: str, said: Message, name: str) -> str:
-    value = said.get(name)
-    if not isinstance(value, str):
-        raise RemoteProtocolError(f"{peer}: a line has no {name}.")
-    return value

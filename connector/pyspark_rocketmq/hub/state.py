@@ -1,16 +1,16 @@
-"""Which queue of the batch under way is whose, who was told to give it up, and when it is free: without sockets, threads or time.
+"""Decides which queue of the batch under way a task must give up, and when a queue is free; no I/O, no clock.
 
-The planner says what its plan holds and which of these queues it must give away. Tasks say which queues they
-begin with, and what has become of them. The driver says when a batch begins and ends, and what it has
-committed. What is to be done comes back as actions.
+The planner says which queues its plan holds and which of them it must give away. Tasks say which queues they
+begin with, and what became of them. The driver says when a batch begins and ends, and what it has committed.
+Methods return the actions to take.
 
 Rule 1: a queue is *free* once nobody delivers it and everything that was delivered is committed, or is never
-going to be. Then the planner is told, with the number of its plan: what is told late of an older plan it
-disregards.
+going to be. Then the planner hears of it, with the number of its plan: it ignores what comes late of an older
+plan.
 Rule 2: a queue that no task has begun is free at once if every task asks before it begins. A task that cannot
 ask may begin only in a batch in which none must (``must_ask``).
 Rule 3: what a task hands over is the driver's from then on, whatever becomes of the task; another attempt of
-the task is told to leave these queues out.
+the task must leave these queues out.
 Rule 4: the queues of a task whose connection broke are free when the batch is over, or when another attempt
 of it says so: the call in hand may still run.
 Rule 5: a task that has only suspended queues left is *idle*, and stays so. It waits for them while its batch
@@ -38,7 +38,7 @@ _NOTHING: Final[Queues] = frozenset()
 
 
 class Part(NamedTuple):
-    """What a task has written and acknowledged of some of its queues: complete, and committed or dropped as one."""
+    """What a task has written and acknowledged of some of its queues; committed or dropped as one."""
 
     id: str
     queues: Queues
@@ -46,7 +46,7 @@ class Part(NamedTuple):
     """As the task's own result has it."""
 
 
-class Tell(NamedTuple):
+class Send(NamedTuple):
     """Send a message to whom ``peer`` stands for."""
 
     peer: Hashable
@@ -59,10 +59,10 @@ class Commit(NamedTuple):
     part: Part
 
 
-Action = Tell | Commit
+Action = Send | Commit
 
 
-class Ended(NamedTuple):
+class BatchResult(NamedTuple):
     """What a job leaves to the driver."""
 
     plan: int
@@ -80,7 +80,7 @@ class Slots(NamedTuple):
     """Tasks that a batch is to have at most; 0 for any number."""
 
 
-class Beginning(NamedTuple):
+class TaskStart(NamedTuple):
     """What a task says of itself before it delivers anything."""
 
     task: str
@@ -97,12 +97,13 @@ class Beginning(NamedTuple):
 @dataclass(slots=True)
 class _Task:
     peer: Hashable
-    said: Beginning
+    start: TaskStart
     is_lost: bool = False
     done: Part | None = None
     """A copy of its result, once it has ended."""
     is_done: bool = False
-    told: set[MessageQueue] = field(default_factory=set)
+    asked: set[MessageQueue] = field(default_factory=set)
+    """Queues that it was told to give up."""
     idle_s: float | None = None
     """Since when it has only suspended queues left."""
     is_waiting: bool = False
@@ -186,7 +187,7 @@ class HubState:
         """The job is over, and failed if there still is a task that waits."""
         return self._told_to_end([task for task in self._running() if task.is_waiting])
 
-    def batch_ends(self, *, could_ask: bool | None) -> Ended:
+    def batch_ends(self, *, could_ask: bool | None) -> BatchResult:
         """The job is over, and nothing more of it is taken.
 
         Args:
@@ -200,11 +201,11 @@ class HubState:
         self._settled.clear()
         # What the planner says of this plan from now on has to wait for the commit.
         self._plan_queues = self._leaving = _NOTHING
-        return Ended(self._plan, frozenset(self._parts))
+        return BatchResult(self._plan, frozenset(self._parts))
 
     def batch_committed(self, plan: int) -> list[Action]:
         """All of a plan's batch is committed, or dropped for good."""
-        return self._to_planner({"is": "over", "plan": plan})
+        return self._to_planner({"type": "over", "plan": plan})
 
     def committed(self, part: Part) -> list[Action]:
         """A part is committed, or dropped because its queues are somebody else's."""
@@ -213,14 +214,14 @@ class HubState:
     def moved(self, epochs: Mapping[MessageQueue, int]) -> list[Action]:
         """The epochs that are stored now, of all queues that have one."""
         for queue, task in self._owner.items():
-            if queue in epochs and epochs[queue] != task.said.epochs[queue]:
+            if queue in epochs and epochs[queue] != task.start.epochs[queue]:
                 self._moved.add(queue)
         return self._give_up()
 
     def stop(self) -> list[Action]:
         """The query is to end: tasks stop after the call in hand, and their batch is committed."""
         self.is_stopping = True
-        return [Tell(task.peer, {"is": "stop"}) for task in self._running()]
+        return self._stop_tasks()
 
     @property
     def is_watched(self) -> bool:
@@ -229,73 +230,64 @@ class HubState:
 
     # --- tasks ----------------------------------------------------------------------------------------------
 
-    def task_begins(self, peer: Hashable, said: Beginning) -> list[Action]:
+    def task_begins(self, peer: Hashable, start: TaskStart) -> list[Action]:
         """A task asks what to leave out."""
-        if said.batch_id != self._batch_id:
+        if start.batch_id != self._batch_id:
             # Of a batch that is over: whatever it does is in vain.
-            return [Tell(peer, {"is": "go", "task": said.task, "give_up": [], "stop": True})]
-        task = self._tasks[said.task] = _Task(peer, said)
-        former = [
-            before
-            for before in self._tasks.values()
-            if before is not task and before.said.partition == said.partition
-        ]
+            return [Send(peer, {"type": "go", "task": start.task, "give_up": [], "stop": True})]
+        former = [before for before in self._tasks.values() if before.start.partition == start.partition]
         superseded = self._told_to_end([before for before in former if before.is_waiting])
         for before in former:
             before.done = None
             before.is_lost = True
-        settled = self._settled.intersection(said.epochs)
-        left_out = settled | self._leaving.intersection(said.epochs)
-        for queue in said.epochs.keys() - settled:
+        task = self._tasks[start.task] = _Task(peer, start)
+        settled = self._settled.intersection(start.epochs)
+        left_out = settled | self._leaving.intersection(start.epochs)
+        for queue in start.epochs.keys() - settled:
             self._owner[queue] = task
-        go: list[Action] = [
-            Tell(
-                peer,
-                {
-                    "is": "go",
-                    "task": said.task,
-                    "give_up": listed(left_out),
-                    "stop": self.is_stopping or self._is_orphaned,
-                },
-            )
-        ]
-        return go + superseded + self._free(left_out - settled)
+        go = {
+            "type": "go",
+            "task": start.task,
+            "give_up": listed(left_out),
+            "stop": self.is_stopping or self._is_orphaned,
+        }
+        return [Send(peer, go), *superseded, *self._free(left_out - settled)]
 
     def handed_over(self, peer: Hashable, task_id: str, part: Part) -> list[Action]:
         """A task gives a part to the driver."""
-        task = self._tasks.get(task_id)
-        if task is None or task.peer != peer or task.is_lost:
+        task = self._task(peer, task_id)
+        if task is None:
             return []
-        return [Tell(peer, {"is": "taken", "task": task_id, "part": part.id}), *self._take(part)]
+        return [Send(peer, {"type": "taken", "task": task_id, "part": part.id}), *self._take(part)]
 
     def released(self, peer: Hashable, task_id: str, queues: Queues) -> list[Action]:
         """A task has delivered nothing of these queues, or nothing that counts, and will not."""
-        task = self._tasks.get(task_id)
-        if task is None or task.peer != peer or task.is_lost:
+        task = self._task(peer, task_id)
+        if task is None:
             return []
-        return self._free(queues & task.said.epochs.keys())
+        return self._free(queues & task.start.epochs.keys())
 
     def task_idles(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
-        """A task has only suspended queues left; it is told whether to wait for them, and once it is not to any more."""
-        task = self._tasks.get(task_id)
-        if task is None or task.peer != peer or not task.is_running:
-            return [Tell(peer, {"is": "batch", "task": task_id, "at_work": False})]
+        """A task has only suspended queues left; it hears whether to wait for them, and when no longer to."""
+        task = self._task(peer, task_id)
+        if task is None or task.is_done:
+            return [Send(peer, {"type": "batch", "task": task_id, "at_work": False})]
         task.idle_s = now_s
         task.is_waiting = self._is_at_work(now_s)
         return [_batch(task, at_work=task.is_waiting), *self._end_idle(now_s)]
 
     def task_done(self, peer: Hashable, task_id: str, result: Part | None, now_s: float) -> list[Action]:
-        """A task has ended; what it has not handed over comes with the batch, and is here as a copy if it is not too large."""
-        task = self._tasks.get(task_id)
-        if task is None or task.peer != peer or task.is_lost:
+        """A task has ended; ``result`` is a copy of what comes with the batch, None if that is too large."""
+        task = self._task(peer, task_id)
+        if task is None:
             return []
         task.is_done, task.done = True, result
         return self._give_up() + self._end_idle(now_s)
 
     def task_failed(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
         """An attempt of a task delivers nothing any more, and brings nothing but what it has handed over."""
-        task = self._tasks.get(task_id)
-        if task is not None and task.peer == peer and not task.is_done:
+        task = self._task(peer, task_id)
+        if task is not None and not task.is_done:
             task.is_lost = True
         return self._end_idle(now_s)
 
@@ -311,12 +303,11 @@ class HubState:
     def tick(self, now_s: float) -> list[Action]:
         """Time goes by: without a planner nobody renews the locks, and tasks must end before they run out."""
         idle = self._end_idle(now_s)
-        if self._planner_lost_s is None or now_s - self._planner_lost_s < _PLANNER_GONE_S:
-            return idle
-        if self._is_orphaned:
+        is_gone = self._planner_lost_s is not None and now_s - self._planner_lost_s >= _PLANNER_GONE_S
+        if not is_gone or self._is_orphaned:
             return idle
         self._planner_lost_s = float("-inf")
-        return idle + [Tell(task.peer, {"is": "stop"}) for task in self._running()]
+        return idle + self._stop_tasks()
 
     @property
     def _is_orphaned(self) -> bool:
@@ -325,8 +316,16 @@ class HubState:
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _tell_slots(self) -> list[Action]:
-        """The planner is to make no more tasks."""
-        return self._to_planner({"is": "slots", "slots": self._slots.most_planned})
+        """Limit the planner's number of tasks."""
+        return self._to_planner({"type": "slots", "slots": self._slots.most_planned})
+
+    def _task(self, peer: Hashable, task_id: str) -> _Task | None:
+        """None of a task that nothing more is taken from."""
+        task = self._tasks.get(task_id)
+        return None if task is None or task.peer != peer or task.is_lost else task
+
+    def _stop_tasks(self) -> list[Action]:
+        return [Send(task.peer, {"type": "stop"}) for task in self._running()]
 
     def _running(self) -> list[_Task]:
         return [task for task in self._tasks.values() if task.is_running]
@@ -335,8 +334,8 @@ class HubState:
         """Whether idle tasks are to wait."""
         running = self._running()
         # Another attempt of a lost one needs a slot, too.
-        begun = {task.said.partition for task in self._tasks.values() if not task.is_lost}
-        if len(begun) >= max((task.said.tasks for task in running), default=0):
+        begun = {task.start.partition for task in self._tasks.values() if not task.is_lost}
+        if len(begun) >= max((task.start.tasks for task in running), default=0):
             return any(task.idle_s is None for task in running)
         first_idle_s = min((task.idle_s for task in running if task.idle_s is not None), default=now_s)
         return len(running) < self._slots.at_once and now_s - first_idle_s < _BEGIN_WITHIN_S
@@ -352,7 +351,7 @@ class HubState:
         return [_batch(task, at_work=False) for task in waiting]
 
     def _give_up(self) -> list[Action]:
-        """See that everything that must go is on its way."""
+        """Begin with every queue that must go and is not on its way."""
         actions: list[Action] = []
         for queue in sorted((self._leaving | self._moved) - self._settled):
             task = self._owner.get(queue)
@@ -362,19 +361,15 @@ class HubState:
             elif task.is_done:
                 if task.done is not None and queue in task.done.queues and queue not in self._moved:
                     actions += self._take(task.done)
-            elif not task.is_lost and queue not in task.told:
-                task.told.add(queue)
-                actions.append(
-                    Tell(
-                        task.peer,
-                        {
-                            "is": "give_up",
-                            "task": task.said.task,
-                            "queues": listed({queue}),
-                            "drop": queue in self._moved,
-                        },
-                    )
-                )
+            elif not task.is_lost and queue not in task.asked:
+                task.asked.add(queue)
+                message: Message = {
+                    "type": "give_up",
+                    "task": task.start.task,
+                    "queues": listed({queue}),
+                    "drop": queue in self._moved,
+                }
+                actions.append(Send(task.peer, message))
         return actions
 
     def _take(self, part: Part) -> list[Action]:
@@ -388,11 +383,11 @@ class HubState:
         self._settled |= set(queues)
         if not queues:
             return []
-        return self._to_planner({"is": "free", "plan": self._plan, "queues": listed(queues)})
+        return self._to_planner({"type": "free", "plan": self._plan, "queues": listed(queues)})
 
     def _to_planner(self, message: Message) -> list[Action]:
-        return [] if self._planner is None else [Tell(self._planner, message)]
+        return [] if self._planner is None else [Send(self._planner, message)]
 
 
-def _batch(task: _Task, *, at_work: bool) -> Tell:
-    return Tell(task.peer, {"is": "batch", "task": task.said.task, "at_work": at_work})
+def _batch(task: _Task, *, at_work: bool) -> Send:
+    return Send(task.peer, {"type": "batch", "task": task.start.task, "at_work": at_work})

@@ -30,7 +30,7 @@ from pyspark_rocketmq.consume.positions import backward_problems, batch_ranges
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.group.broker_offsets import PullingResetWatch, RemoteBrokerOffsets, open_group_store
-from pyspark_rocketmq.group.driver_line import DriverLine
+from pyspark_rocketmq.group.driver_connection import DriverConnection
 from pyspark_rocketmq.group.join import client_id, join_group, offset_key, unregister_at_exit
 from pyspark_rocketmq.hub.session import HubAddress
 from pyspark_rocketmq.model import MessageModel, QueueRange
@@ -124,17 +124,17 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
 
     @cached_property
-    def _line(self) -> DriverLine | None:
-        """The line to the driver of a ``PushConsumer``, if there is one."""
+    def _driver(self) -> DriverConnection | None:
+        """To the driver of a ``PushConsumer``; nobody else has one."""
         secret = self._options.hub_secret
-        return None if secret is None else DriverLine(HubAddress.parse(secret), SystemClock())
+        return None if secret is None else DriverConnection(HubAddress.parse(secret), SystemClock())
 
     @cached_property
     def _planner(self) -> MicroBatchPlanner:
         clock = SystemClock()
         pool = process_pool(ConnectionSettings.of(self._options))
         view = ClusterView(self._options, pool, clock)
-        progress = _progress(self._options, view, clock, self.timing, self._line)
+        progress = _progress(self._options, view, clock, self.timing, self._driver)
         sizes = None
         if self._options.max_bytes_per_trigger is not None:
             brokers = Cluster.of(self._options, clock, pool=pool).brokers()
@@ -195,7 +195,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         partitions = partitions_of(planned, self._options, addresses, snapshot.replicas, slaves)
         if not self._options.hand_over_ranges:
             return partitions
-        slots = 0 if self._line is None else self._line.slots()
+        slots = 0 if self._driver is None else self._driver.slots()
         return tasks_of(partitions, self._planner.listener_ms, slots)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -214,7 +214,7 @@ def _progress(
     view: ClusterView,
     clock: SystemClock,
     timing: MembershipTiming,
-    line: DriverLine | None,
+    driver: DriverConnection | None,
 ) -> ProgressSource:
     if options.consumer_group is None or options.offset_store is None:
         return CheckpointProgress(view, LATEST)
@@ -227,7 +227,7 @@ def _progress(
         await_sole_owner(
             offset_key(options), owners, lambda: living_members(options, pool, clock), clock, time.sleep
         )
-    member = join_group(options, member_id, store, clock, timing=timing, line=line)
+    member = join_group(options, member_id, store, clock, timing=timing, driver=driver)
     unregister_at_exit(member)
     member.start()
     return GroupProgress(

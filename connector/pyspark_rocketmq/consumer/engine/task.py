@@ -30,7 +30,7 @@ from pyspark.sql import DataFrame
 from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, Consumed, QueueAck
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.hub.task_line import Fate, HubTerms, TaskOrders, ask_driver
+from pyspark_rocketmq.hub.task_client import Fate, HubTerms, TaskOrders, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import RowWriter, Writing, Written
 from pyspark_rocketmq.source.ranges import Ticket

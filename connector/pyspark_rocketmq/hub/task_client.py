@@ -1,7 +1,7 @@
-"""A task's end of the connection to its driver: what it is told of its queues, and what it gives away of them.
+"""A task's end of the connection to its driver: what it hears of its queues, and what it hands over of them.
 
-One connection serves all tasks of a process, one after the other and at the same time. What the connection's
-thread writes and a task's thread reads are sets and flags that only grow, so neither waits for the other.
+One connection serves all tasks of a process. What the connection's thread writes and a task's thread reads
+are sets and flags that only grow, so neither waits for the other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LARGEST_COPY: Final = 256 << 10
 
 
 class HubTerms(NamedTuple):
-    """What the tasks of one batch are told of their driver; pickled to them."""
+    """How the tasks of one batch reach their driver; pickled to them."""
 
     address: HubAddress
     batch_id: int
@@ -59,10 +59,10 @@ class Fate(Enum):
 class TaskOrders(RangeOrders):
     """Of one attempt of a task."""
 
-    def __init__(self, line: _Line, epochs: Mapping[MessageQueue, int]) -> None:
+    def __init__(self, connection: _DriverConnection, epochs: Mapping[MessageQueue, int]) -> None:
         self.id = uuid.uuid4().hex
         """Tells attempts apart."""
-        self._line = line
+        self._connection = connection
         self._epochs = epochs
         self._given_up: set[MessageQueue] = set()
         self._dropped: set[MessageQueue] = set()
@@ -70,7 +70,7 @@ class TaskOrders(RangeOrders):
         self._begun: set[MessageQueue] = set()
         self._kept: set[MessageQueue] = set()
         self._cut: Callable[[], None] = lambda: None
-        self._work_told: Callable[[], None] = lambda: None
+        self._on_work_end: Callable[[], None] = lambda: None
         self._idle_s: float | None = None
         self._is_batch_at_work = False
         """As far as the driver has said."""
@@ -90,10 +90,10 @@ class TaskOrders(RangeOrders):
         return self._all or queue in self._given_up
 
     def idles(self, changed: Callable[[], None]) -> None:
-        """See :class:`RangeOrders`."""
-        self._work_told, self._idle_s = changed, time.monotonic()
+        """See ``RangeOrders``."""
+        self._on_work_end, self._idle_s = changed, time.monotonic()
         if not self._is_last:
-            self._send({"is": "idle", "task": self.id})
+            self._send("idle")
 
     def is_batch_at_work(self) -> bool:
         """See :class:`RangeOrders`."""
@@ -104,8 +104,8 @@ class TaskOrders(RangeOrders):
         return not self._is_last
 
     def begins(self, queue: MessageQueue) -> bool:
-        """Say that the range of a queue is begun; whether it may be."""
-        # Noted first: who is told to give the queue up looks the other way round.
+        """Report that the range of a queue begins; whether it may."""
+        # Before the look at _given_up: _give_up looks at both in the other order.
         self._begun.add(queue)
         if not self.is_given_up(queue):
             return True
@@ -120,16 +120,16 @@ class TaskOrders(RangeOrders):
         return Fate.HANDED_OVER if queue in self._given_up else Fate.KEPT
 
     def kept(self, queues: Collection[MessageQueue]) -> bool:
-        """Say that the ranges of ``queues`` are in the task's result so far; whether that is to be handed over at once."""
+        """Report that ranges are in the task's result so far; whether to hand that over at once."""
         self._kept.update(queues)
         return any(self.fate(queue) is Fate.HANDED_OVER for queue in queues)
 
     def when_cut(self, cut: Callable[[], None]) -> None:
-        """Have ``cut`` called, by another thread, when the task's result so far is to be handed over; it must not wait."""
+        """Call ``cut``, which must not wait, on another thread to have the result so far handed over."""
         self._cut = cut
 
     def taken_by(self, taker: Callable[[Any], bool]) -> None:
-        """Have ``taker`` called with what :meth:`take` is given."""
+        """Call ``taker`` with what :meth:`take` is given."""
         self._taker = taker
 
     def take(self, brought: object) -> bool:
@@ -138,15 +138,15 @@ class TaskOrders(RangeOrders):
 
     def released(self, queue: MessageQueue) -> None:
         """Nothing of a queue was delivered, or nothing that counts, and nothing will be."""
-        self._send({"is": "released", "task": self.id, "queues": listed([queue])})
+        self._send("released", queues=listed([queue]))
 
     def hand_over(self, part_id: str, queues: Collection[MessageQueue], result: Mapping[str, Any]) -> bool:
         """Give a part to the driver; whether that was begun. Returns at once."""
-        if self._line.is_lost or len(str(result)) > LONGEST_LINE // 2:
+        if self._connection.is_lost or len(str(result)) > LONGEST_LINE // 2:
             return False
         self._in_doubt.add(part_id)
         self._is_certain.clear()
-        self._send({"is": "handed", "task": self.id, "part": _part(part_id, queues, result)})
+        self._send("handed", part=_part(part_id, queues, result))
         return True
 
     def await_taken(self) -> None:
@@ -158,46 +158,38 @@ class TaskOrders(RangeOrders):
         self._is_certain.wait(_TAKEN_S)
         if self._in_doubt:
             raise RocketMQError(
-                f"The connection to the driver at {self._line.place} ended while {len(self._in_doubt)} parts "
-                "of this task's result were on their way to it, so whether it has them is not known. The "
+                f"The connection to the driver at {self._connection.place} ended while "
+                f"{len(self._in_doubt)} parts of this task's result were on their way to it, so whether it has them is not known. The "
                 "task is run again and asks; look at the driver's log if this goes on."
             )
 
     def done(self, part_id: str, queues: Collection[MessageQueue], result: Mapping[str, Any]) -> None:
-        """Say that the task has ended; the driver gets a copy of what its result holds, if it is not too large."""
+        """Report the task's end; the driver gets a copy of its result, if it is not too large."""
         is_small = bool(queues) and len(str(result)) <= _LARGEST_COPY
         part = _part(part_id, queues, result) if is_small else None
-        self._line.forget(self)
-        self._send({"is": "done", "task": self.id, "part": part})
+        self._connection.forget(self)
+        self._send("done", part=part)
 
     def forget(self) -> None:
         """The task has failed."""
-        self._line.forget(self)
-        self._send({"is": "failed", "task": self.id})
+        self._connection.forget(self)
+        self._send("failed")
 
     def ask(self, terms: HubTerms, partition: int, *, tasks: int) -> bool:
-        """Say what the task is going to begin with; whether the driver has answered."""
+        """Report what the task is going to begin with; whether the driver has answered."""
         self._is_last = tasks == 1
-        self._send(
-            {
-                "is": "begin",
-                "task": self.id,
-                "batch": terms.batch_id,
-                "partition": partition,
-                "queues": [[*queue, epoch] for queue, epoch in sorted(self._epochs.items())],
-                "tasks": tasks,
-            }
-        )
-        return self._answered.wait(_ANSWER_S) and not self._line.is_lost
+        queues = [[*queue, epoch] for queue, epoch in sorted(self._epochs.items())]
+        self._send("begin", batch=terms.batch_id, partition=partition, queues=queues, tasks=tasks)
+        return self._answered.wait(_ANSWER_S) and not self._connection.is_lost
 
-    def _send(self, message: Message) -> None:
-        self._line.send(message)
+    def _send(self, kind: str, **facts: Any) -> None:
+        self._connection.send({"type": kind, "task": self.id, **facts})
 
     # --- the connection's thread ----------------------------------------------------------------------------
 
-    def hear(self, message: Message) -> None:
+    def receive(self, message: Message) -> None:
         """Take in what the driver says to this task."""
-        match message["is"]:
+        match message["type"]:
             case "go":
                 self._given_up |= queue_list(message["give_up"])
                 self._all = self._all or bool(message["stop"])
@@ -230,7 +222,7 @@ class TaskOrders(RangeOrders):
 
     def _end_idle(self) -> None:
         self._is_last = True
-        self._work_told()
+        self._on_work_end()
 
     def _give_up(self, queues: Collection[MessageQueue], *, is_dropped: bool) -> None:
         if is_dropped:
@@ -243,7 +235,7 @@ class TaskOrders(RangeOrders):
             self._cut()
 
 
-class _Line:
+class _DriverConnection:
     """This process's connection to one driver."""
 
     def __init__(self, address: HubAddress) -> None:
@@ -251,12 +243,9 @@ class _Line:
         self.is_lost = False
         self._tasks: dict[str, TaskOrders] = {}
         self._client = HubClient(
-            address,
-            received=self._received,
-            lost=self._was_lost,
-            clock=SystemClock(),
-            timeout_s=_CONNECT_S,
+            address, received=self._received, lost=self._lost, clock=SystemClock(), timeout_s=_CONNECT_S
         )
+        self.send = self._client.send
 
     def begin(self, epochs: Mapping[MessageQueue, int]) -> TaskOrders:
         orders = TaskOrders(self, epochs)
@@ -266,23 +255,20 @@ class _Line:
     def forget(self, orders: TaskOrders) -> None:
         self._tasks.pop(orders.id, None)
 
-    def send(self, message: Message) -> None:
-        self._client.send(message)
-
     def _received(self, message: Message) -> None:
-        if message["is"] == "stop":
+        if message["type"] == "stop":
             for orders in list(self._tasks.values()):
                 orders.stop()
-        elif (told := self._tasks.get(message["task"])) is not None:
-            told.hear(message)
+        elif (task := self._tasks.get(message["task"])) is not None:
+            task.receive(message)
 
-    def _was_lost(self) -> None:
+    def _lost(self) -> None:
         self.is_lost = True
         for orders in list(self._tasks.values()):
             orders.lost()
 
 
-_lines: dict[HubAddress, _Line] = {}
+_connections: dict[HubAddress, _DriverConnection] = {}
 """This process's, one to each driver."""
 _failed_s: dict[HubAddress, float] = {}
 _guard = threading.Lock()
@@ -293,7 +279,7 @@ def _renew() -> None:
     """In a child of ``fork()``: begin without connections; the parent's stay open."""
     global _guard  # noqa: PLW0603 - one per process is the point
     _guard = threading.Lock()
-    _lines.clear()
+    _connections.clear()
     _failed_s.clear()
 
 
@@ -301,13 +287,9 @@ os.register_at_fork(after_in_child=_renew)
 
 
 def ask_driver(
-    terms: HubTerms,
-    partition: int,
-    epochs: Mapping[MessageQueue, int],
-    *,
-    tasks: int = 1,
+    terms: HubTerms, partition: int, epochs: Mapping[MessageQueue, int], *, tasks: int = 1
 ) -> TaskOrders | None:
-    """Ask the driver what to leave out of the ranges of these queues, with their epochs; None if it cannot be reached.
+    """Ask the driver what to leave out of a task's ranges; None if it cannot be reached.
 
     Args:
         terms: Of the batch.
@@ -315,25 +297,25 @@ def ask_driver(
         epochs: Of its ranges, by queue.
         tasks: How many the batch has.
     """
-    line = _line_to(terms.address)
-    if line is None:
+    connection = _connected(terms.address)
+    if connection is None:
         return None
-    orders = line.begin(epochs)
+    orders = connection.begin(epochs)
     if orders.ask(terms, partition, tasks=tasks):
         return orders
     orders.forget()
     return None
 
 
-def _line_to(address: HubAddress) -> _Line | None:
+def _connected(address: HubAddress) -> _DriverConnection | None:
     with _guard:
-        line = _lines.get(address)
-        if line is not None and not line.is_lost:
-            return line
+        found = _connections.get(address)
+        if found is not None and not found.is_lost:
+            return found
         if time.monotonic() - _failed_s.get(address, float("-inf")) < _AGAIN_AFTER_S:
             return None
     try:
-        made = _Line(address)
+        made = _DriverConnection(address)
     except TransportError as error:
         logger.warning(
             "the driver cannot be reached from this worker, so its queues change hands between two batches "
@@ -345,9 +327,9 @@ def _line_to(address: HubAddress) -> _Line | None:
         return None
     with _guard:
         # Of other queries, and of this one's earlier connections.
-        for old in [old for old, line in _lines.items() if line.is_lost]:
-            del _lines[old]
-        _lines[address] = made
+        for lost in [each for each, connection in _connections.items() if connection.is_lost]:
+            del _connections[lost]
+        _connections[address] = made
     return made
 
 

@@ -21,13 +21,13 @@ from pyspark_rocketmq.model import MessageQueue
 logger = logging.getLogger(__name__)
 
 _CONNECT_S: Final = 5.0
-_FIRST_WORD_S: Final = 2.0
-"""How long the first plan waits for what the driver says at once."""
+_FIRST_SLOTS_S: Final = 2.0
+"""How long the first plan waits for the driver's first report."""
 _AGAIN_AFTER_S: Final = 5.0
-"""Pause before a connection that was lost, or could not be made, is tried again."""
+"""Pause before a connection that could not be made is tried again."""
 
 
-class DriverLine:
+class DriverConnection:
     """Implements ``PlanWatcher``; connects on a thread of its own, again and again."""
 
     def __init__(self, address: HubAddress, clock: Clock) -> None:
@@ -38,41 +38,41 @@ class DriverLine:
         self._client: HubClient | None = None
         self._plan: Message | None = None
         self._leaving: Message | None = None
-        """What was said last, for a driver who was away."""
+        """The last messages, for a driver who was away."""
         self._is_needed = threading.Event()
         self._is_needed.set()
         self._slots = 0
-        self._are_slots_told = threading.Event()
+        self._are_slots_known = threading.Event()
         self._is_warned = False
 
     def start(self, member: RunningMember) -> None:
-        """Begin to tell ``member`` of what is over; returns at once."""
+        """Begin to report to ``member`` what is over; returns at once."""
         self._member = member
         # A daemon: the process ends when Spark says so.
-        threading.Thread(target=self._run, name="rocketmq-driver-line", daemon=True).start()
+        threading.Thread(target=self._run, name="rocketmq-driver-connection", daemon=True).start()
 
     def plan_made(self, plan: int, queues: Collection[MessageQueue]) -> None:
         """See ``PlanWatcher``."""
-        self._plan = {"is": "plan", "plan": plan, "queues": listed(queues)}
+        self._plan = {"type": "plan", "plan": plan, "queues": listed(queues)}
         self._leaving = None
         self._send(self._plan)
 
     def must_leave(self, plan: int, queues: Collection[MessageQueue]) -> None:
         """See ``PlanWatcher``."""
-        self._leaving = {"is": "leaving", "plan": plan, "queues": listed(queues)}
+        self._leaving = {"type": "leaving", "plan": plan, "queues": listed(queues)}
         self._send(self._leaving)
 
     def was_reset(self) -> None:
         """Queues were reset in the offset store: the driver is to look there now."""
-        self._send({"is": "look"})
+        self._send({"type": "look"})
 
     def slots(self) -> int:
         """How many tasks can run at the same time, by the driver's last report; 0 if not known.
 
-        Its first word is waited for, two seconds at most.
+        Its first report is waited for, two seconds at most.
         """
-        self._are_slots_told.wait(_FIRST_WORD_S)
-        self._are_slots_told.set()
+        self._are_slots_known.wait(_FIRST_SLOTS_S)
+        self._are_slots_known.set()
         return self._slots
 
     def _send(self, message: Message) -> None:
@@ -86,8 +86,10 @@ class DriverLine:
         pause = threading.Event()
         while True:
             self._is_needed.wait()
+            self._is_needed.clear()
             try:
                 self._connect()
+                continue
             except TransportError as error:
                 if not self._is_warned:
                     logger.warning(
@@ -95,41 +97,36 @@ class DriverLine:
                         error,
                     )
                 self._is_warned = True
-                pause.wait(_AGAIN_AFTER_S)
             except Exception:
                 # Nobody watches this thread.
                 logger.exception("the connection to the driver failed, trying again")
-                pause.wait(_AGAIN_AFTER_S)
+            self._is_needed.set()
+            pause.wait(_AGAIN_AFTER_S)
 
     def _connect(self) -> None:
-        self._is_needed.clear()
-        try:
-            client = HubClient(
-                self._address,
-                received=self._received,
-                lost=self._lost,
-                clock=self._clock,
-                timeout_s=_CONNECT_S,
-            )
-        except BaseException:
-            self._is_needed.set()
-            raise
-        client.send({"is": "planner"})
+        client = HubClient(
+            self._address,
+            received=self._received,
+            lost=self._lost,
+            clock=self._clock,
+            timeout_s=_CONNECT_S,
+        )
+        client.send({"type": "planner"})
         self._client = client
-        for said in (self._plan, self._leaving):
-            if said is not None:
-                client.send(said)
+        for message in (self._plan, self._leaving):
+            if message is not None:
+                client.send(message)
 
     def _received(self, message: Message) -> None:
         assert self._member is not None, "it is there before the connection"
-        match message["is"]:
+        match message["type"]:
             case "over":
                 self._member.free(int(message["plan"]), None)
             case "free":
                 self._member.free(int(message["plan"]), queue_list(message["queues"]))
             case "slots":
                 self._slots = int(message["slots"])
-                self._are_slots_told.set()
+                self._are_slots_known.set()
             case _:
                 pass
 

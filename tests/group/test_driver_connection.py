@@ -7,8 +7,8 @@ from unittest.mock import create_autospec
 import pytest
 
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.group import driver_line
-from pyspark_rocketmq.group.driver_line import DriverLine
+from pyspark_rocketmq.group import driver_connection
+from pyspark_rocketmq.group.driver_connection import DriverConnection
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.hub.server import QueryHub
 from pyspark_rocketmq.hub.session import HubAddress
@@ -28,10 +28,10 @@ def test_the_first_plan_waits_for_the_number_of_tasks_that_can_run() -> None:
         clock=clock,
     )
     try:
-        line = DriverLine(hub.address, clock)
-        line.start(create_autospec(RunningMember, instance=True))
+        connection = DriverConnection(hub.address, clock)
+        connection.start(create_autospec(RunningMember, instance=True))
 
-        assert line.slots() == 7
+        assert connection.slots() == 7
     finally:
         hub.close()
 
@@ -39,9 +39,9 @@ def test_the_first_plan_waits_for_the_number_of_tasks_that_can_run() -> None:
 def test_a_driver_that_is_away_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """D3"""
     waited_s: list[float | None] = []
-    line = DriverLine(HubAddress.new("127.0.0.1", 1), SystemClock())
-    monkeypatch.setattr(line._are_slots_told, "wait", waited_s.append)
+    connection = DriverConnection(HubAddress.new("127.0.0.1", 1), SystemClock())
+    monkeypatch.setattr(connection._are_slots_known, "wait", waited_s.append)
 
-    assert line.slots() == 0
-    assert waited_s == [driver_line._FIRST_WORD_S]
-    assert line._are_slots_told.is_set()
+    assert connection.slots() == 0
+    assert waited_s == [driver_connection._FIRST_SLOTS_S]
+    assert connection._are_slots_known.is_set()
