@@ -255,6 +255,11 @@ class TopicRoute:
                 return broker.addresses[min(broker.addresses)]
         return None
 
+    def master_of(self, broker_name: str) -> BrokerAddress | None:
+        """None if the route names no living master of it."""
+        masters = (broker.master for broker in self.brokers if broker.broker_name == broker_name)
+        return next((master for master in masters if master is not None), None)
+
     def brokers_shown(self) -> str:
         """The brokers' names and masters, for a person."""
         masters = ((broker.broker_name, broker.master) for broker in self.brokers)

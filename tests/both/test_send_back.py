@@ -44,7 +44,7 @@ def send_back(
     )
     consumer = ConsumerData(group_name=group, subscriptions=subscriptions)
     client.heartbeat(address, HeartbeatData(client_id="me", consumers=(consumer,)))
-    return settings.open()
+    return SendBack(settings)
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_a_message_of_a_broker_that_is_away_is_kept_by_another(
     client.heartbeat(address, HeartbeatData(client_id="me", consumers=(member,)))
     cluster.stop_broker("broker-b")
 
-    send_back = replace(settings, back_timeout_s=3.0).open()
+    send_back = SendBack(replace(settings, back_timeout_s=3.0))
     send_back.send(failed, delay_level=0, max_reconsume_times=0)
 
     first_of(client, address, MessageQueue(dlq_topic(group), "broker-a", 0))
@@ -171,7 +171,7 @@ def test_a_namespace_s_message_comes_again_inside_it(
     inside.send(address, Message(topic=queue.topic, body=b"again"), queue, SETTINGS)
     failed = first_of(inside, address, queue)._replace(topic=queue.topic)
 
-    replace(settings, namespace=namespace).open().send(failed, delay_level=1, max_reconsume_times=16)
+    SendBack(replace(settings, namespace=namespace)).send(failed, delay_level=1, max_reconsume_times=16)
     again = first_of(inside, address, MessageQueue(retry_topic(group), "broker-a", 0))
 
     assert again.topic == f"%RETRY%{namespace}%{group}"

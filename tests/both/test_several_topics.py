@@ -11,7 +11,7 @@ import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.producer.send_back import SendBackSettings
+from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSettings
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import ConsumerNotOnline, OptionError, TopicNotFound
 from pyspark_rocketmq.model import Message, MessageQueue, QueueState, retry_topic
@@ -164,7 +164,7 @@ def test_a_message_that_was_given_back_comes_again_under_its_own_topic(
     send(topics[1], b"once more", KEYS="k")
     ((queue, message),) = await_consumed(query, 1)
 
-    back = SendBackSettings(name_servers=(cluster.name_servers,), consumer_group=group).open()
+    back = SendBack(SendBackSettings(name_servers=(cluster.name_servers,), consumer_group=group))
     back.send(message, delay_level=1, max_reconsume_times=16)
 
     ((retried_in, retried),) = await_consumed(query, 1)

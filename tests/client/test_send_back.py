@@ -42,7 +42,7 @@ def settings_of(cluster: ScriptedCluster, namespace: str = "") -> SendBackSettin
 
 @pytest.fixture
 def send_back(cluster: ScriptedCluster) -> SendBack:
-    return settings_of(cluster).open()
+    return SendBack(settings_of(cluster))
 
 
 def failed(broker: str = "broker-a", times: int = 0, **properties: str) -> MessageExt:
@@ -188,7 +188,7 @@ def test_without_a_name_server_it_is_an_error_in_time(cluster: ScriptedCluster) 
     cluster.close()
 
     with pytest.raises(TransportError) as caught:
-        settings.open().send(failed(), delay_level=0, max_reconsume_times=16)
+        SendBack(settings).send(failed(), delay_level=0, max_reconsume_times=16)
     assert isinstance(caught.value, ConnectFailed)
 
 
@@ -212,7 +212,7 @@ def test_names_have_their_namespace_at_the_broker(cluster: ScriptedCluster) -> N
     """A6, E3: group, topic and what the copy remembers of them."""
     cluster.routes["shop%orders"] = cluster.routes["orders"]
     cluster.routes["%RETRY%shop%billing"] = cluster.routes[RETRY]
-    send_back = settings_of(cluster, "shop").open()
+    send_back = SendBack(settings_of(cluster, "shop"))
     broker = cluster.brokers["broker-a"]
 
     send_back.send(failed(), delay_level=0, max_reconsume_times=16)

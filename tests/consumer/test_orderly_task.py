@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.client.producer.send_back import SendBackSettings
+from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSettings
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume import turns
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
 from pyspark_rocketmq.consumer.engine import direct as orderly_task
-from pyspark_rocketmq.consumer.engine import orderly as range_consumer
 from pyspark_rocketmq.consumer.engine.direct import OrderlyTask
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import Consumed
@@ -243,7 +242,7 @@ def test_a_message_that_fails_again_in_its_task_uses_up_its_attempts(monkeypatch
     """D6: as from one micro-batch to the next."""
     over = threading.Event()
     dead: list[MessageExt] = []
-    monkeypatch.setattr(range_consumer, "DeadLetterSender", lambda *_: dead.append)
+    monkeypatch.setattr(SendBack, "send_as_retry", lambda _, message, **__: dead.append(message))
 
     def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
         if message.message_queue == SLOW:

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendSettings
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.client.producer.send_back import SendBackSettings
+from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSettings
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
@@ -82,9 +82,10 @@ def test_topics_of_one_consumer_and_what_comes_back_reach_one_table(
         first = PullRequest(consumer_group=group, queue=MessageQueue(payments, _ON, 0), queue_offset=0)
         given_back = decode_messages(client.pull(at, first).body, _ON)[0]
         name_servers = (cluster.name_servers,)
-        back = SendBackSettings(
+        settings = SendBackSettings(
             name_servers=name_servers, consumer_group=group, back_timeout_s=PATIENCE_S
-        ).open()
+        )
+        back = SendBack(settings)
         back.send(given_back, delay_level=1, max_reconsume_times=16)
         wait_until(lambda: client.max_offset(at, retry) == 1, reason="the copy in the retry topic")
         drain()

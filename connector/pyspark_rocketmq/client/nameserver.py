@@ -163,8 +163,7 @@ class NameServerClient:
         """
         with self._lock:
             newest_first = sorted(self._known.values(), key=lambda known: known.since_s, reverse=True)
-        brokers = (broker for known in newest_first for broker in known.route.brokers)
-        masters = (broker.master for broker in brokers if broker.broker_name == broker_name)
+        masters = (known.route.master_of(broker_name) for known in newest_first)
         return next((master for master in masters if master is not None), None)
 
     def brokers(self, deadline: Deadline) -> tuple[BrokerData, ...]:

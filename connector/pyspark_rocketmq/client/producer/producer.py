@@ -522,15 +522,12 @@ class Producer(Closing):
 
     def _master(self, route: TopicRoute, queue: MessageQueue) -> str:
         """Where the queue's broker takes messages, by the topic's route or else by another one."""
-        for broker in route.brokers:
-            if broker.broker_name == queue.broker_name and broker.master is not None:
-                return broker.master
-        known = self._name_servers.known_master(queue.broker_name)
-        if known is None:
+        master = route.master_of(queue.broker_name) or self._name_servers.known_master(queue.broker_name)
+        if master is None:
             raise ConnectFailed(
                 queue.broker_name, f"the route of topic {queue.topic} names no master for this broker"
             )
-        return known
+        return master
 
     def _sent_by_route(self, topic: str, send: Callable[[], T]) -> T:
         try:

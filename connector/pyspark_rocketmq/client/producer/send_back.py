@@ -7,18 +7,18 @@ Rule 2: a copy may be stored twice, where an answer was lost: what comes back ma
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
-from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.cluster import Cluster
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
 from pyspark_rocketmq.errors import ConnectFailed, RocketMQError, TopicNotFound, TransportError
-from pyspark_rocketmq.model import Message, MessageExt, TopicRoute, retry_topic
+from pyspark_rocketmq.model import Message, MessageExt, retry_topic
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.compression import MAX_BODY_BYTES
 from pyspark_rocketmq.wire.namespace import with_namespace
@@ -65,44 +65,49 @@ class SendBackSettings:
             connection=ConnectionSettings.of(options),
         )
 
-    def open(self) -> SendBack:
-        """Calls on this process's own connections; nothing is connected yet."""
-        return SendBack(self)
-
 
 class SendBack:
     """Sends a consumer group's messages back. Shared by any number of threads.
+
+    Pickled to the executors; connects when there is a first message to send.
 
     Source: RocketMQ 5.3.3 ``DefaultMQPushConsumerImpl.sendMessageBack``.
     """
 
     def __init__(self, settings: SendBackSettings, clock: Clock | None = None) -> None:
+        self._settings = settings
         self._clock = clock or SystemClock()
         self.consumer_group = settings.consumer_group
         """Whose retry and dead-letter topics take the messages."""
-        self._namespace = settings.namespace
-        self._back_timeout_s = settings.back_timeout_s
+
+    @cached_property
+    def _cluster(self) -> Cluster:
+        settings = self._settings
         pool = process_pool(settings.connection)
-        self._name_servers = NameServerClient(
-            settings.name_servers, pool, self._clock, settings.back_timeout_s, namespace=settings.namespace
-        )
-        self._brokers = BrokerClient(pool, self._clock, settings.back_timeout_s, namespace=settings.namespace)
-        self._producer = Producer(
-            settings.name_servers,
+        return Cluster(settings.name_servers, pool, self._clock, settings.back_timeout_s, settings.namespace)
+
+    @cached_property
+    def _name_servers(self) -> NameServerClient:
+        return self._cluster.name_server()
+
+    @cached_property
+    def _producer(self) -> Producer:
+        return Producer(
+            self._settings.name_servers,
             CLIENT_INNER_PRODUCER_GROUP,
-            send_timeout_s=settings.send_timeout_s,
+            send_timeout_s=self._settings.send_timeout_s,
             # A broker has stored the message, and stores it compressed again.
             max_message_size=MAX_BODY_BYTES,
-            pool=pool,
+            pool=self._cluster.pool,
             clock=self._clock,
-            namespace=settings.namespace,
+            namespace=self._settings.namespace,
         )
 
-    def send(self, message: MessageExt, *, delay_level: int, max_reconsume_times: int) -> None:
+    def send(self, message: MessageExt, delay_level: int, *, max_reconsume_times: int) -> None:
         """Have ``message`` delivered again, or made a dead letter; it is safely stored when this returns.
 
-        The broker that stores it copies it. When that fails the message is sent to the group's retry topic
-        like any other, always with delay level 3 + its reconsume times, wherever a broker takes it.
+        The broker that stores it copies it. When that fails, the message is sent to the group's retry topic
+        like any other, to any broker, always with delay level 3 + its reconsume times.
 
         Args:
             message: As it was consumed: with its own topic, also when it came through the retry topic.
@@ -128,9 +133,9 @@ class SendBack:
     def send_as_retry(self, message: MessageExt, *, max_reconsume_times: int) -> None:
         """Send ``message`` to the group's retry topic; it is stored when this returns.
 
-        This is how orderly consumers give a message up: with one attempt more than it had, which is more than
-        ``max_reconsume_times``, so that its broker keeps it as a dead letter. Brokers where the group holds a
-        lock do so whatever the number.
+        This is how orderly consumers give a message up: it has one attempt more than before, more than
+        ``max_reconsume_times``, so its broker keeps it as a dead letter. Brokers where the group holds a lock
+        do so whatever the number. A micro-batch that runs again sends its dead letters again.
 
         Raises:
             RocketMQError: If it is not known to be stored.
@@ -143,7 +148,7 @@ class SendBack:
         self, message: MessageExt, delay_level: int, max_reconsume_times: int
     ) -> None:
         try:
-            self._brokers.send_message_back(
+            self._cluster.brokers().send_message_back(
                 self._storing_broker(message), message, self.consumer_group, delay_level, max_reconsume_times
             )
         except TransportError:
@@ -155,17 +160,13 @@ class SendBack:
         """Address of the message's master; its store host may be one that clients cannot reach."""
         if not message.broker_name:
             return message.store_host
-        for route in self._routes(message):
-            for broker in route.brokers:
-                if broker.broker_name == message.broker_name and broker.master is not None:
-                    return broker.master
-        raise ConnectFailed(message.broker_name, "no route names a master for this broker")
-
-    def _routes(self, message: MessageExt) -> Iterator[TopicRoute]:
-        deadline = Deadline.after(self._clock, self._back_timeout_s)
+        deadline = Deadline.after(self._clock, self._settings.back_timeout_s)
         for topic in self._routed_topics(message):
             with suppress(TopicNotFound):
-                yield self._name_servers.lasting_route(topic, deadline)
+                route = self._name_servers.lasting_route(topic, deadline)
+                if (master := route.master_of(message.broker_name)) is not None:
+                    return master
+        raise ConnectFailed(message.broker_name, "no route names a master for this broker")
 
     def _routed_topics(self, message: MessageExt) -> tuple[str, str]:
         # A message that comes back may lie on a broker that its own topic has no queue on.
@@ -176,7 +177,7 @@ class SendBack:
         properties = {
             **message.properties,
             ORIGIN_MESSAGE_ID: message.properties.get(ORIGIN_MESSAGE_ID) or message.msg_id,
-            RETRY_TOPIC: with_namespace(self._namespace, message.topic),
+            RETRY_TOPIC: with_namespace(self._settings.namespace, message.topic),
             RECONSUME_TIME: str(message.reconsume_times + 1),
             MAX_RECONSUME_TIMES: str(max_reconsume_times),
             DELAY: str(FIRST_RETRY_LEVEL + message.reconsume_times),
@@ -188,41 +189,3 @@ class SendBack:
             properties=properties,
             flag=message.flag,
         )
-
-
-class _Sender:
-    """Sends messages back; connects when the first one fails, on the executor."""
-
-    def __init__(self, settings: SendBackSettings, max_reconsume_times: int) -> None:
-        self._settings = settings
-        self._max_reconsume_times = max_reconsume_times
-        self._opened: SendBack | None = None
-
-    def __call__(self, message: MessageExt, delay_level: int) -> None:
-        if self._opened is None:
-            # Two threads may open one each; neither has a connection of its own.
-            self._opened = self._settings.open()
-        self._opened.send(message, delay_level=delay_level, max_reconsume_times=self._max_reconsume_times)
-
-
-class DeadLetterSender:
-    """Sends messages to the group's retry topic, whose broker keeps them as dead letters.
-
-    Pickled to the executors, where it connects when there is a first message to send. A micro-batch that runs
-    again sends its dead letters again: like everything a listener does, they are there at least once.
-    """
-
-    def __init__(self, settings: SendBackSettings, max_reconsume_times: int) -> None:
-        self._settings = settings
-        self._max_reconsume_times = max_reconsume_times
-        self._send_back: SendBack | None = None
-
-    def __call__(self, message: MessageExt) -> None:
-        """Send ``message``, which was consumed with the reconsume times it has.
-
-        Raises:
-            RocketMQError: If it is not known to be stored.
-        """
-        if self._send_back is None:
-            self._send_back = self._settings.open()
-        self._send_back.send_as_retry(message, max_reconsume_times=self._max_reconsume_times)

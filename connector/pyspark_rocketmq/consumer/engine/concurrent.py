@@ -27,7 +27,7 @@ from typing import Final
 
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.client.producer.send_back import SendBackSettings, _Sender
+from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSettings
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.concurrent import (
     EXPIRED_DELAY_LEVEL,
@@ -383,7 +383,7 @@ class ConcurrentEngine:
         self._listener = listener
         self._output = OutputColumns.of(schema)
         self._settings = settings
-        self._sender = _Sender(send_back, settings.max_reconsume_times)
+        self._sender = partial(SendBack(send_back).send, max_reconsume_times=settings.max_reconsume_times)
         self._hooks = hooks
 
     def __call__(self, pieces: Iterable[ReadPiece], orders: RangeOrders = NO_ORDERS) -> Iterator[Consumed]:

@@ -9,9 +9,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from math import inf
 
-from pyspark_rocketmq.client.producer.send_back import DeadLetterSender, SendBackSettings
+from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSettings
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.orderly import (
     LONGEST_SUSPEND_MILLIS,
@@ -315,7 +316,9 @@ class RangeConsumer:
                     "dead letters are sent: SendBackSettings(name_servers=…, consumer_group=…)"
                 )
                 raise OptionError((problem,), where="orderly settings")
-            self._dead_letters = DeadLetterSender(send_back, settings.max_reconsume_times)
+            self._dead_letters = partial(
+                SendBack(send_back).send_as_retry, max_reconsume_times=settings.max_reconsume_times
+            )
 
     def consume(self, arrived: ArrivedRange) -> Consumed:
         """Deliver the range's messages."""
