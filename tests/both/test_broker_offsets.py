@@ -39,7 +39,7 @@ def offsets(cluster: ClusterUnderTest, pool: ChannelPool, topic: str, group: str
         "offsetStore": "delta:/unused",
         "requestTimeoutMs": str(int(ANSWER_S * 1000)),
     }
-    return RemoteBrokerOffsets.of(ReadOptions.parse(options), pool, SystemClock())
+    return RemoteBrokerOffsets.of(ReadOptions.parse(options), SystemClock(), pool=pool)
 
 
 def addresses(cluster: ClusterUnderTest) -> dict[str, BrokerAddress]:

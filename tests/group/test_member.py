@@ -111,7 +111,7 @@ def test_queues_of_a_batch_under_way_are_kept_until_it_is_over(
     two = members.join(cluster.name_servers, topic, "two")
     wait_until(lambda: not two.await_settled(0.0) and two._machine._members, SOON_S)
     wait_until(
-        lambda: len(but_retries(one._ask(lambda machine, now_s: machine.plannable(now_s)))) == 2, SOON_S
+        lambda: len(but_retries(one._query(lambda machine, now_s: machine.plannable(now_s)))) == 2, SOON_S
     )
 
     assert but_retries(one.held()) == everything

@@ -47,7 +47,7 @@ class GroupQuery:
             view=view,
             default_start=LATEST,
             clock=SystemClock(),
-            broker_offsets=RemoteBrokerOffsets.of(options, pool, SystemClock()),
+            broker_offsets=RemoteBrokerOffsets.of(options, SystemClock(), pool=pool),
             message_lookup=MessageLookup(options, pool, SystemClock()),
             fail_on_data_loss=options.fail_on_data_loss,
         )

@@ -9,9 +9,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import takewhile
 from typing import ClassVar, Final, TypeVar
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
@@ -52,9 +52,9 @@ class Cluster:
         """The cluster of a source's or a sink's options.
 
         Args:
-            options: How it is reached, with which access.
+            options: How it is reached.
             clock: The system's, but in tests.
-            pool: Whose connections are used; this process's for these options if not given.
+            pool: Whose connections are used, if not this process's for these options.
             at_most_s: Bounds the options' time-out of a call.
         """
         return cls(
@@ -99,20 +99,32 @@ T = TypeVar("T")
 def run_concurrently(calls: Sequence[Callable[[], T]], *, at_most: int = 64) -> list[T]:
     """What each call returns, in their order; a slow one holds up no other while threads are left.
 
-    Each must end by a deadline of its own. The caller's thread makes some of them, up to ``at_most - 1``
-    others the rest; a process that is about to end starts no threads (Python 3.12 and later), and makes them
-    one after the other.
+    Each must end by a deadline of its own. This thread and up to ``at_most - 1`` others make them. A process
+    that is about to end starts no threads (Python 3.12 and later): this one makes them all.
 
     Raises what the first call that raises does, once all that were begun have ended; no more are begun.
     """
     outcomes: list[Future[T]] = [Future() for _ in calls]
     left = deque(zip(calls, outcomes, strict=True))
-    threads = [
-        threading.Thread(target=_make, args=[left], name="rocketmq-call", daemon=True)
-        for _ in range(min(len(calls), at_most) - 1)
-    ]
-    started = list(takewhile(_has_started, threads))
-    _make(left)
+
+    def make_calls() -> None:
+        # Another thread may take the last one first.
+        with suppress(IndexError):
+            while True:
+                call, outcome = left.popleft()
+                try:
+                    outcome.set_result(call())
+                except BaseException as error:  # noqa: BLE001 - the caller raises it
+                    left.clear()
+                    outcome.set_exception(error)
+
+    started: list[threading.Thread] = []
+    with suppress(RuntimeError):
+        for _ in range(min(len(calls), at_most) - 1):
+            thread = threading.Thread(target=make_calls, name="rocketmq-call", daemon=True)
+            thread.start()
+            started.append(thread)
+    make_calls()
     for thread in started:
         thread.join()
     for each in outcomes:
@@ -121,34 +133,12 @@ def run_concurrently(calls: Sequence[Callable[[], T]], *, at_most: int = 64) -> 
     return [each.result() for each in outcomes]
 
 
-def _has_started(thread: threading.Thread) -> bool:
-    try:
-        thread.start()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _make(left: deque[tuple[Callable[[], T], Future[T]]]) -> None:
-    while left:
-        try:
-            call, outcome = left.popleft()
-        except IndexError:
-            # Another thread was faster.
-            return
-        try:
-            outcome.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - it is the caller's
-            left.clear()
-            outcome.set_exception(error)
-
-
 def stored_at_s(
     brokers: BrokerClient, address: BrokerAddress, queue: MessageQueue, queue_offset: int
 ) -> float | None:
     """When the first message from ``queue_offset`` on was stored, in seconds; None if there is none.
 
-    Costs a pull of one message.
+    Costs a pull of one message, and touches no group's offsets.
 
     Raises:
         RocketMQError: If the broker does not answer in time, or refuses.
@@ -197,9 +187,8 @@ class _NotThere(TopicNotFound):
 class PatientLookup:
     """Finds the queues of topics for one producer.
 
-    A topic that the producer has never seen may be new, or be on brokers that restart: nobody can tell.  It
-    is looked for all the time there is before brokers are expected to make it, because other brokers would,
-    and keys would move to them.
+    A topic that the producer has never seen may be new, or be on brokers that restart. It is looked for until
+    the time is over before brokers are expected to make it: other brokers would, and keys would move there.
     """
 
     producer: Producer
@@ -209,11 +198,7 @@ class PatientLookup:
     sleep: Callable[[float], object] = time.sleep
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The topic's queues, as :meth:`Producer.queues` has them.
-
-        Raises:
-            RocketMQError: As of :meth:`Producer.queues`, after the time is over if it may pass.
-        """
+        """As :meth:`Producer.queues`, whose error it raises late if it may pass."""
         try:
             return self._look(topic)
         except _NotThere:
@@ -238,9 +223,8 @@ class PatientLookup:
 
 _SOON_S: Final = 1.0
 _LATE_S: Final = 30.0
-"""Pauses between two questions for a retry topic that is not on all brokers yet, the first and the longest: a
-broker makes it at the group's first heartbeat, so that it is there a moment later or, for want of rights,
-never."""
+"""First and longest pause between two questions for a retry topic that is not on all brokers yet: a broker
+makes it at the group's first heartbeat, so it is there a moment later or, for want of rights, never."""
 
 
 @dataclass(frozen=True)
@@ -254,13 +238,12 @@ class Routes:
     @cached_property
     def queues(self) -> tuple[MessageQueue, ...]:
         """Every queue that consumers may read, sorted within its topic."""
-        return tuple(
-            queue for topic, route in self.by_topic.items() for queue in route.subscribe_queues(topic)
-        )
+        routes = self.by_topic.items()
+        return tuple(queue for topic, route in routes for queue in route.subscribe_queues(topic))
 
     @cached_property
     def brokers(self) -> tuple[BrokerData, ...]:
-        """Each broker of one of the topics, once for each form in which routes tell of it."""
+        """The brokers of each topic, so the same one several times."""
         return tuple(broker for route in self.by_topic.values() for broker in route.brokers)
 
     @cached_property
@@ -318,6 +301,7 @@ class TopicRoutes:
             self._name_server.invalidate(self._retry_topic)
 
     def _look_for_retries(self, brokers: Collection[str], deadline: Deadline) -> None:
+        """Not there yet, or nobody to ask: the last route holds; what was given back is found a little later."""
         assert self._retry_topic is not None
         now_s = self._clock.monotonic_s()
         if self._retry_route is not None and _names(self._retry_route).issuperset(brokers):
@@ -328,12 +312,8 @@ class TopicRoutes:
             self._retry_again_s = now_s + self._retry_pause_s
             self._retry_pause_s = min(self._retry_pause_s * 2, _LATE_S)
             self._name_server.invalidate(self._retry_topic)
-        try:
+        with suppress(RocketMQError):
             self._retry_route = self._name_server.route(self._retry_topic, deadline)
-        except RocketMQError:
-            # Not there yet, or nobody to ask: nothing was given back, or what was is found a little later.
-            # The last route holds.
-            return
 
 
 def _names(route: TopicRoute) -> frozenset[str]:

@@ -17,7 +17,7 @@ from typing import Final, Protocol, TypeVar
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullResult
 from pyspark_rocketmq.client.cluster import Cluster, Routes, TopicRoutes, at_queues
-from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
+from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
 from pyspark_rocketmq.errors import (
     BrokerOffsetUnavailable,
@@ -33,50 +33,51 @@ from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.subscription import expression_type
 
+logger = logging.getLogger(__name__)
 
-class ToldResets:
-    """Keeps resets until somebody takes them: a broker reports each once, with any pull of the group.
+T = TypeVar("T")
 
-    Threads may add while another takes.
-    """
+_EVERY_S: Final = 15.0
+"""``brokerSuspendMaxTimeMillis``: so long a waiting pull keeps a Java consumer from hearing of a reset."""
+
+Addresses = Mapping[str, BrokerAddress]
+"""Where each broker's master is."""
+
+
+class ReportedResets:
+    """Keeps resets until they are taken: a broker reports each once, with any pull of the group. Thread-safe."""
 
     def __init__(self) -> None:
-        self._told: SimpleQueue[tuple[MessageQueue, int]] = SimpleQueue()
+        self._resets: SimpleQueue[tuple[MessageQueue, int]] = SimpleQueue()
 
     def add(self, queue: MessageQueue, target: int) -> None:
         """Keep where an operator wants ``queue``; a later one replaces it."""
-        self._told.put((queue, target))
+        self._resets.put((queue, target))
 
     def take(self) -> dict[MessageQueue, int]:
         """All there are, which are the caller's from now on."""
         resets: dict[MessageQueue, int] = {}
         with suppress(Empty):
             while True:
-                queue, target = self._told.get_nowait()
+                queue, target = self._resets.get_nowait()
                 resets[queue] = target
         return resets
-
-
-logger = logging.getLogger(__name__)
-
-_EVERY_S: Final = 15.0
-"""``brokerSuspendMaxTimeMillis``: so long a waiting pull keeps a Java consumer from hearing of a reset."""
 
 
 class ResetWatch(Protocol):
     """Asks brokers for resets in the background."""
 
     def found(self) -> dict[MessageQueue, int]:
-        """Resets told since the last call; a broker tells each once."""
+        """Resets reported since the last call."""
         ...
 
-    def look(self, idle: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]) -> None:
+    def look(self, idle: Mapping[MessageQueue, int], addresses: Addresses) -> None:
         """Ask, if it is time, for resets of queues without new messages, given with their next offsets."""
         ...
 
 
 class PullingResetWatch:
-    """Implements :class:`ResetWatch` for one group's topics by a pull per queue. Does not wait."""
+    """Implements :class:`ResetWatch` by a pull per queue. Does not wait."""
 
     def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
         assert options.consumer_group is not None
@@ -84,21 +85,20 @@ class PullingResetWatch:
         self._subscription_of = options.subscription_of
         self._clock = clock
         self._brokers = Cluster.of(options, clock, pool=pool).brokers()
-        self._told = ToldResets()
+        self._reported = ReportedResets()
         self._look_at_s = clock.monotonic_s() + _EVERY_S
 
     def found(self) -> dict[MessageQueue, int]:
         """See :class:`ResetWatch`."""
-        return self._told.take()
+        return self._reported.take()
 
-    def look(self, idle: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]) -> None:
+    def look(self, idle: Mapping[MessageQueue, int], addresses: Addresses) -> None:
         """See :class:`ResetWatch`."""
         now_s = self._clock.monotonic_s()
-        if now_s < self._look_at_s:
-            return
-        self._look_at_s = now_s + _EVERY_S
-        for queue, next_offset in idle.items():
-            self._ask(queue, next_offset, addresses[queue.broker_name])
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + _EVERY_S
+            for queue, next_offset in idle.items():
+                self._ask(queue, next_offset, addresses[queue.broker_name])
 
     def _ask(self, queue: MessageQueue, next_offset: int, address: BrokerAddress) -> None:
         wanted = self._subscription_of(queue.topic)
@@ -115,15 +115,9 @@ class PullingResetWatch:
             if isinstance(outcome, RocketMQError):
                 logger.info("no look for a reset group=%s %s: %s", self._group, queue, outcome)
             elif (target := outcome.reset_from(next_offset)) is not None:
-                self._told.add(queue, target)
+                self._reported.add(queue, target)
 
         self._brokers.pull_async(address, request, take_in)
-
-
-T = TypeVar("T")
-
-Addresses = Mapping[str, BrokerAddress]
-"""Where each broker's master is."""
 
 
 class BrokerOffsets(Protocol):
@@ -159,37 +153,39 @@ class RemoteBrokerOffsets:
         self._brokers = brokers
 
     @classmethod
-    def of(cls, options: ReadOptions, pool: ChannelPool, clock: Clock) -> RemoteBrokerOffsets:
+    def of(
+        cls, options: ReadOptions, clock: Clock, *, pool: ChannelPool | None = None
+    ) -> RemoteBrokerOffsets:
         """Those of the group that a query reads as."""
         assert options.consumer_group is not None
         return cls(options.consumer_group, Cluster.of(options, clock, pool=pool).brokers())
 
     def read(self, queues: Iterable[MessageQueue], addresses: Addresses) -> dict[MessageQueue, int]:
         """See :class:`BrokerOffsets`."""
-        found = self._each(queues, addresses, self._query)
+
+        def query(address: BrokerAddress, queue: MessageQueue) -> int | None:
+            try:
+                # Never a 0 that the broker makes up: it would look like an offset somebody stored.
+                return self._brokers.query_consumer_offset(
+                    address, self._group, queue, set_zero_if_not_found=False
+                )
+            except OffsetNotFound:
+                return None
+
+        found = self._each(queues, addresses, query)
         return {queue: offset for queue, offset in found.items() if offset is not None}
 
     def write(self, next_offsets: Mapping[MessageQueue, int], addresses: Addresses) -> None:
         """See :class:`BrokerOffsets`."""
-        self._each(
-            next_offsets, addresses, lambda address, queue: self._update(address, queue, next_offsets[queue])
-        )
 
-    def _query(self, address: BrokerAddress, queue: MessageQueue) -> int | None:
-        try:
-            # Never a 0 that the broker makes up: it would look like an offset somebody stored.
-            return self._brokers.query_consumer_offset(
-                address, self._group, queue, set_zero_if_not_found=False
-            )
-        except OffsetNotFound:
-            return None
+        def update(address: BrokerAddress, queue: MessageQueue) -> None:
+            try:
+                self._brokers.update_consumer_offset(address, self._group, queue, next_offsets[queue])
+            except GroupNotFound:
+                # Then it has no offset either that could be taken for a later one.
+                logger.info("offset not stored, the broker has no such group group=%s %s", self._group, queue)
 
-    def _update(self, address: BrokerAddress, queue: MessageQueue, next_offset: int) -> None:
-        try:
-            self._brokers.update_consumer_offset(address, self._group, queue, next_offset)
-        except GroupNotFound:
-            # Then it has no offset either that could be taken for a later one.
-            logger.info("offset not stored, the broker has no such group group=%s %s", self._group, queue)
+        self._each(next_offsets, addresses, update)
 
     def _each(
         self,
@@ -197,20 +193,19 @@ class RemoteBrokerOffsets:
         addresses: Addresses,
         ask: Callable[[BrokerAddress, MessageQueue], T],
     ) -> dict[MessageQueue, T]:
-        return at_queues(queues, lambda queue: self._asked(ask, addresses[queue.broker_name], queue))
+        def asked(queue: MessageQueue) -> T:
+            address = addresses[queue.broker_name]
+            try:
+                return ask(address, queue)
+            except NoPermission:
+                raise
+            except RocketMQError as error:
+                raise BrokerOffsetUnavailable(
+                    f"Group {self._group}, {queue}: {address} could not be asked about the group's offset: "
+                    f"{error} The queue waits; look at the broker if this goes on."
+                ) from error
 
-    def _asked(
-        self, ask: Callable[[BrokerAddress, MessageQueue], T], address: BrokerAddress, queue: MessageQueue
-    ) -> T:
-        try:
-            return ask(address, queue)
-        except NoPermission:
-            raise
-        except RocketMQError as error:
-            raise BrokerOffsetUnavailable(
-                f"Group {self._group}, {queue}: {address} could not be asked about the group's offset: "
-                f"{error} The queue waits; look at the broker if this goes on."
-            ) from error
+        return at_queues(queues, asked)
 
 
 def open_group_store(options: ReadOptions) -> OffsetStore:
@@ -241,20 +236,17 @@ class RemoteGroup:
         routes = self._routes()
         if queues is None:
             queues = [queue for queue in routes.queues if queue.broker_name in routes.masters]
-        self._check_masters(queues, routes)
-        return self._offsets().read(queues, routes.masters)
+        return self._offsets(queues, routes).read(queues, routes.masters)
 
     def write(self, next_offsets: Mapping[MessageQueue, int]) -> None:
         """See ``GroupAtBrokers.write``."""
-        if not next_offsets:
-            return
-        routes = self._routes()
-        self._check_masters(next_offsets, routes)
-        self._offsets().write(next_offsets, routes.masters)
+        if next_offsets:
+            routes = self._routes()
+            self._offsets(next_offsets, routes).write(next_offsets, routes.masters)
 
     def _routes(self) -> Routes:
-        found: TopicRoutes | None = getattr(self._threads, "routes", None)
         cluster = Cluster.of(self._options, self._clock)
+        found: TopicRoutes | None = getattr(self._threads, "routes", None)
         if found is None:
             found = self._threads.routes = cluster.routes(self._options)
         try:
@@ -264,16 +256,11 @@ class RemoteGroup:
                 f"The brokers of group {self.consumer_group} are not known: {error} Look at the name servers."
             ) from error
 
-    def _offsets(self) -> RemoteBrokerOffsets:
-        pool = process_pool(ConnectionSettings.of(self._options))
-        return RemoteBrokerOffsets.of(self._options, pool, self._clock)
-
-    def _check_masters(
-        self, queues: Collection[MessageQueue] | Mapping[MessageQueue, int], routes: Routes
-    ) -> None:
+    def _offsets(self, queues: Iterable[MessageQueue], routes: Routes) -> RemoteBrokerOffsets:
         missing = sorted({queue.broker_name for queue in queues}.difference(routes.masters))
         if missing:
             raise BrokerOffsetUnavailable(
                 f"The offsets of group {self.consumer_group} at {', '.join(missing)} cannot be reached: no "
                 "route names a master. The queues wait; start the broker."
             )
+        return RemoteBrokerOffsets.of(self._options, self._clock)

@@ -1,20 +1,19 @@
 """A running member: the thread that does what membership says; checks that members agree.
 
-Theory.  The machine is touched by this thread, by the planner and by the threads of connections on which
-brokers notify; a lock guards it, and under that lock nothing is called and nothing waits.  Every call to a
-server has a deadline, and those of one kind are made to all brokers at the same time: the worst round stays
-below the 10 s that a lock still counts after its renewal is due, however many brokers are silent.
+The machine is touched by this thread, by the planner and by the threads of connections on which brokers
+notify; a lock guards it, and under that lock nothing is called and nothing waits. Every call to a server has
+a deadline, and those of one kind are made to all brokers at the same time: the worst round stays below the
+10 s that a lock still counts after its renewal is due, however many brokers are silent.
 
-A connection that broke took the membership at its broker with it, so a lost connection is followed by a
-heartbeat at once, not at the next half minute: otherwise the others would see this member missing and take
-its queues.
+A connection that broke took the membership at its broker with it, so a heartbeat follows at once, not at the
+next half minute: otherwise the others would see this member missing and take its queues.
 
 A broker keeps one subscription table per group, that of the last heartbeat: members that subscribe to
 different things take messages from each other without a word (rocketmq-client-go#592, apache/rocketmq#7885).
 
-The planner asks before every micro-batch; a queue that is not in the answer is in no plan.  A queue comes
-with a *grant*, a number that grows each time: under a grant not seen before it must be claimed in
-the offset store first.  The claim is what fences; ownership alone fences nothing.
+The planner asks before every micro-batch; a queue that is not in the answer is in no plan. A queue comes with
+a *grant*, a number that grows with every new grant: in a grant not seen before it must be claimed
+in the offset store first. The claim is what fences; ownership alone fences nothing.
 """
 
 from __future__ import annotations
@@ -50,17 +49,17 @@ from pyspark_rocketmq.wire.subscription import SubscriptionData
 
 
 class QueueOwnership(Protocol):
-    """The share of the group's queues that belongs to this consumer at this moment."""
+    """The group's queues that belong to this consumer at this moment. Nothing waits, except ``await_settled``."""
 
     def begin_plan(self) -> Mapping[MessageQueue, int]:
         """The queues that may be planned now, and the grant of each; the plan before this one is over.
 
-        None of them is given up until :meth:`planned` was called. Does not wait.
+        None of them is given up until :meth:`planned` was called.
         """
         ...
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
-        """Say which queues the plan holds; those of them that still may be run, the others must leave it."""
+        """Report which queues the plan holds; those of them that may still be run, the others must leave it."""
         ...
 
     def holds(self, queue: MessageQueue) -> bool:
@@ -68,7 +67,7 @@ class QueueOwnership(Protocol):
         ...
 
     def claimed_by_other(self, queue: MessageQueue) -> None:
-        """Be told that another consumer claimed ``queue`` in the offset store."""
+        """Another consumer has claimed ``queue`` in the offset store."""
         ...
 
     def reclaim(self, queue: MessageQueue) -> None:
@@ -84,46 +83,42 @@ logger = logging.getLogger(__name__)
 
 
 class SubscriptionConsistency:
-    """What was said already is not said again until it was right in between."""
+    """Compares what a broker reports of the group with what this member reported; warns once of a difference."""
 
     def __init__(self, own: ConsumerData, client_id: str) -> None:
         self._own = own
         self._client_id = client_id
-        self._said: frozenset[str] = frozenset()
+        self._warned: frozenset[str] = frozenset()
 
-    def look(self, listed: Sequence[str], told: ConsumerConnection) -> None:
-        """Compare what a broker tells of the group with what this member told it."""
-        problems = frozenset(differences(self._own, self._client_id, listed, told))
-        for problem in sorted(problems - self._said):
+    def look(self, listed: Sequence[str], reported: ConsumerConnection) -> None:
+        """Warn of each difference that was not there at the last look."""
+        problems = frozenset(differences(self._own, self._client_id, listed, reported))
+        for problem in sorted(problems - self._warned):
             logger.warning("group members differ group=%s: %s", self._own.group_name, problem)
-        self._said = problems
+        self._warned = problems
 
 
 def differences(
-    own: ConsumerData, client_id: str, listed: Sequence[str], told: ConsumerConnection
+    own: ConsumerData, client_id: str, listed: Sequence[str], reported: ConsumerConnection
 ) -> list[str]:
-    """Sentences on what does not fit."""
+    """A sentence on each."""
     problems = []
-    if list(listed).count(client_id) > 1:
+    if (count := list(listed).count(client_id)) > 1:
         problems.append(
-            f"client id '{client_id}' is used by {list(listed).count(client_id)} members, and each takes "
+            f"client id '{client_id}' is used by {count} members, and each takes "
             "every one of its shares; give each query an instanceName of its own, or leave the option out"
         )
-    if told.message_model is not own.message_model:
+    if reported.message_model is not own.message_model:
         problems.append(
-            f"another member consumes in the model {told.message_model}, this one in {own.message_model}; "
-            "a group has one model, so use another group for the other"
+            f"another member consumes in the model {reported.message_model}, this one in "
+            f"{own.message_model}; a group has one model, so use another group for the other"
         )
-    return problems + _subscription_problems(own, told.subscriptions)
-
-
-def _subscription_problems(own: ConsumerData, told: Mapping[str, SubscriptionData]) -> list[str]:
-    mine = {one.topic: one for one in own.subscriptions}
-    return [
-        f"topic {peer_text(topic)} is subscribed to as {_shown(told.get(topic))} by another member and as "
+    mine, theirs = {one.topic: one for one in own.subscriptions}, reported.subscriptions
+    return problems + [
+        f"topic {peer_text(topic)} is subscribed to as {_shown(theirs.get(topic))} by another member and as "
         f"{_shown(mine.get(topic))} by this one; members of a group must subscribe to the same"
-        for topic in sorted(mine.keys() | told.keys())
-        if _meaning(mine.get(topic)) != _meaning(told.get(topic))
+        for topic in sorted(mine.keys() | theirs.keys())
+        if _meaning(mine.get(topic)) != _meaning(theirs.get(topic))
     ]
 
 
@@ -160,22 +155,19 @@ class GroupCalls:
 
 
 class PlanWatcher(Protocol):
-    """Passes on to those who run a plan what becomes of its queues; must not wait."""
+    """Reports to those who run a plan what becomes of its queues; must not wait."""
 
     def plan_made(self, plan: int, queues: Collection[MessageQueue]) -> None:
         """A plan with a number of its own holds ``queues``."""
         ...
 
     def must_leave(self, plan: int, queues: Collection[MessageQueue]) -> None:
-        """All queues of the plan that are to be given up, as of now: told again when that has changed."""
+        """All queues of the plan that are to be given up, as of now; called again when that has changed."""
         ...
 
 
 class RunningMember:
-    """Implements :class:`~pyspark_rocketmq.group.member.QueueOwnership`.
-
-    Start it, and stop it in any case.
-    """
+    """Implements :class:`QueueOwnership`. Start it, and stop it in any case."""
 
     def __init__(
         self, machine: Membership, heartbeat: HeartbeatData, calls: GroupCalls, clock: Clock
@@ -203,7 +195,7 @@ class RunningMember:
         self._thread = threading.Thread(target=self._run, name="rocketmq-group", daemon=True)
         self._routes = Routes({})
         """As of the last look; of a topic that is gone, the last there was."""
-        self._told_absent: frozenset[str] = frozenset()
+        self._known_absent: frozenset[str] = frozenset()
         """Topics that had no route at the last look."""
         self._channels: dict[BrokerAddress, Channel] = {}
         """On which a heartbeat was answered."""
@@ -211,8 +203,8 @@ class RunningMember:
         """Where the last heartbeat was not."""
         self._differences = SubscriptionConsistency(heartbeat.consumers[0], self._client_id)
         self._watcher: PlanWatcher | None = None
-        self._told: tuple[int, frozenset[MessageQueue]] = (0, frozenset())
-        """What the watcher was told last of queues to be given up."""
+        self._notified: tuple[int, frozenset[MessageQueue]] = (0, frozenset())
+        """Plan and queues to be given up, as the watcher knows them."""
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -231,7 +223,7 @@ class RunningMember:
         ends 60 s after its last renewal, a membership with the connection.
         """
         self.stop_soon()
-        self._tell(lambda machine, _: machine.stop())
+        self._notify(lambda machine, _: machine.stop())
         if self._thread.is_alive():
             self._thread.join(within_s)
         self._calls.pool.close()
@@ -244,37 +236,37 @@ class RunningMember:
 
     def begin_plan(self) -> Mapping[MessageQueue, int]:
         """See :class:`QueueOwnership`."""
-        return self._tell(lambda machine, now_s: machine.begin_plan(now_s))
+        return self._notify(lambda machine, now_s: machine.begin_plan(now_s))
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
         """See :class:`QueueOwnership`."""
-        valid = self._tell(lambda machine, now_s: machine.planned(grants, now_s))
+        valid = self._notify(lambda machine, now_s: machine.planned(grants, now_s))
         if self._watcher is not None and valid:
-            plan, _ = self._ask(lambda machine, _: machine.plan_under_way())
+            plan, _ = self._query(lambda machine, _: machine.plan_under_way())
             self._watcher.plan_made(plan, valid)
         return valid
 
     def free(self, plan: int, queues: Collection[MessageQueue] | None) -> None:
         """The batch of ``plan`` is over, or it is for ``queues``; an older plan's is so already."""
-        self._tell(lambda machine, now_s: machine.free(plan, queues, now_s))
+        self._notify(lambda machine, now_s: machine.free(plan, queues, now_s))
 
     def holds(self, queue: MessageQueue) -> bool:
         """See :class:`QueueOwnership`."""
-        return self._ask(lambda machine, now_s: machine.is_planned(queue, now_s))
+        return self._query(lambda machine, now_s: machine.is_planned(queue, now_s))
 
     def claimed_by_other(self, queue: MessageQueue) -> None:
         """See :class:`QueueOwnership`."""
-        self._tell(lambda machine, now_s: machine.claimed_by_other(queue, now_s))
+        self._notify(lambda machine, now_s: machine.claimed_by_other(queue, now_s))
 
     def reclaim(self, queue: MessageQueue) -> None:
         """See :class:`QueueOwnership`."""
-        self._tell(lambda machine, _: machine.reclaim(queue))
+        self._notify(lambda machine, _: machine.reclaim(queue))
 
     def await_settled(self, timeout_s: float) -> bool:
         """See :class:`QueueOwnership`."""
         deadline = Deadline.after(self._clock, timeout_s)
         pause = threading.Event()
-        while not self._ask(lambda machine, _: machine.is_settled):
+        while not self._query(lambda machine, _: machine.is_settled):
             if deadline.has_passed:
                 return False
             pause.wait(min(_SETTLE_CHECK_S, deadline.remaining_s()))
@@ -282,23 +274,21 @@ class RunningMember:
 
     def notified(self) -> None:
         """A broker says that the group changed."""
-        self._tell(lambda machine, now_s: machine.notified(now_s))
+        self._notify(lambda machine, now_s: machine.notified(now_s))
 
     def held(self) -> Mapping[MessageQueue, float]:
         """Queues held, and the monotonic second at which the lock of each was asked for last."""
+        locked_at_s, ahead_s = self._query(
+            lambda machine, now_s: (machine.locked_at_s(), now_s - self._clock.monotonic_s())
+        )
+        return {queue: at_s - ahead_s for queue, at_s in locked_at_s.items()}
 
-        def locked_at_s(machine: Membership, now_s: float) -> dict[MessageQueue, float]:
-            ahead_s = now_s - self._clock.monotonic_s()
-            return {queue: at_s - ahead_s for queue, at_s in machine.locked_at_s().items()}
-
-        return self._ask(locked_at_s)
-
-    def _tell(self, change: Callable[[Membership, float], T]) -> T:
-        outcome = self._ask(change)
+    def _notify(self, change: Callable[[Membership, float], T]) -> T:
+        outcome = self._query(change)
         self._wake.set()
         return outcome
 
-    def _ask(self, question: Callable[[Membership, float], T]) -> T:
+    def _query(self, question: Callable[[Membership, float], T]) -> T:
         with self._guard:
             return question(self._machine, self._sleeps.slept_s() + self._clock.monotonic_s())
 
@@ -310,7 +300,7 @@ class RunningMember:
                 self._look_at_routes()
                 self._look_at_connections()
                 self._do_what_is_due()
-                self._tell_watcher()
+                self._notify_watcher()
             except Exception:
                 # Nobody watches this thread; without it the group would lose this member and never be told.
                 logger.exception(
@@ -321,7 +311,7 @@ class RunningMember:
         self._leave()
 
     def _sleep_s(self) -> float:
-        due_in_s = self._ask(lambda machine, now_s: machine.next_due_s() - now_s)
+        due_in_s = self._query(lambda machine, now_s: machine.next_due_s() - now_s)
         return min(max(due_in_s, 0.0), _LONGEST_SLEEP_S)
 
     def _look_at_routes(self) -> None:
@@ -331,34 +321,34 @@ class RunningMember:
             # The last routes hold: a name server that is away takes nobody's queues.
             logger.warning("route could not be refreshed group=%s: %s", self._group, error)
             return
-        for topic in routes.absent.keys() - self._told_absent:
+        for topic in routes.absent.keys() - self._known_absent:
             logger.warning(
                 "topic has no route, its last one holds group=%s topic=%s: %s",
                 self._group,
                 topic,
                 routes.absent[topic],
             )
-        self._told_absent = frozenset(routes.absent)
+        self._known_absent = frozenset(routes.absent)
         by_topic = {**self._routes.by_topic, **routes.by_topic}
         if by_topic != self._routes.by_topic:
             self._routes = Routes(by_topic)
-            self._ask(lambda machine, now_s: machine.route_changed(self._routes.queues, now_s))
+            self._query(lambda machine, now_s: machine.route_changed(self._routes.queues, now_s))
 
     def _look_at_connections(self) -> None:
         if any(not channel.is_open for channel in self._channels.values()):
-            self._ask(lambda machine, now_s: machine.heartbeat_wanted(now_s))
+            self._query(lambda machine, now_s: machine.heartbeat_wanted(now_s))
 
-    def _tell_watcher(self) -> None:
+    def _notify_watcher(self) -> None:
         if self._watcher is None:
             return
-        plan, leaving = self._ask(lambda machine, _: (machine.plan_under_way()[0], machine.must_leave()))
-        if (plan, leaving) != self._told and (leaving or self._told[1]):
+        plan, leaving = self._query(lambda machine, _: (machine.plan_under_way()[0], machine.must_leave()))
+        if (plan, leaving) != self._notified and (leaving or self._notified[1]):
             self._watcher.must_leave(plan, leaving)
-        self._told = plan, leaving
+        self._notified = plan, leaving
 
     def _do_what_is_due(self) -> None:
         while not self._is_stopping:
-            actions = self._ask(lambda machine, now_s: machine.due(now_s))
+            actions = self._query(lambda machine, now_s: machine.due(now_s))
             if not actions:
                 return
             self._do_all(actions)
@@ -380,7 +370,10 @@ class RunningMember:
                 self._client_id,
                 type(action).__name__,
             )
-            self._not_done(action)
+            if isinstance(action, AskMembers):
+                self._query(lambda machine, now_s: machine.members_unknown(now_s))
+            elif isinstance(action, Lock):
+                self._query(lambda machine, now_s: machine.locks_unknown(action.queues, now_s))
 
     def _done(self, action: GroupAction) -> None:
         match action:
@@ -394,12 +387,6 @@ class RunningMember:
                 self._unlock(action)
             case Unregister():
                 self._unregister()
-
-    def _not_done(self, action: GroupAction) -> None:
-        if isinstance(action, AskMembers):
-            self._ask(lambda machine, now_s: machine.members_unknown(now_s))
-        elif isinstance(action, Lock):
-            self._ask(lambda machine, now_s: machine.locks_unknown(action.queues, now_s))
 
     def _beat(self) -> None:
         """To every machine of the route, replicas too (``sendHeartbeatToAllBroker``)."""
@@ -434,25 +421,25 @@ class RunningMember:
                 logger.info(
                     "group not known to the broker group=%s broker=%s: %s", self._group, address, error
                 )
-                self._ask(lambda machine, now_s: machine.heartbeat_wanted(now_s))
+                self._query(lambda machine, now_s: machine.heartbeat_wanted(now_s))
             except RocketMQError as error:
                 logger.warning(
                     "members could not be asked group=%s broker=%s: %s", self._group, address, error
                 )
             else:
-                self._ask(lambda machine, now_s: machine.members_listed(listed, now_s))  # noqa: B023 - called now
+                self._query(lambda machine, now_s: machine.members_listed(listed, now_s))  # noqa: B023 - called now
                 self._look_for_differences(address, listed)
                 return
-        self._ask(lambda machine, now_s: machine.members_unknown(now_s))
+        self._query(lambda machine, now_s: machine.members_unknown(now_s))
 
     def _look_for_differences(self, address: str, listed: Sequence[str]) -> None:
         """Only warns, so it does not matter if the user may not ask (``Get`` on the group)."""
         try:
-            told = self._calls.brokers.consumer_connection(address, self._group)
+            reported = self._calls.brokers.consumer_connection(address, self._group)
         except RocketMQError as error:
             logger.debug("subscriptions not compared group=%s broker=%s: %s", self._group, address, error)
         else:
-            self._differences.look(listed, told)
+            self._differences.look(listed, reported)
 
     def _lock(self, action: Lock) -> None:
         try:
@@ -467,9 +454,9 @@ class RunningMember:
             logger.warning(
                 "lock call failed group=%s broker=%s: %s", self._group, peer_text(action.broker_name), error
             )
-            self._ask(lambda machine, now_s: machine.locks_unknown(action.queues, now_s))
+            self._query(lambda machine, now_s: machine.locks_unknown(action.queues, now_s))
             return
-        self._ask(lambda machine, now_s: machine.locks_answered(action.queues, granted, now_s))
+        self._query(lambda machine, now_s: machine.locks_answered(action.queues, granted, now_s))
 
     def _unlock(self, action: Unlock) -> None:
         try:
@@ -487,17 +474,17 @@ class RunningMember:
             )
 
     def _leave(self) -> None:
-        self._ask(lambda machine, _: machine.stop())
-        self._do_all(self._ask(lambda machine, now_s: machine.due(now_s)))
+        self._query(lambda machine, _: machine.stop())
+        self._do_all(self._query(lambda machine, now_s: machine.due(now_s)))
 
     def _unregister(self) -> None:
-        run_concurrently([partial(self._unregister_at, address) for address in sorted(self._channels)])
+        def unregister_at(address: BrokerAddress) -> None:
+            try:
+                self._calls.brokers.unregister(address, self._client_id, consumer_group=self._group)
+            except RocketMQError as error:
+                logger.warning("unregister failed group=%s broker=%s: %s", self._group, address, error)
 
-    def _unregister_at(self, address: BrokerAddress) -> None:
-        try:
-            self._calls.brokers.unregister(address, self._client_id, consumer_group=self._group)
-        except RocketMQError as error:
-            logger.warning("unregister failed group=%s broker=%s: %s", self._group, address, error)
+        run_concurrently([partial(unregister_at, address) for address in sorted(self._channels)])
 
     def _master(self, broker_name: str) -> BrokerAddress:
         address = self._routes.masters.get(broker_name)

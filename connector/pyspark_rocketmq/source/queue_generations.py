@@ -24,7 +24,7 @@ from pyspark_rocketmq.errors import (
     RemoteProtocolError,
     RocketMQError,
 )
-from pyspark_rocketmq.group.broker_offsets import ToldResets
+from pyspark_rocketmq.group.broker_offsets import ReportedResets
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, PulledBody, QueueBounds, QueueRange
 from pyspark_rocketmq.offsets.store import NewLife, OffsetRow, OffsetStore, Passed
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
@@ -63,7 +63,7 @@ class MessageLookup:
     def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
         self._group = options.consumer_group or PLAIN_SOURCE_GROUP
         self._brokers = Cluster.of(options, clock, pool=pool).brokers()
-        self._resets = ToldResets()
+        self._resets = ReportedResets()
 
     def resets(self) -> dict[MessageQueue, int]:
         """Targets of the resets reported since the last call."""

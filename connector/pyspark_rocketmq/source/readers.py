@@ -239,7 +239,7 @@ def _progress(
         default_start=LATEST,
         clock=clock,
         is_sole_owner=is_broadcast,
-        broker_offsets=None if is_broadcast else RemoteBrokerOffsets.of(options, pool, clock),
+        broker_offsets=None if is_broadcast else RemoteBrokerOffsets.of(options, clock, pool=pool),
         reset_watch=None if is_broadcast else PullingResetWatch(options, pool, clock),
         message_lookup=MessageLookup(options, pool, clock),
         fail_on_data_loss=options.fail_on_data_loss,

@@ -1,9 +1,8 @@
-"""Sends that are not waited for one by one: each has a future, and there are never too many under way.
+"""Sends with a future each, bounded in number and bytes.
 
-Threads.  There is none for a send: a future is done by the thread that reads the broker's answers, that gives
-up a request whose time is over, or by the one thread of a producer that repeats attempts.  So every future is
-done within a second after the producer's send time-out, or after as long again if its repetition waited for
-others'.  What is added to a future with ``add_done_callback`` runs on that thread and must not block.
+A future is done by the thread that reads the broker's answers, that gives up overdue requests, or that
+repeats the producer's attempts: within a second after the producer's send time-out, or after as long again if
+its repetition waited for others'. Its callbacks (``add_done_callback``) run there and must not block.
 """
 
 from __future__ import annotations
@@ -25,17 +24,15 @@ MOST_BYTES: Final = 100 * 1024 * 1024
 
 
 class _SendFuture(Future[SendResult]):
-    """The future of one send."""
-
     _done_callbacks: list[Any]
-    """The base class's; nothing public takes callbacks back."""
+    """The base class's; nothing public removes callbacks."""
 
     def __init__(self) -> None:
         super().__init__()
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``: an error; the parent learns the outcome, and callbacks are not called."""
+        """In a child of ``fork()``: an error, without callbacks; the parent learns the outcome."""
         self._condition = threading.Condition()
         if not self.done():
             self._done_callbacks.clear()
@@ -48,10 +45,10 @@ class _SendFuture(Future[SendResult]):
 
 
 class AsyncSends:
-    """Sends messages of one producer without waiting. Shared by any number of threads.
+    """Sends messages of one producer by :meth:`Producer.send_async`. Shared by any number of threads.
 
-    Attempts are repeated as :meth:`Producer.send_async` says; two messages under way for one queue may be
-    stored in either order. For order there are :meth:`Producer.send_ordered` and the data source's sink.
+    Two messages under way for one queue may be stored in either order. For order there are
+    :meth:`Producer.send_ordered` and the data source's sink.
 
     Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.send(…, SendCallback)``, ``executeAsyncMessageSend``.
     """
@@ -103,20 +100,19 @@ class AsyncSends:
         future.set_running_or_notify_cancel()
 
         def done(outcome: SendResult | RocketMQError) -> None:
-            self._leave(size)
+            self._change(-1, -size)
             try:
                 if isinstance(outcome, RocketMQError):
                     future.set_exception(outcome)
                 else:
                     future.set_result(outcome)
             finally:
-                self._is_done()
+                self._change(undone=-1)
 
         try:
             self._producer.send_async(message, done, sharding_key=sharding_key, queue=queue)
         except BaseException:
-            self._leave(size)
-            self._is_done()
+            self._change(-1, -size, undone=-1)
             raise
         return future
 
@@ -139,13 +135,9 @@ class AsyncSends:
     def _has_room(self, size: int) -> bool:
         return self._sends == 0 or (self._sends < self._max_sends and self._bytes + size <= self._max_bytes)
 
-    def _leave(self, size: int) -> None:
+    def _change(self, sends: int = 0, size: int = 0, *, undone: int = 0) -> None:
         with self._changed:
-            self._sends -= 1
-            self._bytes -= size
-            self._changed.notify_all()
-
-    def _is_done(self) -> None:
-        with self._changed:
-            self._undone -= 1
+            self._sends += sends
+            self._bytes += size
+            self._undone += undone
             self._changed.notify_all()

@@ -4,13 +4,8 @@ A broker is *available* when the time for which it is avoided is over, and *reac
 was a refusal. Neither ever leaves a producer without a queue: available ones are preferred, then reachable
 ones, then any.
 
-Source: RocketMQ 5.3.3 ``MQFaultStrategy``, ``LatencyFaultToleranceImpl``. Java's detector, a thread that
-probes brokers and is off by default, is not here.
-
-The attempts of one send that nobody waits for. Decides alone; who sends, looks for queues and has threads is
-given.
-
-Source: RocketMQ 5.3.3 ``MQClientAPIImpl.sendMessageAsync``, ``onExceptionImpl``.
+Source: RocketMQ 5.3.3 ``MQFaultStrategy``, ``LatencyFaultToleranceImpl`` (without Java's detector, a thread
+that probes brokers and is off by default); ``MQClientAPIImpl.sendMessageAsync``, ``onExceptionImpl``.
 """
 
 from __future__ import annotations
@@ -40,15 +35,14 @@ from pyspark_rocketmq.wire.requests.send import (
 OutcomeT = TypeVar("OutcomeT")
 
 _LATE_S: Final = 60.0
-"""An outcome that comes so much later than a send may take does not come: a callback was lost, which is a
-bug."""
+"""Later than this after a send's time-out no outcome comes: a callback was lost, which is a bug."""
 _WAIT_S: Final = 1.0
 
 
 def next_outcome(outcomes: SimpleQueue[OutcomeT], send_timeout_s: float) -> OutcomeT:
-    """Wait for the next outcome of sends that may take so long each.
+    """Wait for the next outcome of sends that may take ``send_timeout_s`` each.
 
-    A process that stood still has not waited meanwhile: what is counted are waits of a second.
+    Waits of a second are counted, so time in which the process was suspended does not count.
 
     Raises:
         AssertionError: If none comes, although each send has exactly one.
@@ -105,7 +99,7 @@ _LATENCY_OF_A_FAILURE_MS: Final = 10_000
 
 
 class SendOutcome(Enum):
-    """What an attempt came to, as far as it tells of the broker."""
+    """What an attempt says about its broker."""
 
     ANSWERED = auto()
     REFUSED = auto()
@@ -115,14 +109,14 @@ class SendOutcome(Enum):
 
     @classmethod
     def of(cls, error: RocketMQError) -> SendOutcome:
-        """That of a failed attempt; what was wrong on this side tells nothing of a broker."""
+        """That of a failed attempt; what was wrong on this side says nothing about a broker."""
         if isinstance(error, BrokerError):
             return cls.REFUSED
         return cls.UNHEARD if isinstance(error, TransportError) else cls.ANSWERED
 
     @classmethod
     def of_async(cls, outcome: object) -> SendOutcome:
-        """That of an attempt nobody waited for, where a refusal says that the broker can be reached.
+        """That of an asynchronous attempt, where a refusal means that the broker can be reached.
 
         Source: ``MQClientAPIImpl.sendMessageAsync``, the arguments of its ``updateFaultItem``.
         """
@@ -168,13 +162,13 @@ class FaultTable:
             broker.is_reachable = outcome is not SendOutcome.REFUSED
 
     def is_available(self, broker_name: str) -> bool:
-        """Whether it is not avoided now; True of a broker nothing is known of."""
+        """Whether it is not avoided now; True of an unknown broker."""
         with self._lock:
             broker = self._brokers.get(broker_name)
             return broker is None or self._clock.monotonic_s() >= broker.available_at_s
 
     def is_reachable(self, broker_name: str) -> bool:
-        """Whether its last answer was no refusal; True of a broker nothing is known of."""
+        """Whether its last answer was no refusal; True of an unknown broker."""
         with self._lock:
             broker = self._brokers.get(broker_name)
             return broker is None or broker.is_reachable
@@ -200,32 +194,28 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class AsyncAttempts:
-    """Of one message.
+    """The attempts of one asynchronous send.
 
-    An attempt that was not answered is repeated while there is time; a broker's refusal is not, whatever it
-    says.  All attempts share one time, so one that used it up has no successor.
+    An attempt without an answer is repeated while there is time, which all attempts share; a broker's refusal
+    is not.
     """
 
     send: Callable[[MessageQueue, OnSend], None]
-    """Begins an attempt; what it is given is called exactly once, on any thread, unless it raises."""
+    """Begins an attempt; calls back exactly once, on any thread, unless it raises."""
     next_queue: Callable[[MessageQueue], MessageQueue]
     """Where to try after a failure at this queue; may block."""
     note: Callable[[MessageQueue, float, SendOutcome], None]
-    """Takes in how an attempt at a queue, begun at a moment in monotonic seconds, went."""
+    """Notes how an attempt at a queue, begun at a monotonic second, went."""
     later: Callable[[Callable[[], None]], bool]
-    """Has something done on a thread that may block; False if there is none any more."""
+    """Calls on a thread that may block; False if there is none any more."""
     on_result: OnSend
-    """Told once, in the end."""
+    """Called once, in the end."""
     deadline: Deadline
     retries: int
     """Attempts left after the first."""
 
     def begin(self, queue: MessageQueue) -> None:
-        """Try; :attr:`on_result` is called when it is over.
-
-        Raises:
-            RocketMQError: If the first attempt could not be begun; then it is not called.
-        """
+        """Try; raises ``RocketMQError``, without a call of ``on_result``, if no attempt could be begun."""
         begun_s = self.deadline.clock.monotonic_s()
         self.send(queue, lambda outcome: self._ended(queue, begun_s, outcome))
 
@@ -242,8 +232,7 @@ class AsyncAttempts:
         try:
             self.begin(self.next_queue(queue))
         except Exception as error:
-            # Of any kind: nobody else would hear of it, and somebody waits for the result.
+            # Whatever it is, somebody waits for the result, which is the attempt's and not the search's.
             if not isinstance(error, RocketMQError):
                 logger.exception("a send could not be repeated queue=%s", queue)
-            # What became of the message says the attempt, not the search for another queue.
             self.on_result(failure)
