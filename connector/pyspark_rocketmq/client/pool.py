@@ -189,11 +189,7 @@ class ConnectionSettings:
             OptionError: If a certificate or key file cannot be used.
         """
         return ChannelPool(
-            clock,
-            self.connect_timeout_s,
-            handler_for,
-            connect=self.connector(),
-            signer=self.signer(),
+            clock, self.connect_timeout_s, handler_for, connect=self.connector(), signer=self.signer()
         )
 
     def connector(self) -> Connect:

@@ -1,15 +1,15 @@
-"""A connection on which one thread pulls, many pulls at a time, its receive buffer, and the cache of idle ones.
+"""A connection on which one thread pulls, many pulls at a time; its receive buffer; the cache of idle ones.
 
 Why not a channel: its reader thread wakes once per answer and then contends with the thread that decodes
-messages for Python's lock.  Here one thread sends the next pulls in one piece, takes everything that has come
+messages for Python's lock. Here one thread sends the next pulls in one piece, takes everything that has come
 in one piece, and decodes in between while the broker works; that costs half the processor time, on the
 broker's side too, which sees bursts instead of single requests.
 
-Rule 1: one thread.  Rule 2: after any error the connection is of no use: close it.  Rule 3: silence is
-measured while waiting, never while the caller was busy with something else or the whole process stood still:
-the answers may have come meanwhile.  Rule 4: a pull that stays without an answer while others get theirs is
-given up alone; a broker may drop one that it cannot write
-(``DefaultPullMessageResultHandler.channelIsWritable``).  Rule 5, about bodies, is :class:`ReceiveBuffer`'s.
+Rule 1: one thread. Rule 2: after any error the connection is of no use: close it. Rule 3: silence is measured
+while waiting, never while the caller was busy or the process was suspended: the answers may have come
+meanwhile. Rule 4: a pull without an answer while others get theirs is given up alone; a broker may drop one
+that it cannot write (``DefaultPullMessageResultHandler.channelIsWritable``). Rule 5, about bodies, is
+:class:`ReceiveBuffer`'s.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
 from pyspark_rocketmq.client.pool import ConnectionSettings
@@ -43,15 +44,15 @@ T = TypeVar("T")
 
 
 class ReceiveBuffer:
-    """Where one connection's bytes are received, and message bodies used where they arrived; owns that memory.
+    """Owns the memory where one connection's bytes arrive and message bodies are used in place.
 
     The rule: a body is a view of the buffer, and nobody keeps a view once the next bodies are asked for. By
     then it is decoded into memory of its own (the reader does that in the call that takes it), or copied, or
-    it still waits for its turn, and the fetcher has had it moved (``swap``, then ``retain`` for each).
+    it still waits for its turn, and the fetcher has moved it (``swap``, then ``retain`` for each).
 
-    Who keeps one all the same costs memory, never a message: a buffer is written again only when nobody looks
-    into it, and else another one is taken. Where all keep to the rule two buffers are enough for ever, and
-    both stay in the processor's cache.
+    A view that is kept all the same costs memory, never a message: a buffer is written again only when no
+    view of it is left, else another one is taken. With the rule two buffers are enough, and both stay in the
+    processor's cache.
     """
 
     __slots__ = ("_at", "_bytes", "_filled", "_limit", "_spares", "_view")
@@ -72,22 +73,22 @@ class ReceiveBuffer:
         return self._view[self._filled : self._limit]
 
     def take_in(self, count: int, decode: Callable[[memoryview, int, int], tuple[list[T], int]]) -> list[T]:
-        """What ``decode`` makes of the bytes that it has not used yet, ``count`` more of which are in ``room()`` now.
+        """What ``decode`` makes of the bytes not used yet, after ``count`` more have come into ``room()``.
 
-        ``decode`` gets a view and where in it they begin and end, and tells where those begin that it has not
-        used. When it raises, the connection is to be closed.
+        ``decode`` gets a view and where in it they begin and end, and returns where its unused bytes begin.
+        When it raises, close the connection.
         """
         self._filled += count
         decoded, self._at = decode(self._view, self._at, self._filled)
         return decoded
 
     def swap(self) -> None:
-        """Go on at the front of another buffer: the bodies handed out so far are used up, or moved by ``retain``."""
+        """Go on in another buffer: the bodies handed out so far are used up, or moved by ``retain``."""
         if self._at:
             self._move_on(len(self._bytes))
 
     def retain(self, body: PulledBody) -> PulledBody:
-        """The same body where it does not hold up a buffer used before; itself if it is in none of this connection."""
+        """The same body outside the buffers used before; itself if it is in none of them."""
         if not isinstance(body, memoryview) or not any(body.obj is spare for spare in self._spares):
             return body
         end = self._limit
@@ -103,7 +104,7 @@ class ReceiveBuffer:
         self._at, self._filled, self._limit = 0, 0, len(buffer)
 
     def _move_on(self, size: int) -> None:
-        """Move the beginning of a frame to the front of another buffer that has at least so many bytes and room for it."""
+        """Move the beginning of a frame to another buffer with room for the frame and at least ``size`` bytes."""
         rest = self._view[self._at : self._filled]
         if len(rest) >= _LENGTH_WORD:
             # The decoder has refused a length beyond the limit.
@@ -124,7 +125,7 @@ class ReceiveBuffer:
 
 
 def _is_free(buffer: bytearray) -> bool:
-    """Whether nobody looks into it: Python resizes no bytearray that somebody looks into."""
+    """Whether no view of it is left: Python resizes no bytearray that has one."""
     try:
         # Shorter first: to append to a full one moves it.
         del buffer[-1]
@@ -151,18 +152,18 @@ class PullConnection(Generic[PullT]):
         self._transport = transport
         self._clock = clock
         self._signer = signer
-        self._buffer = ReceiveBuffer()
+        self.buffer = ReceiveBuffer()
         self._decoder = PullResponseDecoder()
         self._opaques = itertools.count()
         self._waiting: dict[int, tuple[PullT, float]] = {}
-        """By opaque, in the order of sending: pulls and when they were sent, by the connection's own time, which
-        passes only while it waits for bytes."""
+        """By opaque, in the order of sending: pulls and when they were sent, in the connection's own time,
+        which passes only while it waits for bytes."""
         self._listened_s = 0.0
         self._next_look_s = 0.0
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``: give the connection back without ending it; it is the parent's."""
+        """In a child of ``fork()``: release the connection without ending it; it is the parent's."""
         self._transport.close()
 
     @property
@@ -206,7 +207,7 @@ class PullConnection(Generic[PullT]):
         """
         count = self._await_bytes(silence_s)
         answers: list[tuple[PullT, PullResult | RocketMQError]] = []
-        for opaque, answer in self._buffer.take_in(count, self._decoder.decode):
+        for opaque, answer in self.buffer.take_in(count, self._decoder.decode):
             if isinstance(answer, RemotingCommand):
                 self._take_in(answer, answers)
             elif (found := self._waiting.pop(opaque, None)) is not None:
@@ -215,16 +216,8 @@ class PullConnection(Generic[PullT]):
             answers += self._overdue(silence_s)
         return answers
 
-    def swap(self) -> None:
-        """Receive elsewhere from now on: see :class:`ReceiveBuffer`."""
-        self._buffer.swap()
-
-    def retain(self, body: PulledBody) -> PulledBody:
-        """The same body, out of the way of what is to be received; itself if it is none of this connection."""
-        return self._buffer.retain(body)
-
     def pass_time(self, waited_s: float, silence_s: float) -> list[tuple[PullT, PullResult | RocketMQError]]:
-        """Count time in which somebody waited for this connection among others, and nothing came on it.
+        """Count time in which the caller waited for several connections, and nothing came on this one.
 
         Returns:
             The pulls that are given up now, as by ``receive``.
@@ -259,8 +252,8 @@ class PullConnection(Generic[PullT]):
         waited_s = 0.0
         while True:
             began_s = self._clock.monotonic_s()
-            count = self._transport.recv_into(self._buffer.room())
-            # What it took longer, nobody listened.
+            count = self._transport.recv_into(self.buffer.room())
+            # Beyond the timeout this process was suspended: that does not count as silence.
             waited_s += min(self._clock.monotonic_s() - began_s, RECEIVE_TICK_S)
             if count:
                 self._listened_s += waited_s
@@ -293,8 +286,8 @@ _KEPT_S: Final = 60.0
 """A broker ends a connection that is silent for 120 s (``serverChannelMaxIdleTimeSeconds``)."""
 
 _idle: dict[tuple[str, ConnectionSettings], list[tuple[float, PullConnection[Any]]]] = {}
-"""By address, and by settings, because a connection speaks with one user's credentials; with the monotonic second
-at which each was given back."""
+"""By address and settings, because a connection has one user's credentials; with the monotonic second of its
+release."""
 # A child must not speak on its parent's connections.
 os.register_at_fork(after_in_child=_idle.clear)
 
@@ -302,19 +295,20 @@ os.register_at_fork(after_in_child=_idle.clear)
 def acquire_connection(
     address: str, clock: Clock, settings: ConnectionSettings = _PLAIN, *, connect: Connect | None = None
 ) -> PullConnection[Any]:
-    """A connection to ``address`` that nobody else has: one that was given back lately, else a new one.
+    """A connection to ``address`` that nobody else uses: one that was released lately, else a new one.
 
     Raises:
         ConnectFailed: If no connection could be made within the settings' time-out.
         OptionError: If a certificate or key file cannot be used.
     """
     kept = _idle.get((address, settings), [])
-    # Threads take and give back: who finds one here may find it gone.
-    while (idle := _popped(kept)) is not None:
-        since_s, connection = idle
-        if clock.monotonic_s() - since_s < _KEPT_S:
-            return connection
-        connection.close()
+    # Another thread may take the last one first.
+    with suppress(IndexError):
+        while True:
+            since_s, connection = kept.pop()
+            if clock.monotonic_s() - since_s < _KEPT_S:
+                return connection
+            connection.close()
     transport = (connect or settings.connector())(address, settings.connect_timeout_s)
     return PullConnection(transport, clock, signer=settings.signer())
 
@@ -326,17 +320,10 @@ def release_connection(
     if connection.in_flight:
         connection.close()
         return
-    key = (connection.address, settings)
     if not _idle:
         atexit.register(close_idle_connections)
-    _idle.setdefault(key, []).append((clock.monotonic_s(), connection))
-
-
-def _popped(kept: list[tuple[float, PullConnection[Any]]]) -> tuple[float, PullConnection[Any]] | None:
-    try:
-        return kept.pop()
-    except IndexError:
-        return None
+    released = clock.monotonic_s(), connection
+    _idle.setdefault((connection.address, settings), []).append(released)
 
 
 def close_idle_connections() -> None:

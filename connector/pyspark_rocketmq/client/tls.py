@@ -60,7 +60,7 @@ class TlsConnector:
                 self._context.load_cert_chain(cert_file, key_file, lambda: password)
 
     def connect(self, address: str, timeout_s: float) -> TlsTransport:
-        """Connect and shake hands within ``timeout_s`` seconds for each of the two.
+        """Connect and shake hands, each within ``timeout_s``.
 
         Raises:
             ConnectFailed: If nobody accepts, or the server ends the handshake without a word.
@@ -144,7 +144,7 @@ class TlsTransport:
     """A TLS connection; implements :class:`pyspark_rocketmq.client.transport.Transport`."""
 
     def __init__(self, address: str, secured: ssl.SSLSocket, *, stall_s: float = SEND_STALL_S) -> None:
-        self._address = address
+        self.address = address
         self._secured = secured
         self._secured.setblocking(False)
         self._stall_s = stall_s
@@ -152,40 +152,24 @@ class TlsTransport:
         self._alert: ssl.SSLError | None = None
         """What the server said when it refused this client."""
 
-    @property
-    def address(self) -> str:
-        """``host:port`` of the peer."""
-        return self._address
-
     def sendall(self, data: bytes, timeout_s: float = math.inf) -> None:
-        """Send all of ``data``.
-
-        Raises:
-            ChannelClosed: If the peer is gone, or ``SendingTime`` is over. Part of the data may be sent, so
-                the connection is of no use afterwards.
-            TlsFailed: As ``recv_into``.
-        """
+        """See ``Transport``."""
         rest = memoryview(data)
         time_left = SendingTime(len(data), timeout_s, self._stall_s)
         try:
             while rest:
                 rest = rest[self._send_some(rest[:_PIECE_BYTES], time_left) :]
         except TimeoutError as exc:
-            raise ChannelClosed(self._address, time_left.complaint(len(rest))) from exc
+            raise ChannelClosed(self.address, time_left.complaint(len(rest))) from exc
         except (OSError, ValueError) as exc:  # ValueError: the socket was closed meanwhile
             # The alert that says why may have been received by another thread, or by nobody yet.
             with contextlib.suppress(OSError, ValueError):
                 self._receive_some(memoryview(bytearray(1)))
             self._raise_refusal()
-            raise ChannelClosed(self._address, f"sending failed: {exc}") from exc
+            raise ChannelClosed(self.address, f"sending failed: {exc}") from exc
 
     def recv_into(self, buffer: memoryview) -> int | None:
-        """Receive some bytes: their number, 0 at the end of the stream, None after a silent second.
-
-        Raises:
-            ChannelClosed: If the connection was reset or its encryption broken.
-            TlsFailed: If the server refused this client's certificate, or asked for one in vain.
-        """
+        """See ``Transport``."""
         try:
             count = self._receive_some(buffer)
             if count is None and _wait(self._secured, select.POLLIN, RECEIVE_TICK_S):
@@ -194,21 +178,21 @@ class TlsTransport:
             return 0
         except (OSError, ValueError) as exc:
             self._raise_refusal()
-            raise ChannelClosed(self._address, f"receiving failed: {exc}") from exc
+            raise ChannelClosed(self.address, f"receiving failed: {exc}") from exc
         return count
 
     def fileno(self) -> int:
-        """Number of the socket; a receive takes all that was decrypted, so what is left is in the socket."""
+        """See ``Transport``; a receive takes all that was decrypted, so what is left is in the socket."""
         return self._secured.fileno()
 
     def shutdown(self) -> None:
-        """End the connection in both directions, which wakes a thread inside ``recv_into``."""
+        """See ``Transport``."""
         with contextlib.suppress(OSError):  # the peer may have ended it already
             # Not SSLSocket.shutdown: it strips the encryption, and a reader would get the raw bytes.
             socket.socket.shutdown(self._secured, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give the socket back."""
+        """See ``Transport``."""
         self._secured.close()
 
     def _send_some(self, piece: memoryview, time_left: SendingTime) -> int:
@@ -239,7 +223,7 @@ class TlsTransport:
 
     def _raise_refusal(self) -> None:
         if self._alert is not None:
-            raise _alert_error(self._address, self._alert) from self._alert
+            raise _alert_error(self.address, self._alert) from self._alert
 
 
 def _wait(waiting: socket.socket, event: int, timeout_s: float) -> bool:

@@ -84,10 +84,8 @@ SLOWEST_BYTES_PER_S: Final = 64 * 1024
 RECEIVE_TICK_S: Final = 1.0
 """Seconds after which a silent ``recv_into`` returns, so that the caller can look after its deadlines."""
 
-
 # A peer that is gone without a word (power, a firewall that forgot the connection) is noticed within a
-# minute, by unanswered probes in silence and by unacknowledged data otherwise; the system's defaults are
-# hours.
+# minute, by unanswered probes or by unacknowledged data; the system's defaults are hours.
 _VANISHED_PEER: Final = (
     ("TCP_KEEPIDLE", 30),
     ("TCP_KEEPINTVL", 10),
@@ -99,17 +97,26 @@ _VANISHED_PEER: Final = (
 class Transport(Protocol):
     """A connected byte stream; one thread may receive while others, one at a time, send."""
 
-    @property
-    def address(self) -> str:
-        """``host:port`` of the peer."""
-        ...
+    address: str
+    """``host:port`` of the peer."""
 
     def sendall(self, data: bytes, timeout_s: float = math.inf) -> None:
-        """Send all of ``data``; raises ``ChannelClosed`` if the peer is gone or does not take it in time."""
+        """Send all of ``data``.
+
+        Raises:
+            ChannelClosed: If the peer is gone, or :class:`SendingTime` is over. Part of the data may be sent,
+                so the connection is of no use afterwards.
+            TlsFailed: As ``recv_into``.
+        """
         ...
 
     def recv_into(self, buffer: memoryview) -> int | None:
-        """Receive some bytes: their number, 0 at the end of the stream, None if none came for a while."""
+        """Receive some bytes: their number, 0 at the end of the stream, None after a silent second.
+
+        Raises:
+            ChannelClosed: If the connection was reset or its encryption broken.
+            TlsFailed: If the server refused this client's certificate, or asked for one in vain.
+        """
         ...
 
     def fileno(self) -> int:
@@ -125,15 +132,11 @@ class Transport(Protocol):
         ...
 
 
-class Readable(Protocol):
-    """Anything on one socket."""
-
-    def fileno(self) -> int:
-        """Number of the socket."""
-        ...
+class _Readable(Protocol):
+    def fileno(self) -> int: ...
 
 
-ReadableT = TypeVar("ReadableT", bound=Readable)
+ReadableT = TypeVar("ReadableT", bound=_Readable)
 
 Connect = Callable[[str, float], Transport]
 """Connects to ``host:port`` within so many seconds, or raises ``ConnectFailed``."""
@@ -160,7 +163,7 @@ class SendingTime:
         self._began_s = time.monotonic()
 
     def next_s(self) -> float:
-        """Seconds to wait for the next step, above 0: what can be sent at once always is."""
+        """Timeout for the next send; never 0, so data the socket accepts immediately is always sent."""
         return max(0.001, min(self._stall_s, self._limit_s - (time.monotonic() - self._began_s)))
 
     def complaint(self, rest: int) -> str:
@@ -211,7 +214,7 @@ class TcpTransport:
     """
 
     def __init__(self, address: str, connected: socket.socket, *, stall_s: float = SEND_STALL_S) -> None:
-        self._address = address
+        self.address = address
         self._receiver = connected
         self._sender = connected.dup()
         self._receiver.settimeout(RECEIVE_TICK_S)
@@ -219,61 +222,43 @@ class TcpTransport:
 
     @classmethod
     def connect(cls, address: str, timeout_s: float) -> TcpTransport:
-        """Connect to ``host:port`` within ``timeout_s`` seconds.
-
-        Raises:
-            ConnectFailed: If the address is malformed, or nobody accepts the connection in time.
-        """
+        """See :func:`open_socket`."""
         return cls(address, open_socket(address, timeout_s))
 
-    @property
-    def address(self) -> str:
-        """``host:port`` of the peer."""
-        return self._address
-
     def sendall(self, data: bytes, timeout_s: float = math.inf) -> None:
-        """Send all of ``data``.
-
-        Raises:
-            ChannelClosed: If the peer is gone, or :class:`SendingTime` is over. Part of the data may be sent,
-                so the connection is of no use afterwards.
-        """
+        """See :class:`Transport`."""
         rest = memoryview(data)
         time_left = SendingTime(len(data), timeout_s, self._stall_s)
         try:
-            # send() in a loop and not sendall(): its time-out counts from the last progress, so a large
-            # frame on a slow line is not taken for a stuck peer.
+            # Not sendall(): the time-out of send() counts from the last progress, so a large frame on a slow
+            # line does not look like a stuck peer.
             while rest:
                 self._sender.settimeout(time_left.next_s())
                 rest = rest[self._sender.send(rest) :]
         except TimeoutError as exc:
-            raise ChannelClosed(self._address, time_left.complaint(len(rest))) from exc
+            raise ChannelClosed(self.address, time_left.complaint(len(rest))) from exc
         except OSError as exc:
-            raise ChannelClosed(self._address, f"sending failed: {exc}") from exc
+            raise ChannelClosed(self.address, f"sending failed: {exc}") from exc
 
     def recv_into(self, buffer: memoryview) -> int | None:
-        """Receive some bytes: their number, 0 at the end of the stream, None after a silent second.
-
-        Raises:
-            ChannelClosed: If the connection was reset.
-        """
+        """See :class:`Transport`."""
         try:
             return self._receiver.recv_into(buffer)
         except TimeoutError:
             return None
         except OSError as exc:
-            raise ChannelClosed(self._address, f"receiving failed: {exc}") from exc
+            raise ChannelClosed(self.address, f"receiving failed: {exc}") from exc
 
     def fileno(self) -> int:
-        """Number of the receiving socket."""
+        """See :class:`Transport`."""
         return self._receiver.fileno()
 
     def shutdown(self) -> None:
-        """End the connection in both directions, which wakes a thread inside ``recv_into``."""
+        """See :class:`Transport`."""
         with contextlib.suppress(OSError):  # the peer may have ended it already
             self._sender.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give both sockets back."""
+        """See :class:`Transport`."""
         self._sender.close()
         self._receiver.close()

@@ -105,11 +105,7 @@ class DriverConnection:
 
     def _connect(self) -> None:
         client = HubClient(
-            self._address,
-            received=self._received,
-            lost=self._lost,
-            clock=self._clock,
-            timeout_s=_CONNECT_S,
+            self._address, received=self._received, lost=self._lost, clock=self._clock, timeout_s=_CONNECT_S
         )
         client.send({"type": "planner"})
         self._client = client

@@ -84,10 +84,7 @@ class ClientRemotingProcessor:
         }
 
     def serve(
-        self,
-        member: RunningMember,
-        heartbeat: HeartbeatData,
-        was_reset: Callable[[], None] | None = None,
+        self, member: RunningMember, heartbeat: HeartbeatData, was_reset: Callable[[], None] | None = None
     ) -> None:
         """Answer for ``member`` from now on; call ``was_reset`` after each administrator's reset."""
         self._member, self._heartbeat, self._was_reset = member, heartbeat, was_reset

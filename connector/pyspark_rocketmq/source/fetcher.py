@@ -218,12 +218,12 @@ class Fetcher:
 
     def _swap_buffers(self) -> None:
         for connection in self._connections.values():
-            connection.swap()
+            connection.buffer.swap()
         self._window.move(self._retained)
 
     def _retained(self, body: PulledBody) -> PulledBody:
         for connection in self._connections.values():
-            body = connection.retain(body)
+            body = connection.buffer.retain(body)
         return body
 
     def _wait(self) -> None:

@@ -1,18 +1,16 @@
 """A producer: routes, queue choice, ids and compression around the broker calls.
 
-Order.  A message with a sharding key, or with a given queue, goes to that queue or not at all: trying another
-queue would break the order of the key, so the error surfaces and the caller decides.  The order of sends is
-the order of the queue only if each send is answered before the next one for that queue begins, which all
-blocking methods here see to.
+Order. A message with a sharding key, or with a given queue, goes to that queue or not at all: another queue
+would break the order of the key, so the error surfaces and the caller decides. Sends are in the queue's order
+only if each is answered before the next one for that queue begins, as in all blocking methods here.
 
-A key's queue depends on the number of queues.  Create a topic before its first ordered message: brokers that
-create it by themselves do so one by one, each at its own first message.  As Java's, a producer that found no
-topic sends as if all had it, for as long as it trusts a route; then it goes by those that have, and so does
-every producer that comes later.
+A key's queue depends on the number of queues. Create a topic before its first ordered message: brokers that
+create it by themselves do so one by one, each at its own first message. As Java's, a producer that found no
+topic sends as if all had it, until its route is too old; then it goes by those that have it, as do producers
+that come later.
 
-Restarts.  What was once known of a topic holds while no living broker has it, so that a broker or a name
-server that restarts moves no key; sends to a broker that is away fail until it is back, and may be tried
-again.
+Restarts. What was once known of a topic holds while no living broker has it, so a broker or a name server
+that restarts moves no key; sends to a broker that is away fail until it is back, and may be tried again.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 from typing import Final, NoReturn, TypeVar
 
@@ -87,7 +86,7 @@ class UniqueKeys:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()`` as at first: another maker."""
+        """In a child of ``fork()``, and at first: another maker."""
         # Java takes the class loader's hash, which tells two producers of one process apart as well.
         hash_code = random.SystemRandom().getrandbits(32)
         self._maker = unique_key(local_ip(), os.getpid(), hash_code, 0, 0)[:-_TIME_AND_COUNTER_DIGITS]
@@ -163,9 +162,8 @@ class Producer(Closing):
             retry_times_when_send_async_failed: Further attempts of :meth:`send_async`.
             compress_over_bytes: Bodies of at least this size are compressed, except in batches.
             compression_type: How, or None for not at all; Java clients before 5.0 read zlib only.
-            max_message_size: The largest body in bytes, before it is compressed. Brokers take 4 MiB of what
-                is sent if they are not told otherwise (their ``maxMessageSize``), and readers of this package
-                128 MiB.
+            max_message_size: The largest body in bytes, before it is compressed. Brokers take 4 MiB as sent
+                by default (their ``maxMessageSize``), readers of this package 128 MiB.
             send_latency_fault_enable: Whether messages without key and queue avoid brokers that were slow or
                 failed, as :class:`FaultTable` says.
             settings: Credentials and TLS of the producer's own connections.
@@ -208,8 +206,8 @@ class Producer(Closing):
 
         Args:
             topic: If it was never seen, brokers are expected to create it, where any does so.
-            may_create: False asks for a topic that there is, or was.
-            afresh: Whether the name server is asked, however young the route is that is known.
+            may_create: False: only a topic that exists, or did.
+            afresh: Whether to ask the name server even if the known route is young.
 
         Raises:
             TopicNotFound: If the topic was never seen and brokers do not create topics, or may not.
@@ -228,7 +226,7 @@ class Producer(Closing):
         return self._publication(topic, self._deadline(), may_create=may_create)[0]
 
     def know(self, topic: str, route: TopicRoute) -> None:
-        """Go by ``route``, which another process has seen, until it is as old as any other."""
+        """Use ``route``, which another process has seen, as if the name server had just sent it."""
         self._name_servers.know(topic, route)
 
     def master_of(self, queue: MessageQueue) -> str:
@@ -246,8 +244,8 @@ class Producer(Closing):
 
         With ``queue`` or ``sharding_key`` there is one attempt, on that queue. Otherwise queues take turns,
         and a failed attempt is repeated on another broker if there is one; a repeated message may be stored
-        twice, both times with the same UNIQ_KEY. A number as ``sharding_key`` goes where Java sends a Long of
-        it, a ``JavaInteger`` where it sends an Integer; they differ in negative ones.
+        twice, both times with the same UNIQ_KEY. A number as ``sharding_key`` counts as a Java Long, a
+        ``JavaInteger`` as an Integer: they differ for negative ones.
 
         Raises:
             RocketMQError: If it could not be sent; after ``TransportError`` it may be stored nevertheless.
@@ -272,8 +270,8 @@ class Producer(Closing):
     ) -> None:
         """Send one message without waiting for its answer; ``on_result`` is called exactly once.
 
-        An attempt that was not answered is repeated on another broker if there is one, or on the queue that
-        was given, by ``sharding_key`` too; the message may then be stored twice, both times with the same
+        An attempt without an answer is repeated, on another broker if there is one; with ``queue`` or
+        ``sharding_key`` on the same queue. The message may then be stored twice, both times with the same
         UNIQ_KEY. What a broker refuses is not repeated. Two messages sent so to one queue may be stored in
         either order.
 
@@ -281,17 +279,16 @@ class Producer(Closing):
             RocketMQError: If no queue could be chosen; then ``on_result`` is not called.
 
         Source: ``MQClientAPIImpl.onExceptionImpl``, whose repeated request keeps the number of the first
-        queue, which another broker may not have; here it is the number of the queue that was chosen for it.
+        queue, which another broker may not have; here it has that of its own queue.
         """
         prepared, settings = self._prepare(message)
         deadline = self._deadline()
-
         route, first = self._chosen(message.topic, sharding_key, queue, deadline)
 
-        def attempt(chosen: MessageQueue, told: OnSend) -> None:
-            told = self._watching_route(message.topic, told)
+        def attempt(chosen: MessageQueue, on_outcome: OnSend) -> None:
+            on_outcome = self._watching_route(message.topic, on_outcome)
             master = self._master(route, chosen)
-            self._brokers.send_async(master, prepared, chosen, settings, told, deadline=deadline)
+            self._brokers.send_async(master, prepared, chosen, settings, on_outcome, deadline=deadline)
 
         def next_queue(failed: MessageQueue) -> MessageQueue:
             nonlocal route
@@ -340,13 +337,19 @@ class Producer(Closing):
     ) -> dict[MessageQueue, SendResult | RocketMQError]:
         """Send one batch to each of several queues at the same time; the outcome of each.
 
-        A batch of one goes as a message.
-
-        Call it again for the next batches: within a queue the order of calls is the order of messages.
+        A batch of one goes as a message. Within a queue the order of calls is the order of messages.
         """
         outcomes: SimpleQueue[tuple[MessageQueue, SendResult | RocketMQError]] = SimpleQueue()
+
+        def begin(queue: MessageQueue, messages: Sequence[Message]) -> None:
+            self._begin(
+                queue,
+                lambda outcome: outcomes.put((queue, outcome)),
+                partial(self._send_batch_async, queue, messages),
+            )
+
         for queue, messages in batches.items():
-            self._begin_batch(queue, messages, lambda outcome, queue=queue: outcomes.put((queue, outcome)))  # type: ignore[misc]
+            begin(queue, messages)
         return dict(next_outcome(outcomes, self._send_timeout_s) for _ in batches)
 
     def send_encoded(self, batch: EncodedBatch, on_result: OnSend) -> None:
@@ -355,12 +358,11 @@ class Producer(Closing):
         Within a queue the order of requests is that of messages only if each is answered before the next one
         begins.
         """
-        told = self._watching_route(batch.queue.topic, on_result)
-        try:
-            route = self._publication(batch.queue.topic, self._deadline())[0]
-            self._brokers.send_encoded(self._master(route, batch.queue), batch, self._send_settings, told)
-        except RocketMQError as error:
-            told(error)
+        self._begin(
+            batch.queue,
+            on_result,
+            lambda master, told: self._brokers.send_encoded(master, batch, self._send_settings, told),
+        )
 
     def send_as_stored(self, message: Message, queue: MessageQueue, sys_flag: int, on_result: OnSend) -> None:
         """Send a message with a body as stored, in one attempt; ``on_result`` is called exactly once.
@@ -369,15 +371,14 @@ class Producer(Closing):
             message: With its UNIQ_KEY, if it is to have one.
             queue: Where it goes.
             sys_flag: Bits of ``MessageSysFlag``: how the body is compressed.
-            on_result: Told what became of it.
+            on_result: Called with the outcome.
         """
-        told = self._watching_route(queue.topic, on_result)
-        try:
-            route = self._publication(queue.topic, self._deadline())[0]
-            settings = replace(self._send_settings, sys_flag=sys_flag)
-            self._brokers.send_async(self._master(route, queue), message, queue, settings, told)
-        except RocketMQError as error:
-            told(error)
+        settings = replace(self._send_settings, sys_flag=sys_flag)
+        self._begin(
+            queue,
+            on_result,
+            lambda master, told: self._brokers.send_async(master, message, queue, settings, told),
+        )
 
     def send_ordered(self, keyed_messages: Iterable[tuple[ShardingKey, Message]]) -> int:
         """Send messages by sharding key, many at a time; their number.
@@ -467,7 +468,7 @@ class Producer(Closing):
                 self._note(queue, begun_s, SendOutcome.of(error))
                 is_hopeless = isinstance(error, BrokerError) and error.code not in RETRIED_ELSEWHERE
                 if is_hopeless or attempt >= self._attempts or deadline.has_passed:
-                    self._raise_as_told(message.topic, error)
+                    self._raise_explained(message.topic, error)
                 failed_broker = queue.broker_name
             else:
                 self._note(queue, begun_s, SendOutcome.ANSWERED)
@@ -491,21 +492,25 @@ class Producer(Closing):
             return False
         return True
 
-    def _begin_batch(self, queue: MessageQueue, messages: Sequence[Message], on_result: OnSend) -> None:
-        told = self._watching_route(queue.topic, on_result)
+    def _begin(self, queue: MessageQueue, on_result: OnSend, send: Callable[[str, OnSend], None]) -> None:
+        """Call ``send`` with the queue's master and what takes the outcome; errors go there, too."""
+        on_outcome = self._watching_route(queue.topic, on_result)
         try:
             route = self._publication(queue.topic, self._deadline())[0]
-            master = self._master(route, queue)
-            if len(messages) == 1:
-                # A batch of one has no room for the largest body there may be.
-                message, settings = self._prepare(messages[0])
-                self._brokers.send_async(master, message, queue, settings, told)
-            else:
-                self._brokers.send_batch_async(
-                    master, self._batch(queue, messages), self._send_settings, told
-                )
+            send(self._master(route, queue), on_outcome)
         except RocketMQError as error:
-            told(error)
+            on_outcome(error)
+
+    def _send_batch_async(
+        self, queue: MessageQueue, messages: Sequence[Message], master: str, on_outcome: OnSend
+    ) -> None:
+        if len(messages) == 1:
+            # A batch of one has no room for the largest body there may be.
+            message, settings = self._prepare(messages[0])
+            self._brokers.send_async(master, message, queue, settings, on_outcome)
+        else:
+            batch = self._batch(queue, messages)
+            self._brokers.send_batch_async(master, batch, self._send_settings, on_outcome)
 
     def _send_chunk(self, chunk: Sequence[tuple[ShardingKey, Message]]) -> None:
         waiting: dict[MessageQueue, list[Message]] = {}
@@ -533,29 +538,29 @@ class Producer(Closing):
         try:
             return send()
         except _SIGNS_OF_AN_OLD_ROUTE as error:
-            self._raise_as_told(topic, error)
+            self._raise_explained(topic, error)
 
     def _watching_route(self, topic: str, on_result: OnSend) -> OnSend:
         """``on_result``, called after an old route is forgotten, so that the next send sees the new one."""
 
-        def told(outcome: SendResult | RocketMQError) -> None:
+        def on_outcome(outcome: SendResult | RocketMQError) -> None:
             if isinstance(outcome, _SIGNS_OF_AN_OLD_ROUTE):
                 self._name_servers.invalidate(topic)
-                outcome = self._told_as(topic, outcome)
+                outcome = self._explained(topic, outcome)
             on_result(outcome)
 
-        return told
+        return on_outcome
 
-    def _raise_as_told(self, topic: str, error: RocketMQError) -> NoReturn:
-        """Have the route asked for anew, and raise the error as :meth:`_told_as` has it."""
+    def _raise_explained(self, topic: str, error: RocketMQError) -> NoReturn:
+        """Have the route asked for anew, and raise the error as :meth:`_explained` has it."""
         self._name_servers.invalidate(topic)
-        told = self._told_as(topic, error)
-        if told is error:
+        explained = self._explained(topic, error)
+        if explained is error:
             raise error
-        raise told from error
+        raise explained from error
 
-    def _told_as(self, topic: str, error: RocketMQError) -> RocketMQError:
-        """The error, with what was known of a topic that is away, and retryable then."""
+    def _explained(self, topic: str, error: RocketMQError) -> RocketMQError:
+        """The error; of a topic that is away with what was known of it, and then retryable."""
         known = self._name_servers.last_known(topic)
         if known is None or known.is_expected:
             return error

@@ -1,16 +1,15 @@
 """Messages that consumers see only when their sender's local transaction has succeeded.
 
-A message is sent as a *half message*, the local transaction is run, and what it came to is told to the
-broker, oneway. If that is lost, or the transaction's state was not known, or the sender has died, the broker
-asks a member of the producer group: that is why a transaction producer is a member, with heartbeats, and why
-any member must be able to tell.
+A message is sent as a *half message*, the local transaction is run, and its outcome is sent to the broker,
+one-way. If that is lost, the outcome was not known, or the sender has died, the broker asks a member of the
+producer group: so a transaction producer is a member, with heartbeats, and any member must be able to answer.
 
-Heartbeats go to every broker of the topics it was told of or has sent to, at once and every 30 s, on a thread
+Heartbeats go to every broker of the topics it was given or has sent to, at once and every 30 s, on a thread
 of their own: a producer that begins anew answers for the one before it, and a broker that is down holds up no
 transaction at another one.
 
 Rule 1: a half message that is not stored as durably as it should be is rolled back, and the transaction is
-    not run.
+not run.
 Rule 2: whatever goes wrong in the transaction or in a check counts as not known: the broker asks again.
 """
 
@@ -99,14 +98,14 @@ class TransactionProducer(Closing):
         clock: Clock | None = None,
         namespace: str = "",
     ) -> None:
-        """Have the brokers of ``topics`` told of this member; waits for none of them.
+        """Begin to register with the brokers of ``topics``; waits for none of them.
 
         Args:
             name_servers: As of :class:`Producer`.
-            producer_group: Whose members can all tell what became of a transaction.
+            producer_group: All its members can tell what became of a transaction.
             check: Called on a thread of a connection, one call at a time for each broker.
-            topics: Whose brokers may ask from now on, for transactions of an earlier process; those of any
-                other topic may when a message was sent to it.
+            topics: Their brokers may ask from now on, for transactions of an earlier process; those of
+                another topic once a message was sent to it.
             send_timeout_s: For one send.
             max_message_size: As of :class:`Producer`.
             settings: Credentials and TLS.
@@ -151,11 +150,11 @@ class TransactionProducer(Closing):
         self._beating = None
 
     def send(self, message: Message, execute: LocalTransaction) -> TransactionSendResult:
-        """Send a half message, run the local transaction, and tell the broker what it came to.
+        """Send a half message, run the local transaction, and send the broker its outcome.
 
-        ``execute`` gets the message with its ``msg_id``. An exception of it leaves the state unknown and is
-        raised again; the broker will ask. A delay of the message is left out, as in Java. Only the broker
-        that takes the message need be up.
+        ``execute`` gets the message with its ``msg_id``. If it raises, the exception is passed on and the
+        broker will ask. A delay of the message is dropped, as in Java. Only the broker that takes the message
+        need be up.
 
         Raises:
             RocketMQError: If the half message could not be sent, or its broker does not say where it is; then
@@ -165,13 +164,13 @@ class TransactionProducer(Closing):
         properties = {name: text for name, text in message.properties.items() if name != DELAY}
         half = replace(message, properties={**properties, **own})
         sent = self._producer.send(half)
-        # Before the transaction: whoever cannot be told of its end would not know that it was run.
+        # Before the transaction: without an address its end could not be sent.
         _, commit_log_offset = decode_offset_message_id(sent.offset_msg_id)
         self._be_known_at(sent.queue)
         state = LocalTransactionState.ROLLBACK_MESSAGE
         if sent.status is SendStatus.SEND_OK:
-            told = replace(message, properties={**message.properties, UNIQ_KEY: sent.msg_id})
-            state = LocalTransactionState(execute(told))
+            known = replace(message, properties={**message.properties, UNIQ_KEY: sent.msg_id})
+            state = LocalTransactionState(execute(known))
         header = EndTransactionRequestHeader(
             producer_group=self._producer_group,
             tran_state_table_offset=sent.queue_offset,
@@ -183,7 +182,7 @@ class TransactionProducer(Closing):
             topic=message.topic,
             broker_name=sent.queue.broker_name,
         )
-        self._tell(lambda: self._producer.master_of(sent.queue), header)
+        self._end(lambda: self._producer.master_of(sent.queue), header)
         return TransactionSendResult(sent=sent, state=state)
 
     def close(self) -> None:
@@ -236,7 +235,9 @@ class TransactionProducer(Closing):
                 topics = list(self._masters)
             for topic in topics:
                 self._look_up(topic)
-            for address in self._addresses():
+            with self._lock:
+                addresses = {address for masters in self._masters.values() for address in masters}
+            for address in sorted(addresses):
                 if not self._is_over:
                     self._heartbeat(address)
             if not self._is_over:
@@ -251,10 +252,6 @@ class TransactionProducer(Closing):
         found = {str(each.master): each.broker_name for each in route.brokers if each.master is not None}
         with self._lock:
             self._masters[topic] = found
-
-    def _addresses(self) -> list[str]:
-        with self._lock:
-            return sorted({address for masters in self._masters.values() for address in masters})
 
     def _heartbeat(self, address: str) -> None:
         data = HeartbeatData(client_id=self._client_id, producers=(self._producer_group,))
@@ -272,17 +269,17 @@ class TransactionProducer(Closing):
         with self._lock:
             return next((masters[address] for masters in self._masters.values() if address in masters), "")
 
-    def _tell(self, address_of: Callable[[], str], header: EndTransactionRequestHeader) -> None:
+    def _end(self, address_of: Callable[[], str], header: EndTransactionRequestHeader) -> None:
         try:
             self._brokers.end_transaction(address_of(), header)
         except RocketMQError as error:
             # The broker will ask.
-            logger.warning("end of a transaction not told msgId=%s: %s", header.msg_id, error)
+            logger.warning("end of a transaction not sent msgId=%s: %s", header.msg_id, error)
 
     # --- what brokers ask -----------------------------------------------------------------------------------
 
     def _asked(self, address: str, request: RemotingCommand) -> RemotingCommand | None:
-        """Answer where the question came from: brokers before 5.2.0 do not say their name in it."""
+        """Answer to where the question came from: brokers before 5.2.0 do not name themselves in it."""
         if request.code != RequestCode.CHECK_TRANSACTION_STATE:
             return None
         header = from_ext_fields(CheckTransactionStateRequestHeader, request.ext_fields)
@@ -302,7 +299,7 @@ class TransactionProducer(Closing):
             topic=bare,
             broker_name=header.broker_name,
         )
-        self._tell(lambda: address, answer)
+        self._end(lambda: address, answer)
         return request.response(ResponseCode.SUCCESS)
 
     def _checked(self, message: MessageExt) -> LocalTransactionState:
