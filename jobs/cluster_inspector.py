@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol
 
 from jobs.offset_view import Members
-from pyspark_rocketmq.client.cluster import Cluster
+from pyspark_rocketmq.client.cluster import Cluster, run_concurrently
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.errors import BrokerError, RocketMQError, TopicNotFound, TransportError
@@ -48,15 +47,14 @@ class Reach(Protocol):
 class ClusterInspector:
     """The state of a cluster at one time: each fact is queried once."""
 
-    def __init__(self, reach: Reach, namespace: str, clock: Clock, threads: ThreadPoolExecutor) -> None:
-        """Send nothing yet; concurrent requests are made on ``threads``."""
+    def __init__(self, reach: Reach, namespace: str, clock: Clock) -> None:
+        """Send nothing yet."""
         self._options = {
             "nameServers": ";".join(reach.name_servers or ()),
             "requestTimeoutMs": str(reach.request_timeout_ms),
             **reach.access_options(namespace),
         }
         self._clock = clock
-        self._threads = threads
         self._snapshots: dict[str, Snapshot | None] = {}
         self._members: dict[str, Members] = {}
         self._silent: dict[str, frozenset[str]] = {}
@@ -135,9 +133,8 @@ class ClusterInspector:
 
         known = [queue for queue in queues if queue.broker_name in addresses]
         filled: tuple[dict[MessageQueue, int], ...] = tuple({} for _ in times_s)
-        for index, queue, offset in self._threads.map(
-            query, [(i, queue) for i in range(len(times_s)) for queue in known]
-        ):
+        calls = [partial(query, (index, queue)) for index in range(len(times_s)) for queue in known]
+        for index, queue, offset in run_concurrently(calls, at_most=CALLS_AT_ONCE):
             if offset is not None:
                 filled[index][queue] = offset
         return filled
@@ -171,8 +168,8 @@ class ClusterInspector:
                     silent += 1
                 continue
             self._listed.add(group)
-            query = partial(self._queues_of, address, group)
-            reported = dict(self._threads.map(query, set(listed)))
+            calls = [partial(self._queues_of, address, group, client_id) for client_id in set(listed)]
+            reported = dict(run_concurrently(calls, at_most=CALLS_AT_ONCE))
             self._silent[group] = frozenset(one for one, queues in reported.items() if queues is None)
             return {client_id: queues for client_id, queues in reported.items() if queues is not None}
         if addresses and not silent:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from jobs.cluster_inspector import CALLS_AT_ONCE, ClusterInspector
+from jobs.cluster_inspector import ClusterInspector
 from jobs.job_options import OffsetsLagSettings
 from jobs.lag_chart import LagHistory, moments_at, sample_times
 from jobs.settings import JobFailed
@@ -53,14 +52,12 @@ def lag_history(settings: OffsetsLagSettings, hours: float, clock: Clock | None 
     times_s = sample_times(since_s, until_s, _SAMPLES)
     moments = moments_at(times_s, _moments(group, changes, times_s))
     queues = sorted({queue for moment in moments if moment is not None for queue in moment.rows})
-    with ThreadPoolExecutor(CALLS_AT_ONCE, "rocketmq-lag") as threads:
-        cluster = ClusterInspector(settings, group.name.namespace, clock, threads)
-        ends = cluster.stored_by(queues, times_s)
-        letters = [
-            MessageQueue(dlq_topic(group.name.group), name, 0)
-            for name in {queue.broker_name for queue in queues}
-        ]
-        dead = cluster.stored_by(letters, times_s, beside=queues)
+    cluster = ClusterInspector(settings, group.name.namespace, clock)
+    ends = cluster.stored_by(queues, times_s)
+    letters = [
+        MessageQueue(dlq_topic(group.name.group), name, 0) for name in {queue.broker_name for queue in queues}
+    ]
+    dead = cluster.stored_by(letters, times_s, beside=queues)
     return LagHistory(
         group=str(group.name),
         times_s=times_s,

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +20,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from rich.console import Console
 
-from jobs.cluster_inspector import CALLS_AT_ONCE, ClusterInspector, members_holding
+from jobs.cluster_inspector import ClusterInspector, members_holding
 from jobs.job_options import OffsetsChangeSettings
 from jobs.offset_moves import (
     EARLIEST,
@@ -46,7 +44,7 @@ from jobs.offset_moves import (
 from jobs.settings import JobFailed
 from jobs.stored_groups import StoredGroup, open_group
 from jobs.tables import OutputForm, print_records
-from pyspark_rocketmq.clock import Clock, SystemClock
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.delta.table import query_rows, sql_literal
 from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
@@ -188,67 +186,52 @@ def reset(
         JobFailed: If it cannot or must not be done; nothing was changed then.
     """
     is_position = not isinstance(target, AtTime | AtVersion | ToSink)
-    with _begin_change(settings, may_be_new=is_position and options.is_new_group) as change:
-        if isinstance(target, ToSink):
-            change.apply(change.lost_by_sink(options), options, console, forgets_sinks=True)
-            return
-        targets = change.targets(target, options.choice)
-        if target != ToBound(EARLIEST):
-            change.apply(targets, options, console)
-            return
-        # Users who start over empty the sink, so it lacks what the retry queues, which stay, have passed.
-        stay = {
-            queue: at for queue, at in accepted(change.chosen_rows(options)).items() if queue not in targets
-        }
-        change.apply(stay | targets, options, console, forgets_sinks=True)
+    change = _OffsetChange(settings, may_be_new=is_position and options.is_new_group)
+    if isinstance(target, ToSink):
+        change.apply(change.lost_by_sink(options), options, console, forgets_sinks=True)
+        return
+    targets = change.targets(target, options.choice)
+    if target != ToBound(EARLIEST):
+        change.apply(targets, options, console)
+        return
+    # Users who start over empty the sink, so it lacks what the retry queues, which stay, have passed.
+    stay = {queue: at for queue, at in accepted(change.chosen_rows(options)).items() if queue not in targets}
+    change.apply(stay | targets, options, console, forgets_sinks=True)
 
 
 def accept_gap(settings: OffsetsChangeSettings, options: ChangeOptions, console: Console) -> None:
     """Have the chosen queues go on where they are, whatever their sink has lost; raises as ``reset``."""
-    with _begin_change(settings) as change:
-        change.apply(accepted(change.chosen_rows(options)), options, console, forgets_sinks=True)
+    change = _OffsetChange(settings)
+    change.apply(accepted(change.chosen_rows(options)), options, console, forgets_sinks=True)
 
 
 def skip(
     settings: OffsetsChangeSettings, messages: int | None, options: ChangeOptions, console: Console
 ) -> None:
     """Pass ``messages`` of each chosen queue over, or all that there are; raises as ``reset``."""
-    with _begin_change(settings) as change:
-        rows = {queue: row for queue, row in change.group.rows.items() if options.choice.takes(queue)}
-        change.apply(skipped(rows, change.needed_bounds(rows), messages), options, console)
+    change = _OffsetChange(settings)
+    rows = {queue: row for queue, row in change.group.rows.items() if options.choice.takes(queue)}
+    change.apply(skipped(rows, change.needed_bounds(rows), messages), options, console)
 
 
 def clone(settings: OffsetsChangeSettings, source: str, options: ChangeOptions, console: Console) -> None:
     """Move the group to where the group ``source`` of the same store stands; raises as ``reset``."""
-    with _begin_change(settings, may_be_new=True) as change:
-        rows = open_group(settings, source, must_exist=True).rows
-        targets = {queue: row.next_offset for queue, row in rows.items() if options.choice.takes(queue)}
-        change.apply(targets, options, console)
-
-
-@contextmanager
-def _begin_change(settings: OffsetsChangeSettings, *, may_be_new: bool = False) -> Iterator[_OffsetChange]:
-    with ThreadPoolExecutor(CALLS_AT_ONCE, "rocketmq-offsets") as threads:
-        yield _OffsetChange(settings, SystemClock(), threads, may_be_new=may_be_new)
+    change = _OffsetChange(settings, may_be_new=True)
+    rows = open_group(settings, source, must_exist=True).rows
+    targets = {queue: row.next_offset for queue, row in rows.items() if options.choice.takes(queue)}
+    change.apply(targets, options, console)
 
 
 class _OffsetChange:
     """One group, and its cluster if name servers are given."""
 
-    def __init__(
-        self,
-        settings: OffsetsChangeSettings,
-        clock: Clock,
-        threads: ThreadPoolExecutor,
-        *,
-        may_be_new: bool,
-    ) -> None:
+    def __init__(self, settings: OffsetsChangeSettings, *, may_be_new: bool = False) -> None:
         self._settings = settings
-        self._clock = clock
+        self._clock = SystemClock()
         self.group: StoredGroup = open_group(settings, settings.consumer_group, must_exist=not may_be_new)
         self._cluster: ClusterInspector | None = None
         if settings.name_servers is not None:
-            self._cluster = ClusterInspector(settings, self.group.name.namespace, clock, threads)
+            self._cluster = ClusterInspector(settings, self.group.name.namespace, self._clock)
 
     def targets(self, target: Position | AtTime | AtVersion, choice: QueueChoice) -> dict[MessageQueue, int]:
         """Where each chosen queue goes."""

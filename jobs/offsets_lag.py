@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from rich.console import Console
 
@@ -18,7 +18,7 @@ from jobs.job_options import OffsetsLagSettings
 from jobs.offset_view import LAG_COLUMNS, LagView, holder_of, totals
 from jobs.stored_groups import read_groups
 from jobs.tables import OutputForm, lag_table, print_csv, print_json, totals_table
-from pyspark_rocketmq.client.cluster import stored_at_s
+from pyspark_rocketmq.client.cluster import run_concurrently, stored_at_s
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
@@ -52,24 +52,21 @@ def look_at_lag(settings: OffsetsLagSettings, clock: Clock | None = None) -> lis
     """The lag of every queue of the groups, sorted by group and queue."""
     groups = read_groups(settings.offset_store, settings.consumer_group, settings.namespace)
     clock = clock or SystemClock()
-    with ThreadPoolExecutor(CALLS_AT_ONCE, "rocketmq-lag") as threads:
-        looks: dict[str, _GroupLag] = {}
-        views = []
-        for name, rows in groups.items():
-            if name.namespace not in looks:
-                cluster = ClusterInspector(settings, name.namespace, clock, threads)
-                looks[name.namespace] = _GroupLag(cluster, clock, threads)
-            views += looks[name.namespace].at(name, rows)
-        return sorted(views, key=lambda view: (view.row.consumer_group, view.row.queue))
+    looks: dict[str, _GroupLag] = {}
+    views = []
+    for name, rows in groups.items():
+        if name.namespace not in looks:
+            looks[name.namespace] = _GroupLag(ClusterInspector(settings, name.namespace, clock), clock)
+        views += looks[name.namespace].at(name, rows)
+    return sorted(views, key=lambda view: (view.row.consumer_group, view.row.queue))
 
 
 class _GroupLag:
     """The lag of groups, including how long their next messages have waited."""
 
-    def __init__(self, cluster: ClusterInspector, clock: Clock, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, cluster: ClusterInspector, clock: Clock) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._threads = threads
 
     def at(self, name: OffsetKey, rows: Collection[OffsetRow]) -> list[LagView]:
         """The rows of one group."""
@@ -102,8 +99,9 @@ class _GroupLag:
             if (found := bounds.get(row.queue)) is not None
             and found.min_offset <= row.next_offset < found.max_offset
         ]
-        stored = self._threads.map(lambda one: (one[1].queue, self._stored_at_s(*one)), behind)
-        return {queue: at_s for queue, at_s in stored if at_s is not None}
+        calls = [partial(self._stored_at_s, address, row) for address, row in behind]
+        times = run_concurrently(calls, at_most=CALLS_AT_ONCE)
+        return {row.queue: at_s for (_, row), at_s in zip(behind, times, strict=True) if at_s is not None}
 
     def _stored_at_s(self, address: BrokerAddress, row: OffsetRow) -> float | None:
         try:

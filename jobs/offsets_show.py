@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 
 from rich.console import Console
 
-from jobs.cluster_inspector import CALLS_AT_ONCE, ClusterInspector
+from jobs.cluster_inspector import ClusterInspector
 from jobs.job_options import OffsetsShowSettings
 from jobs.offset_view import OffsetView, view_offsets
 from jobs.stored_groups import GroupRows, read_groups
@@ -41,16 +40,13 @@ def show_offsets(
 def _views(groups: GroupRows, settings: OffsetsShowSettings) -> list[OffsetView]:
     views: list[OffsetView] = []
     clusters: dict[str, ClusterInspector] = {}
-    with ThreadPoolExecutor(CALLS_AT_ONCE, "rocketmq-offsets") as threads:
-        for name, rows in groups.items():
-            bounds: Mapping[MessageQueue, QueueBounds] = {}
-            if settings.name_servers is not None:
-                if name.namespace not in clusters:
-                    clusters[name.namespace] = ClusterInspector(
-                        settings, name.namespace, SystemClock(), threads
-                    )
-                bounds = clusters[name.namespace].bounds(sorted({row.queue.topic for row in rows}))
-            views += view_offsets(rows, bounds)
+    for name, rows in groups.items():
+        bounds: Mapping[MessageQueue, QueueBounds] = {}
+        if settings.name_servers is not None:
+            if name.namespace not in clusters:
+                clusters[name.namespace] = ClusterInspector(settings, name.namespace, SystemClock())
+            bounds = clusters[name.namespace].bounds(sorted({row.queue.topic for row in rows}))
+        views += view_offsets(rows, bounds)
     return views
 
 
