@@ -1,22 +1,14 @@
-"""One connection: requests out, answers matched, the server's own requests handled.
+"""One connection: requests out, answers matched; the server's own requests handled on other threads.
 
-Theory. A channel owns one reader thread. It alone receives, decodes and calls back; callers only send. What
-is under way sits in one table, opaque -> waiting request, and *whoever takes an entry out of the table calls
-it back*: the reader with the answer, the reader's deadline sweep with ``RequestTimeout``, or whoever ends the
-channel with the reason. That is why every callback comes exactly once.
+A channel owns one reader thread. It alone receives, decodes and calls back; callers only send. What is under
+way is in one table, opaque -> waiting request, and *whoever takes an entry out of the table calls it back*:
+the reader with the answer, the reader's deadline sweep with ``RequestTimeout``, or whoever ends the channel
+with the reason. That is why every callback comes exactly once.
 
-Rule 1: under ``_lock`` only the table and the end reason are touched.  Rule 2: under ``_send_lock`` only the
-transport sends (or is closed); a stuck peer ends that by the transport's own time-out, or by the deadline of
-who is sending; who waits behind him gives up by his own.  Rule 3: neither lock is held while the other is
-taken, while waiting, or during a callback.
-
-Requests that a server sends to us, answered away from the reader thread.
-
-A slow handler delays only the requests behind it, never the answers to our own requests.  How many wait for
-it is bounded, in number and in memory: whoever asks more than that is told that this client is busy.
-
-Source: ``NettyRemotingAbstract.processRequestCommand``, which refuses what its executor's queue has no room
-for.
+Rule 1: under ``_lock`` only the table and the end reason are touched. Rule 2: under ``_send_lock`` only the
+transport sends (or is closed); a stuck peer ends that by the transport's own time-out, or by the sender's
+deadline; a thread that waits for the lock gives up at its own. Rule 3: neither lock is held while the other
+is taken, while waiting, or during a callback.
 """
 
 from __future__ import annotations
@@ -53,18 +45,21 @@ RequestHandler = Callable[[RemotingCommand], RemotingCommand | None]
 
 _JOIN_DISPATCHER_S = 5.0
 MOST_REQUESTS: Final = 1_000
-"""That wait for the handler or are in its hands, of one line of a connection."""
+"""Of one queue, the one in the handler's hands included."""
 MOST_BYTES: Final = 32 << 20
-"""Of memory that these take, twice the longest frame."""
+"""Of memory in one queue: twice the longest frame."""
 _BUSY: Final = "[OVERLOAD]the client has too many requests to answer, try again"
 
 
 class RequestDispatcher:
-    """Hands requests to the handler on own threads, in order; those that run a listener have their own line.
+    """Hands a server's requests to the handler, in order, on threads of its own.
 
-    These wait in a line of their own: the broker's news of members and resets must not wait for a listener.
-    ``dispatch`` and ``stop`` belong to one thread (the channel's reader); a thread starts with the first
-    request of its line, because most channels never see one.
+    Requests that run a listener have their own queue: news of members and resets must not wait for them. Both
+    queues are bounded, in number and memory; what has no room is answered with SYSTEM_BUSY. ``dispatch`` and
+    ``stop`` belong to one thread (the channel's reader).
+
+    Source: ``NettyRemotingAbstract.processRequestCommand``, which refuses what its executor's queue has no
+    room for.
     """
 
     def __init__(
@@ -72,42 +67,39 @@ class RequestDispatcher:
     ) -> None:
         self._handler = handler
         self._answer = answer
-        self._quick = _Line(self._serve, name)
-        self._slow = _Line(self._serve, f"{name} listener")
+        self._quick = _RequestQueue(self._serve, name)
+        self._slow = _RequestQueue(self._serve, f"{name} listener")
 
     def dispatch(self, request: RemotingCommand) -> None:
         """Queue ``request`` for the handler, or refuse it with SYSTEM_BUSY; a oneway request is dropped."""
-        line = self._slow if request.code == RequestCode.CONSUME_MESSAGE_DIRECTLY else self._quick
-        if not line.put(request) and not request.is_oneway:
+        queue = self._slow if request.code == RequestCode.CONSUME_MESSAGE_DIRECTLY else self._quick
+        if not queue.put(request) and not request.is_oneway:
             self._answer(request.response(ResponseCode.SYSTEM_BUSY, remark=_BUSY))
 
     def stop(self) -> None:
         """Let the threads end after the requests they have; does not wait."""
-        for line in (self._quick, self._slow):
-            line.stop()
+        self._quick.stop()
+        self._slow.stop()
 
     def join(self) -> None:
         """Wait for the threads to end, but for this one; call ``stop`` first."""
-        for line in (self._quick, self._slow):
-            line.join()
+        self._quick.join()
+        self._slow.join()
 
     def _serve(self, request: RemotingCommand) -> None:
         answer = self._answer_to(request)
-        if answer is not None and not request.is_oneway:
-            self._send(request, answer)
-
-    def _send(self, request: RemotingCommand, answer: RemotingCommand) -> None:
+        if request.is_oneway:
+            return
         try:
             self._answer(answer)
         except LocalProtocolError as error:
-            # A text of the request in it, perhaps, that JSON could carry and UTF-8 cannot: the next request
-            # counts.
+            # It may repeat a text of the request that JSON could carry and UTF-8 cannot.
             logger.warning("answer cannot be sent code=%d: %s", request.code, error)
             self._answer(
                 request.response(ResponseCode.SYSTEM_ERROR, remark="The client's answer cannot be sent.")
             )
 
-    def _answer_to(self, request: RemotingCommand) -> RemotingCommand | None:
+    def _answer_to(self, request: RemotingCommand) -> RemotingCommand:
         try:
             answer = self._handler(request) if self._handler is not None else None
         except Exception as error:
@@ -122,8 +114,8 @@ class RequestDispatcher:
         )
 
 
-class _Line:
-    """Requests that are served one after another, by one thread; bounded."""
+class _RequestQueue:
+    """Served by one thread, which starts with the first request: most channels never see one."""
 
     def __init__(self, serve: Callable[[RemotingCommand], None], name: str) -> None:
         self._serve = serve
@@ -214,10 +206,9 @@ class _Waiting(NamedTuple):
 class Channel:
     """A connection to one server, shared by any number of threads.
 
-    Guarantees: requests leave in the order in which ``submit`` was called by one thread; an answer that comes
-    after its request was given up is ignored; a server's request never delays an answer.  A server that
-    answers GO_AWAY gets no new request from the pool; the channel ends with the last answer that is still
-    awaited.
+    Requests leave in the order in which one thread calls ``submit``; an answer to a request that was given up
+    is ignored; a server's request never delays an answer. A server that answers GO_AWAY gets no new request
+    from the pool; the channel ends with the last answer that is awaited.
     """
 
     def __init__(
@@ -281,20 +272,16 @@ class Channel:
             waiting = self._take(opaque)
             if waiting is not None:
                 raise self._timeout(waiting) from None
-            outcome = outcomes.get()  # somebody took it out of the table just now and is calling back
+            outcome = outcomes.get()  # another thread has just taken it out of the table and calls back
         if isinstance(outcome, RocketMQError):
             raise outcome
         return outcome
 
     def submit(self, request: Outgoing, on_response: OnResponse, deadline: Deadline | None = None) -> int:
-        """Send a request without waiting; ``on_response`` is called exactly once.
+        """Send a request without waiting; ``on_response`` is called exactly once. Returns its opaque.
 
         It gets the answer, ``RequestTimeout`` (within a second after ``deadline``), or the reason why the
-        channel ended; on the reader thread, or on the thread that found out that the channel ended, which may
-        be this one.
-
-        Returns:
-            The request's opaque.
+        channel ended; on the reader thread, or on the thread that noticed the channel's end, perhaps this one.
         """
         outgoing = self._signed(request)
         opaque = next(self._opaques) & _OPAQUE_MASK
@@ -311,8 +298,8 @@ class Channel:
             logger.debug(
                 "> %s opaque=%d address=%s", describe_request(outgoing.command()), opaque, self.address
             )
-        if not self._send(frame, deadline):
-            self._give_up(opaque)
+        if not self._send(frame, deadline) and (given_up := self._take(opaque)) is not None:
+            self._call_back(given_up, self._timeout(given_up))
         return opaque
 
     def oneway(self, command: RemotingCommand) -> None:
@@ -365,11 +352,6 @@ class Channel:
         self._end(failure)
         return True
 
-    def _give_up(self, opaque: int) -> None:
-        waiting = self._take(opaque)
-        if waiting is not None:
-            self._call_back(waiting, self._timeout(waiting))
-
     def _answer(self, answer: RemotingCommand) -> None:
         self._send(encode_frame(answer))
 
@@ -407,8 +389,7 @@ class Channel:
         raise ChannelClosed(self.address, detail)
 
     def _take_in(self, command: RemotingCommand) -> None:
-        # Both sides number their requests from their own counter, so the flag decides, never the opaque
-        # alone.
+        # Each side numbers its own requests, so the flag decides, never the opaque alone.
         if not command.is_response:
             logger.debug("< request code=%d opaque=%d address=%s", command.code, command.opaque, self.address)
             self._dispatcher.dispatch(command)

@@ -85,8 +85,10 @@ class NameServerClient:
             known = self._known.get(topic)
         if known is not None and self._clock.monotonic_s() - known.since_s < self._route_max_age_s:
             return known.route
+        header = GetRouteInfoRequestHeader(topic=with_namespace(self._namespace, topic))
+        request = command_of(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         try:
-            route = self._fetch(topic, deadline)
+            route = decode_route(self._answer(request, deadline).body, topic)
         except TransportError as error:
             if known is None:
                 raise
@@ -101,9 +103,8 @@ class NameServerClient:
     def lasting_route(self, topic: str, deadline: Deadline) -> TopicRoute:
         """The route for sending: as :meth:`route`, but what was ever known of the topic is kept.
 
-        A name server denies a topic while the topic's only broker restarts, and every topic from its own
-        restart until brokers have registered again. A message that went to another broker meanwhile would
-        leave its key's queue.
+        A name server denies a topic while its only broker restarts, and every topic from its own restart
+        until brokers have registered again. A message sent to another broker then would leave its key's queue.
 
         Raises:
             TopicNotFound: If no living broker has the topic and nothing was ever known of it.
@@ -172,9 +173,8 @@ class NameServerClient:
         Raises:
             TransportError: If no name server answered before ``deadline``.
         """
-        return decode_cluster_info(
-            self._answer(command_of(RequestCode.GET_BROKER_CLUSTER_INFO), deadline).body
-        )
+        answer = self._answer(command_of(RequestCode.GET_BROKER_CLUSTER_INFO), deadline)
+        return decode_cluster_info(answer.body)
 
     def topics(self, deadline: Deadline) -> tuple[str, ...]:
         """Every topic that a living broker has, sorted, RocketMQ's own among them; asked anew at each call.
@@ -189,11 +189,6 @@ class NameServerClient:
         bare = [(topic, without_namespace(self._namespace, topic)) for topic in named]
         return tuple(sorted(short for full, short in bare if not self._namespace or short != full))
 
-    def _fetch(self, topic: str, deadline: Deadline) -> TopicRoute:
-        header = GetRouteInfoRequestHeader(topic=with_namespace(self._namespace, topic))
-        answer = self._answer(command_of(RequestCode.GET_ROUTEINFO_BY_TOPIC, header), deadline)
-        return decode_route(answer.body, topic)
-
     def _answer(self, request: RemotingCommand, deadline: Deadline) -> RemotingCommand:
         """The answer of the first name server that gives one."""
         first = self._current
@@ -201,8 +196,11 @@ class NameServerClient:
         for turn in range(len(self._addresses)):
             index = (first + turn) % len(self._addresses)
             address = self._addresses[index]
+            # A fair share of the time: one name server that hangs must leave some for the others.
+            share_s = deadline.remaining_s() / (len(self._addresses) - turn)
+            own_deadline = Deadline.after(self._clock, min(self._request_timeout_s, share_s))
             try:
-                answer = self._ask(address, request, deadline, tries_left=len(self._addresses) - turn)
+                answer = self._pool.get(address, own_deadline).request(request, own_deadline)
             except TransportError as error:
                 logger.warning("name server does not answer address=%s: %s", address, error)
                 failure = error
@@ -211,11 +209,3 @@ class NameServerClient:
             return checked(request, answer, address)
         assert failure is not None
         raise failure
-
-    def _ask(
-        self, address: str, request: RemotingCommand, deadline: Deadline, tries_left: int
-    ) -> RemotingCommand:
-        # A fair share of the time: one name server that hangs must leave some for the others.
-        share_s = min(self._request_timeout_s, deadline.remaining_s() / tries_left)
-        own_deadline = Deadline.after(self._clock, share_s)
-        return self._pool.get(address, own_deadline).request(request, own_deadline)

@@ -1,9 +1,4 @@
-"""Connection settings, request signing, one channel per address, one pool per process.
-
-One channel per address, made when first needed and made anew when it died.
-
-Decides under its lock; connects, waits and closes outside it.
-"""
+"""Connection settings, request signing, one channel per address, one pool per process."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 
 from pyspark_rocketmq.client.channel import Channel, RequestHandler
@@ -46,9 +41,10 @@ HandlerFor = Callable[[str], RequestHandler]
 
 
 class ChannelPool(Closing):
-    """Channels by address, shared by any number of threads.
+    """One channel per address, made when first needed and again when it died. Shared by any number of threads.
 
-    Like the Java client it keeps one connection per server for everything: pulls, commits, heartbeats, sends.
+    As in the Java client, one connection per server carries everything: pulls, commits, heartbeats, sends.
+    Decides under its lock; connects, waits and closes outside it.
     """
 
     def __init__(
@@ -69,7 +65,7 @@ class ChannelPool(Closing):
         self._channels: dict[str, Future[Channel]] = {}
         """Done: the channel. Not done: somebody is connecting."""
         self._leaving: list[Channel] = []
-        """Replaced because the server wants its clients gone, but with answers still to come."""
+        """Replaced because the server said GO_AWAY, but still awaiting answers."""
         self._is_closed = False
         renew_in_children(self)
 
@@ -169,18 +165,8 @@ class ConnectionSettings:
     @classmethod
     def of(cls, options: ConnectionOptions) -> ConnectionSettings:
         """The settings that the options of a source or a sink ask for."""
-        return cls(
-            access_key=options.access_key,
-            secret_key=options.secret_key,
-            security_token=options.security_token,
-            use_tls=options.use_tls,
-            tls_ca_file=options.tls_ca_file,
-            tls_cert_file=options.tls_cert_file,
-            tls_key_file=options.tls_key_file,
-            tls_key_password=options.tls_key_password,
-            tls_verify_certificate=options.tls_verify_certificate,
-            tls_verify_hostname=options.tls_verify_hostname,
-        )
+        names = (each.name for each in fields(cls) if each.name != "connect_timeout_s")
+        return cls(**{name: getattr(options, name) for name in names})
 
     def open_pool(self, clock: Clock, handler_for: HandlerFor | None = None) -> ChannelPool:
         """Make a pool of channels with these settings; nothing is connected yet.
@@ -209,7 +195,7 @@ class ConnectionSettings:
 
 @lru_cache(maxsize=16)
 def _tls_connector(settings: ConnectionSettings) -> TlsConnector:
-    """One per process: a worker that opens a connection for every task must not read the files for each."""
+    """Cached: a worker that opens a connection for every task must not read the files each time."""
     return TlsConnector(
         ca_file=settings.tls_ca_file,
         cert_file=settings.tls_cert_file,
@@ -225,16 +211,12 @@ _pools: dict[ConnectionSettings, ChannelPool] = {}
 
 
 def process_pool(settings: ConnectionSettings | None = None) -> ChannelPool:
-    """This process's pool for ``settings``, made at the first call.
-
-    It stays open until the process ends; do not close it.
-    """
+    """This process's pool for ``settings``, open until the process ends; do not close it."""
     key = settings or ConnectionSettings()
     found = _pools.get(key)
     if found is not None:
         return found
-    # No lock, which a fork could leave held for ever: setdefault is atomic, and a pool that loses has opened
-    # nothing yet.
+    # No lock, which a fork could leave held: setdefault is atomic, and a pool that loses has opened nothing.
     made = key.open_pool(SystemClock())
     kept = _pools.setdefault(key, made)
     if kept is made:

@@ -2,12 +2,11 @@
 
 The offset store is the truth and this is its image: nothing waits for it and nothing fails with it.
 
-Rule 1: only the newest offset of a queue counts; one that could not be sent is replaced by the next.
-Rule 2: an offset that is sent a second time, or late, is sent only if the store still has the queue under the
-epoch it was committed under.  Otherwise another member has gone on, or an operator has gone back, and it
-would hide that.
-Rule 3: what has arrived is told to the store when there is nothing to send for a while, so that whatever else
-the broker has at the next claim was put there by somebody else (``consume.positions``).
+Rule 1: only the newest offset of a queue counts; it replaces one that could not be sent.
+Rule 2: an offset is sent again, or late, only if the store still has the queue under the epoch it was
+committed under. Otherwise another member has gone on, or an operator has gone back, and it would hide that.
+Rule 3: once there is nothing to send for a while, the store notes what has arrived, so that whatever else the
+broker has at the next claim was put there by somebody else (``consume.positions``).
 Rule 4: a thread is there only while something is to be done; nothing must be closed.
 """
 
@@ -31,7 +30,7 @@ logger = logging.getLogger(__name__)
 _AGAIN_AFTER_S: Final = 5.0
 """``ClientConfig.persistConsumerOffsetInterval``."""
 _QUIET_S: Final = 1.0
-"""Without a new offset; then what has arrived is told to the store."""
+"""Without a new offset; then the store notes what has arrived."""
 _LATE_S: Final = 1.0
 """After which a process may have slept and been replaced."""
 _AT_EXIT_S: Final = 2.0
@@ -59,7 +58,7 @@ class OffsetMirror:
             store: Where the truth is.
             offset_key: What the store knows the group by.
             again_after_s: Pause before what could not be sent is tried again.
-            quiet_s: How long nothing new must come before the store is told what has arrived.
+            quiet_s: How long nothing new must come before the store notes what has arrived.
             clock: The system's if not given.
         """
         assert options.consumer_group is not None
@@ -80,14 +79,14 @@ class OffsetMirror:
         """Not sent yet."""
         self._arrived: dict[MessageQueue, int] = {}
         """What each queue's broker has taken last."""
-        self._untold: set[MessageQueue] = set()
-        """Queues of which the store does not know it."""
+        self._unnoted: set[MessageQueue] = set()
+        """Queues of which the store has not noted it."""
         self._shown_at_s = 0.0
         """When something came last."""
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_in_trouble = False
-        """Since the last round in which everything was sent; told once."""
+        """Since the last round in which everything was sent; warned of once."""
 
     def show(self, accepted: Iterable[QueueCommit]) -> None:
         """Send what the store has just taken; returns at once."""
@@ -142,8 +141,12 @@ class OffsetMirror:
             while waiting := self._next():
                 self._send(waiting, tried)
                 tried = waiting
-                self._tell_store()
-                self._pause()
+                self._note_arrivals()
+                # Until there are new offsets, or it is time to try the rest again.
+                if self._waiting:
+                    self._news.wait(self._again_after_s)
+                else:
+                    self._is_in_trouble = False
         except Exception:
             # Nobody watches this thread; the next batch starts another one.
             logger.exception("offsets could not be shown to the brokers group=%s", self._group)
@@ -163,19 +166,12 @@ class OffsetMirror:
         self._is_hurried = False
         atexit.unregister(self._at_exit)
 
-    def _pause(self) -> None:
-        """Until there are new offsets, or it is time to try the rest again."""
-        if self._waiting:
-            self._news.wait(self._again_after_s)
-        else:
-            self._is_in_trouble = False
-
-    def _tell_store(self) -> None:
+    def _note_arrivals(self) -> None:
         """Unless something new comes; a broker that is away does not delay the others' offsets."""
         if not self._is_hurried and self._news.wait(self._quiet_s) and not self._is_hurried:
             return
         with self._guard:
-            arrived = {queue: self._arrived[queue] for queue in self._untold}
+            arrived = {queue: self._arrived[queue] for queue in self._unnoted}
         if not arrived:
             return
         try:
@@ -183,7 +179,7 @@ class OffsetMirror:
         except RocketMQError as error:
             logger.info("what has arrived at the brokers is not noted group=%s: %s", self._group, error)
         with self._guard:
-            self._untold -= {queue for queue, offset in arrived.items() if self._arrived[queue] == offset}
+            self._unnoted -= {queue for queue, offset in arrived.items() if self._arrived[queue] == offset}
 
     def _still_true(self, waiting: Commits, tried: Commits) -> Commits:
         """What may be sent: rule 2."""
@@ -194,7 +190,7 @@ class OffsetMirror:
         try:
             rows = self._store.read(self._offset_key)
         except RocketMQError as error:
-            self._tell(error)
+            self._warn(error)
             return {queue: commit for queue, commit in waiting.items() if queue not in again}
         outdated = {
             queue: commit
@@ -207,9 +203,9 @@ class OffsetMirror:
     def _send(self, waiting: Commits, tried: Commits) -> None:
         """Each to its broker; a broker that does not answer is left alone in this round."""
         try:
-            masters = self._masters()
+            masters = self._routes.look(Deadline.after(self._clock, self._timeout_s)).masters
         except RocketMQError as error:
-            self._tell(error)
+            self._warn(error)
             return
         commits = self._still_true(waiting, tried)
         silent: set[str] = set()
@@ -221,22 +217,19 @@ class OffsetMirror:
             except TransportError as error:
                 silent.add(queue.broker_name)
                 self._routes.invalidate()
-                self._tell(error)
+                self._warn(error)
             except RocketMQError as error:
-                self._tell(error)
+                self._warn(error)
             else:
                 with self._guard:
                     self._arrived[queue] = commit.state.next_offset
-                    self._untold.add(queue)
+                    self._unnoted.add(queue)
                 self._done({queue: commit})
 
     def _send_one(self, address: BrokerAddress | None, commit: QueueCommit) -> None:
         if address is None:
             raise TransportError(commit.queue.broker_name, "the route names no master for this broker")
         self._brokers.update_consumer_offset(address, self._group, commit.queue, commit.state.next_offset)
-
-    def _masters(self) -> Mapping[str, BrokerAddress]:
-        return self._routes.look(Deadline.after(self._clock, self._timeout_s)).masters
 
     def _done(self, commits: Commits) -> None:
         with self._guard:
@@ -245,7 +238,7 @@ class OffsetMirror:
                     del self._waiting[queue]
             self._sent.notify_all()
 
-    def _tell(self, error: RocketMQError) -> None:
+    def _warn(self, error: RocketMQError) -> None:
         level = logging.INFO if self._is_in_trouble else logging.WARNING
         self._is_in_trouble = True
         logger.log(level, "offsets to be shown to the broker later group=%s: %s", self._group, error)
