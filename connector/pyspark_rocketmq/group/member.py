@@ -12,8 +12,8 @@ A broker keeps one subscription table per group, that of the last heartbeat: mem
 different things take messages from each other without a word (rocketmq-client-go#592, apache/rocketmq#7885).
 
 The planner asks before every micro-batch; a queue that is not in the answer is in no plan. A queue comes with
-a *grant*, a number that grows with every new grant: in a grant not seen before it must be claimed
-in the offset store first. The claim is what fences; ownership alone fences nothing.
+the number of its *grant*, which grows: under a grant not seen before it must be claimed in the offset store
+first. The claim is what fences; ownership alone fences nothing.
 """
 
 from __future__ import annotations
