@@ -1,8 +1,7 @@
 """Makes a member from options, and leaves the group when the process ends.
 
 Spark ends the process that plans a query with SIGTERM and calls nothing of ours; if the driver dies, the
-process sees its end and exits by itself.  Only after ``kill -9`` of this very process do the brokers have to
-wait.
+process exits by itself. Only after ``kill -9`` of this very process do the brokers have to wait.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ def join_group(
     is_broadcast = options.message_model is MessageModel.BROADCASTING
     machine = Membership(
         member_id,
-        _whatever_happens(allocation_strategy(options.allocate_message_queue_strategy), group),
+        _logging_errors(allocation_strategy(options.allocate_message_queue_strategy), group),
         needs_locks=options.needs_locks(),
         is_broadcast=is_broadcast,
         timing=timing,
@@ -147,7 +146,7 @@ def join_group(
     return member
 
 
-def _whatever_happens(strategy: AllocationStrategy, group: str) -> Allocate:
+def _logging_errors(strategy: AllocationStrategy, group: str) -> Allocate:
     """The strategy, perhaps the user's: its errors are logged, and the topic's queues stay.
 
     Source: ``RebalanceImpl.rebalanceByTopic``.

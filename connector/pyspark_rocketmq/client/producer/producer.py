@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NoReturn
 
 from pyspark_rocketmq.client.broker import BrokerClient, OnSend
 from pyspark_rocketmq.client.nameserver import NameServerClient
@@ -108,8 +108,6 @@ def month_start_s(now_s: float) -> float:
     local = time.localtime(now_s)
     return time.mktime((local.tm_year, local.tm_mon, 1, 0, 0, 0, 0, 0, -1))
 
-
-T = TypeVar("T")
 
 RETRIED_ELSEWHERE: Final = frozenset(
     {
@@ -255,10 +253,10 @@ class Producer(Closing):
         if queue is None and sharding_key is None:
             return self._send_anywhere(prepared, settings, deadline)
         route, chosen = self._chosen(message.topic, sharding_key, queue, deadline)
-        return self._sent_by_route(
-            message.topic,
-            lambda: self._brokers.send(self._master(route, chosen), prepared, chosen, settings, deadline),
-        )
+        try:
+            return self._brokers.send(self._master(route, chosen), prepared, chosen, settings, deadline)
+        except _SIGNS_OF_AN_OLD_ROUTE as error:
+            self._raise_explained(message.topic, error)
 
     def send_async(
         self,
@@ -325,12 +323,10 @@ class Producer(Closing):
         deadline = self._deadline()
         route = self._publication(queue.topic, deadline)[0]
         batch = self._batch(queue, messages)
-        return self._sent_by_route(
-            queue.topic,
-            lambda: self._brokers.send_batch(
-                self._master(route, queue), batch, self._send_settings, deadline
-            ),
-        )
+        try:
+            return self._brokers.send_batch(self._master(route, queue), batch, self._send_settings, deadline)
+        except _SIGNS_OF_AN_OLD_ROUTE as error:
+            self._raise_explained(queue.topic, error)
 
     def send_batches(
         self, batches: Mapping[MessageQueue, Sequence[Message]]
@@ -341,28 +337,19 @@ class Producer(Closing):
         """
         outcomes: SimpleQueue[tuple[MessageQueue, SendResult | RocketMQError]] = SimpleQueue()
 
-        def begin(queue: MessageQueue, messages: Sequence[Message]) -> None:
-            self._begin(
-                queue,
-                lambda outcome: outcomes.put((queue, outcome)),
-                partial(self._send_batch_async, queue, messages),
-            )
+        def keep(queue: MessageQueue, outcome: SendResult | RocketMQError) -> None:
+            outcomes.put((queue, outcome))
 
         for queue, messages in batches.items():
-            begin(queue, messages)
+            self._begin(queue, partial(keep, queue), self._send_batch_async, queue, messages)
         return dict(next_outcome(outcomes, self._send_timeout_s) for _ in batches)
 
     def send_encoded(self, batch: EncodedBatch, on_result: OnSend) -> None:
         """Send a batch that is bytes already, in one attempt; ``on_result`` is called exactly once.
 
-        Within a queue the order of requests is that of messages only if each is answered before the next one
-        begins.
+        A queue keeps the order of requests only if each is answered before the next one begins.
         """
-        self._begin(
-            batch.queue,
-            on_result,
-            lambda master, told: self._brokers.send_encoded(master, batch, self._send_settings, told),
-        )
+        self._begin(batch.queue, on_result, self._brokers.send_encoded, batch, self._send_settings)
 
     def send_as_stored(self, message: Message, queue: MessageQueue, sys_flag: int, on_result: OnSend) -> None:
         """Send a message with a body as stored, in one attempt; ``on_result`` is called exactly once.
@@ -374,11 +361,7 @@ class Producer(Closing):
             on_result: Called with the outcome.
         """
         settings = replace(self._send_settings, sys_flag=sys_flag)
-        self._begin(
-            queue,
-            on_result,
-            lambda master, told: self._brokers.send_async(master, message, queue, settings, told),
-        )
+        self._begin(queue, on_result, self._brokers.send_async, message, queue, settings)
 
     def send_ordered(self, keyed_messages: Iterable[tuple[ShardingKey, Message]]) -> int:
         """Send messages by sharding key, many at a time; their number.
@@ -492,17 +475,19 @@ class Producer(Closing):
             return False
         return True
 
-    def _begin(self, queue: MessageQueue, on_result: OnSend, send: Callable[[str, OnSend], None]) -> None:
-        """Call ``send`` with the queue's master and what takes the outcome; errors go there, too."""
+    def _begin(
+        self, queue: MessageQueue, on_result: OnSend, send: Callable[..., None], *what: object
+    ) -> None:
+        """Call ``send`` with the queue's master, ``what``, and what takes the outcome; errors go there, too."""
         on_outcome = self._watching_route(queue.topic, on_result)
         try:
             route = self._publication(queue.topic, self._deadline())[0]
-            send(self._master(route, queue), on_outcome)
+            send(self._master(route, queue), *what, on_outcome)
         except RocketMQError as error:
             on_outcome(error)
 
     def _send_batch_async(
-        self, queue: MessageQueue, messages: Sequence[Message], master: str, on_outcome: OnSend
+        self, master: str, queue: MessageQueue, messages: Sequence[Message], on_outcome: OnSend
     ) -> None:
         if len(messages) == 1:
             # A batch of one has no room for the largest body there may be.
@@ -533,12 +518,6 @@ class Producer(Closing):
                 queue.broker_name, f"the route of topic {queue.topic} names no master for this broker"
             )
         return master
-
-    def _sent_by_route(self, topic: str, send: Callable[[], T]) -> T:
-        try:
-            return send()
-        except _SIGNS_OF_AN_OLD_ROUTE as error:
-            self._raise_explained(topic, error)
 
     def _watching_route(self, topic: str, on_result: OnSend) -> OnSend:
         """``on_result``, called after an old route is forgotten, so that the next send sees the new one."""
