@@ -219,7 +219,7 @@ class OffsetNotFound(BrokerError):
 
 
 class SubscriptionNotLatest(BrokerError):
-    """The broker does not know the group's current subscription yet (SUBSCRIPTION_NOT_EXIST, …_NOT_LATEST)."""
+    """The broker does not know the group's newest subscription (SUBSCRIPTION_NOT_EXIST, …_NOT_LATEST)."""
 
     retryable: ClassVar[bool] = True
 
@@ -256,7 +256,8 @@ class TooManySends(RocketMQError):
     def __str__(self) -> str:
         return (
             f"{self.sends} sends of {self.size} bytes were under way for {self.waited_s:g} s without room "
-            "for another one: the brokers are slower than the sender. Send less, or allow more with max_sends and max_bytes."
+            "for another one: the brokers are slower than the sender. Send less, or allow more with "
+            "max_sends and max_bytes."
         )
 
 

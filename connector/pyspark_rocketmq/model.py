@@ -20,8 +20,8 @@ PulledBody = bytes | memoryview
 """Stored messages of one answer, undecoded; a view is one of bytes, and holds the buffer it looks into."""
 
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
-"""Body of a message or of a batch, unless a producer sets another bound (``DefaultMQProducer.maxMessageSize``,
-the brokers' default too)."""
+"""Body of a message or of a batch, unless a producer sets another bound
+(``DefaultMQProducer.maxMessageSize``, the brokers' default too)."""
 
 RETRY_TOPIC_PREFIX = "%RETRY%"
 DLQ_TOPIC_PREFIX = "%DLQ%"
@@ -296,7 +296,7 @@ class TopicRoute:
 
 
 class QueueState(NamedTuple):
-    """How far a consumer group has come in one queue; held by offset rows, planned ranges, acks and commits."""
+    """How far a consumer group is in one queue; held by offset rows, planned ranges, acks and commits."""
 
     next_offset: int
     """Next queue offset to consume."""
@@ -307,12 +307,12 @@ class QueueState(NamedTuple):
     suspended_until_s: float | None = None
     """Wall-clock seconds; the queue is not planned before."""
     retry_counts: str = ""
-    """How often it gave back messages from ``next_offset`` on, as text of ``consume.retry_counts``; empty when
-    ``reconsume_times`` says it all. The next owner goes on counting from it; a reset forgets it."""
+    """How often it gave back messages from ``next_offset`` on, as text of ``consume.retry_counts``; empty
+    when ``reconsume_times`` says it all. The next owner goes on counting from it; a reset forgets it."""
     last_message: str = ""
-    """The newest message consumed, as text of ``consume.positions``: in a row of this life of the queue, in an
-    ack or a commit of the batch. Before any was consumed, the last one that the beginning of the life passed
-    over. Empty when there was none."""
+    """The newest message consumed, as text of ``consume.positions``: in a row of this life of the queue, in
+    an ack or a commit of the batch. Before any was consumed, the last one that the beginning of the life
+    passed over. Empty when there was none."""
 
     @property
     def is_on_trial(self) -> bool:

@@ -74,7 +74,7 @@ def partition(address: str, queue: MessageQueue, group: str, *, is_of_group: boo
         address=BrokerAddress(address),
         subscription="*",
         consumer_group=group,
-        with_marker=is_of_group,
+        is_group_read=is_of_group,
         fail_on_data_loss=True,
         pull_batch_size=8,
         pulls_in_flight=4,

@@ -38,7 +38,7 @@ class Wanted:
     replaces_master: bool = False
     is_slave: bool = False
     consumer_group: str = "g"
-    with_marker: bool = False
+    is_group_read: bool = False
     is_filtered: bool = False
     fail_on_data_loss: bool = False
     pull_batch_size: int = 32

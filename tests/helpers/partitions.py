@@ -16,7 +16,7 @@ def partition_of(planned: QueueRange, address: str, **changes: object) -> QueueP
         address=BrokerAddress(address),
         subscription="*",
         consumer_group="g",
-        with_marker=False,
+        is_group_read=False,
         fail_on_data_loss=True,
         pull_batch_size=8,
         pulls_in_flight=4,

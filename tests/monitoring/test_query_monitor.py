@@ -153,7 +153,7 @@ def test_how_long_the_next_message_has_waited_is_asked_of_its_broker(
     cluster: ClusterUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B5: the same question as job ``offsets lag`` asks; a queue that is not behind costs none."""
-    # ConsumeMetrics do without what a broker tells late; here it is waited for.
+    # Metrics do without what a broker tells late; here it is waited for.
     monkeypatch.setattr(stored_times, "_TIMEOUT_S", PATIENCE_S)
     topic = cluster.create_topic(queues=1, brokers=["broker-a"])
     queue = MessageQueue(topic, "broker-a", 0)

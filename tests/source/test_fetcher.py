@@ -579,7 +579,7 @@ def test_a_filter_that_matches_nothing_at_a_slave_brings_the_range_forward(serve
 
 
 @pytest.mark.parametrize("fail_on_data_loss", [True, False])
-@pytest.mark.parametrize("with_marker", [True, False])
+@pytest.mark.parametrize("is_group_read", [True, False])
 @pytest.mark.parametrize(
     "told",
     [
@@ -598,7 +598,7 @@ def test_messages_that_only_a_slave_lacks_are_neither_lost_nor_skipped(
     server: ScriptedServer,
     pauses: FetcherPauses,
     told: tuple[int, str, int, tuple[int, int]],
-    with_marker: bool,
+    is_group_read: bool,
     fail_on_data_loss: bool,
 ) -> None:
     """L3: the range waits and fails, or in a consumer ends where it was reached; nothing is skipped."""
@@ -617,7 +617,7 @@ def test_messages_that_only_a_slave_lacks_are_neither_lost_nor_skipped(
         peer.answer(request, code, ext_fields=fields, remark=remark)
 
     server.script = not_from_40
-    wanted = in_place_of(server, with_marker=with_marker, fail_on_data_loss=fail_on_data_loss)
+    wanted = in_place_of(server, is_group_read=is_group_read, fail_on_data_loss=fail_on_data_loss)
     fetcher = pauses.fetcher(wanted)
 
     offsets, failures = pulled(fetcher)

@@ -112,7 +112,7 @@ def partition(log: Log) -> Iterator[QueuePartition]:
         yield partition_of(
             QueueRange(QUEUE, QueueState(10, epoch=7, reconsume_times=2), 60),
             server.address,
-            with_marker=True,
+            is_group_read=True,
             retry_timeout_s=0.0,
         )
         close_idle_connections()
@@ -149,7 +149,7 @@ def test_a_range_ends_with_the_bounds_of_its_queue(partition: QueuePartition, lo
 
 
 def test_without_a_group_there_are_messages_only(partition: QueuePartition) -> None:
-    batches = list(read_queue(replace(partition, with_marker=False)))
+    batches = list(read_queue(replace(partition, is_group_read=False)))
 
     assert {batch.schema for batch in batches} == {MESSAGE_SCHEMA}
     assert offsets_of(batches) == list(range(10, 60))
@@ -166,7 +166,7 @@ def test_answers_that_expand_too_far_together_are_read_whole(
     monkeypatch.setattr(compression, "MAX_EXPANSION", 0)
     log.body = lambda offset: b"%d " % offset * 100
 
-    batches = list(read_queue(replace(partition, with_marker=False)))
+    batches = list(read_queue(replace(partition, is_group_read=False)))
 
     assert offsets_of(batches) == list(range(10, 60))
     bodies = [body for batch in batches for body in batch.column("body").to_pylist()]
@@ -281,7 +281,7 @@ def test_a_broker_that_fails_ends_a_plain_read_with_its_error(partition: QueuePa
     log.is_busy = lambda start: True
 
     with pytest.raises(SystemBusy):
-        list(read_queue(replace(partition, with_marker=False)))
+        list(read_queue(replace(partition, is_group_read=False)))
 
 
 def test_a_broker_that_refuses_ends_a_group_s_query(partition: QueuePartition, log: Log) -> None:
@@ -306,7 +306,7 @@ def test_a_topic_that_may_not_be_read_for_a_while_ends_a_group_s_range_where_it_
     assert end.reason is EndReason.REFUSED
     assert "pulling message is forbidden" in caplog.text
     with pytest.raises(ConsumptionForbidden, match="updateTopicPerm"):
-        list(read_queue(replace(partition, with_marker=False)))
+        list(read_queue(replace(partition, is_group_read=False)))
 
 
 def test_a_lost_tail_is_never_acknowledged(partition: QueuePartition, log: Log) -> None:
@@ -363,7 +363,7 @@ def test_a_namespace_is_seen_by_the_broker_and_not_by_the_user(log: Log, partiti
 
     with ScriptedServer(note) as server:
         wanted = replace(
-            partition, address=BrokerAddress(server.address), namespace="shop", with_marker=False
+            partition, address=BrokerAddress(server.address), namespace="shop", is_group_read=False
         )
         batches = list(read_queue(wanted))
         close_idle_connections()

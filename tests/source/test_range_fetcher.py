@@ -310,7 +310,7 @@ def test_a_reset_ends_a_groups_range_where_it_was_reached(
         (answer_reset if request.ext_fields["queueOffset"] == "40" else answer_pull)(peer, request)
 
     server.script = reset_at_40
-    fetcher = pauses.fetcher(replace(partition(server, 0, 100), with_marker=True))
+    fetcher = pauses.fetcher(replace(partition(server, 0, 100), is_group_read=True))
     bodies: list[bytes] = []
 
     with pytest.raises(QueueReset, match="has reset the group's offset to 3") as caught:
@@ -354,7 +354,7 @@ def test_a_lost_tail_is_passed_by_a_plain_read_on_demand(server: ScriptedServer)
 def test_a_group_reports_a_lost_tail_and_never_passes_it(server: ScriptedServer) -> None:
     """F4: what comes after the broker's end must not be acknowledged, for new messages will be there."""
     server.script = lose_from(0)
-    wanted = replace(partition(server, 0, 100), fail_on_data_loss=False, with_marker=True)
+    wanted = replace(partition(server, 0, 100), fail_on_data_loss=False, is_group_read=True)
 
     with pytest.raises(TailLost, match="lost its tail"):
         pulled(RangeFetcher(wanted))
@@ -365,7 +365,7 @@ def test_a_group_waits_ten_seconds_for_a_broker_and_no_longer(
 ) -> None:
     """A2: other queues wait for the micro-batch to end."""
     server.script = lambda peer, request: peer.answer(request, ResponseCode.SYSTEM_BUSY, remark="")
-    wanted = replace(partition(server, 0, 100), retry_timeout_s=120.0, with_marker=True)
+    wanted = replace(partition(server, 0, 100), retry_timeout_s=120.0, is_group_read=True)
 
     with pytest.raises(SystemBusy):
         pulled(pauses.fetcher(wanted))

@@ -84,22 +84,22 @@ def test_a_plain_reader_gives_what_is_before_it_and_fails(
     batches: list[pa.RecordBatch] = []
 
     with pytest.raises(UndecodableMessage, match="offset 37"):
-        batches.extend(read_queue(replace(partition, with_marker=False)))
+        batches.extend(read_queue(replace(partition, is_group_read=False)))
 
     assert offsets_of(batches) == list(range(10, 37))
 
 
-@pytest.mark.parametrize("with_marker", [True, False])
+@pytest.mark.parametrize("is_group_read", [True, False])
 def test_messages_that_are_kept_have_the_bytes_that_are_stored(
-    partition: QueuePartition, log: Log, with_marker: bool, caplog: pytest.LogCaptureFixture
+    partition: QueuePartition, log: Log, is_group_read: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """L7: each in its place, with the reason; all others as they are."""
     bad = {10, 20, 21, 59}
     log.damage = bad_bodies(*bad)
 
-    batches = list(read_queue(replace(partition, with_marker=with_marker, keeps_undecodable=True)))
+    batches = list(read_queue(replace(partition, is_group_read=is_group_read, keeps_undecodable=True)))
 
-    messages = batches[:-1] if with_marker else batches
+    messages = batches[:-1] if is_group_read else batches
     assert offsets_of(messages) == list(range(10, 60))
     rows = [row for batch in messages for row in batch.to_pylist()]
     for row in rows:
@@ -112,16 +112,16 @@ def test_messages_that_are_kept_have_the_bytes_that_are_stored(
     assert caplog.text.count("is kept as it is stored") == len(bad)
 
 
-@pytest.mark.parametrize("with_marker", [True, False])
+@pytest.mark.parametrize("is_group_read", [True, False])
 def test_behind_a_broken_layout_messages_are_pulled_anew(
-    partition: QueuePartition, log: Log, with_marker: bool, caplog: pytest.LogCaptureFixture
+    partition: QueuePartition, log: Log, is_group_read: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """L7: what it hides of its answer is not lost."""
     log.damage = broken_layouts(10, 20, 21, 59)
 
-    *messages, last = read_queue(replace(partition, with_marker=with_marker, keeps_undecodable=True))
+    *messages, last = read_queue(replace(partition, is_group_read=is_group_read, keeps_undecodable=True))
 
-    if not with_marker:
+    if not is_group_read:
         messages.append(last)
     else:
         assert offsets_of([last]) == [60]

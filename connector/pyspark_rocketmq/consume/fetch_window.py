@@ -101,7 +101,7 @@ class _Partition(Protocol):
     @property
     def consumer_group(self) -> str: ...
     @property
-    def with_marker(self) -> bool: ...
+    def is_group_read(self) -> bool: ...
     @property
     def is_filtered(self) -> bool: ...
     @property
@@ -348,7 +348,7 @@ class RangeWindow:
         self._troubles.clear()
         if self._gives_up_at_s is None:
             patience_s = self._of.retry_timeout_s
-            if self._of.with_marker:
+            if self._of.is_group_read:
                 patience_s = min(patience_s, _LONGEST_PATIENCE_OF_A_GROUP_S)
             self._gives_up_at_s = now_s + patience_s
         left_s = self._gives_up_at_s - now_s
@@ -432,7 +432,7 @@ class RangeWindow:
         planned again from the target; a reader without a group passes it, but a second time is trouble.
         """
         queue = self._of.planned.queue
-        if self._of.with_marker:
+        if self._of.is_group_read:
             return QueueReset(f"{queue}: an operator has reset the group's offset to {target}.", target)
         if self._has_met_reset:
             moved = f"offset {asked} moved, again and again, although the queue has it; somebody may be "
@@ -470,7 +470,7 @@ class RangeWindow:
 
     def _queue_is_gone(self, asked: int, error: RocketMQError) -> DataLoss | None:
         """The loss that a refusal means to a reader without a group; a group plans again."""
-        if self._of.with_marker or not isinstance(error, BrokerError) or error.code not in _GONE:
+        if self._of.is_group_read or not isinstance(error, BrokerError) or error.code not in _GONE:
             return None
         return _GONE[error.code](str(self._of.planned.queue), asked, str(error))
 
@@ -484,7 +484,7 @@ class RangeWindow:
             self.lost(task, kind(f"{planned.queue} at {address}", asked, available), now_s)
         elif is_ahead:
             self._skip(task, min(result.next_begin_offset, planned.end), available)
-        elif self._of.with_marker:
+        elif self._of.is_group_read:
             lost_tail = TailLost(
                 f"{planned.queue}: {address} has offsets {available}, so the range that was planned to "
                 f"{planned.end} has lost its tail."

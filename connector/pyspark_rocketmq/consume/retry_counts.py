@@ -1,7 +1,7 @@
-"""How often messages were put back, from one range of a queue to the next: a few spans of queue offsets.
+"""How often messages were given back, from one range of a queue to the next: a few spans of queue offsets.
 
 Java's client keeps the number in each message it holds in memory. Here messages are read again, and a whole
-batch was put back together, so spans say it in a few numbers, which state and offset store can keep.
+batch was given back together, so spans say it in a few numbers, which state and offset store can keep.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_SPANS: Final = 1000
 
 
 class RetrySpan(NamedTuple):
-    """A span of a queue whose messages were put back equally often."""
+    """A span of a queue whose messages were given back equally often."""
 
     start: int
     """First queue offset."""
@@ -28,7 +28,7 @@ class RetrySpan(NamedTuple):
 
 
 def times_by_index(spans: Iterable[RetrySpan], first_at: Callable[[int], int]) -> dict[int, int]:
-    """How often each message was put back, by index; ``first_at`` finds the index of an offset."""
+    """How often each message was given back, by index; ``first_at`` finds the index of an offset."""
     return {index: span.times for span in spans for index in range(first_at(span.start), first_at(span.end))}
 
 
@@ -57,7 +57,7 @@ def from_offset(spans: Iterable[RetrySpan], queue_offset: int) -> tuple[RetrySpa
 
 
 def to_text(spans: Sequence[RetrySpan], next_offset: int, times: int) -> str:
-    """As short text, empty if only the message at ``next_offset`` was put back, ``times``.
+    """As short text, empty if only the message at ``next_offset`` was given back, ``times``.
 
     Of very many spans the last are left out: their messages are delivered more often, and none is given up
     early.

@@ -116,7 +116,7 @@ class BatchCommitter:
         hub: DriverHub | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Prepare to commit batches of the engine's rows; with ``engine``, of the ranges that the source planned."""
+        """Prepare to commit batches: of an engine's rows or, with ``engine``, of the source's ranges."""
         self._group = consumer_group
         self._store = store
         self._sink = sink

@@ -52,7 +52,7 @@ class StoredTimes:
         self._silent: set[str] = set()
 
     def query(self, positions: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
-        """When the messages at ``positions`` were stored; queues whose broker does not answer are left out."""
+        """When the messages at ``positions`` were stored; left out where the broker does not answer."""
         self._known = {
             queue: known for queue, known in self._known.items() if positions.get(queue) == known[0]
         }
@@ -126,9 +126,9 @@ class QueryState:
 
 
 class QueryMonitor(StreamingQueryListener):
-    """ConsumeMetrics of every query of ``format("rocketmq")`` in a session, and of consumers in more detail.
+    """Metrics of every query of ``format("rocketmq")`` in a session, and of consumers in more detail.
 
-    One log line for each micro-batch, at INFO; :meth:`queries` shows all at any time; listeners get each batch.
+    One log line for each micro-batch, at INFO; :meth:`queries` shows all; listeners get each batch.
     """
 
     def __init__(self, options: Mapping[str, str] | None = None, *, clock: Clock | None = None) -> None:

@@ -218,7 +218,8 @@ class FileOffsetStore(RowOffsetStore):
                     if self._clock.monotonic_s() >= give_up_at_s:
                         raise OffsetCommitConflict(
                             f"The offsets of group {consumer_group} in {folder} were locked by another "
-                            f"process for {_LOCK_TIMEOUT_S:g} s. Look for one that hangs; the batch may be tried again."
+                            f"process for {_LOCK_TIMEOUT_S:g} s. Look for one that hangs; the batch may "
+                            "be tried again."
                         ) from None
                     self._sleep(_LOCK_PAUSE_S)
             yield

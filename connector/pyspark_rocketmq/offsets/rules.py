@@ -108,7 +108,7 @@ def apply_reset(
     now_s: float,
     under: Mapping[MessageQueue, int] | None = None,
 ) -> Change[dict[MessageQueue, OffsetRow]]:
-    """Move every queue to its target, forgetting suspension and attempts; with ``under`` where that is its epoch."""
+    """Move queues to their targets, forgetting suspension and attempts; see ``OffsetStore.reset``."""
     _check_not_negative(consumer_group, targets)
     if under is not None:
         targets = {
@@ -150,7 +150,7 @@ def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[
 
 
 def apply_passed(before: Rows, passed: Mapping[MessageQueue, Passed]) -> Change[None]:
-    """Remember what was passed over in queues that know of no message yet, where the epoch is the stored one."""
+    """Remember what was passed over in queues without a last message, where the epoch is the stored one."""
     known = {
         queue: _with(before[queue], last_message=each.last_message)
         for queue, each in passed.items()

@@ -251,7 +251,9 @@ class OffsetStore(Protocol):
         ...
 
     def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, Passed]) -> None:
-        """Remember the last message before queues of which nothing was consumed, where the epoch is the stored one.
+        """Remember the last message before queues of which nothing was consumed; moves nothing.
+
+        A queue whose stored epoch is another one is left out.
 
         Raises:
             OffsetCommitConflict: If other writers of the group kept winning.

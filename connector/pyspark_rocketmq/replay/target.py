@@ -124,7 +124,7 @@ class TargetTopic:
             address=self._address(target),
             subscription=EVERYTHING,
             consumer_group=PLAIN_SOURCE_GROUP,
-            with_marker=False,
+            is_group_read=False,
             fail_on_data_loss=False,
             keeps_undecodable=True,
             pull_batch_size=options.pull_batch_size,

@@ -60,8 +60,8 @@ class QueuePartition(InputPartition):
     """Tags, or an SQL92 condition."""
     consumer_group: str
     """The name pulls are made under; the broker shows it in its statistics."""
-    with_marker: bool
-    """Whether a marker row ends the range (consumer mode)."""
+    is_group_read: bool
+    """Whether a consumer group reads: the range ends with a marker row."""
     fail_on_data_loss: bool
     pull_batch_size: int
     pulls_in_flight: int
@@ -118,6 +118,8 @@ def partitions_of(
         TransportError: If the name server knows no address of a range's broker any more.
     """
     partitions = []
+    is_group_read = options.consumer_group is not None
+    uses_replicas = options.read_from is not ReadFrom.MASTER
     for queue_range in planned:
         if queue_range.count <= 0:
             continue
@@ -138,25 +140,21 @@ def partitions_of(
                 subscription=wanted.expression,
                 is_sql92=wanted.is_sql92,
                 consumer_group=options.consumer_group or PLAIN_SOURCE_GROUP,
-                with_marker=options.consumer_group is not None,
+                is_group_read=is_group_read,
                 fail_on_data_loss=options.fail_on_data_loss,
                 keeps_undecodable=options.undecodable_messages is UndecodableMessages.KEEP,
                 pull_batch_size=options.pull_batch_size,
                 pulls_in_flight=options.pulls_in_flight,
                 request_timeout_s=options.request_timeout_ms / 1000,
                 retry_timeout_s=options.retry_timeout_ms / 1000,
-                max_bytes=None
-                if options.consumer_group is None
-                else options.pull_threshold_size_for_queue << 20,
-                replicas=replicas.get(broker_name, {})
-                if options.read_from is not ReadFrom.MASTER and not is_slave
-                else {},
+                max_bytes=options.pull_threshold_size_for_queue << 20 if is_group_read else None,
+                replicas=replicas.get(broker_name, {}) if uses_replicas and not is_slave else {},
                 prefers_replica=options.read_from is ReadFrom.SLAVE,
                 replaces_master=options.goes_on_at_slaves(),
                 is_slave=is_slave,
                 max_in_flight_bytes=options.max_in_flight_bytes,
                 connection=ConnectionSettings.of(options),
-                columns=None if options.consumer_group is not None else options.columns(),
+                columns=None if is_group_read else options.columns(),
                 property_columns=options.property_columns,
                 namespace=options.namespace or "",
             )

@@ -156,7 +156,7 @@ def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[ReadPiece]:
 def read_queues(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition, pa.RecordBatch]]:
     """Several ranges at once, over one connection per broker; each range's rows as of :func:`read_queue`."""
     for partition, piece in _read(partitions):
-        yield partition, spark_rows(piece) if partition.with_marker else piece
+        yield partition, spark_rows(piece) if partition.is_group_read else piece
 
 
 def _read(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition, ReadPiece]]:
@@ -297,7 +297,7 @@ class _RangeReader:
             return
         self.is_done = True
         end = self._end(failure)
-        if self.partition.with_marker:
+        if self.partition.is_group_read:
             yield RangeEnd(
                 planned=replace(self.partition.planned, end=end),
                 rows=self._rows,
@@ -329,7 +329,7 @@ class _RangeReader:
             return row.slice(0, 0)
         if not partition.keeps_undecodable:
             error = UndecodableMessage(str(planned.queue), queue_offset, undecodable.reason)
-            if not partition.with_marker or queue_offset == planned.start:
+            if not partition.is_group_read or queue_offset == planned.start:
                 raise error
             self._report_gap_before(queue_offset)
             self._expected, self._undecodable = queue_offset, error
@@ -362,7 +362,7 @@ class _RangeReader:
         return messages.slice(0, int(np.searchsorted(sizes, limit)) + 1)
 
     def _in_columns(self, messages: pa.RecordBatch) -> pa.RecordBatch:
-        if not self.partition.with_marker:
+        if not self.partition.is_group_read:
             columns = self.partition.columns
             is_whole = columns is None or _QUEUE_OFFSET in columns
             return messages if is_whole else messages.remove_column(0)
@@ -416,7 +416,7 @@ class _RangeReader:
         self._rows += messages.num_rows
 
     def _may_end_early(self, error: RocketMQError) -> bool:
-        return self.partition.with_marker and (
+        return self.partition.is_group_read and (
             error.retryable or isinstance(error, TailLost | QueueReset | ConsumptionForbidden)
         )
 

@@ -97,7 +97,7 @@ class QueueAck:
     start: int
     """First queue offset of the range."""
     state: QueueState
-    """What the next range begins with. Also suspended, until now, when the time slice ended before any commit."""
+    """What the next range begins with; suspended until now if the time slice ended before any commit."""
     consumed: int
     """Messages passed in this batch, dead letters included."""
     failed: int
