@@ -1,28 +1,20 @@
-"""Time as an argument: clocks, deadlines, and the loops that try a failed call or commit again.
-
-Time as an argument: the protocol every clock fulfils, and deadlines made from it.
-
-Nothing here reads a clock; :class:`pyspark_rocketmq.clock.SystemClock` does.
-
-How often and how patiently a failed call is tried again, and the one loop that does it.
-
-The clock of production: the operating system's.
-"""
+"""Time as an argument: clocks, deadlines, and the loops that try a failed call or commit again."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
+from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import RocketMQError
 
 
 @dataclass(frozen=True, slots=True)
 class SystemClock:
-    """Implements :class:`pyspark_rocketmq.clock.Clock` with the system's wall clock and monotonic clock."""
+    """The clock of production: the operating system's."""
 
     # The functions themselves, because consumption asks for the time several times in each call of a
     # listener.
@@ -105,18 +97,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Pauses that grow by ``multiplier`` from ``first_pause_s`` up to ``max_pause_s``."""
+    """Pauses that double from ``first_pause_s`` up to ``max_pause_s``."""
 
     attempts: int
     """Calls in all, the first one included; at least 1."""
     first_pause_s: float
     max_pause_s: float
-    multiplier: float = 2.0
 
     def pause_s(self, failures: int) -> float:
         """Seconds to wait after the ``failures``-th failure, counted from 1."""
         # float ** large int overflows; beyond 64 doublings every sensible maximum is long reached.
-        return min(self.max_pause_s, self.first_pause_s * self.multiplier ** min(failures - 1, 64))
+        return min(self.max_pause_s, self.first_pause_s * 2.0 ** min(failures - 1, 64))
 
 
 UNTIL_DEADLINE: Final = RetryPolicy(attempts=2**31, first_pause_s=0.1, max_pause_s=5.0)
@@ -141,4 +132,43 @@ def call_with_retry(
             if not error.retryable or failures >= policy.attempts or pause_s >= deadline.remaining_s():
                 raise
             logger.debug("! retry attempt=%d pause_s=%.3g error=%s", failures + 1, pause_s, error)
+        sleep(pause_s)
+
+
+Errors = type[Exception] | tuple[type[Exception], ...]
+
+
+def commit_with_retry(
+    what: str,
+    attempt: Callable[[Exception | None], T],
+    pauses_s: Iterable[float],
+    sleep: Callable[[float], object],
+    *,
+    unknown: Errors,
+    refused: Errors = (),
+) -> T:
+    """Attempt a commit until it is known to hold.
+
+    Args:
+        what: Is to be stored, for the log.
+        attempt: Gets the error of the attempt before, None the first time.  An error leaves it unknown whether
+            the commit was stored (delta-rs#2279), so it must look for the commit before it makes another one.
+        pauses_s: Before each further attempt; when they are used up, the last error reaches the caller.
+        sleep: How to wait.
+        unknown: Errors after which to try again; all others reach the caller at once.
+        refused: Of these, those that say that it was not stored and will not be.
+    """
+    pauses = iter(pauses_s)
+    failure: Exception | None = None
+    while True:
+        try:
+            return attempt(failure)
+        except refused:
+            raise
+        except unknown as error:
+            pause_s = next(pauses, None)
+            if pause_s is None:
+                raise
+            logger.info("%s to be tried again: %s: %s", what, type(error).__name__, masked(str(error)))
+            failure = error
         sleep(pause_s)

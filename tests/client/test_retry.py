@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.clock import Deadline, RetryPolicy, call_with_retry
+from pyspark_rocketmq.clock import Deadline, RetryPolicy, call_with_retry, commit_with_retry
 from pyspark_rocketmq.errors import ChannelClosed, NoPermission, RocketMQError, SystemBusy
 from tests.helpers.fake_clock import FakeClock
 
@@ -69,10 +69,10 @@ def test_no_pause_reaches_beyond_the_deadline() -> None:
     assert clock.monotonic_s() == pytest.approx(0.1)
 
 
-@given(failures=st.integers(1, 10_000), multiplier=st.floats(1.0, 10.0))
-def test_pauses_grow_up_to_the_maximum(failures: int, multiplier: float) -> None:
+@given(failures=st.integers(1, 10_000))
+def test_pauses_grow_up_to_the_maximum(failures: int) -> None:
     """Broker answers: a pause is never longer than the policy says, and never shorter than the one before."""
-    policy = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=8.0, multiplier=multiplier)
+    policy = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=8.0)
 
     assert 0.5 <= policy.pause_s(failures) <= policy.pause_s(failures + 1) <= 8.0
 
@@ -80,3 +80,55 @@ def test_pauses_grow_up_to_the_maximum(failures: int, multiplier: float) -> None
 def test_every_error_says_whether_it_may_be_retried() -> None:
     """Broker answers: the default is no."""
     assert not RocketMQError().retryable
+
+
+# ------------------------------------------------------------------------------------------ commits
+
+
+class FlakyCommit:
+    """Raises these errors one after the other, then commits."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.told: list[Exception | None] = []
+
+    def __call__(self, failure: Exception | None) -> str:
+        self.told.append(failure)
+        if self.errors:
+            raise self.errors.pop(0)
+        return "committed"
+
+
+def commit(attempt: FlakyCommit, pauses: list[float]) -> str:
+    return commit_with_retry(
+        "rows", attempt, (0.0, 0.5), pauses.append, unknown=OSError, refused=(FileExistsError, KeyError)
+    )
+
+
+def test_each_further_attempt_of_a_commit_is_told_what_became_of_the_one_before() -> None:
+    """H1: it may have been stored, so the attempt looks for it."""
+    first, second = OSError("reset"), TimeoutError("late")
+    attempt, pauses = FlakyCommit(first, second), list[float]()
+
+    assert commit(attempt, pauses) == "committed"
+    assert attempt.told == [None, first, second]
+    assert pauses == [0.0, 0.5]
+
+
+@pytest.mark.parametrize("error", [FileExistsError("refused"), KeyError("refused"), ValueError("a bug")])
+def test_an_error_that_tells_the_outcome_of_a_commit_surfaces_at_once(error: Exception) -> None:
+    attempt, pauses = FlakyCommit(error), list[float]()
+
+    with pytest.raises(type(error)) as caught:
+        commit(attempt, pauses)
+    assert (caught.value, attempt.told, pauses) == (error, [None], [])
+
+
+def test_the_last_error_of_a_commit_surfaces_when_attempts_are_used_up() -> None:
+    errors = [OSError(str(number)) for number in range(9)]
+    attempt, pauses = FlakyCommit(*errors), list[float]()
+
+    with pytest.raises(OSError) as caught:
+        commit(attempt, pauses)
+    assert caught.value is errors[2]
+    assert pauses == [0.0, 0.5]

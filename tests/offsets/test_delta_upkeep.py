@@ -15,7 +15,6 @@ import pytest
 from deltalake import DeltaTable
 from pyarrow import fs
 
-from pyspark_rocketmq.delta import log as log_module
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.offsets import delta_history as upkeep_module
@@ -216,14 +215,14 @@ def arm(patch: pytest.MonkeyPatch, step: str) -> None:
     else:
         left = [0 if step == "first file" else 7]
 
-        class Dying(fs.PyFileSystem):  # type: ignore[misc]
+        class Dying(fs.SubTreeFileSystem):  # type: ignore[misc]
             def delete_file(self, name: str) -> None:
                 if left[0] == 0:
                     raise Killed
                 left[0] -= 1
                 super().delete_file(name)
 
-        patch.setattr(fs, "PyFileSystem", Dying)
+        patch.setattr(fs, "SubTreeFileSystem", Dying)
 
 
 def test_unreferenced_files_are_removed_and_the_history_stays(
@@ -239,7 +238,7 @@ def test_unreferenced_files_are_removed_and_the_history_stays(
         os.utime(file, (0, 0))
     before = {change: store.rows_of(GROUP, change) for change in store.changes(GROUP)}
     monkeypatch.setattr(upkeep_module, "_FILES_KEPT_S", 0.0)
-    monkeypatch.setattr(log_module.LogFiles, "commit_info", lambda *_: None)
+    monkeypatch.setattr(LogFiles, "row_change_info", lambda *_: None)
     removing = upkeep(path)
 
     removing._forget_files(DeltaTable(path), LogFiles(str(path)))
@@ -322,32 +321,3 @@ def test_days_that_are_too_old_are_forgotten_and_files_become_few(
     history.forget_and_compact(4e9)
     assert DeltaTable(history.path).file_uris() == []
     assert store.changes(GROUP)[0].version == LogFiles(str(path)).readable_versions().start
-
-
-@pytest.mark.parametrize(
-    ("age_s", "happens", "may"),
-    [
-        (1.0, "nothing", False),
-        (11.0, "nothing", True),
-        (1.0, "a commit", True),
-        (1.0, "cleaned up", True),
-        (1.0, "another table", True),
-    ],
-)
-def test_a_newer_commit_is_looked_for_by_its_file(
-    tmp_path: Path, age_s: float, happens: str, may: bool
-) -> None:
-    """F1: whoever is told that there is none does not read the log."""
-    log = tmp_path / "_delta_log"
-    log.mkdir()
-    (log / f"{7:020d}.json").write_text("seven")
-    files = LogFiles(str(tmp_path))
-    tip = files.commit_file(7)
-    if happens == "a commit":
-        (log / f"{8:020d}.json").write_text("eight")
-    elif happens == "cleaned up":
-        (log / f"{7:020d}.json").unlink()
-    elif happens == "another table":
-        (log / f"{7:020d}.json").write_text("another")
-
-    assert files.may_have_newer(tip, age_s) is may

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
+from pyspark_rocketmq.replay import record as record_module
 from pyspark_rocketmq.replay.ranges import Sending
 from pyspark_rocketmq.replay.record import ReplayRecord
 
@@ -93,3 +95,27 @@ def test_a_record_that_cannot_be_read_ends_the_run_before_it_sends(tmp_path: Pat
 
     with pytest.raises(RocketMQError, match="what was replayed could not be read"):
         record.done()
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_record_whose_outcome_is_unknown_is_looked_for_and_stored_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stored: bool
+) -> None:
+    """H3"""
+    path = tmp_path / "record"
+    record = ReplayRecord(path, "copy", every, sleep=lambda _: None)
+    record.begin([stretch(A0, 0, 5)])
+    errors = [OSError("connection reset")]
+
+    def failing(*args: Any, **kwargs: Any) -> None:
+        if errors and not is_stored:
+            raise errors.pop()
+        write_deltalake(*args, **kwargs)
+        if errors:
+            raise errors.pop()
+
+    monkeypatch.setattr(record_module, "write_deltalake", failing)
+    record.finish([stretch(A0, 0, 5)])
+
+    assert record.done() == {A0: [(0, 5)]}
+    assert DeltaTable(path).version() == 1

@@ -11,9 +11,8 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.delta.log import read_commit_info
+from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.errors import OptionError, SinkConflict
-from pyspark_rocketmq.sinks import delta_log
 from pyspark_rocketmq.sinks.base import Life
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, batch_of, run_batch
@@ -185,17 +184,19 @@ def test_a_group_that_stands_still_does_not_read_what_another_one_commits(
     busy = prepared(path)
     for end in range(1, 5):
         run_batch(busy, {Q0: end}, rows(Q0, end - 1, end), group="another")
-    read: list[str] = []
+    read: list[int] = []
 
-    def counted(filesystem: Any, file: str) -> dict[str, Any] | None:
-        read.append(Path(file).name)
-        return read_commit_info(filesystem, file)
+    commit_info = LogFiles.commit_info
 
-    monkeypatch.setattr(delta_log, "read_commit_info", counted)
+    def counted(log: LogFiles, version: int) -> dict[str, Any] | None:
+        read.append(version)
+        return commit_info(log, version)
+
+    monkeypatch.setattr(LogFiles, "commit_info", counted)
 
     assert prepared(path).begin(GROUP, {Q0: 0}).watermarks == {Q0: 1}
 
-    assert read == [f"{6:020d}.json", f"{2:020d}.json"]
+    assert read == [6, 2]
     spark.sql(f"RESTORE delta.`{path}` TO VERSION AS OF 3")
     with pytest.raises(SinkConflict, match="restored at version 7"):
         prepared(path).begin(GROUP, {Q0: 0})

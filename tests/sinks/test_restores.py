@@ -5,20 +5,18 @@ and commits of others cost nothing.
 from __future__ import annotations
 
 import random
-import tracemalloc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.delta.log import read_commit_info
+from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.errors import SinkConflict
 from pyspark_rocketmq.sinks import delta_log
 from pyspark_rocketmq.sinks.delta_rules import commit_metadata
@@ -342,17 +340,19 @@ def test_a_group_that_stands_still_does_not_read_what_another_one_commits(
     run_batch(idle, {Q0: 1}, rows(Q0, 0, 1))
     for end in range(1, 60):
         run_batch(busy, {Q0: end}, rows(Q0, end - 1, end), group=OTHER)
-    read: list[str] = []
+    read: list[int] = []
 
-    def counted(filesystem: pafs.FileSystem, file: str) -> dict[str, Any] | None:
-        read.append(file)
-        return read_commit_info(filesystem, file)
+    commit_info = LogFiles.commit_info
 
-    monkeypatch.setattr(delta_log, "read_commit_info", counted)
+    def counted(log: LogFiles, version: int) -> dict[str, Any] | None:
+        read.append(version)
+        return commit_info(log, version)
+
+    monkeypatch.setattr(LogFiles, "commit_info", counted)
     for sink in (idle, prepared(path)):
         read.clear()
         assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 1}
-        assert [Path(file).name for file in read] == [f"{60:020d}.json"]
+        assert read == [60]
 
 
 def test_an_append_does_not_slip_over_a_restore(tmp_path: Path) -> None:
@@ -377,41 +377,3 @@ def test_a_log_without_its_newest_commit_is_not_taken_for_one_without_a_restore(
 
     with pytest.raises(DeltaError, match="lacks the commit of version 1"):
         log.restored_since_last_commit(GROUP)
-
-
-def test_a_commit_of_very_many_files_is_not_held_in_memory(tmp_path: Path) -> None:
-    """Nor is one whose writer says what it did at the end."""
-    path = tmp_path / "commit.json"
-    adds = '{"add":{"path":"commitInfo","stats":"{\\"commitInfo\\": 1}"}}\n' * 50_000
-    path.write_text(adds + '{"commitInfo":{"operation":"RESTORE"}}')
-    local = pafs.LocalFileSystem()
-    tracemalloc.start()
-    try:
-        found = read_commit_info(local, str(path))
-        _, most = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-
-    assert found == {"operation": "RESTORE"}
-    assert most < len(adds) / 3
-
-    path.write_text(adds)
-    assert read_commit_info(local, str(path)) == {}
-    assert read_commit_info(local, str(path) + "x") is None
-
-
-def test_more_and_more_is_read_at_once_and_no_more_than_needed() -> None:
-    """Where each read takes long."""
-    asked: list[int] = []
-
-    def read(version: int) -> int:
-        asked.append(version)
-        return -version
-
-    found = delta_log.read_ahead(read, range(1_000, -1, -1))
-
-    assert (next(found), asked) == (-1_000, [1_000])
-    assert (next(found), next(found)) == (-999, -998)
-    assert sorted(asked) == [998, 999, 1_000]
-    assert [-1_000, -999, -998, *found] == list(range(-1_000, 1))
-    assert sorted(asked) == list(range(1_001))

@@ -1,3 +1,3 @@
-"""What everybody needs of delta-rs; knows nothing of RocketMQ."""
+"""What the offset store, the sinks and replay need of Delta tables; knows nothing of RocketMQ."""
 
 from __future__ import annotations

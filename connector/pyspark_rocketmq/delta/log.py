@@ -1,14 +1,7 @@
-"""The files of a Delta table's log: versions, actions, transaction ids, removal.
+"""The log of a Delta table, where delta-rs does not read or clean it up, or not fast enough.
 
-Delta cleans its log up by age only, and every commit lists it: at ten commits a second that is a day's
-860,000 files in each list.  This keeps a number of commits instead.  Works on everything delta-rs can open.
-
-Every transaction id of a Delta table, which delta-rs tells only one by one and by name.
-
-They are in the newest checkpoint, which carries all of them, and in the commits after it (Delta protocol,
-"Transaction Identifiers", "Checkpoints" and "V2 spec": a checkpoint of the second form has a name of its own,
-may be JSON, and keeps nothing but files in others). For rare moments only: the checkpoint of a large table is
-large.
+Figures are of one machine with a local disk and delta-rs 1.6.6.  delta-rs makes commits and checkpoints,
+removes expired files of the log, and tells everything of a table's newest version.
 """
 
 from __future__ import annotations
@@ -16,14 +9,18 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from io import BufferedReader
-from typing import Any, Final, NamedTuple
+from itertools import takewhile
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
+
+from pyspark_rocketmq.delta.storage import folder_here
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +28,14 @@ _LOG: Final = "_delta_log"
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
 _ANY = re.compile(r"(\d{20})\..+")
-_CERTAINLY_KEPT_S: Final = 10.0
-"""Nothing cleans up commits that are as young."""
+_TXN: Final = b'"txn"'
 _READ_AT_ONCE = 256 * 1024
 """Bytes: an object store is asked once for each."""
+_READS_AT_ONCE = 32
+_FOLLOWED_COMMITS = 20
+"""After more commits than that, reading all transaction ids anew is quicker than reading the commits."""
+
+_Read = TypeVar("_Read")
 
 
 class CommitFile(NamedTuple):
@@ -45,20 +46,30 @@ class CommitFile(NamedTuple):
     mtime_ns: int | None
 
 
+class Transactions(NamedTuple):
+    """Every transaction id of a table (application id → version) as of a version of the table."""
+
+    table_version: int
+    by_app_id: dict[str, int]
+
+
 class LogFiles:
     """The log of the table at ``table_uri``."""
 
     def __init__(self, table_uri: str) -> None:
         self._table_uri = table_uri
-        self._folder_here = _folder_here(table_uri)
+        self._folder_here = folder_here(table_uri)
+        self.is_local: Final = self._folder_here is not None
+        """Whether it is on a disk of this machine, or on a mount."""
 
     @cached_property
-    def _filesystem(self) -> fs.FileSystem:
-        # Refused for a folder that is not there yet.
+    def _files(self) -> fs.FileSystem:
+        if self._folder_here is not None:
+            return fs.SubTreeFileSystem(self._folder_here, fs.LocalFileSystem())
         return fs.PyFileSystem(DeltaStorageHandler(self._table_uri))
 
     def readable_versions(self) -> range:
-        """The versions that can still be opened; empty without a table."""
+        """The versions that can still be opened; empty without a table. delta-rs knows the newest one only."""
         names = self._names()
         commits = sorted(_versions(_COMMIT, names))
         if not commits:
@@ -67,36 +78,41 @@ class LogFiles:
         return range(first, commits[-1] + 1)
 
     def commit_file(self, version: int) -> CommitFile:
-        """What tells the commit of ``version`` from another table's of that number."""
-        name = _path(f"{version:020d}.json")
-        if self._folder_here is not None:
-            # Asked for a file of this machine, delta-rs takes fifty times as long.
-            [info] = fs.LocalFileSystem().get_file_info([f"{self._folder_here}/{name}"])
-        else:
-            [info] = self._filesystem.get_file_info([name])
+        """What tells the commit of ``version`` from another table's of that number, which delta-rs does not.
+
+        0.01 ms; that delta-rs lists the log for a newer commit takes 0.3 ms, and 6 ms after 5,000 commits.
+        """
+        [info] = self._files.get_file_info([_commit_path(version)])
         return CommitFile(version, info.size, info.mtime_ns)
 
-    def may_have_newer(self, tip: CommitFile, age_s: float) -> bool:
-        """Whether there may be a commit after ``tip``, which was the newest one ``age_s`` seconds ago.
-
-        To look for the next file is a hundred times as quick as to have delta-rs list the log. On storage of
-        other machines it is not, and in a log that was cleaned up meanwhile it tells nothing; so both is left
-        to delta-rs.
-        """
-        if self._folder_here is None or age_s > _CERTAINLY_KEPT_S:
-            return True
-        names = (
-            f"{self._folder_here}/{_path(f'{version:020d}.json')}"
-            for version in (tip.version + 1, tip.version)
-        )
-        following, own = fs.LocalFileSystem().get_file_info(list(names))
-        is_tip = own.size == tip.size and own.mtime_ns == tip.mtime_ns
-        return following.type is not fs.FileType.NotFound or not is_tip
-
     def commit_info(self, version: int) -> dict[str, Any] | None:
-        """What the commit of ``version`` says of itself; None when it changed no rows, or is gone."""
+        """What a commit says of itself, with its version; None if it is not in the log any more.
+
+        A commit may have any number of files; no more than one action of it is in memory.  0.02 ms, where
+        delta-rs' history takes 0.5 ms and, for it lists the log, 5 ms after 5,000 commits.
+        """
         try:
-            actions = read_actions(self._filesystem, _path(f"{version:020d}.json"))
+            with (
+                self._files.open_input_stream(_commit_path(version)) as stream,
+                BufferedReader(stream, _READ_AT_ONCE) as lines,
+            ):
+                for line in lines:
+                    # Most writers have it first; of the others' lines few are worth being parsed.
+                    if b'"commitInfo"' in line and (info := json.loads(line).get("commitInfo")) is not None:
+                        return {**info, "version": version}
+        except FileNotFoundError:
+            return None
+        return {"version": version}
+
+    def commit_infos_below(self, version: int) -> Iterator[dict[str, Any]]:
+        """The same of the versions below ``version``, the newest first, until one is not in the log any more."""
+        found = self._read_each(self.commit_info, range(version - 1, -1, -1))
+        return (info for info in takewhile(lambda info: info is not None, found) if info is not None)
+
+    def row_change_info(self, version: int) -> dict[str, Any] | None:
+        """As :meth:`commit_info`; None as well if the commit changed no rows, which delta-rs' history does not say."""
+        try:
+            actions = self._actions(_commit_path(version))
         except FileNotFoundError:
             return None
         files = [action.get("add") or action.get("remove") or {} for action in actions]
@@ -104,10 +120,30 @@ class LogFiles:
             return None
         return next((action["commitInfo"] for action in actions if "commitInfo" in action), None)
 
+    def transactions(self, version: int, known: Transactions | None = None) -> Transactions:
+        """The transaction ids as of a version that the log still has; ``known`` are those of an earlier version.
+
+        delta-rs tells them only one by one and by name, and goes through the log for each: 0.5 to 7 ms, where
+        all together take 4 ms, and those of one more commit 0.05 ms.
+
+        Raises:
+            OSError: If a file of the log is missing or cannot be read, or the newest checkpoint is of a later
+                version.
+            ValueError, KeyError: If the log is in a form of a later protocol.
+        """
+        if known is not None and 0 <= version - known.table_version <= _FOLLOWED_COMMITS:
+            try:
+                return self._followed(known, version)
+            except FileNotFoundError:
+                logger.debug("commits were cleaned up, transaction ids are read from the checkpoint")
+        return self._followed(self._checkpointed_transactions(version), version)
+
     def forget_before(self, version: int) -> int:
         """Remove what only versions before the newest checkpoint need, up to ``version``; how many files.
 
-        The newest version is never touched, and killed at any point this leaves versions without a gap.
+        delta-rs cleans the log up by age only, and every commit lists it: at ten commits a second that is a
+        day's 860,000 files in each list.  The newest version is never touched, and killed at any point this
+        leaves versions without a gap.
         """
         names = self._names()
         first = max((each for each in _versions(_CHECKPOINT, names) if each <= version), default=0)
@@ -115,113 +151,86 @@ class LogFiles:
         outdated = sorted(name for name in names if (found := _ANY.fullmatch(name)) and int(found[1]) < first)
         for name in outdated:
             try:
-                self._filesystem.delete_file(_path(name))
+                self._files.delete_file(f"{_LOG}/{name}")
             except FileNotFoundError:
                 logger.debug("log file already removed by another process: %s", name)
         return len(outdated)
 
     def _names(self) -> list[str]:
-        found = self._filesystem.get_file_info(fs.FileSelector(_LOG, allow_not_found=True))
+        found = self._files.get_file_info(fs.FileSelector(_LOG, allow_not_found=True))
         return [info.base_name for info in found]
 
+    def _actions(self, path: str, kind: bytes = b"") -> list[dict[str, Any]]:
+        """The actions in a file of JSON lines; of other kinds than ``kind`` few or none."""
+        with self._files.open_input_stream(path) as stream:
+            return [
+                json.loads(line) for line in stream.readall().splitlines() if line.strip() and kind in line
+            ]
 
-def read_actions(filesystem: fs.FileSystem, path: str) -> list[dict[str, Any]]:
-    """The actions of the commit whose file is at ``path``.
+    def _checkpoint_rows(self, path: str) -> list[dict[str, Any]]:
+        rows = pq.read_table(path, columns=["txn"], filesystem=self._files)
+        return list(rows.filter(rows["txn"].is_valid()).to_pylist())
 
-    Raises:
-        OSError: If it cannot be read; FileNotFoundError: if it was cleaned up.
-        ValueError: If it is no JSON.
+    def _read_each(self, read: Callable[[int], _Read], versions: Sequence[int]) -> Iterator[_Read]:
+        return map(read, versions) if self.is_local else read_ahead(read, versions)
+
+    def _followed(self, known: Transactions, version: int) -> Transactions:
+        by_app_id = dict(known.by_app_id)
+        later = range(known.table_version + 1, version + 1)
+        for actions in self._read_each(lambda each: self._actions(_commit_path(each), _TXN), later):
+            by_app_id |= _by_app_id(actions)
+        return Transactions(version, by_app_id)
+
+    def _checkpointed_transactions(self, version: int) -> Transactions:
+        """Those of the newest checkpoint; of no version without one.
+
+        Delta protocol, "Transaction Identifiers", "Checkpoints" and "V2 spec": a checkpoint of the second
+        form has a name of its own, may be JSON, and keeps nothing but files in others.
+        """
+        try:
+            with self._files.open_input_stream(f"{_LOG}/_last_checkpoint") as stream:
+                newest = json.loads(stream.readall())
+        except FileNotFoundError:
+            return Transactions(-1, {})
+        at, parts = int(newest["version"]), newest.get("parts")
+        if at > version:
+            raise OSError(f"The checkpoint of {self._table_uri} is of version {at}, later than {version}.")
+        name = f"{at:020d}.checkpoint"
+        if "v2Checkpoint" in newest:
+            names = [newest["v2Checkpoint"]["path"].rpartition("/")[2]]
+        elif parts is None:
+            names = [f"{name}.parquet"]
+        else:
+            names = [f"{name}.{part:010d}.{int(parts):010d}.parquet" for part in range(1, int(parts) + 1)]
+        found: dict[str, int] = {}
+        for path in (f"{_LOG}/{name}" for name in names):
+            if path.endswith(".json"):
+                found |= _by_app_id(self._actions(path, _TXN))
+            else:
+                found |= _by_app_id(self._checkpoint_rows(path))
+        return Transactions(at, found)
+
+
+def read_ahead(read: Callable[[int], _Read], versions: Sequence[int]) -> Iterator[_Read]:
+    """What ``read`` gives for each version; the further it goes, the more are read at once.
+
+    Mostly the first one is enough; an object store takes some 20 ms for each.
     """
-    with filesystem.open_input_stream(path) as stream:
-        return [json.loads(line) for line in stream.readall().splitlines() if line.strip()]
+    yield from map(read, versions[:1])
+    begin, at_once = 1, 2
+    with ThreadPoolExecutor(_READS_AT_ONCE, "rocketmq-delta-log") as threads:
+        while begin < len(versions):
+            yield from threads.map(read, versions[begin : begin + at_once])
+            begin, at_once = begin + at_once, min(2 * at_once, _READS_AT_ONCE)
 
 
-def read_commit_info(filesystem: fs.FileSystem, path: str) -> dict[str, Any] | None:
-    """What the commit whose file is at ``path`` says of itself; None if it is not there (any more).
-
-    A commit may have any number of files; no more than one action of it is in memory.
-
-    Raises:
-        OSError: If it cannot be read.
-        ValueError: If it is no JSON.
-    """
-    try:
-        with filesystem.open_input_stream(path) as stream, BufferedReader(stream, _READ_AT_ONCE) as lines:
-            for line in lines:
-                # Most writers have it first; of the others' lines few are worth being parsed.
-                if b'"commitInfo"' in line and (info := json.loads(line).get("commitInfo")) is not None:
-                    return dict(info)
-    except FileNotFoundError:
-        return None
-    return {}
-
-
-def _folder_here(table_uri: str) -> str | None:
-    """The folder of a table on this machine."""
-    if "://" not in table_uri:
-        return table_uri
-    return fs.FileSystem.from_uri(table_uri)[1] if table_uri.startswith("file://") else None
+def _by_app_id(actions: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    return {txn["appId"]: txn["version"] for action in actions if (txn := action.get("txn")) is not None}
 
 
 def _versions(pattern: re.Pattern[str], names: list[str]) -> Iterator[int]:
     return (int(found[1]) for name in names if (found := pattern.fullmatch(name)))
 
 
-def _path(name: str) -> str:
-    return f"{_LOG}/{name}"
-
-
-def all_transactions(filesystem: fs.FileSystem, folder: str, version: int) -> dict[str, int]:
-    """Application id → version, as of a table version that the log still has.
-
-    Raises:
-        OSError: If a file of the log is missing or cannot be read, or the newest checkpoint is of a later
-            version.
-    """
-    found: dict[str, int] = {}
-    checkpoint_version = -1
-    for at, path in _checkpoint_files(filesystem, folder):
-        if at > version:
-            raise OSError(f"{path} is of a later version than {version}, whose transaction ids are wanted.")
-        checkpoint_version = at
-        found |= _transactions_in(filesystem, path)
-    for later in range(checkpoint_version + 1, version + 1):
-        found |= transactions_of(filesystem, folder, later)
-    return found
-
-
-def transactions_of(filesystem: fs.FileSystem, folder: str, version: int) -> dict[str, int]:
-    """Application id → version, of one commit.
-
-    Raises:
-        OSError: If the commit was cleaned up.
-        ValueError, KeyError: If it is in a form of a later protocol.
-    """
-    return _transactions_in(filesystem, f"{folder}/_delta_log/{version:020d}.json")
-
-
-def _transactions_in(filesystem: fs.FileSystem, path: str) -> dict[str, int]:
-    if path.endswith(".json"):
-        actions = [action.get("txn") for action in read_actions(filesystem, path)]
-    else:
-        actions = pq.read_table(path, columns=["txn"], filesystem=filesystem).column("txn").to_pylist()
-    return {action["appId"]: action["version"] for action in actions if action is not None}
-
-
-def _checkpoint_files(filesystem: fs.FileSystem, folder: str) -> Iterator[tuple[int, str]]:
-    """Version and path of each file of the newest checkpoint; nothing before the first one."""
-    try:
-        with filesystem.open_input_stream(f"{folder}/_delta_log/_last_checkpoint") as stream:
-            newest = json.loads(stream.readall())
-    except FileNotFoundError:
-        return
-    version, parts = int(newest["version"]), newest.get("parts")
-    if "v2Checkpoint" in newest:
-        yield version, f"{folder}/_delta_log/{newest['v2Checkpoint']['path'].rpartition('/')[2]}"
-        return
-    name = f"{folder}/_delta_log/{version:020d}.checkpoint"
-    if parts is None:
-        yield version, f"{name}.parquet"
-        return
-    for part in range(1, int(parts) + 1):
-        yield version, f"{name}.{part:010d}.{int(parts):010d}.parquet"
+def _commit_path(version: int) -> str:
+    return f"{_LOG}/{version:020d}.json"

@@ -1,7 +1,6 @@
-"""A Delta table through delta-rs: its columns and features, queries, one handle per thread.
+"""A Delta table through delta-rs: columns and features, queries, one handle per thread, upkeep beside commits.
 
-Pure: values in, sentences out; neither Arrow nor delta-rs is needed. Names of features are those of the Delta
-protocol (``PROTOCOL.md``, "Valid Feature Names in Table Features").
+Names of features are those of the Delta protocol (``PROTOCOL.md``, "Valid Feature Names in Table Features").
 
 Not for executors: importing delta-rs in a process that forks later makes the children fail.
 """
@@ -9,17 +8,34 @@ Not for executors: importing delta-rs in a process that forks later makes the ch
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, QueryBuilder
 from deltalake.exceptions import DeltaError
 
-from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.clock import Clock, SystemClock
+from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.delta.storage import folder_here
+from pyspark_rocketmq.display import masked
+
+logger = logging.getLogger(__name__)
+
+STORAGE_ERRORS = (DeltaError, OSError)
+"""What delta-rs raises when a table or its storage does not answer; storage errors are no ``DeltaError``."""
+
+ONLY_COMMIT: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+"""A commit does not wait for what :class:`UpkeepThread` does beside it: delta-rs would look for expired files of
+the log each time, which takes seconds in a log of 100,000."""
+_CERTAINLY_KEPT_S: Final = 10.0
+"""Nothing cleans up commits that are as young."""
 
 _LEGACY_WRITER_FEATURES = (
     (2, "appendOnly"),
@@ -111,11 +127,23 @@ def _type_text(type_: Any) -> str:
     return json.dumps(type_, sort_keys=True)
 
 
-STORAGE_ERRORS = (DeltaError, OSError)
-"""What delta-rs raises when a table or its storage does not answer; storage errors are no ``DeltaError``."""
+def create_table(uri: str, schema: pa.Schema, partition_by: Sequence[str], **settings: Any) -> DeltaTable:
+    """Make a table with delta-rs' default protocol (1/2); if another process is quicker, open that one.
 
-
-_SINGLE_SLASH: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
+    Raises:
+        DeltaError: If there is none afterwards.
+    """
+    folder = folder_here(uri)
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    # When delta-rs is beaten to version 0 and tries again, version 1 gives the table another id.
+    once = CommitProperties(max_commit_retries=0)
+    try:
+        return DeltaTable.create(
+            uri, schema=schema, partition_by=list(partition_by), commit_properties=once, **settings
+        )
+    except DeltaError:
+        return DeltaTable(uri)
 
 
 def sql_literal(text: str) -> str:
@@ -131,33 +159,6 @@ def query_rows(table: DeltaTable, sql: str) -> pa.Table:
     return pa.RecordBatchReader.from_stream(found).read_all()
 
 
-def table_uri(path: str | Path) -> str:
-    """Return a storage URI as it is and a local path made absolute: other processes work in other folders.
-
-    Raises:
-        OptionError: If it is a URI with a single slash, which would be a folder of that name below the one
-            that the process works in.
-    """
-    text = str(path)
-    scheme = _SINGLE_SLASH.match(text)
-    if scheme is None or isinstance(path, Path):
-        return text if "://" in text else str(Path(path).absolute())
-    if scheme[1].lower() == "file":
-        # As Hadoop writes it, for which a percent sign is one.
-        return text[scheme.end() - 1 :]
-    rest = text[scheme.end() :]
-    if scheme[1].lower() == "dbfs":
-        problem = (
-            f"'{text}' is a path of Spark's alone; write /dbfs/{rest}, or a folder of a volume: /Volumes/…"
-        )
-        raise OptionError((problem,), where="path of a table")
-    problem = (
-        f"'{text}' is neither a path nor a URI; write {scheme[1]}://AUTHORITY/{rest}, or for a folder "
-        f"of that name ./{text}"
-    )
-    raise OptionError((problem,), where="path of a table")
-
-
 def read_form(table: DeltaTable) -> TableForm:
     """Return the columns, partitioning, properties and features of the version that ``table`` stands at."""
     metadata = table.metadata()
@@ -170,3 +171,137 @@ def read_form(table: DeltaTable) -> TableForm:
             protocol.min_writer_version, protocol.writer_features, protocol.reader_features
         ),
     )
+
+
+class TableHandle:
+    """A table at its newest version; for one thread, since a commit is checked against the version it stands at."""
+
+    def __init__(self, table: DeltaTable, clock: Clock | None = None) -> None:
+        self.table = table
+        self.log = LogFiles(table.table_uri)
+        self._clock = clock or SystemClock()
+        self._looked_s = self._clock.monotonic_s()
+        """When delta-rs looked for newer commits last."""
+        self._tip = self.log.commit_file(self.version)
+
+    @property
+    def version(self) -> int:
+        """The version of the table it stands at."""
+        return int(self.table.version())
+
+    def is_still_there(self) -> bool:
+        """Whether the log has the very commit that was the newest one at the last look.
+
+        It has not when the table was deleted, made anew or put back to an earlier state.  delta-rs does not
+        notice when another table has as many commits, and would add a commit to the log of that one.
+        """
+        return self.log.commit_file(self._tip.version) == self._tip
+
+    def may_have_newer(self) -> bool:
+        """Whether there may be a newer commit, of a table that is still there.
+
+        On storage of other machines, and where the log may have been cleaned up since, only delta-rs can tell.
+        """
+        age_s = self._clock.monotonic_s() - self._looked_s
+        if not self.log.is_local or age_s > _CERTAINLY_KEPT_S:
+            return True
+        return self.log.commit_file(self._tip.version + 1).size is not None
+
+    def refresh(self) -> None:
+        """Have delta-rs move to the newest version."""
+        looked_s = self._clock.monotonic_s()
+        # If this fails, the next look is delta-rs' again.
+        self._looked_s = -math.inf
+        self.table.update_incremental()
+        self._looked_s = looked_s
+        if self.version != self._tip.version:
+            self._tip = self.log.commit_file(self.version)
+
+
+HandleT = TypeVar("HandleT", bound=TableHandle)
+
+
+class HandlePerThread(Generic[HandleT]):
+    """The handles on one table, one for each thread that asks."""
+
+    def __init__(self, open_handle: Callable[[], HandleT]) -> None:
+        self._open = open_handle
+        self._local = threading.local()
+
+    def newest(self) -> HandleT:
+        """This thread's handle, moved to the newest version; raises what ``open_handle`` does."""
+        handle: HandleT | None = getattr(self._local, "handle", None)
+        if handle is not None:
+            path = masked(handle.table.table_uri)
+            try:
+                if handle.is_still_there():
+                    if handle.may_have_newer():
+                        handle.refresh()
+                    return handle
+                logger.warning("table is not what it was, to be opened again path=%s", path)
+            except STORAGE_ERRORS:
+                # An idle handle needs log files that were cleaned up since: begin again from a checkpoint.
+                logger.info("table to be opened again path=%s", path, exc_info=True)
+        return self.keep(self._open())
+
+    def keep(self, handle: HandleT) -> HandleT:
+        """Have this thread go on with ``handle``."""
+        self._local.handle = handle
+        return handle
+
+    def forget(self) -> None:
+        """Open the table anew at the next use."""
+        self._local = threading.local()
+
+
+class UpkeepThread:
+    """Sees to one table, at most once at a time in this process; what fails is logged and done by the next."""
+
+    def __init__(self, kind: str, table_uri: str) -> None:
+        """``kind`` says what the table is, in one word, for the log and the thread's name."""
+        self._kind = kind
+        self._table_uri = table_uri
+        self._guard = threading.Lock()
+        self._thread: ThreadPoolExecutor | None = None
+        self._running: Future[None] | None = None
+        self._seen: int | None = None
+
+    def written(self, before: int, every: int, work: Callable[[int], None]) -> None:
+        """A commit was made on version ``before``: every so many versions has ``work`` done; returns at once.
+
+        ``work`` is told which time it is, counted from the table's beginning.
+        """
+        with self._guard:
+            last, self._seen = self._seen, before + 1
+            is_due = (before if last is None else last) // every < (before + 1) // every
+            if not is_due or (self._running is not None and not self._running.done()):
+                return
+            if self._thread is None:
+                # Its end is waited for when the process ends in good order.
+                self._thread = ThreadPoolExecutor(1, f"rocketmq-{self._kind}-upkeep")
+            self._running = self._thread.submit(self._run_logged, work, (before + 1) // every)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until what was begun is done.
+
+        Raises:
+            TimeoutError: If that takes longer.
+        """
+        with self._guard:
+            running = self._running
+        if running is not None:
+            running.result(timeout_s)
+
+    def _run_logged(self, work: Callable[[int], None], number: int) -> None:
+        try:
+            work(number)
+        except STORAGE_ERRORS as error:
+            logger.warning(
+                "%s table not looked after, to be done later path=%s: %s",
+                self._kind,
+                masked(self._table_uri),
+                masked(str(error)),
+            )
+        except Exception:
+            # Nobody watches this thread, and commits do not depend on it.
+            logger.exception("%s table not looked after path=%s", self._kind, masked(self._table_uri))

@@ -19,34 +19,30 @@ used in a process that forks later, so nothing an executor imports may import th
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
-from deltalake import (
-    CommitProperties,
-    DeltaTable,
-    Field,
-    PostCommitHookProperties,
-    Transaction,
-    write_deltalake,
-)
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
+from deltalake.exceptions import TableNotFoundError
 from deltalake.schema import PrimitiveType
 
-from pyspark_rocketmq.clock import Clock, SystemClock
-from pyspark_rocketmq.delta.log import CommitFile, LogFiles
+from pyspark_rocketmq.clock import Clock, SystemClock, commit_with_retry
+from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.delta.storage import table_uri
 from pyspark_rocketmq.delta.table import (
+    ONLY_COMMIT,
     STORAGE_ERRORS,
+    HandlePerThread,
     TableForm,
+    TableHandle,
     column_differences,
+    create_table,
     query_rows,
     read_form,
     sql_literal,
-    table_uri,
 )
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import (
@@ -86,8 +82,6 @@ _TABLE_PROPERTIES: Mapping[str, str | None] = {
     "delta.logRetentionDuration": "interval 1 hour",
     "delta.checkpointInterval": "100",
 }
-_BESIDE = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-"""A commit does not wait for what can be done beside it."""
 _PAUSES_S = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0, 1.0)
 """Before each further try; in every round of a conflict somebody wins, so a handful is plenty."""
 
@@ -109,8 +103,7 @@ class DeltaOffsetStore(RowOffsetStore):
         self._known: dict[str, _Known] = {}
         """The newest rows read or written of each group, which hold while the version is the same."""
         self._upkeep = Upkeep(self._path, self._clock, _read_rows)
-        self._log_files = LogFiles(self._path)
-        self._handles = threading.local()
+        self._handles = HandlePerThread(self._opened)
         self._table_id: str | None = None
 
     def __reduce__(self) -> tuple[type[DeltaOffsetStore], tuple[str]]:
@@ -144,9 +137,9 @@ class DeltaOffsetStore(RowOffsetStore):
             OffsetStoreUnavailable: If the storage does not answer.
         """
         try:
-            return dict(self._rows(self._newest(), consumer_group).rows)
+            return dict(self._rows(self._handles.newest().table, consumer_group).rows)
         except STORAGE_ERRORS as error:
-            self._doubt_handle()
+            self._handles.forget()
             raise OffsetStoreUnavailable(
                 f"The offsets of group {consumer_group} could not be read from {self._path}: {error} "
                 "Check that the storage can be reached and the table read."
@@ -156,7 +149,7 @@ class DeltaOffsetStore(RowOffsetStore):
         """See ``OffsetHistory.changes``."""
         log = LogFiles(self._path)
         readable = log.readable_versions()
-        found = (StoredChange.of_commit(version, log.commit_info(version)) for version in readable)
+        found = (StoredChange.of_commit(version, log.row_change_info(version)) for version in readable)
         recent = [change for change in found if change is not None]
         older = HistoryTable(self._path).changes(consumer_group, readable.start)
         return older + [change for change in recent if change.consumer_group in (consumer_group, None)]
@@ -191,7 +184,7 @@ class DeltaOffsetStore(RowOffsetStore):
 
     def open_anew(self) -> None:
         """Begin with whatever table is there now, as a new object would: for a query that starts."""
-        self._handles = threading.local()
+        self._handles.forget()
         self._known.clear()
         self._table_id = None
 
@@ -205,35 +198,31 @@ class DeltaOffsetStore(RowOffsetStore):
 
     def _change(self, consumer_group: str, decide: Callable[[Rows], Change[ResultT]], action: str) -> ResultT:
         """Read, decide and write until the write is known to hold, or until the tries are used up."""
-        failure: Exception | None = None
-        for pause_s in (None, *_PAUSES_S):
-            if pause_s is not None:
-                self._sleep(pause_s)
+
+        def attempt(_: Exception | None) -> ResultT:
+            # Whether an attempt before was stored is decided like all else: by the rows as they are now.
             try:
-                table = self._newest()
+                table = self._handles.newest().table
                 _upgrade(self._path, table)
                 before = self._rows(table, consumer_group)
                 change = decide(before.rows)
-                if change.rows == before.rows:
-                    return change.result
-                self._store(table, consumer_group, before, change.rows, action)
-            except STORAGE_ERRORS as exc:
-                logger.info(
-                    "offset commit to be tried again group=%s action=%s: %s",
-                    consumer_group,
-                    action,
-                    masked(str(exc)),
-                )
-                failure = exc
-                self._doubt_handle()
-                self._check_not_gone(consumer_group, action, exc)
-                continue
+                if change.rows != before.rows:
+                    self._store(table, consumer_group, before, change.rows, action)
+            except STORAGE_ERRORS:
+                # A handle reads on from what it knows when the table is deleted or its log was cleaned up.
+                self._handles.forget()
+                raise
             return change.result
-        raise OffsetCommitConflict(
-            f"The {action} for group {consumer_group} could not be stored in {self._path} in "
-            f"{len(_PAUSES_S) + 1} tries; the last error was: {failure} Check how many consumers write this "
-            "group and that the table can be written; the batch may be tried again."
-        ) from failure
+
+        try:
+            what = f"{action} for group {consumer_group}"
+            return commit_with_retry(what, attempt, _PAUSES_S, self._sleep, unknown=STORAGE_ERRORS)
+        except STORAGE_ERRORS as error:
+            raise OffsetCommitConflict(
+                f"The {action} for group {consumer_group} could not be stored in {self._path} in "
+                f"{len(_PAUSES_S) + 1} tries; the last error was: {error} Check how many consumers write this "
+                "group and that the table can be written; the batch may be tried again."
+            ) from error
 
     def _rows(self, table: DeltaTable, consumer_group: str) -> _Known:
         # A table version never changes, and asking for the newest one is cheaper than reading rows.
@@ -253,51 +242,26 @@ class DeltaOffsetStore(RowOffsetStore):
         self._known[consumer_group] = _Known(before.version + 1, rows, transaction)
         self._upkeep.written(before.version)
 
-    def _check_not_gone(self, consumer_group: str, action: str, failure: Exception) -> None:
-        """A handle reads on from what it knows when the table is deleted; only a commit finds out."""
-        if DeltaTable.is_deltatable(self._path):
-            return
-        raise OffsetError(
-            self._gone(f"The {action} for group {consumer_group} was not stored. ")
-        ) from failure
-
-    def _newest(self) -> DeltaTable:
-        """This thread's handle, moved to the newest version."""
-        handle: _Handle | None = getattr(self._handles, "handle", None)
-        now_s = self._clock.monotonic_s()
-        if handle is not None:
-            try:
-                if not self._log_files.may_have_newer(handle.tip, now_s - handle.looked_s):
-                    return handle.table
-                # delta-rs does not notice when another table has come in its place that has as many commits.
-                if self._log_files.commit_file(handle.tip.version) == handle.tip:
-                    handle.table.update_incremental()
-                    return self._kept(handle.table, now_s)
-                logger.info("offset table to be opened again path=%s", masked(self._path))
-            except STORAGE_ERRORS:
-                # An idle handle needs log files that were cleaned up since: begin again from a checkpoint.
-                logger.info("offset table to be opened again path=%s", masked(self._path), exc_info=True)
+    def _opened(self) -> TableHandle:
         # Perhaps the same table put back to what it was, whose versions are others now.
         self._known.clear()
-        return self._kept(self._open(), now_s)
-
-    def _doubt_handle(self) -> None:
-        """Have delta-rs look at the log the next time: files that the handle needs may have been removed."""
-        handle: _Handle | None = getattr(self._handles, "handle", None)
-        if handle is not None:
-            self._handles.handle = handle._replace(looked_s=float("-inf"))
-
-    def _kept(self, table: DeltaTable, looked_s: float) -> DeltaTable:
-        self._handles.handle = _Handle(table, self._log_files.commit_file(table.version()), looked_s)
-        return table
-
-    def _open(self) -> DeltaTable:
         try:
             table = DeltaTable(self._path)
         except TableNotFoundError as error:
             if self._table_id is not None:
-                raise OffsetError(self._gone("")) from error
-            table = self._create()
+                raise OffsetError(
+                    f"The offset table {self._path} is gone: deleted, or its storage is not mounted. Nothing "
+                    "was stored. Put the table back and start the query again; started without it, the query "
+                    "goes on where its sink's table is, or, without a sink, where the brokers know the group "
+                    "to be."
+                ) from error
+            table = create_table(
+                self._path,
+                SCHEMA,
+                _PARTITION_BY,
+                description="Progress of RocketMQ consumer groups",
+                configuration=_TABLE_PROPERTIES,
+            )
         _check_form(self._path, read_form(table))
         table_id = str(table.metadata().id)
         if self._table_id not in (None, table_id):
@@ -308,42 +272,7 @@ class DeltaOffsetStore(RowOffsetStore):
                 "it, where the sink is, or, without a sink, where the brokers know the group to be."
             )
         self._table_id = table_id
-        return table
-
-    def _gone(self, action: str) -> str:
-        return (
-            f"The offset table {self._path} is gone: deleted, or its storage is not mounted. {action}Put the "
-            "table back and start the query again; started without it, the query goes on where its sink's "
-            "table is, or, without a sink, where the brokers know the group to be."
-        )
-
-    def _create(self) -> DeltaTable:
-        if "://" not in self._path:
-            Path(self._path).mkdir(parents=True, exist_ok=True)
-        try:
-            table = DeltaTable.create(
-                self._path,
-                schema=SCHEMA,
-                partition_by=list(_PARTITION_BY),
-                description="Progress of RocketMQ consumer groups",
-                configuration=_TABLE_PROPERTIES,
-            )
-        except DeltaError:
-            # Another process made it in this moment; if that is not the reason, opening fails with the true
-            # one.
-            return DeltaTable(self._path)
-        logger.info("offset table created path=%s", masked(self._path))
-        return table
-
-
-class _Handle(NamedTuple):
-    """A table at its newest version, as of a look at its log."""
-
-    table: DeltaTable
-    tip: CommitFile
-    """Of that version: another table's of the same number is another file."""
-    looked_s: float
-    """When delta-rs looked for newer ones last."""
+        return TableHandle(table, self._clock)
 
 
 class _Known(NamedTuple):
@@ -370,7 +299,7 @@ def _overwrite_group(
             custom_metadata={ACTION_KEY: action_text(consumer_group, action), GROUP_KEY: consumer_group},
             app_transactions=[Transaction(_transaction_id(consumer_group), transaction)],
         ),
-        post_commithook_properties=_BESIDE,
+        post_commithook_properties=ONLY_COMMIT,
     )
 
 

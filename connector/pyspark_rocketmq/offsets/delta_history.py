@@ -26,8 +26,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.delta.table import query_rows, sql_literal
-from pyspark_rocketmq.delta.upkeep import UpkeepThread
+from pyspark_rocketmq.delta.table import UpkeepThread, create_table, query_rows, sql_literal
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.delta_rows import SCHEMA, rows_from_table, rows_to_table
@@ -139,11 +138,10 @@ class HistoryTable:
             return None
 
     def _created(self) -> DeltaTable:
-        return DeltaTable.create(
+        return create_table(
             self.path,
-            schema=_SCHEMA,
-            mode="ignore",
-            partition_by=["day"],
+            _SCHEMA,
+            ["day"],
             description="Progress of RocketMQ consumer groups over the days",
             configuration=_TABLE_PROPERTIES,
         )
@@ -222,7 +220,7 @@ class Upkeep:
             # Another table was here before; its history is not this one's past.
             recorded = -1
         found = (
-            StoredChange.of_commit(each, log.commit_info(each))
+            StoredChange.of_commit(each, log.row_change_info(each))
             for each in range(max(recorded + 1, readable.start), version + 1)
         )
         changes = worth_keeping([change for change in found if change is not None])
@@ -242,7 +240,9 @@ class Upkeep:
         """Remove data files that no version of the log names, and those that a killed writer left."""
         kept_s = _FILES_KEPT_S
         readable = log.readable_versions()
-        oldest = next((info for version in readable if (info := log.commit_info(version)) is not None), None)
+        oldest = next(
+            (info for version in readable if (info := log.row_change_info(version)) is not None), None
+        )
         if oldest is not None:
             kept_s = max(kept_s, self._clock.now_s() - oldest["timestamp"] / 1000)
         table.update_incremental()

@@ -7,6 +7,7 @@ one after all is stored. If the second is missing, a later run reads from the ta
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,9 @@ from typing import Any, Final
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
-from pyspark_rocketmq.delta.table import STORAGE_ERRORS, table_uri
+from pyspark_rocketmq.clock import commit_with_retry
+from pyspark_rocketmq.delta.storage import table_uri
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.replay.ranges import Sending
@@ -41,16 +44,24 @@ _SCHEMA = pa.schema(
 _BEGUN: Final = "begun"
 """About to be sent; void once a row of the same run and start of range says stored."""
 _STORED: Final = "stored"
+_PAUSES_S: Final = (0.1, 0.5, 2.0)
 
 
 class ReplayRecord:
     """The record of one target topic, for one subscription to each source topic."""
 
     def __init__(
-        self, path: str | Path, target: str, expression_of: Callable[[str], str], *, namespace: str = ""
+        self,
+        path: str | Path,
+        target: str,
+        expression_of: Callable[[str], str],
+        *,
+        namespace: str = "",
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Use the table at ``path``; ``expression_of`` gives the subscription to a source topic."""
         self._path = table_uri(path)
+        self._sleep = sleep
         self._bare_target = target
         self._target = with_namespace(namespace, target)
         self._expression_of = expression_of
@@ -111,9 +122,18 @@ class ReplayRecord:
             pa.array(column, field.type)
             for column, field in zip(zip(*rows, strict=True), _SCHEMA, strict=True)
         ]
-        try:
+
+        def attempt(failure: Exception | None) -> None:
+            if failure is not None:
+                stored = {_identity(one) for found, one in self._rows() if found == state}
+                if stored.issuperset(map(_identity, sendings)):
+                    return
             write_deltalake(self._path, pa.Table.from_arrays(columns, schema=_SCHEMA), mode="append")
-        except STORAGE_ERRORS as error:
+
+        unknown = (*STORAGE_ERRORS, RocketMQError)
+        try:
+            commit_with_retry("record of a replay", attempt, _PAUSES_S, self._sleep, unknown=unknown)
+        except unknown as error:
             raise RocketMQError(
                 f"{len(sendings)} ranges for topic {self._target} could not be recorded as {state} in "
                 f"{self._path}: {error} {consequence}"

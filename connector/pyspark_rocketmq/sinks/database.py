@@ -24,6 +24,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pyspark_rocketmq.clock import commit_with_retry
 from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import (
@@ -217,26 +218,29 @@ class DatabaseBatch:
         self._commit(rows, grown)
 
     def _commit(self, rows: pa.Table, grown: Mapping[MessageQueue, int]) -> None:
-        attempt = str(uuid.uuid4())
-        failure: Exception | None = None
-        for pause_s in (None, *PAUSES_S):
-            try:
-                if pause_s is not None:
-                    self._sink.sleep(pause_s)
-                if failure is None or not self._is_done(grown, attempt):
-                    self._write(rows, grown, attempt)
-            except SinkConflict:
-                raise
-            except Exception as error:
-                logger.info("database transaction to be tried again group=%s", self._group, exc_info=True)
-                failure = error
-            else:
-                return
-        raise SinkConflict(
-            f"{len(rows)} rows of group {self._group} could not be written into the database in "
-            f"{len(PAUSES_S) + 1} tries; the last error was: {type(failure).__name__}: {failure}. The batch "
-            "may run again: rows that are there by then are left out."
-        ) from failure
+        attempt_id = str(uuid.uuid4())
+
+        def attempt(failure: Exception | None) -> None:
+            if failure is None or not self._is_done(grown, attempt_id):
+                self._write(rows, grown, attempt_id)
+
+        try:
+            commit_with_retry(
+                f"database transaction of group {self._group}",
+                attempt,
+                PAUSES_S,
+                self._sink.sleep,
+                unknown=Exception,
+                refused=SinkConflict,
+            )
+        except SinkConflict:
+            raise
+        except Exception as error:
+            raise SinkConflict(
+                f"{len(rows)} rows of group {self._group} could not be written into the database in "
+                f"{len(PAUSES_S) + 1} tries; the last error was: {type(error).__name__}: {error}. The batch "
+                "may run again: rows that are there by then are left out."
+            ) from error
 
     def _write(self, rows: pa.Table, grown: Mapping[MessageQueue, int], attempt: str) -> None:
         table = self._sink.table

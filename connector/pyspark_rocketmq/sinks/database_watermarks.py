@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
+from pyspark_rocketmq.clock import commit_with_retry
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
 
@@ -95,27 +96,25 @@ class WatermarkTable:
         """
         with closing(self._connect()):
             """Who cannot connect gets the driver's own error."""
-        failure: Exception | None = None
-        for pause_s in (None, *PAUSES_S):
-            if pause_s is not None:
-                sleep(pause_s)
-            try:
-                self._bring_into_form()
-                self._try_out()
-                self.identity = self._identify()
-            except OptionError:
-                raise
-            except Exception as error:
-                # Others may be making it just now, or hold it locked.
-                logger.info("table of watermarks to be tried again table=%s", self.name, exc_info=True)
-                failure = error
-            else:
-                return
-        problem = (
-            f"the table of watermarks {self.name} cannot be used: {type(failure).__name__}: {failure}. It "
-            f"needs this form, and the rights SELECT, INSERT, UPDATE and DELETE: {self._sql.create}"
-        )
-        raise OptionError((problem,), where="database sink") from failure
+
+        def attempt(_: Exception | None) -> None:
+            self._bring_into_form()
+            self._try_out()
+            self.identity = self._identify()
+
+        try:
+            # Others may be making it just now, or hold it locked.
+            commit_with_retry(
+                f"table {self.name}", attempt, PAUSES_S, sleep, unknown=Exception, refused=OptionError
+            )
+        except OptionError:
+            raise
+        except Exception as error:
+            problem = (
+                f"the table of watermarks {self.name} cannot be used: {type(error).__name__}: {error}. It "
+                f"needs this form, and the rights SELECT, INSERT, UPDATE and DELETE: {self._sql.create}"
+            )
+            raise OptionError((problem,), where="database sink") from error
 
     def stored_identity(self) -> str | None:
         """The identity of the existing table; None if it cannot be read or was never prepared.

@@ -23,7 +23,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date, datetime, timedelta
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -32,7 +31,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from pyspark_rocketmq.errors import OptionError, SchemaError
+from pyspark_rocketmq.delta.storage import filesystem_of
+from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import drop_committed
 
@@ -289,24 +289,6 @@ def folder_name(column: str, value: str | None) -> str:
 def is_folder_name(name: str) -> bool:
     """Whether file systems take it: 255 bytes."""
     return len(name.encode()) <= _LONGEST_NAME
-
-
-def filesystem_of(table_uri: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system and folder of a table.
-
-    Raises:
-        OptionError: If ``pyarrow.fs`` does not know the URI's scheme.
-    """
-    if "://" not in table_uri:
-        return fs.LocalFileSystem(), str(Path(table_uri).absolute())
-    # Spark's name for S3; Arrow knows the plain one only.
-    uri = "s3" + table_uri.removeprefix("s3a") if table_uri.startswith("s3a://") else table_uri
-    try:
-        filesystem, folder = fs.FileSystem.from_uri(uri)
-    except (pa.ArrowException, ValueError) as exc:
-        problem = f"Files cannot be written to {table_uri}: {exc} Use a path or a URI that pyarrow.fs knows."
-        raise OptionError((problem,), where="Delta sink") from exc
-    return filesystem, folder.rstrip("/")
 
 
 class FileSet:

@@ -32,7 +32,9 @@ import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from pyspark_rocketmq.delta.table import STORAGE_ERRORS, table_uri
+from pyspark_rocketmq.clock import commit_with_retry
+from pyspark_rocketmq.delta.storage import table_uri
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OffsetError, SinkConflict, SinkMoved, StorageNotShared
 from pyspark_rocketmq.model import MessageQueue
@@ -49,8 +51,8 @@ logger = logging.getLogger(__name__)
 
 _PAUSES_S = (0.0, 0.01, 0.05, 0.2, 0.5)
 """Before each further try of a commit that lost against a change of other rows (DELETE, MERGE, ALTER)."""
-
-
+_UNKNOWN = (*STORAGE_ERRORS, PySparkException, Py4JError)
+"""Errors after which a commit may have been made or not."""
 _PAUSES_OF_STORAGE_S = (0.1, 0.5, 2.0, 0.0)
 """After each look at files that a mount may show late."""
 _SHOWN_FILES = 3
@@ -145,52 +147,45 @@ class DeltaBatch:
         """Commit against a snapshot whose watermarks are those of ``begin``, until it is known to hold."""
         commit_id = str(uuid.uuid4())
         versions = {self._id_of(queue): offset for queue, offset in grown.items()}
-        failure: Exception | None = None
         tried_at: int | None = None
-        for pause_s in (None, *_PAUSES_S):
-            try:
-                self._look_again(pause_s)
-                if self._log.version != self._version:
-                    done_at = None if tried_at is None else self._log.find_commit(commit_id, tried_at)
-                    if done_at is not None:
-                        if self._is_by_spark:
-                            self._log.remove(files)
-                        return done_at
-                    self._check_changes(grown)
-                tried_at = self._log.version if tried_at is None else tried_at
-                made_at = self._write(files, versions, commit_id)
-                if made_at is not None:
-                    return made_at
-            except (*STORAGE_ERRORS, PySparkException, Py4JError) as exc:
-                # The outcome is unknown (delta-rs#2279): the next round looks for the commit before it tries
-                # again.
-                logger.info(
-                    "sink commit to be tried again path=%s: %s", masked(self._table.path), masked(str(exc))
-                )
-                failure = exc
-        raise SinkConflict(
-            f"{len(files)} files of group {self._consumer_group} could not be committed to "
-            f"{self._table.path} in {len(_PAUSES_S) + 1} tries; the last error was: {failure} Check what "
-            "else changes this table; the batch may run again."
-        ) from failure
 
-    def _look_again(self, pause_s: float | None) -> None:
-        """Before a try: move to the newest version, but for the first one."""
-        if pause_s is not None:
-            self._sleep(pause_s)
+        def attempt(failure: Exception | None) -> int:
+            nonlocal tried_at
+            self._check_still_there()
+            if failure is not None:
+                self._log.refresh()
+            if self._log.version != self._version:
+                done_at = None if tried_at is None else self._log.find_commit(commit_id, tried_at)
+                if done_at is not None:
+                    if self._is_by_spark:
+                        self._log.remove(files)
+                    return done_at
+                self._check_changes(grown)
+            tried_at = self._log.version if tried_at is None else tried_at
+            return self._write(files, versions, commit_id)
+
+        try:
+            what = f"sink commit path={masked(self._table.path)}"
+            return commit_with_retry(what, attempt, _PAUSES_S, self._sleep, unknown=_UNKNOWN)
+        except _UNKNOWN as error:
+            raise SinkConflict(
+                f"{len(files)} files of group {self._consumer_group} could not be committed to "
+                f"{self._table.path} in {len(_PAUSES_S) + 1} tries; the last error was: {error} Check what "
+                "else changes this table; the batch may run again."
+            ) from error
+
+    def _check_still_there(self) -> None:
         if not self._log.is_still_there():
             raise SinkMoved(
                 f"The Delta table {self._table.path} was deleted, made anew or put back to an earlier state "
                 "while this batch ran. Nothing of this batch was added."
             )
-        if pause_s is not None:
-            self._log.refresh()
 
     def _id_of(self, queue: MessageQueue) -> str:
         return app_id(self._consumer_group, queue, self._generations[queue])
 
-    def _write(self, files: Sequence[WrittenFile], versions: Mapping[str, int], commit_id: str) -> int | None:
-        """The version of the commit; None if the log is to be looked at for it."""
+    def _write(self, files: Sequence[WrittenFile], versions: Mapping[str, int], commit_id: str) -> int:
+        """Make the commit; its version."""
         group, keys = self._consumer_group, self._table.merge_keys
         if self._is_by_spark:
             self._table.spark_writer.append(
@@ -202,7 +197,11 @@ class DeltaBatch:
                 commit_id=commit_id,
                 seen=self._log.seen(),
             )
-            return None
+            begun_at = self._log.version
+            self._log.refresh()
+            made_at = self._log.version_of(commit_id, begun_at)
+            self._log.remove(files)
+            return made_at
         if keys:
             made_at = self._log.merge(
                 files, keys, self._table.columns, versions, consumer_group=group, commit_id=commit_id
@@ -452,7 +451,8 @@ class DeltaSink:
             before = self._table.group_commit(log, consumer_group, ())
         except SinkConflict:
             # What cannot be told any more is what the operator says.
-            before = GroupCommit(number=log.transaction_version(group_app_id(consumer_group)) or 0)
+            counter = group_app_id(consumer_group)
+            before = GroupCommit(number=log.transaction_versions([counter]).get(counter, 0))
         lives = self._last_lives(log, consumer_group, before)
         generations = {life.queue: life.generation for life in lives}
         versions = {

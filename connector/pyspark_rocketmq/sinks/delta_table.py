@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,13 +27,12 @@ from deltalake import DeltaTable, Schema
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, parse_columns
-from pyspark_rocketmq.delta.upkeep import UpkeepThread
+from pyspark_rocketmq.delta.table import HandlePerThread, TableForm, UpkeepThread, create_table, parse_columns
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.delta_files import WrittenFile
-from pyspark_rocketmq.sinks.delta_log import TableLog, create_table, open_log
+from pyspark_rocketmq.sinks.delta_log import TableLog, open_log
 from pyspark_rocketmq.sinks.delta_rules import (
     app_id,
     cannot_take_files,
@@ -172,7 +170,7 @@ class SinkTable:
         self.table_id: str | None = None
         """Known once the table is prepared."""
         self._spark: SparkSession | None = None
-        self._thread = threading.local()
+        self._handles = HandlePerThread(self._opened)
         self.upkeep = UpkeepThread("sink", path)
 
     def prepare(self, schema: pa.Schema) -> None:
@@ -188,7 +186,7 @@ class SinkTable:
         check_wanted(self.path, wanted)
         log = open_log(self.path)
         if log is None:
-            log = create_table(self.path, schema, self.partition_by)
+            log = TableLog(create_table(self.path, schema, self.partition_by))
             logger.info("sink table created path=%s", masked(self.path))
         else:
             # Of both, so that a column that differs in case only is not told as one that is missing.
@@ -199,7 +197,7 @@ class SinkTable:
         check_columns(self.path, form, wanted, may_differ=self.schema_evolution)
         check_wanted(self.path, replace(wanted, partition_by=form.partition_by))
         self._wanted, self.schema = wanted, schema
-        self._thread.log = log
+        self._handles.keep(log)
         self.table_id = log.table_id
         refused = self.refused(form)
         logger.info(
@@ -211,23 +209,15 @@ class SinkTable:
 
     def newest_log(self) -> TableLog:
         """This thread's handle, moved to the newest version."""
-        log: TableLog | None = getattr(self._thread, "log", None)
-        if log is not None:
-            try:
-                if log.is_still_there():
-                    log.refresh()
-                    return log
-                logger.warning("sink table is not what it was, opening it again path=%s", masked(self.path))
-            except STORAGE_ERRORS:
-                # An idle handle needs log files that were cleaned up since: begin again from a checkpoint.
-                logger.info("sink table to be opened again path=%s", masked(self.path), exc_info=True)
+        return self._handles.newest()
+
+    def _opened(self) -> TableLog:
         log = open_log(self.path)
         if log is None:
             raise SchemaError(
                 f"There is no Delta table at {self.path}. Put it back if it was there before, and start the "
                 "query again."
             )
-        self._thread.log = log
         return log
 
     def look_after(self, log: TableLog) -> None:
@@ -255,7 +245,9 @@ class SinkTable:
         Raises:
             SinkConflict: If that cannot be told any more.
         """
-        number = log.transaction_version(group_app_id(consumer_group)) or 0
+        ids = (app_id(consumer_group, queue, generation) for queue, generation in lives)
+        stored = log.transaction_versions([group_app_id(consumer_group), *ids])
+        number = stored.pop(group_app_id(consumer_group), 0)
         newest = log.newest_commit(consumer_group) if number else None
         if number and newest is None:
             raise SinkConflict(
@@ -268,10 +260,8 @@ class SinkTable:
                 "still (delta.logRetentionDuration)."
             )
         made = GroupCommit.of(newest) if newest is not None else None
-        watermarks = dict(made.watermarks) if made is not None else {}
-        ids = (app_id(consumer_group, queue, generation) for queue, generation in lives)
         # Where Spark's commit says nothing, the queue's last rows came by files.
-        watermarks |= log.transaction_versions([one for one in ids if one not in watermarks])
+        watermarks = stored if made is None else {**stored, **made.watermarks}
         return GroupCommit(watermarks=watermarks, number=number, is_by_spark=made is not None)
 
     def check_not_restored(self, log: TableLog, consumer_group: str) -> None:

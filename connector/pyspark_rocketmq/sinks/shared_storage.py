@@ -18,11 +18,11 @@ from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from pyspark_rocketmq.delta.storage import folder_here
 from pyspark_rocketmq.errors import OptionError, StorageNotShared
 
 logger = logging.getLogger(__name__)
@@ -43,13 +43,6 @@ def normal_place(path: str) -> str:
     scheme, _, rest = path.partition("://")
     scheme = "s3" if scheme.lower() == "s3a" else scheme.lower()
     return f"{scheme}://{posixpath.normpath(rest)}"
-
-
-def folder_here(path: str) -> str | None:
-    """The folder on this machine that a path or a URI names; None for other storage."""
-    if path.startswith("file:"):
-        return unquote(urlsplit(path).path)
-    return None if "://" in path else path
 
 
 def check_apart(places: Mapping[str, str]) -> None:

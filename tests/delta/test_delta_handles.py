@@ -1,0 +1,105 @@
+"""Handles on a Delta table: when delta-rs looks for newer commits, and when the table is opened again."""
+
+from __future__ import annotations
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from pyspark_rocketmq.delta.table import HandlePerThread, TableHandle, create_table
+from tests.helpers.fake_clock import FakeClock
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    commit(tmp_path / "table", 3)
+    return tmp_path / "table"
+
+
+def commit(path: Path, times: int = 1) -> None:
+    for _ in range(times):
+        write_deltalake(path, pa.table({"number": [1]}), mode="append")
+
+
+@pytest.mark.parametrize(("age_s", "commits", "may"), [(1.0, 0, False), (1.0, 1, True), (11.0, 0, True)])
+def test_a_newer_commit_is_looked_for_by_its_file(path: Path, age_s: float, commits: int, may: bool) -> None:
+    """F1: whoever is told that there is none does not read the log."""
+    clock = FakeClock()
+    handle = TableHandle(DeltaTable(path), clock)
+    commit(path, commits)
+    clock.advance(age_s)
+
+    assert handle.may_have_newer() is may
+
+
+def test_a_look_that_failed_is_made_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F1: what the handle needs of the log may have been cleaned up."""
+    handle = TableHandle(DeltaTable(path), FakeClock())
+    with monkeypatch.context() as patched:
+        patched.setattr(DeltaTable, "update_incremental", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            handle.refresh()
+    assert handle.may_have_newer()
+
+    handle.refresh()
+    assert not handle.may_have_newer()
+
+
+def handles_on(path: Path, opened: list[TableHandle]) -> HandlePerThread[TableHandle]:
+    def open_handle() -> TableHandle:
+        opened.append(TableHandle(DeltaTable(path), FakeClock()))
+        return opened[-1]
+
+    return HandlePerThread(open_handle)
+
+
+def test_a_handle_moves_to_the_newest_version(path: Path) -> None:
+    opened: list[TableHandle] = []
+    handles = handles_on(path, opened)
+
+    assert handles.newest().version == 2
+    commit(path, 2)
+    assert handles.newest().version == 4
+    assert len(opened) == 1
+
+
+@pytest.mark.parametrize("commits", [1, 3, 9], ids=["fewer", "as many", "more"])
+def test_a_table_that_was_made_anew_is_opened_again(path: Path, commits: int) -> None:
+    """H7: delta-rs would take its log for that of the table before."""
+    opened: list[TableHandle] = []
+    handles = handles_on(path, opened)
+    handles.newest()
+    shutil.rmtree(path)
+    commit(path, commits)
+
+    assert handles.newest().version == commits - 1
+    assert len(opened) == 2
+
+
+def test_a_handle_whose_log_was_cleaned_up_is_opened_again(path: Path) -> None:
+    opened: list[TableHandle] = []
+    handles = handles_on(path, opened)
+    handles.newest()
+    commit(path, 3)
+    DeltaTable(path).create_checkpoint()
+    for version in range(5):
+        (path / "_delta_log" / f"{version:020d}.json").unlink()
+
+    assert handles.newest().version == 5
+    assert len(opened) == 2
+
+
+def test_a_table_that_several_make_at_once_keeps_the_id_it_was_made_with(tmp_path: Path) -> None:
+    """H2: a store or sink that saw another id would take it for another table."""
+    schema = pa.schema([("number", pa.int64())])
+    with ThreadPoolExecutor(4) as threads:
+        for number in range(40):
+            path = str(tmp_path / str(number))
+            made = list(threads.map(lambda _, path=path: create_table(path, schema, ()), range(4)))
+
+            assert len({table.metadata().id for table in made}) == 1
+            assert DeltaTable(path).version() == 0
