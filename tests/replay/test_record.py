@@ -104,7 +104,7 @@ def test_a_record_whose_outcome_is_unknown_is_looked_for_and_stored_once(
     """H3"""
     path = tmp_path / "record"
     record = ReplayRecord(path, "copy", every, sleep=lambda _: None)
-    record.begin([stretch(A0, 0, 5)])
+    record.begin([sending(A0, 0, 5)])
     errors = [OSError("connection reset")]
 
     def failing(*args: Any, **kwargs: Any) -> None:
@@ -115,7 +115,7 @@ def test_a_record_whose_outcome_is_unknown_is_looked_for_and_stored_once(
             raise errors.pop()
 
     monkeypatch.setattr(record_module, "write_deltalake", failing)
-    record.finish([stretch(A0, 0, 5)])
+    record.finish([sending(A0, 0, 5)])
 
-    assert record.done() == {A0: [(0, 5)]}
+    assert done(record) == [(A0, 0, 5)]
     assert DeltaTable(path).version() == 1
