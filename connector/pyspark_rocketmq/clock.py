@@ -151,8 +151,8 @@ def commit_with_retry(
 
     Args:
         what: Is to be stored, for the log.
-        attempt: Gets the error of the attempt before, None the first time.  An error leaves it unknown whether
-            the commit was stored (delta-rs#2279), so it must look for the commit before it makes another one.
+        attempt: Gets the error of the attempt before, None the first time.  An error leaves it unknown
+            whether the commit was stored (delta-rs#2279), so it must look for it before it commits again.
         pauses_s: Before each further attempt; when they are used up, the last error reaches the caller.
         sleep: How to wait.
         unknown: Errors after which to try again; all others reach the caller at once.

@@ -98,8 +98,6 @@ def test_batches_do_not_wait_for_it_nor_fail_with_it(
 
 
 @pytest.mark.parametrize("interval", ["0", "-3", "many", ""])
-def test_an_interval_that_is_none_is_delta_s_default(path: Path, interval: str) -> None:
-    configuration = {"delta.checkpointInterval": interval}
-
-    assert delta_table._number(configuration, "delta.checkpointInterval", 100) == 100
-    assert delta_table._number({}, "delta.checkpointInterval", 100) == 100
+def test_an_interval_that_is_none_is_delta_s_default(interval: str) -> None:
+    assert delta_table.checkpoint_interval({"delta.checkpointInterval": interval}) == 100
+    assert delta_table.checkpoint_interval({}) == 100

@@ -111,7 +111,7 @@ def test_killed_between_two_commits_each_row_is_in_each_sink_once(
     batch = sinks.begin(GROUP, {Q0: 0, Q1: 0})
     written = written_by(batch, rows(Q0, 0, 2, "paid"))
     with monkeypatch.context() as patched:
-        patched.setattr(batch._batches[1], "commit", _killed)  # type: ignore[attr-defined]
+        patched.setattr(batch.batches[1], "commit", _killed)  # type: ignore[attr-defined]
         with pytest.raises(SinkConflict):
             batch.commit(written, {Q0: 2})
     assert [stored_in(tmp_path / name).num_rows for name in ("all", "paid")] == [2, 0]

@@ -21,7 +21,7 @@ from pyspark_rocketmq.errors import SinkConflict
 from pyspark_rocketmq.sinks import delta_log
 from pyspark_rocketmq.sinks.delta_rules import commit_metadata
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
-from pyspark_rocketmq.sinks.restores import Stretch, look_back
+from pyspark_rocketmq.sinks.restores import SeenCommits, look_back
 from tests.helpers.sink_rows import GROUP, Q0, Q1, run_batch
 from tests.sinks.sink_conformance import SCHEMA, rows
 
@@ -75,7 +75,7 @@ class Member:
 
     def __init__(self, log: Log, group: str) -> None:
         self.log, self.group = log, group
-        self.seen = Stretch.empty(log.version)
+        self.seen = SeenCommits.empty(log.version)
 
     def look(self) -> int | None:
         self.seen = look_back(
@@ -247,12 +247,12 @@ def test_a_group_of_very_many_is_found_by_itself() -> None:
 )
 def test_invalid_versions_in_a_commit_are_ignored(seen: object) -> None:
     """H9: the commit is read like one of others."""
-    assert Stretch.seen_by(entry_of(5, "a", seen=seen)) is None
+    assert SeenCommits.seen_by(entry_of(5, "a", seen=seen)) is None
 
 
 @pytest.mark.parametrize("metadata", ["not json", "[1]", '{"consumerGroup": "a"}', '{"rocketmqCommit": "x"}'])
 def test_commits_of_others_are_no_group_s(metadata: str) -> None:
-    assert Stretch.of({**entry_of(5), "userMetadata": metadata}) == Stretch(5, 5)
+    assert SeenCommits.of({**entry_of(5), "userMetadata": metadata}) == SeenCommits(5, 5)
 
 
 # ------------------------------------------------------------------------------------------ in a table

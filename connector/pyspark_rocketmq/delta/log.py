@@ -69,7 +69,7 @@ class LogFiles:
         return fs.PyFileSystem(DeltaStorageHandler(self._table_uri))
 
     def readable_versions(self) -> range:
-        """The versions that can still be opened; empty without a table. delta-rs knows the newest one only."""
+        """The versions that can still be opened, none without a table; delta-rs tells the newest one only."""
         names = self._names()
         commits = sorted(_versions(_COMMIT, names))
         if not commits:
@@ -105,12 +105,12 @@ class LogFiles:
         return {"version": version}
 
     def commit_infos_below(self, version: int) -> Iterator[dict[str, Any]]:
-        """The same of the versions below ``version``, the newest first, until one is not in the log any more."""
+        """The same of all versions below, the newest first, until one is not in the log any more."""
         found = self._read_each(self.commit_info, range(version - 1, -1, -1))
         return (info for info in takewhile(lambda info: info is not None, found) if info is not None)
 
     def row_change_info(self, version: int) -> dict[str, Any] | None:
-        """As :meth:`commit_info`; None as well if the commit changed no rows, which delta-rs' history does not say."""
+        """As :meth:`commit_info`, but None if no rows were changed, which delta-rs' history does not tell."""
         try:
             actions = self._actions(_commit_path(version))
         except FileNotFoundError:
@@ -121,7 +121,7 @@ class LogFiles:
         return next((action["commitInfo"] for action in actions if "commitInfo" in action), None)
 
     def transactions(self, version: int, known: Transactions | None = None) -> Transactions:
-        """The transaction ids as of a version that the log still has; ``known`` are those of an earlier version.
+        """The transaction ids as of a version that the log still has; ``known`` are those of an earlier one.
 
         delta-rs tells them only one by one and by name, and goes through the log for each: 0.5 to 7 ms, where
         all together take 4 ms, and those of one more commit 0.05 ms.

@@ -1,4 +1,4 @@
-"""A Delta table through delta-rs: columns and features, queries, one handle per thread, upkeep beside commits.
+"""A Delta table through delta-rs: columns and features, queries, a handle per thread, upkeep.
 
 Names of features are those of the Delta protocol (``PROTOCOL.md``, "Valid Feature Names in Table Features").
 
@@ -32,8 +32,8 @@ STORAGE_ERRORS = (DeltaError, OSError)
 """What delta-rs raises when a table or its storage does not answer; storage errors are no ``DeltaError``."""
 
 ONLY_COMMIT: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-"""A commit does not wait for what :class:`UpkeepThread` does beside it: delta-rs would look for expired files of
-the log each time, which takes seconds in a log of 100,000."""
+"""A commit does not wait for what :class:`UpkeepThread` does: delta-rs would look for expired files each
+time, which takes seconds in a log of 100,000."""
 _CERTAINLY_KEPT_S: Final = 10.0
 """Nothing cleans up commits that are as young."""
 
@@ -174,7 +174,7 @@ def read_form(table: DeltaTable) -> TableForm:
 
 
 class TableHandle:
-    """A table at its newest version; for one thread, since a commit is checked against the version it stands at."""
+    """A table at its newest version; for one thread: a commit is checked against the version it stands at."""
 
     def __init__(self, table: DeltaTable, clock: Clock | None = None) -> None:
         self.table = table
@@ -200,7 +200,7 @@ class TableHandle:
     def may_have_newer(self) -> bool:
         """Whether there may be a newer commit, of a table that is still there.
 
-        On storage of other machines, and where the log may have been cleaned up since, only delta-rs can tell.
+        On storage of other machines, and where the log may have been cleaned up, only delta-rs can tell.
         """
         age_s = self._clock.monotonic_s() - self._looked_s
         if not self.log.is_local or age_s > _CERTAINLY_KEPT_S:
@@ -255,7 +255,7 @@ class HandlePerThread(Generic[HandleT]):
 
 
 class UpkeepThread:
-    """Sees to one table, at most once at a time in this process; what fails is logged and done by the next."""
+    """Looks after one table, once at a time in this process; what fails is logged, and done the next time."""
 
     def __init__(self, kind: str, table_uri: str) -> None:
         """``kind`` says what the table is, in one word, for the log and the thread's name."""

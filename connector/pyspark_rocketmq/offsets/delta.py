@@ -220,8 +220,8 @@ class DeltaOffsetStore(RowOffsetStore):
         except STORAGE_ERRORS as error:
             raise OffsetCommitConflict(
                 f"The {action} for group {consumer_group} could not be stored in {self._path} in "
-                f"{len(_PAUSES_S) + 1} tries; the last error was: {error} Check how many consumers write this "
-                "group and that the table can be written; the batch may be tried again."
+                f"{len(_PAUSES_S) + 1} tries; the last error was: {error} Check how many consumers write "
+                "this group and that the table can be written; the batch may be tried again."
             ) from error
 
     def _rows(self, table: DeltaTable, consumer_group: str) -> _Known:

@@ -1,64 +1,39 @@
-"""What a query needs of a place for its rows: the promise that makes rows arrive exactly once.
-
-A sink keeps a *watermark* per group and life of a queue, the next offset whose rows it does not have, and
-moves it in the transaction that adds rows.  A micro-batch goes through it in three steps: ``begin`` reads the
-watermarks, tasks write what is not below them, ``commit`` makes their work and the new watermarks visible
-together, or neither.  Whatever is killed, run again or run twice in between, each row is there once.
-
-Tasks get a :class:`RowWriter`, pickled; nothing that its module imports may load delta-rs, which does not
-survive a fork.
+"""What a query needs of a place for its rows, so that they arrive there exactly once.
 
 A replayed batch need not equal the first attempt: a listener may fail the second time, or get farther. So a
-batch id cannot tell what the sink holds; only a position per queue can. The sink keeps that position, the
-*watermark*, in the same transaction as the rows, and every commit goes through three steps:
+batch id cannot tell what a sink holds; only a position per queue can.  A sink keeps that position, the
+*watermark*, which is the next offset whose rows it does not have, in the same transaction as the rows. A
+micro-batch goes through it in three steps:
 
-1. read the watermarks the sink holds;
-2. drop rows whose ``queueOffset`` is below their queue's watermark: an earlier attempt wrote them;
-3. commit the remaining rows and the watermarks that grow, together.
+1. ``begin`` reads the watermarks;
+2. tasks write the rows that are not below their queue's watermark: an earlier attempt wrote the others;
+3. ``commit`` makes the rows and the watermarks that grow visible together, or neither.
 
-Whatever was acknowledged, replayed or lost in between, the sink then holds the rows of exactly the messages
-below its watermark. Offsets are committed after that, so the offset store is never ahead of the sink.
+Whatever was killed, replayed or run twice in between, the sink then holds the rows of exactly the messages
+below its watermarks. Offsets are committed after that, so the offset store is never ahead of the sink.
 
 A watermark speaks of one *life* of its queue. Where offsets begin again, because a topic was deleted and made
 anew or a broker lost the end of its log, other messages come under offsets that were there before: that is
-the next life, which has a watermark of its own and begins without one, so that all its rows are written.
+the next life, which begins without a watermark.
+
+Tasks get a :class:`RowWriter`, pickled; nothing that its module imports may load delta-rs, which does not
+survive a fork.
 """
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_rocketmq.errors import SchemaError
+from pyspark_rocketmq.errors import OffsetError, SchemaError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.standing import SinkStanding
 
 POSITION_COLUMNS = ("topic", "brokerName", "queueId", "queueOffset")
-
-
-_WRITING = pa.ipc.IpcWriteOptions(compression="zstd")
-
-
-def rows_to_text(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> str:
-    """The rows of ``batches``, all of ``schema``."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema, options=_WRITING) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return b64encode(sink.getvalue()).decode("ascii")
-
-
-def text_to_rows(text: str) -> pa.Table:
-    """The reverse, with the schema it was written with."""
-    with pa.ipc.open_stream(b64decode(text)) as reader:
-        return reader.read_all()
-
-
-_QUEUE_COLUMNS = ("topic", "brokerName", "queueId")
+_QUEUE_COLUMNS = POSITION_COLUMNS[:3]
 
 
 def drop_committed(batch: pa.RecordBatch, watermarks: Mapping[MessageQueue, int]) -> pa.RecordBatch:
@@ -78,15 +53,11 @@ def drop_committed(batch: pa.RecordBatch, watermarks: Mapping[MessageQueue, int]
                 "this batch. Output rows must carry the position of the message that produced them."
             )
         if lowest_offset < watermarks[queue]:
-            batch = batch.filter(pc.invert(_is_below(batch, queue, watermarks[queue])))
+            is_below = pc.less(batch.column("queueOffset"), watermarks[queue])
+            for name, value in zip(_QUEUE_COLUMNS, queue, strict=True):
+                is_below = pc.and_(is_below, pc.equal(batch.column(name), value))
+            batch = batch.filter(pc.invert(is_below))
     return batch
-
-
-def _is_below(batch: pa.RecordBatch, queue: MessageQueue, watermark: int) -> pa.Array:
-    mask = pc.less(batch.column("queueOffset"), watermark)
-    for name, value in zip(_QUEUE_COLUMNS, queue, strict=True):
-        mask = pc.and_(mask, pc.equal(batch.column(name), value))
-    return mask
 
 
 class Life(NamedTuple):
@@ -128,6 +99,34 @@ def advance(stored: Mapping[MessageQueue, int], acked: Mapping[MessageQueue, int
     return {queue: next_offset for queue, next_offset in acked.items() if next_offset > stored.get(queue, 0)}
 
 
+def moved_by(
+    watermarks: Mapping[MessageQueue, int],
+    acked: Mapping[MessageQueue, int],
+    *,
+    rows: int,
+    consumer_group: str,
+    place: str,
+) -> dict[MessageQueue, int]:
+    """The watermarks that a batch with so many rows moves; see :func:`advance`.
+
+    Raises:
+        OffsetError: If a queue was not named to ``begin``, or if there are rows although no queue grew.
+    """
+    unknown = [str(queue) for queue in acked if queue not in watermarks]
+    if unknown:
+        raise OffsetError(
+            f"{'; '.join(unknown)}: acknowledged, but not named when the batch began, so what {place} holds "
+            "of it is not known. Nothing was added. Name every queue at the beginning."
+        )
+    grown = advance(watermarks, acked)
+    if rows and not grown:
+        raise OffsetError(
+            f"Group {consumer_group}: {rows} rows for {place} come without progress of any queue. Nothing "
+            "was added. Rows of messages that were not acknowledged must not be written."
+        )
+    return grown
+
+
 class Written(Protocol):
     """What a task has written, on its way to the driver."""
 
@@ -140,7 +139,7 @@ class Writing(Protocol):
     """One task's writing."""
 
     def add(self, rows: pa.RecordBatch) -> int:
-        """Take rows of the listener in their order; how many of them were left out, for the sink has them."""
+        """Take rows of the listener in their order; how many of them the sink has already."""
         ...
 
     def finish(self) -> Sequence[Written]:
@@ -194,10 +193,7 @@ class Sink(Protocol):
 
     @property
     def place(self) -> Hashable:
-        """Where its watermarks are: two sinks of one place cannot serve one query.
-
-        Known for sure when it is prepared.
-        """
+        """Where its watermarks are, for sure once prepared: two sinks of one place cannot serve one query."""
         ...
 
     def prepare(self, schema: pa.Schema) -> None:
@@ -209,11 +205,7 @@ class Sink(Protocol):
         ...
 
     def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> Sequence[SinkStanding]:
-        """How far it has come in these lives of queues; makes nothing, and may come before ``prepare``.
-
-        One, or of several sinks in one each of them. What they lack of the group's offsets is found out by
-        :mod:`~pyspark_rocketmq.sinks.standing`, before a query starts and before each batch.
-        """
+        """How far each sink in this one has come in these lives of queues; may come before ``prepare``."""
         ...
 
     def watermarks(self, consumer_group: str) -> Mapping[Life, int]:
@@ -223,7 +215,6 @@ class Sink(Protocol):
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
         """Begin a micro-batch of no other than these queues, each in the life of this generation.
 
-        A generation grows where a queue's offsets begin again. The sink has nothing
-        of a life whose rows it never got, whatever it has of the one before it.
+        The sink has nothing of a life whose rows it never got, whatever it has of the one before it.
         """
         ...

@@ -15,9 +15,9 @@ looked.
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,21 +25,11 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_rocketmq.clock import commit_with_retry
-from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, SinkMoved
+from pyspark_rocketmq.errors import OptionError, SinkConflict, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.base import (
-    Life,
-    RowWriter,
-    Writing,
-    advance,
-    drop_committed,
-    rows_to_text,
-    text_to_rows,
-)
+from pyspark_rocketmq.sinks.base import Life, RowWriter, Writing, drop_committed, moved_by
 from pyspark_rocketmq.sinks.database_watermarks import PAUSES_S, Connection, Watermark, WatermarkTable
 from pyspark_rocketmq.sinks.standing import SinkStanding
-
-logger = logging.getLogger(__name__)
 
 WriteRows = Callable[[Any, pa.Table], None]
 """Writes rows through a cursor and neither commits nor rolls back; may be called again after an error."""
@@ -131,15 +121,13 @@ class DatabaseSink:
             queue: _known_to(consumer_group, queue, stored.watermarks.get(queue, Watermark()), generation)
             for queue, generation in queues.items()
         }
-        collector = RowCollector(self._schema, known)
-        standing = self._standing(self.table.identity, stored.watermarks, queues)
         return DatabaseBatch(
-            self,
-            consumer_group,
-            collector,
-            stored.watermarks,
+            sink=self,
+            consumer_group=consumer_group,
+            writer=RowCollector(self._schema, known),
+            stored=stored.watermarks,
             generations=dict(queues),
-            standing=standing,
+            standings=(self._standing(self.table.identity, stored.watermarks, queues),),
         )
 
     def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:
@@ -154,10 +142,10 @@ class DatabaseSink:
         stored: Mapping[MessageQueue, Watermark],
         queues: Mapping[MessageQueue, int],
     ) -> SinkStanding:
-        found = {queue: stored[queue] for queue in queues if queue in stored}
         watermarks = {
-            queue: watermark.next_offset if watermark.generation >= queues[queue] else 0
-            for queue, watermark in found.items()
+            queue: stored[queue].next_offset if stored[queue].generation >= generation else 0
+            for queue, generation in queues.items()
+            if queue in stored
         }
         return SinkStanding(f"database table {self.table.name}", identity, watermarks)
 
@@ -167,30 +155,22 @@ class DatabaseSink:
         return {Life(queue, each.generation): each.next_offset for queue, each in stored.items()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseBatch:
     """One micro-batch on its way into the database; made by :meth:`DatabaseSink.begin`."""
 
-    def __init__(
-        self,
-        sink: DatabaseSink,
-        consumer_group: str,
-        writer: RowCollector,
-        stored: Mapping[MessageQueue, Watermark],
-        *,
-        generations: Mapping[MessageQueue, int],
-        standing: SinkStanding,
-    ) -> None:
-        self._generations = generations
-        self.standings = (standing,)
-        """See ``SinkBatch.standings``."""
-        self._sink = sink
-        self._group = consumer_group
-        self._writer = writer
-        self._stored = stored
+    sink: DatabaseSink
+    consumer_group: str
+    writer: RowCollector
+    stored: Mapping[MessageQueue, Watermark]
+    """As they were when the batch began."""
+    generations: Mapping[MessageQueue, int]
+    standings: tuple[SinkStanding, ...]
+    """See ``SinkBatch.standings``."""
 
     def task_writer(self) -> RowWriter:
         """What tasks gather the batch's rows with."""
-        return self._writer
+        return self.writer
 
     def commit(self, written: Sequence[CollectedRows], acked: Mapping[MessageQueue, int]) -> None:
         """Write the rows and move the watermarks in one transaction.
@@ -202,20 +182,16 @@ class DatabaseBatch:
                 that function committed by itself.
             OffsetError: If a queue was not named to ``begin``, or there are rows although no queue grew.
         """
-        unknown = [str(queue) for queue in acked if queue not in self._writer.watermarks]
-        if unknown:
-            raise OffsetError(f"{'; '.join(unknown)}: acknowledged, but not named when the batch began.")
-        grown = advance(self._writer.watermarks, acked)
-        if not grown:
-            if written:
-                raise OffsetError(
-                    f"Group {self._group}: {sum(len(each.table()) for each in written)} rows come without "
-                    "progress of any queue. Nothing "
-                    "was added. Rows of messages that were not acknowledged must not be written."
-                )
-            return
-        rows = pa.concat_tables([self._writer.schema.empty_table(), *(each.table() for each in written)])
-        self._commit(rows, grown)
+        rows = pa.concat_tables([self.writer.schema.empty_table(), *(each.table() for each in written)])
+        grown = moved_by(
+            self.writer.watermarks,
+            acked,
+            rows=len(rows),
+            consumer_group=self.consumer_group,
+            place=f"database table {self.sink.table.name}",
+        )
+        if grown:
+            self._commit(rows, grown)
 
     def _commit(self, rows: pa.Table, grown: Mapping[MessageQueue, int]) -> None:
         attempt_id = str(uuid.uuid4())
@@ -226,10 +202,10 @@ class DatabaseBatch:
 
         try:
             commit_with_retry(
-                f"database transaction of group {self._group}",
+                f"database transaction of group {self.consumer_group}",
                 attempt,
                 PAUSES_S,
-                self._sink.sleep,
+                self.sink.sleep,
                 unknown=Exception,
                 refused=SinkConflict,
             )
@@ -237,20 +213,20 @@ class DatabaseBatch:
             raise
         except Exception as error:
             raise SinkConflict(
-                f"{len(rows)} rows of group {self._group} could not be written into the database in "
+                f"{len(rows)} rows of group {self.consumer_group} could not be written into the database in "
                 f"{len(PAUSES_S) + 1} tries; the last error was: {type(error).__name__}: {error}. The batch "
                 "may run again: rows that are there by then are left out."
             ) from error
 
     def _write(self, rows: pa.Table, grown: Mapping[MessageQueue, int], attempt: str) -> None:
-        table = self._sink.table
+        table = self.sink.table
         with table.transaction() as cursor:
             if len(rows):
-                with table.open_attempt(cursor, self._group, attempt):
-                    self._sink.write(cursor, rows)
+                with table.open_attempt(cursor, self.consumer_group, attempt):
+                    self.sink.write(cursor, rows)
             for queue, next_offset in sorted(grown.items()):
-                new = Watermark(next_offset, self._generations[queue], attempt)
-                if not table.move(cursor, self._group, queue, self._stored.get(queue), new):
+                new = Watermark(next_offset, self.generations[queue], attempt)
+                if not table.move(cursor, self.consumer_group, queue, self.stored.get(queue), new):
                     raise self._moved(queue)
 
     def _is_done(self, grown: Mapping[MessageQueue, int], attempt: str) -> bool:
@@ -260,23 +236,23 @@ class DatabaseBatch:
             SinkMoved: If somebody else has been there.
             SinkConflict: If it was committed before it was at its end.
         """
-        found = self._sink.table.read(self._group)
+        found = self.sink.table.read(self.consumer_group)
         if attempt in found.open_attempts:
-            since = {queue: self._writer.watermarks[queue] for queue in grown}
-            raise _committed_by_itself(self._sink.table, self._group, "this batch", since)
+            since = {queue: self.writer.watermarks[queue] for queue in grown}
+            raise _committed_by_itself(self.sink.table, self.consumer_group, "this batch", since)
         now = {queue: found.watermarks.get(queue) for queue in grown}
         if any(watermark is not None and watermark.attempt == attempt for watermark in now.values()):
             return True
         for queue, watermark in now.items():
-            if watermark != self._stored.get(queue):
+            if watermark != self.stored.get(queue):
                 raise self._moved(queue)
         return False
 
     def _moved(self, queue: MessageQueue) -> SinkMoved:
         return SinkMoved(
-            f"Another consumer of group {self._group} wrote rows of {queue} into the database while this "
-            "batch ran. "
-            "Nothing of this batch was added. If it happens often, two queries own the same queues."
+            f"Another consumer of group {self.consumer_group} wrote rows of {queue} into the database while "
+            "this batch ran. Nothing of this batch was added. If it happens often, two queries own the same "
+            "queues."
         )
 
 
@@ -310,7 +286,16 @@ class CollectedRows:
     """A task's rows on their way to the driver."""
 
     rows: str
-    """As ``sinks.base`` writes them."""
+    """An Arrow stream in base64."""
+
+    @classmethod
+    def of(cls, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> CollectedRows:
+        """Those of ``batches``, all of ``schema``."""
+        stream = pa.BufferOutputStream()
+        with pa.ipc.new_stream(stream, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        return cls(rows=b64encode(stream.getvalue()).decode("ascii"))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name."""
@@ -318,7 +303,8 @@ class CollectedRows:
 
     def table(self) -> pa.Table:
         """The rows."""
-        return text_to_rows(self.rows)
+        with pa.ipc.open_stream(b64decode(self.rows)) as reader:
+            return reader.read_all()
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,9 +335,7 @@ class _Collecting:
         return int(rows.num_rows - new.num_rows)
 
     def finish(self) -> list[CollectedRows]:
-        if not self._batches:
-            return []
-        return [CollectedRows(rows=rows_to_text(self._batches, self._collector.schema))]
+        return [CollectedRows.of(self._batches, self._collector.schema)] if self._batches else []
 
     def abandon(self) -> None:
         self._batches.clear()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
@@ -74,12 +74,7 @@ class Stored(NamedTuple):
 class WatermarkTable:
     """The table, reached by a new connection for each transaction."""
 
-    def __init__(
-        self,
-        connect: Callable[[], Connection],
-        name: str,
-        placeholder: str,
-    ) -> None:
+    def __init__(self, connect: Callable[[], Connection], name: str, placeholder: str) -> None:
         """Name it; ``placeholder`` is how the driver writes parameters in SQL."""
         self._connect = connect
         self.name = name
@@ -94,8 +89,7 @@ class WatermarkTable:
         Raises:
             OptionError: If it cannot be made or has another form, or if connections commit by themselves.
         """
-        with closing(self._connect()):
-            """Who cannot connect gets the driver's own error."""
+        self._check_connects()
 
         def attempt(_: Exception | None) -> None:
             self._bring_into_form()
@@ -117,12 +111,8 @@ class WatermarkTable:
             raise OptionError((problem,), where="database sink") from error
 
     def stored_identity(self) -> str | None:
-        """The identity of the existing table; None if it cannot be read or was never prepared.
-
-        Who cannot connect gets the driver's own error.
-        """
-        with closing(self._connect()):
-            pass
+        """The identity of the existing table; None if it cannot be read or was never prepared."""
+        self._check_connects()
         if self._reading_fails(*_COLUMNS) is not None:
             return None
         return next(iter(self.read("").open_attempts), None)
@@ -131,21 +121,17 @@ class WatermarkTable:
         """What it has of the group."""
         with self.transaction() as cursor:
             cursor.execute(self._sql.select, (consumer_group,))
-            # A database may take small and capital letters for one: another group's rows say nothing of this
-            # one's.
-            found = [
-                row for each in cursor.fetchall() if (row := _Row(*each)).consumer_group == consumer_group
-            ]
-        return Stored(
-            {
-                MessageQueue(row.topic, row.broker_name, int(row.queue_id)): Watermark(
-                    int(row.next_offset), int(row.generation), row.attempt
-                )
-                for row in found
-                if row.topic
-            },
-            [row.attempt for row in found if not row.topic],
-        )
+            rows = [_Row(*each) for each in cursor.fetchall()]
+        # A database may take small and capital letters for one: leave out rows of another group.
+        found = [row for row in rows if row.consumer_group == consumer_group]
+        watermarks = {
+            MessageQueue(row.topic, row.broker_name, int(row.queue_id)): Watermark(
+                int(row.next_offset), int(row.generation), row.attempt
+            )
+            for row in found
+            if row.topic
+        }
+        return Stored(watermarks, [row.attempt for row in found if not row.topic])
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
@@ -164,8 +150,7 @@ class WatermarkTable:
     def open_attempt(self, cursor: Any, consumer_group: str, attempt: str) -> Iterator[None]:
         """Find out whether the block ends the cursor's transaction.
 
-        An error follows if it did. If it committed, the attempt is among ``Stored.open_attempts`` from then
-        on.
+        If it committed, the attempt is among ``Stored.open_attempts`` from then on.
 
         Raises:
             RuntimeError: If the transaction is no more what it was when the block began.
@@ -178,22 +163,17 @@ class WatermarkTable:
         except Exception as error:
             raise RuntimeError(
                 "the savepoint set before write(cursor, rows) was called cannot be released after it: "
-                f"{error} "
-                "The function must neither commit nor roll back, nor go on after an error of the database"
+                f"{error} The function must neither commit nor roll back, nor go on after an error of the "
+                "database"
             ) from error
         cursor.execute(self._sql.delete_one, (consumer_group, "", attempt, 0))
 
     def move(
-        self,
-        cursor: Any,
-        consumer_group: str,
-        queue: MessageQueue,
-        old: Watermark | None,
-        new: Watermark,
+        self, cursor: Any, consumer_group: str, queue: MessageQueue, old: Watermark | None, new: Watermark
     ) -> bool:
-        """Move a watermark on; False if it is no more what it was. With ``old`` None it is new.
+        """Move a watermark on from ``old``, None for none; False if it is no more what it was.
 
-        Who comes second with a new one violates the primary key, and finds the other's when it tries again.
+        Who inserts second violates the primary key, and finds the other's watermark when it tries again.
         """
         key = (consumer_group, queue.topic, queue.broker_name, queue.queue_id)
         if old is None:
@@ -205,6 +185,10 @@ class WatermarkTable:
     def forget_attempts_statement(self, consumer_group: str) -> str:
         """The statement by which an operator says that rows of open attempts were seen to."""
         return self._sql.forget_attempts(consumer_group)
+
+    def _check_connects(self) -> None:
+        """Raises the driver's own error if no connection can be made."""
+        self._connect().close()
 
     def _bring_into_form(self) -> None:
         if self._reading_fails(*_COLUMNS) is None:
@@ -221,7 +205,7 @@ class WatermarkTable:
     def _reading_fails(self, *columns: str) -> Exception | None:
         try:
             with self.transaction() as cursor:
-                cursor.execute(f"SELECT {', '.join(columns)} FROM {self.name} WHERE queue_id = 0 AND 1 = 0")  # noqa: S608 - plain names
+                cursor.execute(self._sql.select_nothing(columns))
                 cursor.fetchall()
         except Exception as error:  # noqa: BLE001 - told when the table cannot be made either
             return error
@@ -302,15 +286,13 @@ class WatermarkTable:
         raise OptionError((problem,), where="database sink")
 
     def _remove_what_stayed(self, probe: _Row) -> bool:
-        groups = [(probe.consumer_group,), (_others(probe)["consumer_group"],)]
+        stayed = False
         with self.transaction() as cursor:
-            stayed = False
-            for group in groups:
-                cursor.execute(self._sql.select, group)
-                stayed = stayed or bool(cursor.fetchall())
-            if stayed:
-                for group in groups:
-                    cursor.execute(self._sql.delete_group, group)
+            for group in (probe.consumer_group, _others(probe)["consumer_group"]):
+                cursor.execute(self._sql.select, (group,))
+                if cursor.fetchall():
+                    stayed = True
+                    cursor.execute(self._sql.delete_group, (group,))
         return stayed
 
     def _identify(self) -> str:
@@ -338,10 +320,10 @@ def _probe(unique: str) -> _Row:
 
 def _others(probe: _Row) -> dict[str, Any]:
     """Of each column of the key a value that another row may have."""
-    values: list[Any] = [getattr(probe, name) for name in _KEY]
+    values: tuple[Any, ...] = probe  # The columns of the key come first.
     return {
         name: value - 1 if isinstance(value, int) else f"{value[:-1]}o"
-        for name, value in zip(_KEY, values, strict=True)
+        for name, value in zip(_KEY, values, strict=False)
     }
 
 
@@ -363,14 +345,19 @@ class _Statements:
             + ", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())
             + f", PRIMARY KEY ({', '.join(_KEY)}))"
         )
-        self.select = f"SELECT {columns} FROM {table} WHERE consumer_group = {mark}"  # noqa: S608 - plain names
+        self.select = f"SELECT {columns} FROM {table} WHERE consumer_group = {mark}"  # noqa: S608
         self.update = (
             f"UPDATE {table} SET {', '.join(f'{name} = {mark}' for name in values)} "  # noqa: S608
             f"WHERE {key} AND {' AND '.join(f'{name} = {mark}' for name in values)}"
         )
-        self.insert = f"INSERT INTO {table} ({columns}) VALUES ({', '.join([mark] * len(_COLUMNS))})"  # noqa: S608
+        marks = ", ".join([mark] * len(_COLUMNS))
+        self.insert = f"INSERT INTO {table} ({columns}) VALUES ({marks})"  # noqa: S608
         self.delete_one = f"DELETE FROM {table} WHERE {key}"  # noqa: S608
         self.delete_group = f"DELETE FROM {table} WHERE consumer_group = {mark}"  # noqa: S608
+
+    def select_nothing(self, columns: Iterable[str]) -> str:
+        """Fails where one of these columns cannot be read."""
+        return f"SELECT {', '.join(columns)} FROM {self._table} WHERE queue_id = 0 AND 1 = 0"  # noqa: S608
 
     def add_column(self, name: str) -> str:
         """Give an older table this column."""
@@ -378,4 +365,5 @@ class _Statements:
 
     def forget_attempts(self, consumer_group: str) -> str:
         """To be run by hand."""
-        return f"DELETE FROM {self._table} WHERE consumer_group = '{consumer_group}' AND topic = ''"  # noqa: S608
+        where = f"consumer_group = '{consumer_group}' AND topic = ''"
+        return f"DELETE FROM {self._table} WHERE {where}"  # noqa: S608

@@ -3,14 +3,8 @@
 Nobody sees a file before the driver commits it. Files of failed or repeated attempts are never committed and
 go with VACUUM.
 
-Rule 1: no delta-rs here. Task processes are forked, and delta-rs must not be in a process that forks.
-Rule 2: rows below their queue's watermark are in the table already and are dropped before they are written:
-that is what makes a replay harmless.
-
-File statistics as Delta's log wants them: row count, null counts, least and greatest values by column.
-
-Readers skip files by them, so a bound may be loose but never wrong: where an exact bound cannot be written
-(NaN, infinity, cut-off text, dates beyond year 9999) a looser one or none is.
+Tasks write files and their statistics themselves: their processes are forked, and delta-rs must not be in a
+process that forks.
 
 Source: ``PROTOCOL.md``, "Per-file Statistics"; string truncation as delta-spark's ``StatisticsCollection``.
 """
@@ -20,6 +14,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import date, datetime, timedelta
 from hashlib import blake2b
@@ -34,7 +29,7 @@ from pyarrow import fs
 from pyspark_rocketmq.delta.storage import filesystem_of
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.base import drop_committed
+from pyspark_rocketmq.sinks.base import POSITION_COLUMNS, drop_committed
 
 _INDEXED_COLUMNS = 32
 """Delta's default of ``delta.dataSkippingNumIndexedCols``."""
@@ -46,24 +41,24 @@ _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - only ever added to; the zone is 
 
 
 class FileStatistics:
-    """Collects the statistics of one file while its batches are written."""
+    """Collects the row count, null counts and bounds of one file while its batches are written.
+
+    Readers skip files by them, so a bound may be loose but never wrong: where an exact bound cannot be
+    written (NaN, infinity, cut-off text, dates beyond year 9999) a looser one or none is.
+    """
 
     def __init__(self, schema: pa.Schema) -> None:
         indexed = [field for field in list(schema)[:_INDEXED_COLUMNS] if not pa.types.is_nested(field.type)]
         self._types = {field.name: field.type for field in indexed}
-        self._num_records = 0
+        self.num_records = 0
+        """Rows seen so far."""
         self._null_counts = dict.fromkeys(self._types, 0)
         self._bounds: dict[str, tuple[Any, Any]] = {}
         self._unbounded = {name for name, type_ in self._types.items() if not _has_bounds(type_)}
 
-    @property
-    def num_records(self) -> int:
-        """Rows seen so far."""
-        return self._num_records
-
     def add(self, batch: pa.RecordBatch) -> None:
         """Take the rows of one batch into account."""
-        self._num_records += batch.num_rows
+        self.num_records += batch.num_rows
         for name in self._types:
             column = batch.column(name)
             self._null_counts[name] += column.null_count
@@ -75,7 +70,7 @@ class FileStatistics:
         texts = {name: _bound_values(self._types[name], *bounds) for name, bounds in self._bounds.items()}
         return json.dumps(
             {
-                "numRecords": self._num_records,
+                "numRecords": self.num_records,
                 "minValues": {name: low for name, (low, _) in texts.items() if low is not None},
                 "maxValues": {name: high for name, (_, high) in texts.items() if high is not None},
                 "nullCount": self._null_counts,
@@ -96,14 +91,9 @@ class FileStatistics:
 
 
 def _has_bounds(type_: pa.DataType) -> bool:
-    is_kind = (
-        pa.types.is_integer,
-        pa.types.is_floating,
-        pa.types.is_string,
-        pa.types.is_timestamp,
-        pa.types.is_date32,
-    )
-    return any(is_this(type_) for is_this in is_kind)
+    types = pa.types
+    kinds = (types.is_integer, types.is_floating, types.is_string, types.is_timestamp, types.is_date32)
+    return any(is_kind(type_) for is_kind in kinds)
 
 
 def _min_max(column: pa.Array) -> tuple[Any, Any]:
@@ -163,8 +153,6 @@ NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """Names the folder of rows without a value."""
 _LONGEST_NAME = 255
 """Bytes of a folder's name that file systems take."""
-_POSITION_COLUMNS = ("topic", "brokerName", "queueId", "queueOffset")
-
 PartitionValues = tuple[str | None, ...]
 """Text of each partition column, in their order; None for null."""
 
@@ -205,7 +193,7 @@ class TaskWriter:
     max_file_rows: int = 1_000_000
 
     def open(self) -> FileSet:
-        """See ``RowWriter.open``; the files are removed again when it is abandoned."""
+        """See ``RowWriter.open``."""
         return FileSet(self)
 
     def written(self, facts: Mapping[str, Any]) -> WrittenFile:
@@ -231,7 +219,7 @@ def _conform(batch: pa.RecordBatch, schema: pa.Schema, *, fills_missing: bool) -
 
 
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
-    if column.null_count and (not field.nullable or field.name in _POSITION_COLUMNS):
+    if column.null_count and (not field.nullable or field.name in POSITION_COLUMNS):
         raise SchemaError(
             f"Column {field.name} of the output rows has {column.null_count} nulls and may have none."
         )
@@ -256,11 +244,9 @@ def _split(
         yield (), batch
         return
     columns = {name: _partition_text(batch.column(name)) for name in partition_by}
-    texts = pa.table(columns)
     data = batch.drop_columns(list(partition_by))
-    for values in zip(
-        *(c.to_pylist() for c in texts.group_by(list(partition_by)).aggregate([]).columns), strict=True
-    ):
+    combinations = pa.table(columns).group_by(list(partition_by)).aggregate([])
+    for values in zip(*(column.to_pylist() for column in combinations.columns), strict=True):
         mask = None
         for name, value in zip(partition_by, values, strict=True):
             is_value = pc.is_null(columns[name]) if value is None else pc.equal(columns[name], value)
@@ -302,7 +288,7 @@ class FileSet:
         self._finished: list[WrittenFile] = []
 
     def add(self, rows: pa.RecordBatch) -> int:
-        """Write the rows that the table lacks, in order within a partition; how many it has.
+        """See ``Writing.add``; rows keep their order within a partition.
 
         Raises:
             SchemaError: If they do not fit the table's columns or a row lacks its message's position.
@@ -333,15 +319,13 @@ class FileSet:
         return self._finished
 
     def abandon(self) -> None:
-        """Remove all files, as far as that is possible: what stays is no worse than after a kill."""
+        """See ``Writing.abandon``: the files are removed."""
         for file in self._open.values():
             file.close_quietly()
         paths = [file.path for file in self._open.values()] + [file.path for file in self._finished]
         for path in paths:
-            try:
+            with suppress(OSError):
                 self._filesystem.delete_file(f"{self._folder}/{path}")
-            except OSError:
-                continue
 
     def _file_of(self, values: PartitionValues) -> _GrowingFile:
         file = self._open.get(values)
@@ -415,10 +399,8 @@ class _GrowingFile:
     def close_quietly(self) -> None:
         """Let go of a file that nobody will read."""
         for closeable in (self._parquet, self._stream):
-            try:
+            with suppress(OSError, pa.ArrowException):
                 closeable.close()
-            except (OSError, pa.ArrowException):
-                continue
 
     def write_row_group(self) -> None:
         """Write the rows that are there as one."""

@@ -1,7 +1,7 @@
 """A sink table's log as one thread of the driver sees it: watermarks, RESTOREs, commits, merges.
 
-The rows of a batch to be merged pass through the driver, for delta-rs merges there: made for micro-batches, not
-for a backfill of millions at once.
+Rows to be merged pass through the driver, for delta-rs merges there: made for micro-batches, not for a
+backfill of millions at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 
 from pyspark_rocketmq.delta.log import Transactions
 from pyspark_rocketmq.delta.storage import filesystem_of
@@ -28,7 +28,7 @@ from pyspark_rocketmq.delta.table import ONLY_COMMIT, TableForm, TableHandle, re
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.sinks.delta_files import NULL_PARTITION, WrittenFile, is_folder_name
 from pyspark_rocketmq.sinks.delta_rules import commit_metadata, is_commit_of, restored_to
-from pyspark_rocketmq.sinks.restores import Stretch, look_back
+from pyspark_rocketmq.sinks.restores import SeenCommits, look_back
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _ROW = "__row"
 
 
 def newest_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The last row of each key: of one queue the one of the highest queue offset, and of a message the one emitted last.
+    """The newest row of each key: of the highest queue offset, and of one message the one emitted last.
 
     Messages of one key belong into one queue; between queues there is no order, and the one that sorts last
     wins. A key with a null in it is equal to none, so all its rows stay.
@@ -57,10 +57,10 @@ def newest_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 
 def with_blanks(rows: pa.Table, columns: Iterable[str]) -> tuple[pa.Table, list[str]]:
-    """The rows with "" where one of these partition columns has a text that the table keeps as null; columns that have such.
+    """The rows with "" for texts that the table keeps as null in partition columns; those columns.
 
-    Delta has no empty text as a partition's value, and delta-rs none that is the name of the folder of rows
-    without one.
+    Delta has no empty text as a partition's value, and delta-rs none that names the folder of rows without
+    one.
     """
     blank = []
     for name in columns:
@@ -86,10 +86,8 @@ def check_folders(rows: pa.Table, partition_by: Iterable[str]) -> None:
             if value is not None and not is_folder_name(f"{name}={quote(value, safe='')}"):
                 raise SchemaError(
                     f"A row has {value[:40]!r}… ({len(value)} characters) in partition column {name!r}, "
-                    "which is too long for the name "
-                    "of a folder: local file systems take 255 bytes, URL-encoded. A merge cannot write it; "
-                    "partition the table by "
-                    "another column, or shorten the value."
+                    "which is too long for the name of a folder: local file systems take 255 bytes, "
+                    "URL-encoded. A merge cannot write it; partition the table by another column, or shorten the value."
                 )
 
 
@@ -112,27 +110,6 @@ def quoted(name: str) -> str:
     return f'"{escaped}"'
 
 
-def read_rows(
-    files: Iterable[WrittenFile], schema: pa.Schema, filesystem: pafs.FileSystem, folder: str
-) -> pa.Table:
-    """The rows of files without partitions, with the columns of ``schema``."""
-    stored = [
-        pq.read_table(f"{folder}/{file.path}", filesystem=filesystem, partitioning=None) for file in files
-    ]
-    return pa.concat_tables(
-        [schema.empty_table(), *(table.select(schema.names).cast(schema) for table in stored)]
-    )
-
-
-def remove_files(files: Iterable[WrittenFile], filesystem: pafs.FileSystem, folder: str) -> None:
-    """Remove what tasks wrote and the table does not have; VACUUM finds what cannot be removed now."""
-    for file in files:
-        try:
-            filesystem.delete_file(f"{folder}/{file.path}")
-        except OSError:
-            logger.info("file of a merged batch left for VACUUM path=%s", file.path, exc_info=True)
-
-
 _SOURCE, _TARGET = "source", "target"
 
 
@@ -144,7 +121,7 @@ class TableLog(TableHandle):
         self._filesystem, self._folder = filesystem_of(table.table_uri)
         self._transactions: Transactions | None = None
         """As of the last time they were asked for, or this object committed."""
-        self._seen = Stretch.empty(self.version)
+        self._seen = SeenCommits.empty(self.version)
         """What of the log was looked at."""
         self._newest_commits: dict[str, Mapping[str, Any]] = {}
         """By group: what its newest commit says, as of the last look."""
@@ -155,14 +132,13 @@ class TableLog(TableHandle):
         return str(self.table.metadata().id)
 
     def unseen(self, files: Sequence[WrittenFile]) -> list[str]:
-        """What of ``files`` is not in the table's folder, or not as long as its task said, as this machine sees it."""
+        """Which of ``files`` this machine does not see in the table's folder, or with another size."""
         found = self._filesystem.get_file_info([f"{self._folder}/{file.path}" for file in files])
-        pairs = zip(files, found, strict=True)
         return [
-            f"{file.path} ({'not there' if info.size is None else f'{info.size} bytes'} instead of "
-            f"{file.size} bytes)"
-            for file, info in pairs
-            if info.size != file.size
+            f"{file.path} ({'not there' if seen.size is None else f'{seen.size} bytes'} "
+            f"instead of {file.size} bytes)"
+            for file, seen in zip(files, found, strict=True)
+            if seen.size != file.size
         ]
 
     @property
@@ -173,11 +149,6 @@ class TableLog(TableHandle):
     def form(self) -> TableForm:
         """Columns, properties and features."""
         return read_form(self.table)
-
-    @property
-    def configuration(self) -> Mapping[str, str]:
-        """The table's properties."""
-        return dict(self.table.metadata().configuration)
 
     def all_transactions(self) -> Mapping[str, int]:
         """Every transaction id of the table with its version; raises as :meth:`LogFiles.transactions`."""
@@ -215,10 +186,7 @@ class TableLog(TableHandle):
         return version
 
     def restored_since_last_commit(self, consumer_group: str) -> int | None:
-        """Return the version of a RESTORE after the group's last commit; None when there was none.
-
-        Commits that are not in the log any more count as before all others.
-        """
+        """The version of a RESTORE after the group's last commit that the log has; None without one."""
         return self._look_back(lambda seen: seen.tells_of(consumer_group)).restored_since(consumer_group)
 
     def newest_commit(self, consumer_group: str) -> Mapping[str, Any] | None:
@@ -229,12 +197,11 @@ class TableLog(TableHandle):
         entry = self._newest_commits.get(consumer_group)
         if entry is None or entry["version"] != version:
             entry = self.log.commit_info(version)
-        if entry is None:
-            return None
-        self._newest_commits[consumer_group] = entry
+        if entry is not None:
+            self._newest_commits[consumer_group] = entry
         return entry
 
-    def _look_back(self, is_enough: Callable[[Stretch], bool]) -> Stretch:
+    def _look_back(self, is_enough: Callable[[SeenCommits], bool]) -> SeenCommits:
         seen = look_back(self.version, self._seen, self.log.commit_infos_below, is_enough)
         if seen.last < seen.first and self.log.commit_info(self.version) is None:
             raise DeltaError(
@@ -245,7 +212,7 @@ class TableLog(TableHandle):
         return seen
 
     def before_restores(self, consumer_group: str) -> TableLog:
-        """The version whose rows a RESTORE after the group's last commit brought back; this object if there was none.
+        """The version that a RESTORE after the group's last commit brought back; this object without one.
 
         Raises:
             DeltaError: If the log does not have it any more.
@@ -289,8 +256,19 @@ class TableLog(TableHandle):
             DeltaError: If the commit failed, or if its outcome is unknown.
         """
         begun_at = self.version
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(
+                path=file.path,
+                size=file.size,
+                partition_values=file.partition_values,
+                modification_time=time.time_ns() // 1_000_000,
+                data_change=True,
+                stats=file.stats_json,
+            )
+            for file in files
+        ]
         self.table.create_write_transaction(
-            [_add_action(file) for file in files],
+            actions,
             mode="append",
             schema=self.table.schema(),
             partition_by=list(self.table.metadata().partition_columns),
@@ -309,36 +287,43 @@ class TableLog(TableHandle):
         consumer_group: str,
         commit_id: str,
     ) -> int:
-        """Update ``columns`` of the rows that have the keys of the files' rows, add the others; else as :meth:`add`."""
+        """As :meth:`add`, but rows with a key that the table has update that row's ``columns``."""
         if not files:
             return self.add((), versions, consumer_group=consumer_group, commit_id=commit_id)
         begun_at = self.version
-        rows = read_rows(files, self.arrow_schema, self._filesystem, self._folder)
+        schema = self.arrow_schema
+        stored = (
+            pq.read_table(f"{self._folder}/{file.path}", filesystem=self._filesystem, partitioning=None)
+            for file in files
+        )
+        rows = pa.concat_tables(
+            [schema.empty_table(), *(table.select(schema.names).cast(schema) for table in stored)]
+        )
         partitions = self.table.metadata().partition_columns
         if isinstance(self._filesystem, pafs.LocalFileSystem):
             check_folders(rows, partitions)
         rows, blank = with_blanks(rows, [name for name in keys if name in partitions])
         values = {quoted(name): f"{_SOURCE}.{quoted(name)}" for name in columns}
-        (
-            self.table.merge(
-                newest_rows(rows, keys).select(list(columns)),
-                predicate(keys, _SOURCE, _TARGET, blank),
-                source_alias=_SOURCE,
-                target_alias=_TARGET,
-                commit_properties=self._properties(versions, consumer_group, commit_id),
-                post_commithook_properties=ONLY_COMMIT,
-            )
-            .when_matched_update(values)
-            .when_not_matched_insert(values)
-            .execute()
+        merger = self.table.merge(
+            newest_rows(rows, keys).select(list(columns)),
+            predicate(keys, _SOURCE, _TARGET, blank),
+            source_alias=_SOURCE,
+            target_alias=_TARGET,
+            commit_properties=self._properties(versions, consumer_group, commit_id),
+            post_commithook_properties=ONLY_COMMIT,
         )
+        merger.when_matched_update(values).when_not_matched_insert(values).execute()
         version = self._made(begun_at, versions, consumer_group, commit_id)
         self.remove(files)
         return version
 
     def remove(self, files: Sequence[WrittenFile]) -> None:
-        """Remove files whose rows are in others by now."""
-        remove_files(files, self._filesystem, self._folder)
+        """Remove files whose rows are in others by now; VACUUM finds what cannot be removed now."""
+        for file in files:
+            try:
+                self._filesystem.delete_file(f"{self._folder}/{file.path}")
+            except OSError:
+                logger.info("file of a merged batch left for VACUUM path=%s", file.path, exc_info=True)
 
     def _made(self, begun_at: int, versions: Mapping[str, int], consumer_group: str, commit_id: str) -> int:
         """The version of the commit just made."""
@@ -348,7 +333,7 @@ class TableLog(TableHandle):
             return self.version_of(commit_id, begun_at)
         if self._transactions is not None and self._transactions.table_version == begun_at:
             self._transactions = Transactions(self.version, {**self._transactions.by_app_id, **versions})
-        own_commit = Stretch(self.version, self.version, commits={consumer_group: self.version})
+        own_commit = SeenCommits(self.version, self.version, commits={consumer_group: self.version})
         self._seen = own_commit.after(self._seen)
         return self.version
 
@@ -371,14 +356,3 @@ def open_log(path: str) -> TableLog | None:
         return TableLog(DeltaTable(path))
     except TableNotFoundError:
         return None
-
-
-def _add_action(file: WrittenFile) -> AddAction:
-    return AddAction(
-        path=file.path,
-        size=file.size,
-        partition_values=file.partition_values,
-        modification_time=time.time_ns() // 1_000_000,
-        data_change=True,
-        stats=file.stats_json,
-    )

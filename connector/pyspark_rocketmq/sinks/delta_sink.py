@@ -26,7 +26,10 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -39,7 +42,7 @@ from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OffsetError, SinkConflict, SinkMoved, StorageNotShared
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetStore
-from pyspark_rocketmq.sinks.base import Life, advance, life_of, newest_lives
+from pyspark_rocketmq.sinks.base import Life, life_of, moved_by, newest_lives
 from pyspark_rocketmq.sinks.delta_files import TaskWriter, WrittenFile
 from pyspark_rocketmq.sinks.delta_log import TableLog, open_log
 from pyspark_rocketmq.sinks.delta_rules import app_id, given_columns
@@ -58,42 +61,32 @@ _PAUSES_OF_STORAGE_S = (0.1, 0.5, 2.0, 0.0)
 _SHOWN_FILES = 3
 
 
+@dataclass(kw_only=True)
 class DeltaBatch:
     """One micro-batch on its way into the table; made by ``DeltaSink.begin``."""
 
-    def __init__(
-        self,
-        table: SinkTable,
-        log: TableLog,
-        consumer_group: str,
-        writer: TaskWriter,
-        before: GroupCommit,
-        *,
-        generations: Mapping[MessageQueue, int],
-        standing: SinkStanding,
-        by_spark: bool,
-        sleep: Callable[[float], None],
-    ) -> None:
-        self._table = table
-        self._sleep = sleep
-        self._before = before
-        self._generations = generations
-        self.standings = (standing,)
-        """See ``SinkBatch.standings``."""
-        self._is_by_spark = by_spark
-        self._log = log
-        self._version = log.version
-        self._consumer_group = consumer_group
-        self._writer = writer
+    table: SinkTable
+    log: TableLog
+    consumer_group: str
+    writer: TaskWriter
+    before: GroupCommit
+    """How far the table was at the last look."""
+    generations: Mapping[MessageQueue, int]
+    is_by_spark: bool
+    sleep: Callable[[float], None]
+    standings: tuple[SinkStanding, ...]
+    """See ``SinkBatch.standings``."""
+    version: int
+    """Of the table when the batch began."""
 
     @property
     def watermarks(self) -> Mapping[MessageQueue, int]:
         """Next offset of each queue: rows below it are in the table already; 0 when none is."""
-        return self._writer.watermarks
+        return self.writer.watermarks
 
     def task_writer(self) -> TaskWriter:
         """What tasks write the batch's rows with; it drops rows below the watermarks."""
-        return self._writer
+        return self.writer
 
     def commit(self, files: Sequence[WrittenFile], acked: Mapping[MessageQueue, int]) -> int | None:
         """Add the files and move the watermarks to ``acked`` (next offsets), in one commit.
@@ -108,20 +101,13 @@ class DeltaBatch:
             OffsetError: If a queue was not named to ``begin``, or if there are files although no queue grew.
             StorageNotShared: If the driver does not see the files as the tasks wrote them. Nothing was added.
         """
-        unknown = [str(queue) for queue in acked if queue not in self.watermarks]
-        if unknown:
-            raise OffsetError(
-                f"{'; '.join(unknown)}: acknowledged, but not named when the batch began, so what the table "
-                f"{self._table.path} holds of it is not known. Nothing was added. Name every queue at the "
-                "beginning."
-            )
-        grown = advance(self.watermarks, acked)
-        if not grown and files:
-            raise OffsetError(
-                f"Group {self._consumer_group}: {sum(file.num_records for file in files)} rows for "
-                f"{self._table.path} come without progress of any queue. Nothing was added. Rows of messages "
-                "that were not acknowledged must not be written."
-            )
+        grown = moved_by(
+            self.watermarks,
+            acked,
+            rows=sum(file.num_records for file in files),
+            consumer_group=self.consumer_group,
+            place=f"the table {self.table.path}",
+        )
         if not grown:
             return None
         self._check_seen(files)
@@ -131,12 +117,12 @@ class DeltaBatch:
         """Refuse files that are not where the table's readers will look for them."""
         unseen: list[str] = []
         for pause_s in _PAUSES_OF_STORAGE_S:
-            unseen = self._log.unseen(files)
+            unseen = self.log.unseen(files)
             if not unseen:
                 return
-            self._sleep(pause_s)
+            self.sleep(pause_s)
         raise StorageNotShared(
-            f"{len(unseen)} of {len(files)} files that tasks wrote for {self._table.path} are not there for "
+            f"{len(unseen)} of {len(files)} files that tasks wrote for {self.table.path} are not there for "
             f"the driver: {'; '.join(unseen[:_SHOWN_FILES])}. Nothing of this batch was added, and no offset "
             "was moved. Driver and executors see different folders under this path, or something removes "
             "files there: put the table on storage that all machines share (an object store, HDFS, a mount), "
@@ -153,73 +139,70 @@ class DeltaBatch:
             nonlocal tried_at
             self._check_still_there()
             if failure is not None:
-                self._log.refresh()
-            if self._log.version != self._version:
-                done_at = None if tried_at is None else self._log.find_commit(commit_id, tried_at)
+                self.log.refresh()
+            if self.log.version != self.version:
+                done_at = None if tried_at is None else self.log.find_commit(commit_id, tried_at)
                 if done_at is not None:
-                    if self._is_by_spark:
-                        self._log.remove(files)
+                    if self.is_by_spark:
+                        self.log.remove(files)
                     return done_at
                 self._check_changes(grown)
-            tried_at = self._log.version if tried_at is None else tried_at
+            tried_at = self.log.version if tried_at is None else tried_at
             return self._write(files, versions, commit_id)
 
         try:
-            what = f"sink commit path={masked(self._table.path)}"
-            return commit_with_retry(what, attempt, _PAUSES_S, self._sleep, unknown=_UNKNOWN)
+            what = f"sink commit path={masked(self.table.path)}"
+            return commit_with_retry(what, attempt, _PAUSES_S, self.sleep, unknown=_UNKNOWN)
         except _UNKNOWN as error:
             raise SinkConflict(
-                f"{len(files)} files of group {self._consumer_group} could not be committed to "
-                f"{self._table.path} in {len(_PAUSES_S) + 1} tries; the last error was: {error} Check what "
+                f"{len(files)} files of group {self.consumer_group} could not be committed to "
+                f"{self.table.path} in {len(_PAUSES_S) + 1} tries; the last error was: {error} Check what "
                 "else changes this table; the batch may run again."
             ) from error
 
     def _check_still_there(self) -> None:
-        if not self._log.is_still_there():
+        if not self.log.is_still_there():
             raise SinkMoved(
-                f"The Delta table {self._table.path} was deleted, made anew or put back to an earlier state "
+                f"The Delta table {self.table.path} was deleted, made anew or put back to an earlier state "
                 "while this batch ran. Nothing of this batch was added."
             )
 
     def _id_of(self, queue: MessageQueue) -> str:
-        return app_id(self._consumer_group, queue, self._generations[queue])
+        return app_id(self.consumer_group, queue, self.generations[queue])
 
     def _write(self, files: Sequence[WrittenFile], versions: Mapping[str, int], commit_id: str) -> int:
         """Make the commit; its version."""
-        group, keys = self._consumer_group, self._table.merge_keys
-        if self._is_by_spark:
-            self._table.spark_writer.append(
+        group, keys = self.consumer_group, self.table.merge_keys
+        if self.is_by_spark:
+            made_at = self.table.append_by_spark(
+                self.log,
                 files,
-                self._writer.schema,
-                self._before,
+                self.before,
                 versions,
+                schema=self.writer.schema,
                 consumer_group=group,
                 commit_id=commit_id,
-                seen=self._log.seen(),
             )
-            begun_at = self._log.version
-            self._log.refresh()
-            made_at = self._log.version_of(commit_id, begun_at)
-            self._log.remove(files)
+            self.log.remove(files)
             return made_at
         if keys:
-            made_at = self._log.merge(
-                files, keys, self._table.columns, versions, consumer_group=group, commit_id=commit_id
+            made_at = self.log.merge(
+                files, keys, self.table.columns, versions, consumer_group=group, commit_id=commit_id
             )
         else:
             # Transaction ids count from here on, those of the queues that stood still, too.
-            carried = self._before.watermarks if self._before.is_by_spark else {}
-            made_at = self._log.add(files, {**carried, **versions}, consumer_group=group, commit_id=commit_id)
-        self._table.look_after(self._log)
+            carried = self.before.watermarks if self.before.is_by_spark else {}
+            made_at = self.log.add(files, {**carried, **versions}, consumer_group=group, commit_id=commit_id)
+        self.table.look_after(self.log)
         return made_at
 
     def _check_changes(self, grown: Mapping[MessageQueue, int]) -> None:
         """Judge what others have committed since ``begin``."""
-        group, path = self._consumer_group, self._table.path
-        self._table.check_not_restored(self._log, group)
+        group, path = self.consumer_group, self.table.path
+        self.table.check_not_restored(self.log, group)
         # What other members of the group have done with their queues is what this commit goes on from.
-        self._before = self._table.group_commit(self._log, group, self._generations.items())
-        found = {queue: self._before.watermarks.get(self._id_of(queue), 0) for queue in grown}
+        self.before = self.table.group_commit(self.log, group, self.generations.items())
+        found = {queue: self.before.watermarks.get(self._id_of(queue), 0) for queue in grown}
         moved = [
             f"{queue} from {self.watermarks[queue]} to {now}"
             for queue, now in found.items()
@@ -232,7 +215,7 @@ class DeltaBatch:
                 "there by now are left out. If it happens often, two queries own the same queues: check that "
                 "each queue is locked at the broker, or that the queries use different groups."
             )
-        if bool(self._table.check_unaltered(self._log.form())) != self._is_by_spark:
+        if bool(self.table.check_unaltered(self.log.form())) != self.is_by_spark:
             raise SinkMoved(
                 f"The Delta table {path} was given features, or lost some, that decide how rows are written, "
                 "while this batch ran. Nothing of this batch was added. Run the batch again."
@@ -275,15 +258,16 @@ class DeltaSink:
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_sink, self._settings()
+        return partial(DeltaSink, self.path, **self._settings()), ()
 
     def __repr__(self) -> str:
-        path, partition_by, merge_keys, schema_evolution = self._settings()
-        return f"DeltaSink({masked(path)!r}, {partition_by=!r}, {merge_keys=!r}, {schema_evolution=!r})"
+        settings = ", ".join(f"{name}={value!r}" for name, value in self._settings().items())
+        return f"DeltaSink({masked(self.path)!r}, {settings})"
 
-    def _settings(self) -> tuple[str, tuple[str, ...], tuple[str, ...], bool]:
-        table = self._table
-        return table.path, table.partition_by, table.merge_keys, table.schema_evolution
+    def _settings(self) -> dict[str, Any]:
+        return {
+            name: getattr(self._table, name) for name in ("partition_by", "merge_keys", "schema_evolution")
+        }
 
     @property
     def path(self) -> str:
@@ -331,15 +315,16 @@ class DeltaSink:
             fills_missing=self._table.schema_evolution and not refused,
         )
         return DeltaBatch(
-            self._table,
-            log,
-            consumer_group,
-            writer,
-            before,
+            table=self._table,
+            log=log,
+            consumer_group=consumer_group,
+            writer=writer,
+            before=before,
             generations=dict(queues),
-            standing=self._standing(log, watermarks),
-            by_spark=bool(refused),
+            is_by_spark=bool(refused),
             sleep=self._sleep,
+            standings=(self._standing(log, watermarks),),
+            version=log.version,
         )
 
     def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:
@@ -403,11 +388,9 @@ class DeltaSink:
         except (*STORAGE_ERRORS, ValueError) as exc:
             raise OffsetError(
                 f"How far group {consumer_group} was in the version to which {self.path} was restored cannot "
-                "be told "
-                f"from the table's log: {exc} Look it up in the rows, stop the query, and give it both to "
-                "the offset "
-                "store's reset and to DeltaSink.rewind, in this order: group, {queue: highest queueOffset + "
-                "1}."
+                f"be told from the table's log: {exc} Look it up in the rows, stop the query, and give it "
+                "both to the offset store's reset and to DeltaSink.rewind, in this order: group, {queue: "
+                "highest queueOffset + 1}."
             ) from exc
         if then is log:
             raise OffsetError(
@@ -464,20 +447,16 @@ class DeltaSink:
             return log.add(
                 (), {**before.watermarks, **versions}, consumer_group=consumer_group, commit_id=commit_id
             )
-        begun_at = log.version
         given = given_columns(form)
-        schema = pa.schema([field for field in log.arrow_schema if field.name in given])
-        self._table.spark_writer.append(
+        return self._table.append_by_spark(
+            log,
             (),
-            schema,
             before,
             versions,
+            schema=pa.schema([field for field in log.arrow_schema if field.name in given]),
             consumer_group=consumer_group,
             commit_id=commit_id,
-            seen=log.seen(),
         )
-        log.refresh()
-        return log.version_of(commit_id, begun_at)
 
     def rewind_problem(self, consumer_group: str, queues: Iterable[MessageQueue]) -> str | None:
         """Why the watermarks of these queues cannot be set without those of others; None if they can.
@@ -493,17 +472,15 @@ class DeltaSink:
         if restored_at is None:
             return None
         try:
-            left_out = sorted(
-                {life.queue for life in self._watermarks(consumer_group, log)}.difference(queues)
-            )
+            others = sorted({life.queue for life in self._watermarks(consumer_group, log)}.difference(queues))
         except SinkConflict:
             # What they were cannot be told any more: they are what the operator says.
             return None
-        if not left_out:
+        if not others:
             return None
         return (
             f"The Delta table {self.path} was restored at version {restored_at}, after group "
-            f"{consumer_group} wrote to it last, and rows of {'; '.join(map(str, left_out))} may be gone, "
+            f"{consumer_group} wrote to it last, and rows of {'; '.join(map(str, others))} may be gone, "
             f"too. Run DeltaSink({self.path!r}).follow_restore({consumer_group!r}, STORE), or rewind all "
             "queues of the group at once."
         )
@@ -517,11 +494,3 @@ def _in_lives(
         queue: commit.watermarks.get(app_id(consumer_group, queue, generation), 0)
         for queue, generation in queues.items()
     }
-
-
-def _rebuild_sink(
-    path: str, partition_by: tuple[str, ...], merge_keys: tuple[str, ...], schema_evolution: bool
-) -> DeltaSink:
-    return DeltaSink(
-        path, partition_by=partition_by, merge_keys=merge_keys, schema_evolution=schema_evolution
-    )

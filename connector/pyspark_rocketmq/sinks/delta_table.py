@@ -1,13 +1,10 @@
-"""The sink's table: made, checked, widened; commits by Spark's writer where delta-rs must not.
+"""A sink's table: made, checked, widened; commits by Spark's writer where delta-rs must not write.
 
-What a sink and its batches both ask of the table; neither rows nor commits are made here.
-
-It keeps constraints, generated and identity columns, column mapping, row tracking and clustering.
-
-Spark's writer takes one transaction id for a commit, and a sink needs a watermark for each queue. So a commit
+Spark's writer keeps constraints, generated and identity columns, column mapping, row tracking and clustering.
+It takes one transaction id for a commit, and a sink needs a watermark for each queue. So a commit by Spark
 carries the watermarks of the whole group in its ``userMetadata``, and under the id ``rocketmq:GROUP`` how
-many commits the group has made: that number fences. Of two that begin at the same one, the second conflicts
-or is skipped, which is looked for.
+many commits Spark has made for the group: that number fences. Of two that begin at the same one, the second
+conflicts or is skipped, which is looked for.
 
 The newest commit of a group says where it is.  It is found in the log's history; where the log has been
 cleaned up since, which takes 30 days without a batch, the number is still there and nothing tells the
@@ -43,6 +40,8 @@ from pyspark_rocketmq.sinks.delta_rules import (
     refused_features,
 )
 
+logger = logging.getLogger(__name__)
+
 _CHECKPOINT_EVERY = 100
 """Versions, where the table's properties name no number; delta-rs has the same."""
 _CLEAN_UP_EVERY = 1_000
@@ -77,80 +76,12 @@ def group_app_id(consumer_group: str) -> str:
     return f"rocketmq:{consumer_group}"
 
 
-class SparkWriter:
-    """Adds staged files to one table."""
-
-    def __init__(self, spark: SparkSession, path: str) -> None:
-        self._spark = spark
-        self._path = path
-
-    def append(
-        self,
-        files: Sequence[WrittenFile],
-        schema: pa.Schema,
-        before: GroupCommit,
-        versions: Mapping[str, int],
-        *,
-        consumer_group: str,
-        commit_id: str,
-        seen: Mapping[str, Any],
-    ) -> None:
-        """Add the rows of ``files`` and move watermarks to ``versions``, unless another commit came first.
-
-        Whether it was made is for the caller to look up, by ``commit_id``. ``seen`` is that of :class:`TableLog`.
-
-        Raises:
-            PySparkException: If the rows do not fit the table, or another commit of the group won.
-        """
-        metadata = commit_metadata(
-            consumer_group,
-            commit_id,
-            **{_WATERMARKS: {**before.watermarks, **versions}, _NUMBER: before.number + 1, **seen},
-        )
-        rows_schema = from_arrow_schema(schema)
-        rows = (
-            self._spark.read.schema(rows_schema).parquet(
-                *(_plain(f"{self._path}/{file.path}") for file in files)
-            )
-            if files
-            else self._spark.createDataFrame([], rows_schema)
-        )
-        (
-            rows.write.format("delta")
-            .mode("append")
-            .option("txnAppId", group_app_id(consumer_group))
-            .option("txnVersion", before.number + 1)
-            .option("userMetadata", metadata["userMetadata"])
-            .save(self._path)
-        )
-
-
 def writes_delta(spark: SparkSession | None) -> bool:
     """Whether a session can write Delta tables."""
     if spark is None:
         return False
     extensions = spark.conf.get("spark.sql.extensions", "") or ""
     return "io.delta.sql.DeltaSparkSessionExtension" in extensions
-
-
-def add_columns(spark: SparkSession, path: str, schema: pa.Schema) -> None:
-    """Add columns to a table."""
-    columns = ", ".join(
-        f"{_quoted(column.name)} {column.dataType.simpleString()}" for column in from_arrow_schema(schema)
-    )
-    spark.sql(f"ALTER TABLE delta.{_quoted(path)} ADD COLUMNS ({columns})")
-
-
-def _plain(path: str) -> str:
-    """A path that Spark does not take for a pattern."""
-    return re.sub(r"([\\\[\]{}*?])", r"\\\1", path)
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-logger = logging.getLogger(__name__)
 
 
 class SinkTable:
@@ -221,8 +152,8 @@ class SinkTable:
         return log
 
     def look_after(self, log: TableLog) -> None:
-        """After a commit by delta-rs: has a checkpoint made when the table's properties want one; returns at once."""
-        every = _number(log.configuration, "delta.checkpointInterval", _CHECKPOINT_EVERY)
+        """After a commit by delta-rs, have a checkpoint made when one is due; returns at once."""
+        every = checkpoint_interval(log.form().configuration)
         self.upkeep.written(
             log.version - 1,
             every,
@@ -252,12 +183,9 @@ class SinkTable:
         if number and newest is None:
             raise SinkConflict(
                 f"The Delta table {self.path} has rows of group {consumer_group}, but the log entry that "
-                "tells how far "
-                "they go has been cleaned up. Say it with DeltaSink.rewind(consumer_group, {queue: highest "
-                "queueOffset + "
-                "1}) for every queue, and start the query again; and keep the log longer than the group may "
-                "stand "
-                "still (delta.logRetentionDuration)."
+                "tells how far they go has been cleaned up. Say it with DeltaSink.rewind(consumer_group, "
+                "{queue: highest queueOffset + 1}) for every queue, and start the query again; and keep the "
+                "log longer than the group may stand still (delta.logRetentionDuration)."
             )
         made = GroupCommit.of(newest) if newest is not None else None
         # Where Spark's commit says nothing, the queue's last rows came by files.
@@ -321,11 +249,47 @@ class SinkTable:
         """Those of the rows; known once it is prepared."""
         return tuple(column.name for column in self._wanted.columns) if self._wanted else ()
 
+    def append_by_spark(
+        self,
+        log: TableLog,
+        files: Sequence[WrittenFile],
+        before: GroupCommit,
+        versions: Mapping[str, int],
+        *,
+        schema: pa.Schema,
+        consumer_group: str,
+        commit_id: str,
+    ) -> int:
+        """Have Spark add the rows of ``files``, and move watermarks to ``versions``; the version it made.
+
+        Raises:
+            PySparkException: If the rows do not fit the table, or another commit of the group won.
+            DeltaError: If Spark skipped it, because another commit of the group came first.
+        """
+        begun_at, number = log.version, before.number + 1
+        progress = {_WATERMARKS: {**before.watermarks, **versions}, _NUMBER: number}
+        metadata = commit_metadata(consumer_group, commit_id, **progress, **log.seen())
+        rows_schema = from_arrow_schema(schema)
+        # Spark takes some characters for a pattern of several paths.
+        paths = [re.sub(r"([\\\[\]{}*?])", r"\\\1", f"{self.path}/{file.path}") for file in files]
+        rows = (
+            self._session.read.schema(rows_schema).parquet(*paths)
+            if files
+            else self._session.createDataFrame([], rows_schema)
+        )
+        (
+            rows.write.format("delta")
+            .mode("append")
+            .options(**metadata, txnAppId=group_app_id(consumer_group), txnVersion=number)
+            .save(self.path)
+        )
+        log.refresh()
+        return log.version_of(commit_id, begun_at)
+
     @property
-    def spark_writer(self) -> SparkWriter:
-        """What commits to a table that is left to Spark's writer."""
-        assert self._spark is not None
-        return SparkWriter(self._spark, self.path)
+    def _session(self) -> SparkSession:
+        assert self._spark is not None, "refused() comes first"
+        return self._spark
 
     def _add_missing_columns(self, log: TableLog, schema: pa.Schema) -> None:
         known = {column.name for column in log.form().columns}
@@ -333,17 +297,24 @@ class SinkTable:
         if not len(missing):
             return
         if self.refused(log.form()):
-            assert self._spark is not None
-            add_columns(self._spark, self.path, missing)
+            columns = ", ".join(
+                f"{_quoted(column.name)} {column.dataType.simpleString()}"
+                for column in from_arrow_schema(missing)
+            )
+            self._session.sql(f"ALTER TABLE delta.{_quoted(self.path)} ADD COLUMNS ({columns})")
             log.refresh()
         else:
             log.add_columns(missing)
 
 
-def _number(configuration: Mapping[str, str], name: str, default: int) -> int:
-    """A number among a table's properties."""
-    found = configuration.get(name, "")
-    return int(found) if found.isdecimal() and int(found) > 0 else default
+def checkpoint_interval(configuration: Mapping[str, str]) -> int:
+    """Versions from one checkpoint to the next, by a table's properties."""
+    wanted = configuration.get("delta.checkpointInterval", "")
+    return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else _CHECKPOINT_EVERY
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _check_names(path: str, names: Sequence[str]) -> None:

@@ -90,7 +90,7 @@ class MultiSink:
         self._columns: list[tuple[str, ...]] = []
 
     def __repr__(self) -> str:
-        return f"MultiSink({[route.sink for route in self._routes]!r})"
+        return f"MultiSink({list(self.sinks)!r})"
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
@@ -100,7 +100,7 @@ class MultiSink:
     @property
     def place(self) -> Hashable:
         """See ``Sink.place``."""
-        return tuple(route.sink.place for route in self._routes)
+        return tuple(sink.place for sink in self.sinks)
 
     def prepare(self, schema: pa.Schema) -> None:
         """Prepare each for its rows; see ``Sink.prepare``.
@@ -115,8 +115,8 @@ class MultiSink:
         self._columns = [tuple(own.names) for own in schemas]
 
     def _check_places(self) -> None:
-        places = Counter(route.sink.place for route in self._routes)
-        twice = [route.sink for route in self._routes if places[route.sink.place] > 1]
+        places = Counter(sink.place for sink in self.sinks)
+        twice = [sink for sink in self.sinks if places[sink.place] > 1]
         if twice:
             problem = (
                 f"{twice!r} have one place, so the first one's commit would have the other drop its rows; "
@@ -126,22 +126,21 @@ class MultiSink:
 
     def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:
         """Those of all; see ``Sink.standings``."""
-        found = [route.sink.standings(consumer_group, queues) for route in self._routes]
-        return tuple(standing for each in found for standing in each)
+        return tuple(each for sink in self.sinks for each in sink.standings(consumer_group, queues))
 
     def watermarks(self, consumer_group: str) -> dict[Life, int]:
         """The smallest watermark of each life, 0 if one sink has none; see ``Sink.watermarks``."""
-        found = [route.sink.watermarks(consumer_group) for route in self._routes]
+        found = [sink.watermarks(consumer_group) for sink in self.sinks]
         lives = {life for each in found for life in each}
         return newest_lives({life: min(each.get(life, 0) for each in found) for life in lives})
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
         """Begin a batch in each; see ``Sink.begin``."""
-        begun = [route.sink.begin(consumer_group, queues) for route in self._routes]
-        filters = [
+        begun = [sink.begin(consumer_group, queues) for sink in self.sinks]
+        filters = tuple(
             _Filter(route.where, columns) for route, columns in zip(self._routes, self._columns, strict=True)
-        ]
-        return _SeveralBatches(begun, filters)
+        )
+        return _MultiBatch(begun, filters)
 
 
 def one_sink(sinks: Sink | Route | Sequence[Sink | Route]) -> Sink:
@@ -179,59 +178,56 @@ class _WrittenBy:
 
 
 @dataclass(frozen=True, slots=True)
-class _SeveralWriters:
+class _MultiWriter:
     writers: tuple[RowWriter, ...]
     filters: tuple[_Filter, ...]
 
     def open(self) -> Writing:
-        return _SeveralWritings([writer.open() for writer in self.writers], self.filters)
+        return _MultiWriting([writer.open() for writer in self.writers], self.filters)
 
     def written(self, facts: Mapping[str, Any]) -> Written:
         return _WrittenBy(facts["sink"], self.writers[facts["sink"]].written(facts["written"]))
 
 
-class _SeveralWritings:
-    def __init__(self, writings: Sequence[Writing], filters: Sequence[_Filter]) -> None:
-        self._writings = writings
-        self._filters = filters
+@dataclass(frozen=True, slots=True)
+class _MultiWriting:
+    writings: Sequence[Writing]
+    filters: tuple[_Filter, ...]
 
     def add(self, rows: pa.RecordBatch) -> int:
-        # Those of the sink that has most of them; the others have no more than the same rows.
+        # Of the sink that has most of them; the others have no more than the same rows.
         return max(
             sum(writing.add(own) for own in rows_of.apply(rows))
-            for writing, rows_of in zip(self._writings, self._filters, strict=True)
+            for writing, rows_of in zip(self.writings, self.filters, strict=True)
         )
 
     def finish(self) -> list[Written]:
         return [
             _WrittenBy(index, written)
-            for index, writing in enumerate(self._writings)
+            for index, writing in enumerate(self.writings)
             for written in writing.finish()
         ]
 
     def abandon(self) -> None:
-        for writing in self._writings:
+        for writing in self.writings:
             writing.abandon()
 
 
-class _SeveralBatches:
-    def __init__(self, batches: Sequence[SinkBatch], filters: Sequence[_Filter]) -> None:
-        self._batches = batches
-        self._filters = filters
+@dataclass(frozen=True, slots=True)
+class _MultiBatch:
+    batches: Sequence[SinkBatch]
+    filters: tuple[_Filter, ...]
 
     @property
     def standings(self) -> tuple[SinkStanding, ...]:
-        return tuple(standing for batch in self._batches for standing in batch.standings)
+        return tuple(standing for batch in self.batches for standing in batch.standings)
 
     def task_writer(self) -> RowWriter:
-        return _SeveralWriters(tuple(batch.task_writer() for batch in self._batches), tuple(self._filters))
+        return _MultiWriter(tuple(batch.task_writer() for batch in self.batches), self.filters)
 
     def commit(self, written: Sequence[_WrittenBy], acked: Mapping[MessageQueue, int]) -> int | None:
-        versions = [batch.commit(own, acked) for batch, own in self._by_batch(written)]
-        return next((version for version in versions if version is not None), None)
-
-    def _by_batch(self, written: Sequence[_WrittenBy]) -> list[tuple[SinkBatch, list[Written]]]:
-        return [
-            (batch, [each.of_sink for each in written if each.index == index])
-            for index, batch in enumerate(self._batches)
+        versions = [
+            batch.commit([each.of_sink for each in written if each.index == index], acked)
+            for index, batch in enumerate(self.batches)
         ]
+        return next((version for version in versions if version is not None), None)

@@ -2,11 +2,11 @@
 
 RESTORE takes rows away and leaves the watermarks where they are, so rows would be missing for ever.
 
-What a log says of a version never changes.  So each commit of a sink says of the versions that its writer has
-looked at, a stretch without a gap, which was the last RESTORE and which the last commit of each group.  Who comes
-to such a commit goes on below that stretch; commits of others are read one by one.
+What a log says of a version never changes.  So each commit of a sink says what its writer has seen of the
+log: a range of versions without a gap, the last RESTORE among them and the last commit of each group.  A
+reader that comes to such a commit goes on below that range; commits of others are read one by one.
 
-Pure: what the commits say of themselves in, a verdict out.
+Pure: takes what the commits say of themselves.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _NEAR = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Versions of a log from ``first`` to ``last``, and what they say; none of them where it is empty."""
+class SeenCommits:
+    """What commits of the versions from ``first`` to ``last`` say; empty if ``last`` is below ``first``."""
 
     first: int
     last: int
@@ -35,12 +35,12 @@ class Stretch:
     """By group: its last commit among them."""
 
     @classmethod
-    def empty(cls, version: int) -> Stretch:
+    def empty(cls, version: int) -> SeenCommits:
         """Nothing, seen from ``version``."""
         return cls(version + 1, version)
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> Stretch:
+    def of(cls, entry: Mapping[str, Any]) -> SeenCommits:
         """One commit."""
         version = int(entry["version"])
         own = own_metadata(entry)
@@ -53,8 +53,8 @@ class Stretch:
         )
 
     @classmethod
-    def seen_by(cls, entry: Mapping[str, Any]) -> Stretch | None:
-        """What the writer of a commit had looked at; None if that is not said, or cannot be."""
+    def seen_by(cls, entry: Mapping[str, Any]) -> SeenCommits | None:
+        """What the writer of a commit had seen; None if that is not said, or cannot be."""
         seen = own_metadata(entry).get("seen")
         if not isinstance(seen, dict):
             return None
@@ -67,20 +67,20 @@ class Stretch:
         return cls(first, last, restored, commits)
 
     def to_metadata(self) -> dict[str, Any]:
-        """What a commit says of it, for :meth:`seen_by`; shortened at its beginning if it has very many groups."""
+        """What a commit says of it, for :meth:`seen_by`; without its beginning if it has very many groups."""
         newest_first = sorted(self.commits.items(), key=lambda commit: -commit[1])
         named, unnamed = newest_first[:_MOST_GROUPS], newest_first[_MOST_GROUPS:]
         first = unnamed[0][1] + 1 if unnamed else self.first
         restored = self.restored if self.restored is not None and self.restored >= first else None
         return {"first": first, "last": self.last, "restored": restored, "commits": dict(named)}
 
-    def after(self, earlier: Stretch) -> Stretch:
+    def after(self, earlier: SeenCommits) -> SeenCommits:
         """Both as one; ``earlier`` begins below this one, and there is no version between them."""
         restored = [one.restored for one in (earlier, self) if one.restored is not None]
         commits = dict(earlier.commits)
         for group, version in self.commits.items():
             commits[group] = max(version, commits.get(group, version))
-        return Stretch(earlier.first, max(earlier.last, self.last), max(restored, default=None), commits)
+        return SeenCommits(earlier.first, max(earlier.last, self.last), max(restored, default=None), commits)
 
     def tells_of(self, consumer_group: str) -> bool:
         """Whether :meth:`restored_since` says what the whole log would."""
@@ -95,11 +95,11 @@ class Stretch:
 
 def look_back(
     version: int,
-    known: Stretch,
+    known: SeenCommits,
     entries_below: Callable[[int], Iterable[Mapping[str, Any]]],
-    is_enough: Callable[[Stretch], bool],
-) -> Stretch:
-    """The stretch up to ``version`` that takes ``known`` in and is enough, or begins where the log does.
+    is_enough: Callable[[SeenCommits], bool],
+) -> SeenCommits:
+    """The commits up to ``version``, ``known`` among them, as far back as is enough or the log goes.
 
     Args:
         version: Up to where.
@@ -108,7 +108,7 @@ def look_back(
             log begins.
         is_enough: Whether to look no further.
     """
-    found = Stretch.empty(version)
+    found = SeenCommits.empty(version)
     seen = [known]
     entries = iter(entries_below(found.first))
     while True:
@@ -123,8 +123,8 @@ def look_back(
         entry = next(entries, None)
         if entry is None:
             return found
-        found = found.after(Stretch.of(entry))
-        told = Stretch.seen_by(entry)
+        found = found.after(SeenCommits.of(entry))
+        told = SeenCommits.seen_by(entry)
         if told is not None:
             seen.append(told)
 

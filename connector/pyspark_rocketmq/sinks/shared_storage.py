@@ -73,8 +73,8 @@ def _relation(one: str, other: str) -> str:
         return ""
     return (
         f"lie within each other: what looks after the outer table ({outer}) removes files that it does not "
-        "know, those of the "
-        "inner one; put them beside each other, or the inner one into a folder whose name begins with _"
+        "know, those of the inner one; put them beside each other, or the inner one into a folder whose name "
+        "begins with _"
     )
 
 

@@ -1,4 +1,4 @@
-"""Does a sink have all that a group's offsets say it has?  Pure: rows of the offset store and watermarks in, a verdict out.
+"""Whether a sink has all that a group's offsets say it has.  Pure.
 
 Data are committed before offsets, so a sink is never behind a row that a batch with this sink has moved.
 Where it is, it was deleted, replaced, restored from a backup, or failed over to a replica that lacked its
@@ -114,21 +114,17 @@ def forgotten_by(
     After a batch that was killed before its offsets were stored, and after an offset store was put back; not
     after a reset.
     """
-    farthest = {
-        queue: max((each.watermarks.get(queue, 0) for each in standings if _is_known(row, each)), default=0)
-        for queue, row in rows.items()
-    }
-    return {
-        queue: at - rows[queue].next_offset for queue, at in farthest.items() if at > rows[queue].next_offset
-    }
-
-
-def _is_known(row: OffsetRow, standing: SinkStanding) -> bool:
-    return _identity_in(row.sinks, standing) is not None
+    forgotten = {}
+    for queue, row in rows.items():
+        known = (each for each in standings if _identity_in(row.sinks, each) is not None)
+        farthest = max((each.watermarks.get(queue, 0) for each in known), default=0)
+        if farthest > row.next_offset:
+            forgotten[queue] = farthest - row.next_offset
+    return forgotten
 
 
 def strangers(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]) -> list[str]:
-    """Names of the sinks that no row knows, although rows know others: their tables begin without what came before."""
+    """Names of the sinks that no row knows although rows know others: their tables lack what came before."""
     known = [row.sinks for row in rows.values() if row.sinks]
     return [
         standing.name
@@ -145,18 +141,17 @@ def loss_text(consumer_group: str, lost: Sequence[Lost], *, store: str) -> str:
     return (
         " ".join(_what_is_missing(consumer_group, each) for each in lost)
         + " Nothing was consumed since. If the sink can be put back as it was, do that and start the query "
-        "again. Otherwise stop "
-        "every query of the group and choose one of three: have the messages consumed again that the sink "
-        "lacks, as far as brokers "
-        f"still have them: {back}; start over with an empty sink and all that brokers have: remove the "
-        "sink's table, and "
-        f"`offsets reset --to earliest {at_brokers}`; or accept the gap and go on from here: `offsets "
-        f"accept-gap {group}`."
+        "again. Otherwise stop every query of the group and choose one of three: have the messages consumed "
+        f"again that the sink lacks, as far as brokers still have them: {back}; start over with an empty "
+        "sink and all that brokers have: remove the sink's table, and "
+        f"`offsets reset --to earliest {at_brokers}`; or accept the gap and go on from here: "
+        f"`offsets accept-gap {group}`."
     )
 
 
 def _way_back(lost: Sequence[Lost], options: str) -> str:
-    """What moves the offsets back to where all sinks are: a reset to one of several forgets what the others lack."""
+    """What moves the offsets back to where all sinks are."""
+    # A reset to one of several forgets what the others lack.
     if any(each.is_one_of_several for each in lost):
         return "`rmq.reset_to_sink(store, [every sink of the query], consumer_group)` in Python"
     standing = lost[0].standing
@@ -179,8 +174,7 @@ def _what_is_missing(consumer_group: str, lost: Lost) -> str:
     elif lost.is_another:
         why = (
             f"it is another table (id {standing.identity}) than the one that was written to (id "
-            f"{lost.remembered}): deleted and made "
-            "anew, or replaced"
+            f"{lost.remembered}): deleted and made anew, or replaced"
         )
     else:
         why = (
@@ -194,7 +188,7 @@ def _what_is_missing(consumer_group: str, lost: Lost) -> str:
 
 
 def _identity_in(text: str, standing: SinkStanding) -> str | None:
-    """What a row knows the sink's table by, under its name or under another one; None if it had no part in the row."""
+    """What a row knows the sink's table by, under whatever name; None if it had no part in the row."""
     known = _parsed(text)
     if standing.identity and standing.identity in known.values():
         return standing.identity
