@@ -25,7 +25,7 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks import delta_table as sink_table
 from pyspark_rocketmq.sinks.base import Life
 from pyspark_rocketmq.sinks.delta_log import TableLog, open_log
-from pyspark_rocketmq.sinks.delta_rules import app_id, own_metadata
+from pyspark_rocketmq.sinks.delta_rules import SinkCommit, app_id, own_metadata
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of, run_batch
 from tests.sinks.sink_conformance import SCHEMA, SinkConformance, Stored, rows, steps_of
@@ -298,7 +298,7 @@ def test_a_checkpoint_made_since_says_nothing_of_watermarks_before(sink: DeltaSi
 def test_the_log_is_looked_through_from_the_version_that_is_stood_at(sink: DeltaSink, path: Path) -> None:
     for end in range(1, 5):
         run_batch(sink, {Q0: end}, rows(Q0, end - 1, end))
-    newest = own_metadata(DeltaTable(path).history(1)[0])["rocketmqCommit"]
+    newest = SinkCommit(GROUP, {}, own_metadata(DeltaTable(path).history(1)[0])["rocketmqCommit"])
     DeltaTable(path).restore(1)
 
     old, new = TableLog(DeltaTable(path, version=3)), TableLog(DeltaTable(path))

@@ -11,9 +11,8 @@ import pytest
 from pyspark_rocketmq.delta.table import Column, TableForm, parse_columns, writer_features
 from pyspark_rocketmq.sinks.delta_rules import (
     POSITION_TYPES,
+    SinkCommit,
     cannot_take_files,
-    commit_metadata,
-    is_commit_of,
     refused_features,
 )
 
@@ -125,10 +124,10 @@ def test_nested_types_are_compared_as_a_whole() -> None:
     assert (json.loads(column.type), column.is_nullable, column.metadata) == (nested, False, {})
 
 
-OURS = {"operation": "WRITE", **commit_metadata("g", "id-1")}
+OURS = {"operation": "WRITE", **SinkCommit("g", {}, "id-1").metadata()}
 
 
 def test_a_commit_is_known_by_its_id() -> None:
-    assert is_commit_of(OURS, commit_id="id-1")
-    assert not is_commit_of(OURS, commit_id="id-2")
-    assert not is_commit_of({"operation": "WRITE"}, commit_id="id-1")
+    assert SinkCommit("g", {}, "id-1").is_in(OURS)
+    assert not SinkCommit("g", {}, "id-2").is_in(OURS)
+    assert not SinkCommit("g", {}, "id-1").is_in({"operation": "WRITE"})

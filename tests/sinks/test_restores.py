@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.errors import SinkConflict
 from pyspark_rocketmq.sinks import delta_log
-from pyspark_rocketmq.sinks.delta_rules import commit_metadata
+from pyspark_rocketmq.sinks.delta_rules import SinkCommit
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.sinks.restores import SeenCommits, look_back
 from tests.helpers.sink_rows import GROUP, Q0, Q1, run_batch
@@ -29,7 +29,7 @@ OTHER = "another"
 
 
 def entry_of(version: int, group: str | None = None, operation: str = "WRITE", **more: Any) -> dict[str, Any]:
-    own = commit_metadata(group, f"id-{version}", **more) if group is not None else {}
+    own = SinkCommit(group, {}, f"id-{version}").metadata(**more) if group is not None else {}
     return {"operation": operation, "version": version, **own}
 
 
@@ -365,7 +365,7 @@ def test_an_append_does_not_slip_over_a_restore(tmp_path: Path) -> None:
     DeltaTable(path).restore(0)
 
     with pytest.raises(DeltaError, match="Metadata changed"):
-        log.add((), {"x": 1}, consumer_group=GROUP, commit_id="x")
+        log.add((), SinkCommit.of(GROUP, {"x": 1}))
 
 
 def test_a_log_without_its_newest_commit_is_not_taken_for_one_without_a_restore(tmp_path: Path) -> None:

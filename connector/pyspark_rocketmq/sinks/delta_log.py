@@ -27,7 +27,7 @@ from pyspark_rocketmq.delta.storage import filesystem_of
 from pyspark_rocketmq.delta.table import ONLY_COMMIT, TableForm, TableHandle, read_form
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.sinks.delta_files import NULL_PARTITION, WrittenFile, is_folder_name
-from pyspark_rocketmq.sinks.delta_rules import commit_metadata, is_commit_of, restored_to
+from pyspark_rocketmq.sinks.delta_rules import SinkCommit, restored_to
 from pyspark_rocketmq.sinks.restores import SeenCommits, look_back
 
 logger = logging.getLogger(__name__)
@@ -167,22 +167,24 @@ class TableLog(TableHandle):
         versions = ((app_id, known.get(app_id)) for app_id in app_ids)
         return {app_id: version for app_id, version in versions if version is not None}
 
-    def find_commit(self, commit_id: str, since: int) -> int | None:
-        """The version of a commit of ours after version ``since``; None if it was not made."""
+    def find_commit(self, commit: SinkCommit, since: int) -> int | None:
+        """The version of a commit after version ``since``; None if it was not made."""
         later = takewhile(
             lambda entry: entry["version"] > since, self.log.commit_infos_below(self.version + 1)
         )
-        return next((entry["version"] for entry in later if is_commit_of(entry, commit_id=commit_id)), None)
+        return next((entry["version"] for entry in later if commit.is_in(entry)), None)
 
-    def version_of(self, commit_id: str, since: int) -> int:
+    def version_of(self, commit: SinkCommit, since: int) -> int:
         """As :meth:`find_commit`, of a commit that was made.
 
         Raises:
             DeltaError: If it is not there.
         """
-        version = self.find_commit(commit_id, since)
+        version = self.find_commit(commit, since)
         if version is None:
-            raise DeltaError(f"The commit {commit_id} was made after version {since} and is not in the log.")
+            raise DeltaError(
+                f"The commit {commit.commit_id} was made after version {since} and is not in the log."
+            )
         return version
 
     def restored_since_last_commit(self, consumer_group: str) -> int | None:
@@ -242,15 +244,8 @@ class TableLog(TableHandle):
             if not set(schema.names) <= {column.name for column in self.form().columns}:
                 raise
 
-    def add(
-        self,
-        files: Sequence[WrittenFile],
-        versions: Mapping[str, int],
-        *,
-        consumer_group: str,
-        commit_id: str,
-    ) -> int:
-        """Commit files and transaction ids together, against this object's version; return the new version.
+    def add(self, files: Sequence[WrittenFile], commit: SinkCommit) -> int:
+        """Commit files and watermarks together, against this object's version; return the new version.
 
         Raises:
             DeltaError: If the commit failed, or if its outcome is unknown.
@@ -272,24 +267,17 @@ class TableLog(TableHandle):
             mode="append",
             schema=self.table.schema(),
             partition_by=list(self.table.metadata().partition_columns),
-            commit_properties=self._properties(versions, consumer_group, commit_id),
+            commit_properties=self._properties(commit),
             post_commithook_properties=ONLY_COMMIT,
         )
-        return self._made(begun_at, versions, consumer_group, commit_id)
+        return self._made(begun_at, commit)
 
     def merge(
-        self,
-        files: Sequence[WrittenFile],
-        keys: Sequence[str],
-        columns: Sequence[str],
-        versions: Mapping[str, int],
-        *,
-        consumer_group: str,
-        commit_id: str,
+        self, files: Sequence[WrittenFile], keys: Sequence[str], columns: Sequence[str], commit: SinkCommit
     ) -> int:
         """As :meth:`add`, but rows with a key that the table has update that row's ``columns``."""
         if not files:
-            return self.add((), versions, consumer_group=consumer_group, commit_id=commit_id)
+            return self.add((), commit)
         begun_at = self.version
         schema = self.arrow_schema
         stored = (
@@ -309,11 +297,11 @@ class TableLog(TableHandle):
             predicate(keys, _SOURCE, _TARGET, blank),
             source_alias=_SOURCE,
             target_alias=_TARGET,
-            commit_properties=self._properties(versions, consumer_group, commit_id),
+            commit_properties=self._properties(commit),
             post_commithook_properties=ONLY_COMMIT,
         )
         merger.when_matched_update(values).when_not_matched_insert(values).execute()
-        version = self._made(begun_at, versions, consumer_group, commit_id)
+        version = self._made(begun_at, commit)
         self.remove(files)
         return version
 
@@ -325,24 +313,24 @@ class TableLog(TableHandle):
             except OSError:
                 logger.info("file of a merged batch left for VACUUM path=%s", file.path, exc_info=True)
 
-    def _made(self, begun_at: int, versions: Mapping[str, int], consumer_group: str, commit_id: str) -> int:
+    def _made(self, begun_at: int, commit: SinkCommit) -> int:
         """The version of the commit just made."""
         # An append, unlike a merge, leaves the handle at the version it had.
         self.refresh()
         if self.version != begun_at + 1:
-            return self.version_of(commit_id, begun_at)
+            return self.version_of(commit, begun_at)
         if self._transactions is not None and self._transactions.table_version == begun_at:
-            self._transactions = Transactions(self.version, {**self._transactions.by_app_id, **versions})
-        own_commit = SeenCommits(self.version, self.version, commits={consumer_group: self.version})
+            self._transactions = Transactions(
+                self.version, {**self._transactions.by_app_id, **commit.watermarks}
+            )
+        own_commit = SeenCommits(self.version, self.version, commits={commit.consumer_group: self.version})
         self._seen = own_commit.after(self._seen)
         return self.version
 
-    def _properties(
-        self, versions: Mapping[str, int], consumer_group: str, commit_id: str
-    ) -> CommitProperties:
+    def _properties(self, commit: SinkCommit) -> CommitProperties:
         return CommitProperties(
-            custom_metadata=commit_metadata(consumer_group, commit_id, **self.seen()),
-            app_transactions=[Transaction(app_id, version) for app_id, version in versions.items()],
+            custom_metadata=commit.metadata(**self.seen()),
+            app_transactions=[Transaction(app_id, version) for app_id, version in commit.watermarks.items()],
         )
 
     def seen(self) -> dict[str, Any]:

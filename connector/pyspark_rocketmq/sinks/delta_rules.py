@@ -7,8 +7,9 @@ skipped: such tables are left to Spark's own writer.
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark_rocketmq.delta.table import TableForm, column_differences
 from pyspark_rocketmq.errors import OptionError, SchemaError
@@ -151,16 +152,28 @@ def check_wanted(path: str, wanted: TableForm) -> None:
         raise OptionError(problems, where="Delta sink")
 
 
-def commit_metadata(consumer_group: str, commit_id: str, **more: Any) -> dict[str, str]:
-    """What a commit of ours says of itself, in ``userMetadata``, which every Delta writer can set."""
-    return {
-        "userMetadata": json.dumps({"consumerGroup": consumer_group, "rocketmqCommit": commit_id, **more})
-    }
+class SinkCommit(NamedTuple):
+    """A commit of a sink, with or without rows."""
 
+    consumer_group: str
+    watermarks: Mapping[str, int]
+    """By application id; only those that it moves."""
+    commit_id: str
+    """Tells it from all others in the log."""
 
-def is_commit_of(entry: Mapping[str, Any], *, commit_id: str) -> bool:
-    """Whether a history entry is the commit that was given this id."""
-    return own_metadata(entry).get("rocketmqCommit") == commit_id
+    @classmethod
+    def of(cls, consumer_group: str, watermarks: Mapping[str, int]) -> SinkCommit:
+        """A new one."""
+        return cls(consumer_group, watermarks, str(uuid.uuid4()))
+
+    def metadata(self, **more: Any) -> dict[str, str]:
+        """What it says of itself, in ``userMetadata``, which every Delta writer can set."""
+        own = {"consumerGroup": self.consumer_group, "rocketmqCommit": self.commit_id, **more}
+        return {"userMetadata": json.dumps(own)}
+
+    def is_in(self, entry: Mapping[str, Any]) -> bool:
+        """Whether a history entry is this commit's."""
+        return own_metadata(entry).get("rocketmqCommit") == self.commit_id
 
 
 def restored_to(entry: Mapping[str, Any]) -> int:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +44,7 @@ from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.sinks.base import Life, life_of, moved_by, newest_lives
 from pyspark_rocketmq.sinks.delta_files import TaskWriter, WrittenFile
 from pyspark_rocketmq.sinks.delta_log import TableLog, open_log
-from pyspark_rocketmq.sinks.delta_rules import app_id, given_columns
+from pyspark_rocketmq.sinks.delta_rules import SinkCommit, app_id, given_columns
 from pyspark_rocketmq.sinks.delta_table import GroupCommit, SinkTable, group_app_id
 from pyspark_rocketmq.sinks.shared_storage import normal_place
 from pyspark_rocketmq.sinks.standing import SinkStanding
@@ -131,8 +130,8 @@ class DeltaBatch:
 
     def _commit(self, files: Sequence[WrittenFile], grown: Mapping[MessageQueue, int]) -> int:
         """Commit against a snapshot whose watermarks are those of ``begin``, until it is known to hold."""
-        commit_id = str(uuid.uuid4())
-        versions = {self._id_of(queue): offset for queue, offset in grown.items()}
+        watermarks = {self._id_of(queue): offset for queue, offset in grown.items()}
+        commit = SinkCommit.of(self.consumer_group, watermarks)
         tried_at: int | None = None
 
         def attempt(failure: Exception | None) -> int:
@@ -141,14 +140,14 @@ class DeltaBatch:
             if failure is not None:
                 self.log.refresh()
             if self.log.version != self.version:
-                done_at = None if tried_at is None else self.log.find_commit(commit_id, tried_at)
+                done_at = None if tried_at is None else self.log.find_commit(commit, tried_at)
                 if done_at is not None:
                     if self.is_by_spark:
                         self.log.remove(files)
                     return done_at
                 self._check_changes(grown)
             tried_at = self.log.version if tried_at is None else tried_at
-            return self._write(files, versions, commit_id)
+            return self._write(files, commit)
 
         try:
             what = f"sink commit path={masked(self.table.path)}"
@@ -170,29 +169,20 @@ class DeltaBatch:
     def _id_of(self, queue: MessageQueue) -> str:
         return app_id(self.consumer_group, queue, self.generations[queue])
 
-    def _write(self, files: Sequence[WrittenFile], versions: Mapping[str, int], commit_id: str) -> int:
+    def _write(self, files: Sequence[WrittenFile], commit: SinkCommit) -> int:
         """Make the commit; its version."""
-        group, keys = self.consumer_group, self.table.merge_keys
         if self.is_by_spark:
             made_at = self.table.append_by_spark(
-                self.log,
-                files,
-                self.before,
-                versions,
-                schema=self.writer.schema,
-                consumer_group=group,
-                commit_id=commit_id,
+                self.log, files, self.before, commit, schema=self.writer.schema
             )
             self.log.remove(files)
             return made_at
-        if keys:
-            made_at = self.log.merge(
-                files, keys, self.table.columns, versions, consumer_group=group, commit_id=commit_id
-            )
+        if self.table.merge_keys:
+            made_at = self.log.merge(files, self.table.merge_keys, self.table.columns, commit)
         else:
             # Transaction ids count from here on, those of the queues that stood still, too.
             carried = self.before.watermarks if self.before.is_by_spark else {}
-            made_at = self.log.add(files, {**carried, **versions}, consumer_group=group, commit_id=commit_id)
+            made_at = self.log.add(files, commit._replace(watermarks={**carried, **commit.watermarks}))
         self.table.look_after(self.log)
         return made_at
 
@@ -423,7 +413,7 @@ class DeltaSink:
         negative = [f"{queue} to {offset}" for queue, offset in next_offsets.items() if offset < 0]
         if negative:
             raise OffsetError(f"Watermarks of {self.path} cannot be negative: {'; '.join(negative)}.")
-        log, commit_id = self._table.newest_log(), str(uuid.uuid4())
+        log = self._table.newest_log()
         if not next_offsets:
             # A commit of the group would hide the RESTORE before it.
             return log.version
@@ -438,25 +428,17 @@ class DeltaSink:
             before = GroupCommit(number=log.transaction_versions([counter]).get(counter, 0))
         lives = self._last_lives(log, consumer_group, before)
         generations = {life.queue: life.generation for life in lives}
-        versions = {
+        watermarks = {
             app_id(consumer_group, queue, generations.get(queue, 0)): offset
             for queue, offset in next_offsets.items()
         }
         form = log.form()
         if not self._table.refused(form):
-            return log.add(
-                (), {**before.watermarks, **versions}, consumer_group=consumer_group, commit_id=commit_id
-            )
+            return log.add((), SinkCommit.of(consumer_group, {**before.watermarks, **watermarks}))
         given = given_columns(form)
-        return self._table.append_by_spark(
-            log,
-            (),
-            before,
-            versions,
-            schema=pa.schema([field for field in log.arrow_schema if field.name in given]),
-            consumer_group=consumer_group,
-            commit_id=commit_id,
-        )
+        schema = pa.schema([field for field in log.arrow_schema if field.name in given])
+        commit = SinkCommit.of(consumer_group, watermarks)
+        return self._table.append_by_spark(log, (), before, commit, schema=schema)
 
     def rewind_problem(self, consumer_group: str, queues: Iterable[MessageQueue]) -> str | None:
         """Why the watermarks of these queues cannot be set without those of others; None if they can.

@@ -31,11 +31,11 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.delta_files import WrittenFile
 from pyspark_rocketmq.sinks.delta_log import TableLog, open_log
 from pyspark_rocketmq.sinks.delta_rules import (
+    SinkCommit,
     app_id,
     cannot_take_files,
     check_columns,
     check_wanted,
-    commit_metadata,
     own_metadata,
     refused_features,
 )
@@ -254,21 +254,19 @@ class SinkTable:
         log: TableLog,
         files: Sequence[WrittenFile],
         before: GroupCommit,
-        versions: Mapping[str, int],
+        commit: SinkCommit,
         *,
         schema: pa.Schema,
-        consumer_group: str,
-        commit_id: str,
     ) -> int:
-        """Have Spark add the rows of ``files``, and move watermarks to ``versions``; the version it made.
+        """Have Spark add the rows of ``files`` and move watermarks; the version it made.
 
         Raises:
             PySparkException: If the rows do not fit the table, or another commit of the group won.
             DeltaError: If Spark skipped it, because another commit of the group came first.
         """
         begun_at, number = log.version, before.number + 1
-        progress = {_WATERMARKS: {**before.watermarks, **versions}, _NUMBER: number}
-        metadata = commit_metadata(consumer_group, commit_id, **progress, **log.seen())
+        progress = {_WATERMARKS: {**before.watermarks, **commit.watermarks}, _NUMBER: number}
+        metadata = commit.metadata(**progress, **log.seen())
         rows_schema = from_arrow_schema(schema)
         # Spark takes some characters for a pattern of several paths.
         paths = [re.sub(r"([\\\[\]{}*?])", r"\\\1", f"{self.path}/{file.path}") for file in files]
@@ -280,11 +278,11 @@ class SinkTable:
         (
             rows.write.format("delta")
             .mode("append")
-            .options(**metadata, txnAppId=group_app_id(consumer_group), txnVersion=number)
+            .options(**metadata, txnAppId=group_app_id(commit.consumer_group), txnVersion=number)
             .save(self.path)
         )
         log.refresh()
-        return log.version_of(commit_id, begun_at)
+        return log.version_of(commit, begun_at)
 
     @property
     def _session(self) -> SparkSession:
