@@ -232,16 +232,15 @@ class HandlePerThread(Generic[HandleT]):
         """This thread's handle, moved to the newest version; raises what ``open_handle`` does."""
         handle: HandleT | None = getattr(self._local, "handle", None)
         if handle is not None:
-            path = masked(handle.table.table_uri)
             try:
                 if handle.is_still_there():
                     if handle.may_have_newer():
                         handle.refresh()
                     return handle
-                logger.warning("table is not what it was, to be opened again path=%s", path)
+                logger.warning("table is not what it was: %s", masked(handle.table.table_uri))
             except STORAGE_ERRORS:
                 # An idle handle needs log files that were cleaned up since: begin again from a checkpoint.
-                logger.info("table to be opened again path=%s", path, exc_info=True)
+                logger.info("to be opened again: %s", masked(handle.table.table_uri), exc_info=True)
         return self.keep(self._open())
 
     def keep(self, handle: HandleT) -> HandleT:
