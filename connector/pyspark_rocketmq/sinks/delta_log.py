@@ -87,7 +87,8 @@ def check_folders(rows: pa.Table, partition_by: Iterable[str]) -> None:
                 raise SchemaError(
                     f"A row has {value[:40]!r}… ({len(value)} characters) in partition column {name!r}, "
                     "which is too long for the name of a folder: local file systems take 255 bytes, "
-                    "URL-encoded. A merge cannot write it; partition the table by another column, or shorten the value."
+                    "URL-encoded. A merge cannot write it; partition the table by another column, or shorten "
+                    "the value."
                 )
 
 
