@@ -281,7 +281,7 @@ class Channel:
         """Send a request without waiting; ``on_response`` is called exactly once. Returns its opaque.
 
         It gets the answer, ``RequestTimeout`` (within a second after ``deadline``), or the reason why the
-        channel ended; on the reader thread, or on the thread that noticed the channel's end, perhaps this one.
+        channel ended; on the reader thread, or on the thread that noticed its end, perhaps this one.
         """
         outgoing = self._signed(request)
         opaque = next(self._opaques) & _OPAQUE_MASK

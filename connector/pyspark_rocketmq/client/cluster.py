@@ -301,7 +301,7 @@ class TopicRoutes:
             self._name_server.invalidate(self._retry_topic)
 
     def _look_for_retries(self, brokers: Collection[str], deadline: Deadline) -> None:
-        """Not there yet, or nobody to ask: the last route holds; what was given back is found a little later."""
+        """Not there yet, or no name server answers: the last route holds, and a later look finds it."""
         assert self._retry_topic is not None
         now_s = self._clock.monotonic_s()
         if self._retry_route is not None and _names(self._retry_route).issuperset(brokers):

@@ -104,7 +104,7 @@ class NameServerClient:
         """The route for sending: as :meth:`route`, but what was ever known of the topic is kept.
 
         A name server denies a topic while its only broker restarts, and every topic from its own restart
-        until brokers have registered again. A message sent to another broker then would leave its key's queue.
+        until brokers have registered again. A message that went elsewhere then would leave its key's queue.
 
         Raises:
             TopicNotFound: If no living broker has the topic and nothing was ever known of it.

@@ -41,7 +41,7 @@ HandlerFor = Callable[[str], RequestHandler]
 
 
 class ChannelPool(Closing):
-    """One channel per address, made when first needed and again when it died. Shared by any number of threads.
+    """One channel per address, made when first needed or when it died. Shared by any number of threads.
 
     As in the Java client, one connection per server carries everything: pulls, commits, heartbeats, sends.
     Decides under its lock; connects, waits and closes outside it.

@@ -104,7 +104,7 @@ class ReceiveBuffer:
         self._at, self._filled, self._limit = 0, 0, len(buffer)
 
     def _move_on(self, size: int) -> None:
-        """Move the beginning of a frame to another buffer with room for the frame and at least ``size`` bytes."""
+        """Move the beginning of a frame to another buffer of ``size`` bytes or, for a long frame, more."""
         rest = self._view[self._at : self._filled]
         if len(rest) >= _LENGTH_WORD:
             # The decoder has refused a length beyond the limit.

@@ -45,7 +45,7 @@ Addresses = Mapping[str, BrokerAddress]
 
 
 class ReportedResets:
-    """Keeps resets until they are taken: a broker reports each once, with any pull of the group. Thread-safe."""
+    """Keeps resets until they are taken: a broker reports each once, with any pull. Thread-safe."""
 
     def __init__(self) -> None:
         self._resets: SimpleQueue[tuple[MessageQueue, int]] = SimpleQueue()

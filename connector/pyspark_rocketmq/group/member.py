@@ -49,7 +49,7 @@ from pyspark_rocketmq.wire.subscription import SubscriptionData
 
 
 class QueueOwnership(Protocol):
-    """The group's queues that belong to this consumer at this moment. Nothing waits, except ``await_settled``."""
+    """The group's queues that belong to this consumer now. Only ``await_settled`` waits."""
 
     def begin_plan(self) -> Mapping[MessageQueue, int]:
         """The queues that may be planned now, and the grant of each; the plan before this one is over.
@@ -59,7 +59,7 @@ class QueueOwnership(Protocol):
         ...
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
-        """Report which queues the plan holds; those of them that may still be run, the others must leave it."""
+        """Report the plan's queues; those of them that may still be run, the others must leave it."""
         ...
 
     def holds(self, queue: MessageQueue) -> bool:
@@ -83,7 +83,7 @@ logger = logging.getLogger(__name__)
 
 
 class SubscriptionConsistency:
-    """Compares what a broker reports of the group with what this member reported; warns once of a difference."""
+    """Compares what a broker reports of the group with this member; warns once of a difference."""
 
     def __init__(self, own: ConsumerData, client_id: str) -> None:
         self._own = own

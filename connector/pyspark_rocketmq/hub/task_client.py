@@ -159,7 +159,8 @@ class TaskOrders(RangeOrders):
         if self._in_doubt:
             raise RocketMQError(
                 f"The connection to the driver at {self._connection.place} ended while "
-                f"{len(self._in_doubt)} parts of this task's result were on their way to it, so whether it has them is not known. The "
+                f"{len(self._in_doubt)} parts of this task's result were on their way to it, so whether it "
+                "has them is not known. The "
                 "task is run again and asks; look at the driver's log if this goes on."
             )
 

@@ -478,7 +478,7 @@ class Producer(Closing):
     def _begin(
         self, queue: MessageQueue, on_result: OnSend, send: Callable[..., None], *what: object
     ) -> None:
-        """Call ``send`` with the queue's master, ``what``, and what takes the outcome; errors go there, too."""
+        """Call ``send`` with the queue's master, ``what`` and a callback, which gets errors, too."""
         on_outcome = self._watching_route(queue.topic, on_result)
         try:
             route = self._publication(queue.topic, self._deadline())[0]
