@@ -65,8 +65,9 @@ class OrderlyTask:
         self._changed = threading.Condition()
         """The guard; notified when a waiting worker may have something to do."""
         self._turns: TaskTurns[MessageQueue] = TaskTurns(clock.monotonic_s())
-        self._begun: dict[MessageQueue, _Range | None] = {}
-        """By queue; None once its range has ended."""
+        self._begun: dict[MessageQueue, _Range] = {}
+        """Those that may go on."""
+        self._ended: set[MessageQueue] = set()
         self._workers: list[_Worker] = []
         self._done: list[Consumed] = []
         """To be given out."""
@@ -92,8 +93,7 @@ class OrderlyTask:
                 raise self._failure
             yield from self._taken_out()
             for one in self._begun.values():
-                if one is not None:
-                    yield self._stopped(one)
+                yield self._stopped(one)
         finally:
             with self._changed:
                 self._is_closed = True
@@ -159,9 +159,7 @@ class OrderlyTask:
         found = [
             (queue, one)
             for queue, one in self._begun.items()
-            if one is not None
-            and self._turns.is_suspended(queue)
-            and (all_of_them or self._orders.is_given_up(queue))
+            if self._turns.is_suspended(queue) and (all_of_them or self._orders.is_given_up(queue))
         ]
         for queue, one in found:
             self._turns.withdrawn(queue)
@@ -170,13 +168,17 @@ class OrderlyTask:
 
     def _give_out(self, queue: MessageQueue, consumed: Consumed) -> None:
         """Have the task's own thread give a result out after its current call; called with the guard."""
-        self._begun[queue] = None
+        self._end(queue)
         self._done.append(consumed)
         self._workers[0].stop()
         self._changed.notify_all()
 
+    def _end(self, queue: MessageQueue) -> None:
+        del self._begun[queue]
+        self._ended.add(queue)
+
     def _memory(self) -> Memory:
-        held_bytes = sum(one.arrived.nbytes for one in self._begun.values() if one is not None)
+        held_bytes = sum(one.arrived.nbytes for one in self._begun.values())
         if held_bytes < SHORT_OF_MEMORY_BYTES:
             return Memory.PLENTY
         return Memory.SHORT if held_bytes < OUT_OF_MEMORY_BYTES else Memory.GONE
@@ -202,7 +204,7 @@ class OrderlyTask:
         """Report that only suspended queues are left; stop them if that ends the task. Called with the guard."""
         if self._turns.is_led:
             return
-        if not self._has_reported_idle and any(one is not None for one in self._begun.values()):
+        if not self._has_reported_idle and self._begun:
             self._has_reported_idle = True
             self._orders.idles(self._batch_changed)
         if not self._orders.is_batch_at_work():
@@ -234,7 +236,7 @@ class OrderlyTask:
                 self._changed.notify_all()
                 return
             queue = arrived.planned.queue
-            if queue in self._begun:
+            if queue in self._begun or queue in self._ended:
                 raise _two_ranges(queue)
             one = self._begun[queue] = _Range(arrived)
             turn = self._turns.arrived(queue, self._clock.monotonic_s())
@@ -242,8 +244,7 @@ class OrderlyTask:
             self._changed.notify_all()
         self._deliver(worker, one, turn.lasts_s)
 
-    def _deliver(self, worker: _Worker, one: _Range | None, lasts_s: float) -> None:
-        assert one is not None
+    def _deliver(self, worker: _Worker, one: _Range, lasts_s: float) -> None:
         with self._consumer.lease() as listener:
             run = one.run or self._consumer.run_of(one.arrived, listener, self._orders, self._clock)
             one.run, run.listener = run, listener
@@ -273,7 +274,7 @@ class OrderlyTask:
             if consumed is not None:
                 self._turns.ended(queue)
                 if is_gone:
-                    self._begun[queue] = None
+                    self._end(queue)
                 else:
                     self._give_out(queue, consumed)
             elif run.finished is None:
