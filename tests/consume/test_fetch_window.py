@@ -65,7 +65,7 @@ def window(
         segment=segment,
         depth=depth,
         max_ahead_bytes=max_ahead_bytes,
-        tell=lambda *_: None,
+        log=lambda *_: None,
     )
 
 
@@ -414,7 +414,7 @@ def test_any_broker_gives_exactly_the_messages_of_each_range_in_order_once(
     """
     ranges, brokers, rng = world
     shell = ModelShell(
-        FetchWindow(ranges, depth=depth, max_bytes=max_bytes, tell=lambda *_: None), brokers, rng
+        FetchWindow(ranges, depth=depth, max_bytes=max_bytes, log=lambda *_: None), brokers, rng
     )
     for _ in range(100_000):
         if not shell.pulls.is_open:
@@ -442,7 +442,7 @@ def test_a_failed_range_takes_nothing_from_the_others(
         [wanted(0, 40, queue_id=index, pull_batch_size=4) for index in range(count)],
         depth=depth,
         max_bytes=64 << 20,
-        tell=lambda *_: None,
+        log=lambda *_: None,
     )
     in_flight: list[PullTask] = []
     received: list[list[int]] = [[] for _ in range(count)]
@@ -471,7 +471,7 @@ def test_a_failed_range_takes_nothing_from_the_others(
 
 def test_every_range_gets_its_share_of_the_pulls_in_flight() -> None:
     ranges = [wanted(0, 1000, queue_id=index, pull_batch_size=4) for index in range(4)]
-    pulls = FetchWindow(ranges, depth=8, max_bytes=64 << 20, tell=lambda *_: None)
+    pulls = FetchWindow(ranges, depth=8, max_bytes=64 << 20, log=lambda *_: None)
 
     tasks = pulls.tasks(0.0)
 
@@ -482,7 +482,7 @@ def test_every_range_gets_its_share_of_the_pulls_in_flight() -> None:
 def test_no_pull_is_sent_that_there_is_no_room_for() -> None:
     """What an answer takes is guessed by the largest so far."""
     pulls = FetchWindow(
-        [wanted(0, 1000, pull_batch_size=4)], depth=8, max_bytes=1200 * KIB, tell=lambda *_: None
+        [wanted(0, 1000, pull_batch_size=4)], depth=8, max_bytes=1200 * KIB, log=lambda *_: None
     )
 
     first, *others = pulls.tasks(0.0)
@@ -505,7 +505,7 @@ def test_a_gap_is_passed_and_told_of_once_or_is_an_error() -> None:
             wanted(0, 100, pull_batch_size=4, fail_on_data_loss=fails),
             segment=4,
             depth=4,
-            tell=lambda *what: told.append(what),
+            log=lambda *what: told.append(what),
         )
         for task in pulls.tasks(4, 0.0):
             pulls.answered(task, gone, 0.0)

@@ -173,7 +173,7 @@ class RangeWindow:
         segment: int,
         depth: int,
         max_ahead_bytes: int = _AHEAD_BYTES,
-        tell: Callable[..., object],
+        log: Callable[..., object],
     ) -> None:
         """Open nothing yet; ``tasks()`` does.
 
@@ -184,7 +184,7 @@ class RangeWindow:
             depth: Most pulls in flight, at least 1.
             max_ahead_bytes: While this many bytes wait for ``take()``, only the first open segment goes on
                 (without it nothing could ever be taken). Answers then in flight still add to it.
-            tell: Called as ``Logger.log``, with what an operator should know.
+            log: Called as ``Logger.log``, with what an operator should know.
         """
         self.failure: RocketMQError | None = None
         """Why the range cannot be read to its end."""
@@ -204,7 +204,7 @@ class RangeWindow:
         """From sending to answer, of all of them together."""
         self.index = index
         self._of = of
-        self._tell = tell
+        self._log = log
         self._segment = segment
         self._depth = depth
         self._max_ahead_bytes = max_ahead_bytes
@@ -333,10 +333,10 @@ class RangeWindow:
         self._idle.append(task.segment_id)
         if self._replica.disappointed(task.broker_id, now_s):
             text = "replica %d did not serve, back to the master %s: %s"
-            self._tell(INFO, text, task.broker_id, self._of.planned.queue, error)
+            self._log(INFO, text, task.broker_id, self._of.planned.queue, error)
         elif isinstance(error, TransportError) and self._replica.master_failed(now_s):
             text = "the master does not answer, going on at its replica %d %s: %s"
-            self._tell(WARNING, text, self._replica.broker_id, self._of.planned.queue, error)
+            self._log(WARNING, text, self._replica.broker_id, self._of.planned.queue, error)
         elif error is not None:
             self._troubles.append(error)
 
@@ -355,7 +355,7 @@ class RangeWindow:
         if not trouble.retryable or left_s <= 0:
             self.failure = trouble
         elif now_s >= self._resumes_at_s:
-            self._tell(WARNING, "pull failed, trying again %s: %s", self._of.planned.queue, trouble)
+            self._log(WARNING, "pull failed, trying again %s: %s", self._of.planned.queue, trouble)
             if isinstance(trouble, BrokerError) and trouble.code == ResponseCode.FLOW_CONTROL:
                 pause_s = _FLOW_CONTROL_PAUSE_S
             else:
@@ -439,7 +439,7 @@ class RangeWindow:
             return self._busy(PullStatus.OFFSET_ILLEGAL, moved + "resetting the group's offsets all the time")
         self._has_met_reset = True
         text = "reset stored at the broker is not followed without a group of our own group=%s %s"
-        self._tell(INFO, text, self._of.consumer_group, queue)
+        self._log(INFO, text, self._of.consumer_group, queue)
         return None
 
     def _refused(self, error: RocketMQError) -> RocketMQError:
@@ -499,7 +499,7 @@ class RangeWindow:
         wanted = task.queue_offset
         if wanted not in self.skipped or continues_at > self.skipped.stop:
             text = "offset gap %s wanted=%d available=%s continuing_at=%d"
-            self._tell(WARNING, text, self._of.planned.queue, wanted, available, continues_at)
+            self._log(WARNING, text, self._of.planned.queue, wanted, available, continues_at)
             known = self.skipped or range(wanted, continues_at)
             self.skipped = range(min(known.start, wanted), max(known.stop, continues_at))
         self._advance(task, continues_at, b"")
@@ -534,7 +534,7 @@ class FetchWindow:
     """The pulls of all ranges that are read at once."""
 
     def __init__(
-        self, ranges: Sequence[_Partition], *, depth: int, max_bytes: int, tell: Callable[..., object]
+        self, ranges: Sequence[_Partition], *, depth: int, max_bytes: int, log: Callable[..., object]
     ) -> None:
         """Ask for nothing yet; ``tasks()`` does.
 
@@ -542,7 +542,7 @@ class FetchWindow:
             ranges: What to read.
             depth: Most pulls in flight.
             max_bytes: Stored bytes asked for or here and not yet handed out.
-            tell: Called as ``Logger.log``, with what an operator should know.
+            log: Called as ``Logger.log``, with what an operator should know.
         """
         self.ranges = tuple(
             RangeWindow(
@@ -550,7 +550,7 @@ class FetchWindow:
                 each,
                 segment=max(_FILTERED_SEGMENT if each.is_filtered else 1, each.pull_batch_size),
                 depth=depth,
-                tell=tell,
+                log=log,
             )
             for index, each in enumerate(ranges)
         )

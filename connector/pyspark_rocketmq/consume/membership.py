@@ -6,8 +6,8 @@ members, an answer to a lock call) with the monotonic second of the moment, take
 :mod:`~pyspark_rocketmq.consume.queue_ownership`.
 
 1. What is not known changes nothing. Without a list of members, or with an empty one, the allocation stays
-   as it is (B4); so does a topic's whose share cannot be computed (B2). A lock call that fails leaves the locks
-   as they are until they expire (C2).
+   as it is (B4); so does a topic's whose share cannot be computed (B2). A lock call that fails leaves the
+   locks as they are until they expire (C2).
 2. Bad news is checked twice. A member missing from the list for the first time, this one included, still
    counts as a member; a new one counts at once (B4).
 3. A lock's age counts from the moment it was asked for, so the broker's own clock for it starts later.

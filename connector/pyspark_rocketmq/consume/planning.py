@@ -15,8 +15,9 @@
    least as many new ones, up to the flow-control threshold; until there are new ones it is left out for a
    while.
 
-**Which ranges share a task** (:func:`shared_tasks`). A task costs some tens of milliseconds of a core whatever
-it does: Spark schedules it, and two Python processes take it up. A queue with a few messages takes less. So:
+**Which ranges share a task** (:func:`shared_tasks`). A task costs some tens of milliseconds of a core,
+whatever it does: Spark schedules it, and two Python processes take it up. A queue with a few messages takes
+less. So:
 
 1. A task is not expected to last longer than the longest range alone does, give or take a quarter, or than 25
    ms if that is more: with any number of cores the micro-batch takes no longer, and with few it takes less.
@@ -414,8 +415,8 @@ REST_S: Final = 60.0
 class StallCounter:
     """Remembers, per queue, the range that its listener has had without a commit and without a suspension.
 
-    With autoCommit=false a listener may answer SUCCESS for a whole range and commit nothing. The next plan then
-    begins at the same offset, and only a longer range brings the messages after which the listener commits.
+    With autoCommit=false a listener may answer SUCCESS for a whole range and commit nothing. The next plan
+    then begins at the same offset, and only a longer range brings the messages after which it commits.
 
     Call ``had()`` with fresh progress before each plan and ``planned()`` with the ranges that are run after
     it. A suspension keeps what is known, for the listener still needs the messages; any move or a new epoch
@@ -430,7 +431,7 @@ class StallCounter:
 
     def had(self, progress: Mapping[MessageQueue, QueueState], now_s: float) -> Mapping[MessageQueue, Had]:
         """What queues' listeners have had in vain, from their next offsets on."""
-        # If a queue was claimed or reset meanwhile, its whole batch is dropped, whatever its listeners answered.
+        # If a queue was claimed or reset meanwhile, its whole batch is dropped, whatever listeners answered.
         is_dropped = any(
             queue not in progress or progress[queue].epoch != planned.state.epoch
             for queue, planned in self._last_plan.items()

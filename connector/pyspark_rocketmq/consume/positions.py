@@ -43,7 +43,7 @@ class OffsetGap:
     """A queue whose next offset lies outside what its broker holds (PULL_OFFSET_MOVED, found before pulling).
 
     To continue at ``corrected``, store it as the queue's progress at once: an offset beyond the end is
-    measured against the end of *that* moment; a later plan would correct it past messages that came meanwhile.
+    measured against the end of *that* moment; a later plan would correct it past newer messages.
     """
 
     queue: MessageQueue

@@ -5,8 +5,8 @@ computes it itself, so two may differ for a while. The *lock* at the queue's bro
 it now. Concurrent and broadcasting consumers need no lock; for them the grant comes with the allocation.
 
 A queue is planned only in HELD. While a micro-batch that holds it is under way, it leaves through LEAVING:
-it is planned no more, its lock is kept, and it is given free when the batch is over. That wait keeps the order
-of a queue that changes hands.
+it is planned no more, its lock is kept, and it is given free when the batch is over. That wait keeps the
+order of a queue that changes hands.
 
 Source: ``RebalanceImpl.updateProcessQueueTableInRebalance``,
 ``RebalancePushImpl.removeUnnecessaryMessageQueue``.

@@ -78,7 +78,7 @@ class Fetcher:
             partitions,
             depth=max((each.pulls_in_flight for each in partitions), default=1),
             max_bytes=max((each.max_in_flight_bytes for each in partitions), default=0),
-            tell=logger.log,
+            log=logger.log,
         )
         self._connections: dict[_Place, PullConnection[_Pull]] = {}
         self._gone_away: set[_Place] = set()

@@ -3,8 +3,8 @@
 Listener calls and send-backs run elsewhere and report through events to the thread that calls ``consume``. A
 call whose messages are all done settles itself: its thread, or the event loop, goes on with the next
 delivery, since waking another thread first would cost a listener of some milliseconds a tenth of its rate.
-Whoever holds the run's guard owns the machine and all else of the run; nothing waits under the guard. No Spark
-here.
+Whoever holds the run's guard owns the machine and all else of the run; nothing waits under the guard. No
+Spark here.
 
 Rows leave only below the offset the run has reached. A run normally ends with every message done or sent
 back, so these are all rows. Where a message could not be sent back, the offset stays at it, and rows of

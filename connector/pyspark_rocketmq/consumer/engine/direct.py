@@ -201,7 +201,7 @@ class OrderlyTask:
         return self._turns.is_led or self._orders.is_batch_at_work()
 
     def _check_lead(self) -> None:
-        """Report that only suspended queues are left; stop them if that ends the task. Called with the guard."""
+        """Report that only suspended queues are left; stop them if that ends the task."""
         if self._turns.is_led:
             return
         if not self._has_reported_idle and self._begun:

@@ -222,8 +222,8 @@ def wrong_markers(queue: MessageQueue, problem: str) -> RocketMQError:
     """The error for a range that did not arrive with exactly one marker row, at its end."""
     return RocketMQError(
         f"{queue}: a planned range must arrive with exactly one marker row, at its end, but {problem}. Read "
-        "with format('rocketmq') and option 'consumerGroup', and do not filter, copy or shuffle its rows before "
-        "consume_orderly()."
+        "with format('rocketmq') and option 'consumerGroup', and do not filter, copy or shuffle its rows "
+        "before consume_orderly()."
     )
 
 

@@ -1,11 +1,9 @@
-"""The orderly engine: one queue's planned range through the user's listener, whatever Spark does to its rows.
+"""The orderly engine in a stateful operator: one queue's range, whatever Spark does to its rows.
 
-Runs inside ``groupBy(topic, brokerName, queueId).applyInPandasWithState`` on an executor.  Spark gives a
-queue's rows in chunks and, once a sort spills, in any order; so the engine gathers the range, puts it into
-queue order, and lets ``consume.orderly`` decide what the listener gets next.
-
-It keeps nothing in Spark's state and reads nothing of it: what a queue's next range must know is in the
-offset store.
+Runs inside ``groupBy(topic, brokerName, queueId).applyInPandasWithState`` on an executor. Spark gives a
+queue's rows in chunks and, once a sort spills, in any order; so the engine gathers the range and puts it into
+queue order before it consumes it. It keeps nothing in Spark's state and reads nothing of it: what a queue's
+next range must know is in the offset store.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ from pyspark_rocketmq.listeners.row_validation import OutputColumns, Row
 from pyspark_rocketmq.model import MessageQueue, OrderlyEngineKind
 from pyspark_rocketmq.source.schema import MESSAGE_COLUMNS, RangeEnd
 
-# Of earlier releases, which kept things there: with another one Spark would refuse their checkpoints.
+# That of earlier releases, which used it: with another one Spark would refuse their checkpoints.
 _STATE_SCHEMA = "next_offset bigint, epoch bigint, accumulated_offset bigint, uncommitted_rows binary"
 
 
@@ -70,14 +68,13 @@ def consume_orderly(
         output_schema: Columns of the rows it emits.
         settings: RocketMQ's defaults if not given.
         send_back: How dead letters are sent; needed with ``max_reconsume_times``.
-        engine: How Spark runs the listener. DIRECT needs the rows as the source gives them; fewer partitions
-            are all right (``coalesce``), a shuffle is refused.
+        engine: How Spark runs the listener. DIRECT needs the rows as the source gives them: it allows fewer
+            partitions (``coalesce``) and refuses a shuffle.
         hooks: Called before and after each call of the listener.
 
     Returns:
         Data rows (``topic, brokerName, queueId, queueOffset`` and the listener's columns) and one ack row per
-        queue and micro-batch, in which ``ack`` is not null. Whoever composes a query writes the data rows
-        first and commits the acks after.
+        queue and micro-batch, in which ``ack`` is not null. Write the data rows first, then commit the acks.
 
     Raises:
         OptionError: If the listener is none, or messages may be given up and there is no way to send them.
@@ -125,7 +122,7 @@ class OrderlyEngine:
         rows, ack, columns = self._consumer.consume(arrived)
         if state.exists:
             state.remove()
-        # In one frame if they are few, because Spark joins frames at a price per cell.
+        # In one frame if they are few: Spark joins frames at a price per cell.
         last: list[Row] = []
         for some in tuples_of(rows, columns):
             if last:
@@ -158,7 +155,7 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> ArrivedRange
         RocketMQError: If the range arrived without its marker row or with several, or if message rows were
             lost or doubled on the way.
     """
-    # Column by column: pandas' concat looks at every cell of a column that is all null, and the markers' are.
+    # Column by column: pandas' concat looks at every cell of a column that is all null, as markers' are.
     gathered = list(chunks)
     is_marker = np.concatenate([chunk["kind"].notna().to_numpy() for chunk in gathered])
     offsets = np.concatenate([chunk["queueOffset"].to_numpy() for chunk in gathered])

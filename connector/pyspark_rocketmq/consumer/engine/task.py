@@ -279,8 +279,8 @@ class BatchTask:
 
     Without a writer only the listener's side effects are wanted. With an engine the batch holds planned
     ranges (:mod:`~pyspark_rocketmq.source.ranges`), which are read and consumed here too: a message stays in
-    one Python process from the socket to the sink's file. With ``terms`` such a task asks the driver before it
-    begins a range, and gives up the ranges that the driver says.
+    one Python process from the socket to the sink's file. With ``terms`` such a task asks the driver before
+    it begins a range, and gives up the ranges that the driver says.
     """
 
     def __init__(
