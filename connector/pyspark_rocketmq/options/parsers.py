@@ -133,26 +133,24 @@ def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 @parses("boolean")
 def boolean(text: str) -> bool:
     """Parser of true or false."""
-    values = {"true": True, "false": False}
-    if text.strip().lower() not in values:
+    value = text.strip().lower()
+    if value not in {"true", "false"}:
         raise ValueError("is neither true nor false")
-    return values[text.strip().lower()]
+    return value == "true"
+
+
+@parses("string")
+def secret_value(text: str) -> str:
+    """Parser of any text that is not blank, taken as it is."""
+    if not text.strip():
+        raise ValueError("is empty")
+    return text
 
 
 @parses("string")
 def text_value(text: str) -> str:
     """Parser of any text that is not blank."""
-    if not text.strip():
-        raise ValueError("is empty")
-    return text.strip()
-
-
-@parses("string")
-def secret_value(text: str) -> str:
-    """Parser of a secret: any text that is not blank, taken as it is."""
-    if not text.strip():
-        raise ValueError("is empty")
-    return text
+    return secret_value(text).strip()
 
 
 @parses("string")
@@ -169,9 +167,7 @@ def resource_name(kind: str, max_length: int) -> Parser[str]:
 
     @parses("string")
     def parse(text: str) -> str:
-        name = text.strip()
-        if not name:
-            raise ValueError("is empty")
+        name = text_value(text)
         if not re.fullmatch(r"[%|a-zA-Z0-9_-]+", name):
             raise ValueError(
                 f"is not a {kind} name: only letters, digits and the characters % | _ - are allowed"
@@ -228,9 +224,10 @@ def one_of(values: type[E]) -> Parser[E]:
 
     @parses(", ".join(f"`{value}`" for value in values))
     def parse(text: str) -> E:
-        if text.strip().lower() not in by_lower:
+        member = by_lower.get(text.strip().lower())
+        if member is None:
             raise ValueError(f"is none of {', '.join(values)}")
-        return by_lower[text.strip().lower()]
+        return member
 
     return parse
 

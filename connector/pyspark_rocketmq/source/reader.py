@@ -248,10 +248,9 @@ class _RangeReader:
         """The next queue offset."""
         self._rows = 0
         self._body_bytes = 0
-        self._is_full = False
         self._pulls, self._pull_ms = 0, 0.0
-        self._undecodable: UndecodableMessage | None = None
-        """The range ended before it."""
+        self._stopped: EndReason | None = None
+        """Why the range ends behind the last message read: it is FULL, or the next one is UNDECODABLE."""
         self._is_pulled_anew = False
         """The rest of these chunks is not read: nobody knows where the next message begins."""
         self._unexplained = range(0)
@@ -274,7 +273,7 @@ class _RangeReader:
         if isinstance(fetched.messages, RocketMQError):
             raise fetched.messages
         for decoded in fetched.messages:
-            if self._has_stopped:
+            if self._is_pulled_anew or self._stopped is not None:
                 break
             if isinstance(decoded, Undecodable):
                 decoded = self._kept(decoded)  # noqa: PLW2901 - its row in its place
@@ -285,10 +284,6 @@ class _RangeReader:
         if fetched.is_last:
             yield from self._last(fetched.failure)
 
-    @property
-    def _has_stopped(self) -> bool:
-        return self._is_full or self._is_pulled_anew or self._undecodable is not None
-
     def _last(self, failure: RocketMQError | None) -> Iterator[RangeEnd]:
         self._pulls += self._window.answers
         self._pull_ms += self._window.answered_after_s * 1000
@@ -296,7 +291,7 @@ class _RangeReader:
         if self._is_pulled_anew and not is_read and not isinstance(failure, QueueReset):
             return
         self.is_done = True
-        end = self._end(failure)
+        end, reason = self._end(failure)
         if self.partition.is_group_read:
             yield RangeEnd(
                 planned=replace(self.partition.planned, end=end),
@@ -305,7 +300,7 @@ class _RangeReader:
                 pulls=self._pulls,
                 pull_ms=self._pull_ms,
                 bounds=self._window.bounds,
-                reason=self._reason(failure),
+                reason=reason,
             )
 
     def _kept(self, undecodable: Undecodable) -> pa.RecordBatch:
@@ -332,7 +327,8 @@ class _RangeReader:
             if not partition.is_group_read or queue_offset == planned.start:
                 raise error
             self._report_gap_before(queue_offset)
-            self._expected, self._undecodable = queue_offset, error
+            logger.warning("range ended before a message that cannot be decoded: %s", error)
+            self._expected, self._stopped = queue_offset, EndReason.UNDECODABLE
             self._window.stop()
             return row.slice(0, 0)
         logger.warning(
@@ -357,7 +353,7 @@ class _RangeReader:
         self._body_bytes = int(sizes[-1])
         if self._body_bytes < limit:
             return messages
-        self._is_full = True
+        self._stopped = EndReason.FULL
         self._window.stop()
         return messages.slice(0, int(np.searchsorted(sizes, limit)) + 1)
 
@@ -368,46 +364,32 @@ class _RangeReader:
             return messages if is_whole else messages.remove_column(0)
         return with_origin_topics(messages, self.partition.namespace)
 
-    def _end(self, failure: RocketMQError | None) -> int:
-        """Where the range has ended (exclusive)."""
+    def _end(self, failure: RocketMQError | None) -> tuple[int, EndReason]:
+        """Where the range has ended (exclusive), and why.
+
+        Raises:
+            RocketMQError: ``failure``, if the range must not end early.
+        """
         planned = self.partition.planned
-        if self._is_full:
-            logger.info(
-                "range ended at its largest size, the rest is planned again %s from=%d to=%d reached=%d",
-                planned.queue,
-                planned.start,
-                planned.end,
-                self._expected,
-            )
-            return self._expected
-        if self._undecodable is not None:
-            logger.warning("range ended before a message that cannot be decoded: %s", self._undecodable)
-            return self._expected
-        if self._is_pulled_anew:
-            return min(self._expected, planned.end)
-        if failure is None:
+        if self._stopped is None and failure is None:
             self._report_gap_before(planned.end)
-            return planned.end
-        if not self._may_end_early(failure):
+            return planned.end, EndReason.WHOLE
+        if self._stopped is not None:
+            reason = self._stopped
+        elif failure is not None and not self._is_pulled_anew and not self._may_end_early(failure):
             raise failure
-        logger.warning(
+        else:
+            reason = EndReason.REFUSED if isinstance(failure, ConsumptionForbidden) else EndReason.EARLY
+        logger.log(
+            logging.INFO if reason is EndReason.FULL else logging.WARNING,
             "range ended early, the rest is planned again %s from=%d to=%d reached=%d: %s",
             planned.queue,
             planned.start,
             planned.end,
             self._expected,
-            failure,
+            failure if self._stopped is None else reason,
         )
-        return self._expected
-
-    def _reason(self, failure: RocketMQError | None) -> EndReason:
-        if self._is_full:
-            return EndReason.FULL
-        if self._undecodable is not None:
-            return EndReason.UNDECODABLE
-        if isinstance(failure, ConsumptionForbidden):
-            return EndReason.REFUSED
-        return EndReason.WHOLE if failure is None else EndReason.EARLY
+        return min(self._expected, planned.end), reason
 
     def _follow(self, messages: pa.RecordBatch) -> None:
         offsets = _offsets(messages)

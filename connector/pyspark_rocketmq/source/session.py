@@ -120,11 +120,7 @@ def is_speculative(spark: SparkSession) -> bool:
 
 
 def check_speculation(spark: SparkSession) -> None:
-    """Refuse speculation: two copies of a task would deliver or send the same messages (D1, G6).
-
-    Raises:
-        OptionError: If ``spark.speculation`` is on.
-    """
+    """Raise OptionError for ``spark.speculation``: two copies of a task deliver the same messages (D1, G6)."""
     if is_speculative(spark):
         problem = (
             "spark.speculation is on: a second copy of a slow task would give the listener the same "
@@ -135,11 +131,7 @@ def check_speculation(spark: SparkSession) -> None:
 
 
 def check_session(spark: SparkSession | None, what: str) -> None:
-    """Refuse None, which ``SparkSession.getActiveSession()`` returns without a session.
-
-    Raises:
-        RocketMQError: With how to make one.
-    """
+    """Raise RocketMQError for None, which ``SparkSession.getActiveSession()`` returns without a session."""
     if spark is None:
         raise RocketMQError(
             f"{what} needs a Spark session, not None; make one by SparkSession.builder.getOrCreate()."
@@ -147,11 +139,7 @@ def check_session(spark: SparkSession | None, what: str) -> None:
 
 
 def check_classic(spark: SparkSession, what: str, why: str) -> None:
-    """Refuse a session of Spark Connect, whose driver is another process.
-
-    Raises:
-        RocketMQError: With what can be done instead.
-    """
+    """Raise RocketMQError for a session of Spark Connect, whose driver is another process."""
     check_session(spark, what)
     if not is_classic(spark):
         raise RocketMQError(
@@ -162,11 +150,7 @@ def check_classic(spark: SparkSession, what: str, why: str) -> None:
 
 
 def check_delta(spark: SparkSession) -> None:
-    """Refuse a JVM without Delta Lake; Py4J would say ``'JavaPackage' object is not callable``.
-
-    Raises:
-        RocketMQError: If not.
-    """
+    """Raise RocketMQError for a JVM without Delta Lake; Py4J's error does not say what is missing."""
     jvm: Any = spark._jvm  # noqa: SLF001 - there is no other way to its classes
     if isinstance(jvm.io.delta.tables.DeltaTable, JavaPackage):
         raise RocketMQError(
