@@ -52,6 +52,7 @@ from pyspark_rocketmq.model import (
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetKey, OffsetStore
+from pyspark_rocketmq.options.consumer import DEFAULT_MAX_OFFSETS_PER_TRIGGER
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.sinks.base import Sink
@@ -181,8 +182,6 @@ def log_unused_start(store: OffsetStore, consumer_group: str, where: ConsumeFrom
         )
 
 
-_DEFAULT_MAX_OFFSETS_PER_TRIGGER = 100_000
-"""Bounds the memory of a task, which holds a queue's share of the micro-batch."""
 _QUERY_ID_TIMEOUT_S = 60.0
 
 
@@ -237,7 +236,7 @@ class PushConsumer:
         suspend_current_queue_time_millis: int = 1000,
         consume_thread_max: int = 20,
         consume_timeout_s: float = 900.0,
-        max_offsets_per_trigger: int = _DEFAULT_MAX_OFFSETS_PER_TRIGGER,
+        max_offsets_per_trigger: int = DEFAULT_MAX_OFFSETS_PER_TRIGGER,
         allocate_message_queue_strategy: str = "averagely",
         instance_name: str | None = None,
         mirror_offsets: bool = True,

@@ -22,7 +22,7 @@ from pyspark_rocketmq.consume.orderly import UNLIMITED, OrderlySettings
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind, UndecodableMessages
 from pyspark_rocketmq.offsets.store import OffsetStore
-from pyspark_rocketmq.options.consumer import consume_time
+from pyspark_rocketmq.options.consumer import MAX_BATCH_SIZE, MAX_THREADS, consume_time
 from pyspark_rocketmq.options.parsers import closest
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
@@ -328,7 +328,8 @@ class ConsumerSettings:
             problems.append(
                 f"orderly_engine='{self.orderly_engine}' is none of {', '.join(OrderlyEngineKind)}"
             )
-        for name, most in (("consume_message_batch_max_size", 1024), ("consume_thread_max", 1000)):
+        most_of = {"consume_message_batch_max_size": MAX_BATCH_SIZE, "consume_thread_max": MAX_THREADS}
+        for name, most in most_of.items():
             if not 1 <= getattr(self, name) <= most:
                 problems.append(f"{name}={getattr(self, name)} is not between 1 and {most}")
         if self.consume_timeout_s <= 0:

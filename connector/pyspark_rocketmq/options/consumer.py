@@ -1,7 +1,4 @@
-"""What a consumer is set up by besides the source's options; fields are its arguments.
-
-Keys are the options of job ``consume``; texts, defaults and units are both's.
-"""
+"""Arguments of a ``PushConsumer`` that are no options of the source; keys are options of job ``consume``."""
 
 from __future__ import annotations
 
@@ -9,10 +6,16 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from pyspark_rocketmq.model import ConsumeFromWhere, OrderlyEngineKind
 from pyspark_rocketmq.options.declare import OptionSet, option
 from pyspark_rocketmq.options.parsers import boolean, int_between, iso_time, one_of, parses
+
+MAX_BATCH_SIZE: Final = 1024
+MAX_THREADS: Final = 1000
+DEFAULT_MAX_OFFSETS_PER_TRIGGER: Final = 100_000
+"""Bounds the memory of a task, which holds a queue's share of the micro-batch."""
 
 
 def consume_time(text: str) -> datetime:
@@ -63,7 +66,7 @@ class ConsumerOptions(OptionSet):
         "names a zone; ISO: UTC."
     )
     consume_message_batch_max_size: int = option(
-        "consumeMessageBatchMaxSize", int_between(1, 1024), 1, unit="messages"
+        "consumeMessageBatchMaxSize", int_between(1, MAX_BATCH_SIZE), 1, unit="messages"
     ).doc("Most messages the listener gets in one call.")
     max_reconsume_times: int = option(
         "maxReconsumeTimes",
@@ -74,7 +77,7 @@ class ConsumerOptions(OptionSet):
     suspend_current_queue_time_millis: int = option(
         "suspendCurrentQueueTimeMillis", int_between(10, 30_000), 1_000, unit="ms"
     ).doc("Pause of a queue after the listener gave its messages back.")
-    consume_thread_max: int = option("consumeThreadMax", int_between(1, 1000), 20, unit="calls").doc(
+    consume_thread_max: int = option("consumeThreadMax", int_between(1, MAX_THREADS), 20, unit="calls").doc(
         "Most calls of the listener at the same time in one task; of an orderly one for different queues."
     )
     consume_timeout_s: int = option("consumeTimeoutS", int_between(1, 86_400), 900, unit="s").doc(
@@ -82,7 +85,7 @@ class ConsumerOptions(OptionSet):
         "messages are sent back then."
     )
     max_offsets_per_trigger: int = option(
-        "maxOffsetsPerTrigger", int_between(1, 2**62), 100_000, unit="messages"
+        "maxOffsetsPerTrigger", int_between(1, 2**62), DEFAULT_MAX_OFFSETS_PER_TRIGGER, unit="messages"
     ).doc("Most messages of one micro-batch; see [memory](how-to/tuning.md#memory).")
     mirror_offsets: bool = option("mirrorOffsets", boolean, True).doc(
         "Show each committed offset to the brokers too, for mqadmin, dashboards and Java members of the "

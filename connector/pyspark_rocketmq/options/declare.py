@@ -36,7 +36,7 @@ class OptionSpec:
     unit: str
     secret: bool
     internal: bool
-    """Whether other code of this package sets it, and nobody else."""
+    """Whether only other code of this package sets it."""
     instead: tuple[str, ...]
     """Keys of options of which one may be given where this one is required."""
     used_in: tuple[Use, ...]
@@ -84,7 +84,7 @@ def option(
 
 
 everywhere_option = partial(option, used_in=tuple(Use))
-"""For whoever reads and whoever writes."""
+"""For reading and writing."""
 read_option = partial(option, used_in=(Use.STREAM, Use.BATCH))
 stream_option = partial(option, used_in=(Use.STREAM,))
 batch_option = partial(option, used_in=(Use.BATCH,))

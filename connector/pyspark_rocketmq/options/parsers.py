@@ -242,7 +242,7 @@ def pattern(text: str) -> re.Pattern[str]:
 
 
 _SEPARATES_TAGS: Final = re.compile(r"[|,;\s]|&&")
-"""What somebody means to separate tags by who does not know that only ``||`` does."""
+"""Separators that users confuse with ``||``, the only one."""
 
 
 @parses("string")

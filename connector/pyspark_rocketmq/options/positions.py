@@ -182,7 +182,7 @@ parse_ending_times = _positions("JSON", _TIMES, LATEST, {})
 
 
 class NoMatchStrategy(StrEnum):
-    """What to do with a queue that has no message stored at or after the time asked for."""
+    """What to do with a queue that has no message stored at or after a time."""
 
     LATEST = "latest"
     ERROR = "error"

@@ -265,7 +265,7 @@ class ReadOptions(PositionOptions):
     )
 
     def subscribed(self) -> tuple[str, ...]:
-        """The topics that are asked for by name; none with ``topicPattern``."""
+        """The topics that options name; none with ``topicPattern``."""
         if self.subscriptions:
             return tuple(each.topic for each in self.subscriptions)
         return self.topics if self.topic is None else (self.topic,)
@@ -301,7 +301,7 @@ class ReadOptions(PositionOptions):
         return self.read_from is not ReadFrom.MASTER and not is_locked
 
     def all_subscribed(self) -> tuple[str, ...]:
-        """The topics that are read: those asked for and the retry topic."""
+        """The topics that options name, and the retry topic."""
         retry = self.retry_topic()
         return self.subscribed() if retry is None else (*self.subscribed(), retry)
 

@@ -174,7 +174,7 @@ class ClusterView:
         """
         routes = self.routes()
         queues = self._queues_of(routes)
-        # Bounds are the masters': a replica that lags would look like a log that lost its tail.
+        # Of masters alone: the bounds of a replica that lags would look like a lost tail.
         addresses = {name: address for name in queues if (address := routes.masters.get(name)) is not None}
         unreachable: dict[str, RocketMQError] = {
             name: TransportError(name, "the route names no master for this broker")
@@ -222,13 +222,13 @@ class ClusterView:
     ) -> dict[str, _Outcome]:
         """What each slave has if it serves pulls, else its error."""
 
-        def ask(name: str) -> _Outcome:
+        def query(name: str) -> _Outcome:
             try:
                 return self._at_slave(slaves[name], queues[name])
             except RocketMQError as error:
                 return error
 
-        return at_brokers(slaves.keys(), ask)
+        return at_brokers(slaves.keys(), query)
 
     def _at_slave(self, address: BrokerAddress, queues: _Queues) -> dict[MessageQueue, QueueBounds]:
         found: dict[MessageQueue, QueueBounds] = {}
@@ -434,7 +434,7 @@ class ClusterView:
     ) -> dict[str, _Outcome]:
         """Each broker's answer; all are called at once, so that their timeouts do not add up."""
 
-        def ask(name: str) -> _Outcome:
+        def query(name: str) -> _Outcome:
             bounds: dict[MessageQueue, QueueBounds] = {}
             is_silent = self._clock.monotonic_s() < self._silent_until_s.get(name, 0.0)
             brokers = self._briefly if is_silent else self._brokers
@@ -450,7 +450,7 @@ class ClusterView:
             self._silent_until_s.pop(name, None)
             return bounds
 
-        return at_brokers(queues.keys(), ask)
+        return at_brokers(queues.keys(), query)
 
     def _bounds_on(
         self, brokers: BrokerClient, address: BrokerAddress, topic: str, queues: Sequence[MessageQueue]
@@ -527,7 +527,7 @@ class ClusterView:
             if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 raise
             logger.info(
-                "statistics of topics are not served, queues are asked for one by one address=%s", address
+                "statistics of topics are not served, queues are queried one by one address=%s", address
             )
             self._without_statistics.add(address)
             return {}

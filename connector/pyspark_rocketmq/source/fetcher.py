@@ -162,11 +162,8 @@ class Fetcher:
 
     def _go_away(self, place: _Place, refused: Iterable[_Pull]) -> None:
         """Connect anew to a broker that shuts down: at once the first time, then as after any failure."""
-        error: RocketMQError | None = None
-        if place in self._gone_away:
-            error = ChannelClosed(
-                place.address, "the broker is shutting down and sent the client away (GO_AWAY)"
-            )
+        reason = "the broker is shutting down and sent the client away (GO_AWAY)"
+        error = ChannelClosed(place.address, reason) if place in self._gone_away else None
         self._gone_away.add(place)
         self._lose(refused, error)
         self._lose_connection(place, error)

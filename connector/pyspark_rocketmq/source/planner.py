@@ -34,7 +34,7 @@ T = TypeVar("T")
 _UNKNOWN_BYTES: Final = 1024.0
 _WEIGHT_OF_NEW: Final = 0.5
 _FIRST_OWNERSHIP_S: Final = 5.0
-"""How long the first plan waits for a group to give this member its queues."""
+"""How long the first plan waits for this member's queues; they may come at a later trigger."""
 _PAUSE_S: Final = 0.5
 """Between two attempts while the cluster does not answer, or a suspended queue has no due time."""
 _MOST_SHOWN: Final = 5
@@ -125,7 +125,7 @@ class MicroBatchPlanner:
         """As of the last plan: logged already."""
         self._caps: dict[MessageQueue, int] | None = None
         """Where an AvailableNow query ends."""
-        self._is_ready = False
+        self._has_awaited = False
         self._initial: Offset | None = None
         self._seen: Snapshot | None = None
         """The newest one; None before first contact."""
@@ -218,7 +218,9 @@ class MicroBatchPlanner:
         """
         seq, previous = self.plan_of(start)
         patience: Deadline | None = None
-        self._await_ready()
+        if not self._has_awaited:
+            self._has_awaited = True
+            self._progress.await_ready(_FIRST_OWNERSHIP_S)
         while True:
             attempt = self._attempt(previous, stored_by_of(start))
             if isinstance(attempt, _Attempt):
@@ -236,9 +238,7 @@ class MicroBatchPlanner:
                 due_s = attempt.plan.next_due_s
             else:
                 trouble, due_s = attempt, None
-                if self._caps is not None and not self._caps:
-                    return start
-                if self._caps is None:
+                if not self._caps:
                     logger.warning("planning skipped, trying again at the next trigger: %s", trouble)
                     return start
             patience = self._borne(trouble, patience)
@@ -271,18 +271,11 @@ class MicroBatchPlanner:
     def _waits_for_more(self, plan: Plan) -> bool:
         """Whether there is too little to read, and time to wait for more (``minOffsetsPerTrigger``)."""
         least = self._options.min_offsets_per_trigger
-        if least is None or plan.readable >= least or plan.gaps:
-            return False
-        if self._caps is not None or self._planned_at_s is None:
+        is_enough = least is None or plan.readable >= least or plan.gaps
+        if is_enough or self._caps is not None or self._planned_at_s is None:
             return False
         waited_s = self._clock.monotonic_s() - self._planned_at_s
         return waited_s < self._options.trigger_delay_ms() / 1000
-
-    def _await_ready(self) -> None:
-        """At the first plan; a group that takes longer gets its first micro-batch at a later trigger."""
-        if not self._is_ready:
-            self._is_ready = True
-            self._progress.await_ready(_FIRST_OWNERSHIP_S)
 
     def _unsettled_error(self) -> RocketMQError | None:
         """Why an AvailableNow query cannot end yet: another member holds queues allocated to it."""
@@ -363,7 +356,7 @@ class MicroBatchPlanner:
         return patience or self._patience()
 
     def plan_of(self, offset: Offset) -> tuple[int, tuple[QueueRange, ...]]:
-        """As ``offset_to_plan``, but remembers what it wrote last: Spark asks for that twice."""
+        """As ``offset_to_plan``, without parsing the offset written last, which Spark gives twice."""
         known_offset, plan = self._known
         return plan if offset == known_offset else offset_to_plan(offset)
 
@@ -388,7 +381,7 @@ class MicroBatchPlanner:
         return plan
 
     def _report_held_up(self, held_up: Sequence[QueueRange]) -> None:
-        """Log queues that stand still until somebody acts, each time their messages were given out again."""
+        """Log queues that stand still for want of a COMMIT, each time their messages were read again."""
         for had in held_up:
             if had not in self._held_up:
                 logger.error(

@@ -175,7 +175,7 @@ class QueueClaims:
             queue: snapshot.bounds[queue].min_offset for queue in set(without_offset).difference(by_option)
         }
         if by_option and snapshot.unreachable:
-            # The queues of a broker that comes later would look like queues made later, which begin at their
+            # The queues of a broker that answers later would count as queues made later, which begin at their
             # earliest offset (A2).
             logger.warning(
                 "group=%s begins in %s when all brokers answer; waiting for %s",
@@ -280,20 +280,21 @@ def possible_owners(options: ReadOptions, member_id: str, store: OffsetStore) ->
 
 def living_members(options: ReadOptions, pool: ChannelPool, clock: Clock) -> frozenset[str]:
     """The client ids of the group, from every broker that answers; a member ends with its connection."""
-    assert options.consumer_group is not None
+    group = options.consumer_group
+    assert group is not None
     cluster = Cluster.of(options, clock, pool=pool, at_most_s=CALL_TIMEOUT_S)
     brokers = cluster.brokers()
     found: set[str] = set()
     try:
         routes = cluster.routes(options).look(Deadline.after(clock, cluster.timeout_s))
     except RocketMQError as error:
-        logger.warning("members not asked for group=%s: %s", options.consumer_group, error)
+        logger.warning("members of the group not queried group=%s: %s", group, error)
         return frozenset()
     for address in routes.masters.values():
         try:
-            found.update(brokers.consumer_list(address, options.consumer_group))
+            found.update(brokers.consumer_list(address, group))
         except BrokerError:
             pass  # it knows no member of the group
         except RocketMQError as error:
-            logger.warning("members not told group=%s broker=%s: %s", options.consumer_group, address, error)
+            logger.warning("members of the group not reported group=%s broker=%s: %s", group, address, error)
     return frozenset(found)

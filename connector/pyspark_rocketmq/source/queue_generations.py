@@ -198,7 +198,7 @@ class QueueGenerations:
             RocketMQError: If a broker was not reached: nothing must be planned before it is.
         """
         for queue in self._copied.keys() & rows.keys():
-            # Its master is back: when that is down again, the slave is looked at anew.
+            # Its master is back; when that is down again, the slave is checked anew.
             del self._copied[queue]
         suspects = [queue for queue in rows if self._is_suspect(rows[queue], snapshot.bounds[queue])]
         standings = {queue: self._standing(rows[queue]) for queue in suspects}
@@ -278,7 +278,7 @@ class QueueGenerations:
         return min(max(standing.next_offset, bounds.min_offset), bounds.max_offset)
 
     def _check_bounds(self, rows: Rows, found: Mapping[MessageQueue, Found], snapshot: Snapshot) -> None:
-        """Refuse to plan by bounds that the queues have outgrown: it would look like lost messages."""
+        """Refuse to plan by bounds that the queues have outgrown: messages would seem lost."""
         for queue, row in rows.items():
             now = found[queue].bounds
             if now.allow(row.next_offset) and not snapshot.bounds[queue].allow(row.next_offset):

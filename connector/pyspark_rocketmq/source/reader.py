@@ -252,7 +252,7 @@ class _RangeReader:
         self._stopped: EndReason | None = None
         """Why the range ends behind the last message read: it is FULL, or the next one is UNDECODABLE."""
         self._is_pulled_anew = False
-        """The rest of these chunks is not read: nobody knows where the next message begins."""
+        """The rest of these chunks is not read: the next message's beginning is unknown."""
         self._unexplained = range(0)
         """Offsets of an inner batch that could not be decoded; they may have no messages."""
 
@@ -313,7 +313,7 @@ class _RangeReader:
         partition, expected = self.partition, self._expected
         planned, wanted = partition.planned, _what_to_decode(partition)
         offsets = undecodable.queue_offsets(expected, planned.end, is_filtered=partition.is_filtered)
-        # An inner batch may begin before the offset asked for.
+        # An inner batch may begin before the offset pulled from.
         queue_offset = max(offsets.start, expected)
         row = row_of(
             undecodable.shown(planned.queue, queue_offset),

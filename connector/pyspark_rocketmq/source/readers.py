@@ -65,8 +65,7 @@ class RocketMQBatchReader(DataSourceReader):
         """One partition per queue with messages, or more if asked for.
 
         Raises:
-            RocketMQError: If a broker of the topic cannot be asked: a batch with queues missing would be
-                wrong.
+            RocketMQError: If a broker of the topic does not answer: a batch must not lack queues.
         """
         clock = SystemClock()
         view = ClusterView(self._options, process_pool(ConnectionSettings.of(self._options)), clock)

@@ -134,15 +134,12 @@ class VanishedQueues:
             logger.warning("not known whether queues are gone, the cluster does not answer: %s", error)
             return []
         masters = {broker.broker_name: broker.master for broker in living}
-        found: list[Vanished] = []
-        by_place: dict[tuple[str, str], list[QueueRange]] = {}
+        by_master: dict[tuple[BrokerAddress, str], list[QueueRange]] = {}
         for planned in missing:
-            by_place.setdefault((planned.queue.topic, planned.queue.broker_name), []).append(planned)
-        for (topic, broker_name), ranges in by_place.items():
-            address = masters.get(broker_name)
+            address = masters.get(planned.queue.broker_name)
             if address is not None:
-                found += self._gone_from(address, topic, ranges)
-        return found
+                by_master.setdefault((address, planned.queue.topic), []).append(planned)
+        return [gone for place, ranges in by_master.items() for gone in self._gone_from(*place, ranges)]
 
     def _gone_from(self, address: BrokerAddress, topic: str, ranges: Sequence[QueueRange]) -> list[Vanished]:
         try:
