@@ -63,7 +63,7 @@ class SinkWatermarks:
         self._path = path
 
     def of(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """Each queue's watermark in the life of the generation given; a queue without one is absent.
+        """Each queue's watermark in the generation given; a queue without one is absent.
 
         Raises:
             JobFailed: If there is no such table.

@@ -68,7 +68,7 @@ TIMING = MembershipTiming(
 _SLOTS = ("one", "two", "three")
 _KEYED_BROKER = "broker-b"
 _QUEUES = 4
-_PER_LIFE = 20
+_PER_GENERATION = 20
 """Messages to each queue of the topic that is made anew."""
 _SLOW = "2 minutes"
 _AWAY_S = 300.0
@@ -323,7 +323,7 @@ class Chaos:
             elif event.kind in {Kind.FORBID_READING, Kind.ALLOW_READING}:
                 self._operator.permit(_QUEUES, reading=event.kind is Kind.ALLOW_READING)
             elif event.kind is Kind.TOPIC_ANEW:
-                self._fresh.next_life(self._lives.randint(5, 2 * _PER_LIFE))
+                self._fresh.next_generation(self._lives.randint(5, 2 * _PER_GENERATION))
             elif event.kind is Kind.BROKER_STOP:
                 self._cluster.stop_broker(event.target)
             else:
@@ -350,7 +350,7 @@ class Chaos:
 
     def _begin_fresh(self) -> None:
         try:
-            self._fresh.send(_PER_LIFE)
+            self._fresh.send(_PER_GENERATION)
         except AssertionError as error:
             self._problem(str(error))
 

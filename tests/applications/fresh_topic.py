@@ -31,10 +31,10 @@ class _Row(NamedTuple):
 
 
 class FreshTopic:
-    """Each *life* of the topic gets messages of its own,
+    """Each *generation* of the topic gets messages of its own,
     all of which must be in the sink once before it ends.
 
-    A life begins once the group has seen the empty topic: who looks again only after a queue has outgrown
+    A generation begins once the group has seen the empty topic: who looks again only after a queue has outgrown
     what it was goes on behind the new messages, as Java's consumers do.
     """
 
@@ -44,18 +44,18 @@ class FreshTopic:
         self._group = group
         self._sink = group.sink
         self._stop = stop
-        self._life = 0
+        self._generation = 0
         self._sent: set[str] = set()
-        """Keys ``life-LIFE-QUEUE-NUMBER``; a send whose outcome is unknown is repeated,
+        """Keys ``generation-GENERATION-QUEUE-NUMBER``; a send whose outcome is unknown is repeated,
         so that some are stored twice.
         """
         self._lock = threading.Lock()
         self.seen_version = -1
-        """The sink's version with all messages of former lives, which no RESTORE may go behind."""
+        """The sink's version with all messages of former generations, which no RESTORE may go behind."""
         self._make()
 
-    def next_life(self, messages: int) -> None:
-        """Have all messages of this life consumed, make the topic anew, and begin the next one.
+    def next_generation(self, messages: int) -> None:
+        """Have all messages of this generation consumed, make the topic anew, and begin the next one.
 
         Raises:
             AssertionError: If the sink did not have them in time.
@@ -76,16 +76,16 @@ class FreshTopic:
             _IN_SINK_S,
             reason=f"the group at the beginning of topic {FRESH_TOPIC}",
         )
-        self._life += 1
+        self._generation += 1
         self.send(messages)
 
     def send(self, messages: int) -> None:
-        """So many messages of this life to each queue."""
+        """So many messages of this generation to each queue."""
         queues = [MessageQueue(FRESH_TOPIC, _BROKER, queue_id) for queue_id in range(_QUEUES)]
         with Producer(self._cluster.name_servers, "fresh-producer", send_timeout_s=10.0) as producer:
             for number in range(messages):
                 for queue in queues:
-                    self._send(producer, queue, f"life-{self._life}-{queue.queue_id}-{number}")
+                    self._send(producer, queue, f"generation-{self._generation}-{queue.queue_id}-{number}")
 
     def problems(self) -> list[str]:
         """Messages that the sink lacks, has twice, or got out of order."""
@@ -98,18 +98,18 @@ class FreshTopic:
         last: dict[str, int] = {}
         late = []
         for row in rows:
-            queue_of_life = row.key.rpartition("-")[0]
-            if row.queue_offset < last.get(queue_of_life, -1):
+            queue_of_generation = row.key.rpartition("-")[0]
+            if row.queue_offset < last.get(queue_of_generation, -1):
                 late.append(f"fresh topic: {row.key} at {row.queue_offset} came late")
-            last[queue_of_life] = row.queue_offset
+            last[queue_of_generation] = row.queue_offset
         return lost + doubled + late
 
     def counts(self) -> str:
         """What there was, for the summary."""
-        return f"fresh topic: {self._life + 1} lives, {len(self._sent)} messages, {len(self._rows())} rows"
+        return f"fresh topic: {self._generation + 1} generations, {len(self._sent)} messages, {len(self._rows())} rows"
 
     def restorable(self) -> threading.Lock:
-        """To be held while the sink is restored: no life may end meanwhile."""
+        """To be held while the sink is restored: no generation may end meanwhile."""
         return self._lock
 
     def _send(self, producer: Producer, queue: MessageQueue, key: str) -> None:
@@ -132,7 +132,7 @@ class FreshTopic:
         wait_patiently(
             lambda: self._stop() or not self._missing(),
             _IN_SINK_S,
-            reason=f"the rows of life {self._life} of topic {FRESH_TOPIC}",
+            reason=f"the rows of generation {self._generation} of topic {FRESH_TOPIC}",
         )
 
     def _is_begun_anew(self) -> bool:

@@ -110,7 +110,7 @@ def make_anew(
 
 
 @pytest.mark.parametrize("count", [2, 5], ids=["fewer", "more"])
-def test_a_topic_made_anew_while_the_group_was_away_is_read_whole_in_a_new_life(
+def test_a_topic_made_anew_while_the_group_was_away_is_read_whole_in_a_new_generation(
     stays: Stays, put: Put, make_anew: Callable[[int], None], count: int
 ) -> None:
     """F4, H1: bounds tell it, or else the message in the place of the last one consumed."""
@@ -139,7 +139,7 @@ def test_a_topic_made_anew_before_the_group_consumed_anything_is_read_whole(
     assert stays.generation == 1
 
 
-def test_a_topic_made_anew_while_the_group_reads_it_is_read_whole_in_a_new_life(
+def test_a_topic_made_anew_while_the_group_reads_it_is_read_whole_in_a_new_generation(
     stays: Stays, put: Put, make_anew: Callable[[int], None]
 ) -> None:
     """F4, H1"""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.base import Life, advance, life_of, newest_lives
+from pyspark_rocketmq.sinks.base import QueueGeneration, advance, generation_of, newest_generations
 from pyspark_rocketmq.sinks.delta_rules import app_id
 
 QUEUES = tuple(MessageQueue("orders", "broker-a", i) for i in range(3))
@@ -32,17 +32,22 @@ class Sink:
         self.watermarks |= advance(self.watermarks, acked)
 
 
-def test_the_app_id_names_group_queue_and_life() -> None:
-    """H1, F4: that of a queue's first life is what it was before there were several."""
+def test_the_app_id_names_group_queue_and_generation() -> None:
+    """H1, F4: that of a queue's first generation is what it was before there were several."""
     assert app_id("order-etl", QUEUES[2]) == "rocketmq:order-etl:orders:broker-a:2"
     assert app_id("order-etl", QUEUES[2], 3) == "rocketmq:order-etl:orders:broker-a:2.3"
 
 
-def test_of_a_queue_the_last_life_counts() -> None:
+def test_of_a_queue_the_last_generation_counts() -> None:
     """F4"""
-    found = {Life(QUEUES[0], 0): 90, Life(QUEUES[0], 10): 5, Life(QUEUES[0], 9): 70, Life(QUEUES[1], 0): 3}
+    found = {
+        QueueGeneration(QUEUES[0], 0): 90,
+        QueueGeneration(QUEUES[0], 10): 5,
+        QueueGeneration(QUEUES[0], 9): 70,
+        QueueGeneration(QUEUES[1], 0): 3,
+    }
 
-    assert newest_lives(found) == {Life(QUEUES[0], 10): 5, Life(QUEUES[1], 0): 3}
+    assert newest_generations(found) == {QueueGeneration(QUEUES[0], 10): 5, QueueGeneration(QUEUES[1], 0): 3}
 
 
 @given(
@@ -60,11 +65,11 @@ def test_only_its_own_group_reads_a_generation_from_an_app_id(
 ) -> None:
     found = app_id(group, queue, generation)
 
-    assert life_of(found, group) == Life(queue, generation)
-    assert life_of(found, f"{group}2") is None
-    assert life_of(f"offsets:{group}", group) is None
-    assert life_of(f"rocketmq:{group}:orders", group) is None
-    assert life_of(f"{app_id(group, queue)}.0", group) is None
+    assert generation_of(found, group) == QueueGeneration(queue, generation)
+    assert generation_of(found, f"{group}2") is None
+    assert generation_of(f"offsets:{group}", group) is None
+    assert generation_of(f"rocketmq:{group}:orders", group) is None
+    assert generation_of(f"{app_id(group, queue)}.0", group) is None
 
 
 def test_only_watermarks_that_grow_are_committed() -> None:

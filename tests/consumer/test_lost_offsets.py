@@ -44,10 +44,10 @@ def test_the_group_goes_on_where_the_sink_is(
     assert "going on where the sink is" in caplog.text
 
 
-def test_the_group_goes_on_in_the_life_that_the_sink_has_rows_of(
+def test_the_group_goes_on_in_the_generation_that_the_sink_has_rows_of(
     sink: DeltaSink, store: DeltaOffsetStore
 ) -> None:
-    """F4, H2: what the sink has of the life before is of other messages."""
+    """F4, H2: what the sink has of the generation before is of other messages."""
     batch = sink.begin(GROUP, {Q0: 2})
     batch.commit(files_of(batch.task_writer(), iter([rows(Q0, 0, 3)])), {Q0: 3})
 

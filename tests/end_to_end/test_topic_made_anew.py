@@ -76,7 +76,7 @@ def test_every_message_of_a_topic_made_anew_while_the_query_was_stopped_is_in_th
 def test_every_message_of_a_topic_made_anew_under_a_running_query_is_in_the_sink_once(
     consumption: Consumption,
 ) -> None:
-    """F4, H1: a life begins once the group has seen the empty topic."""
+    """F4, H1: a generation begins once the group has seen the empty topic."""
     before = produce(consumption, 10)
     with RunningQuery(consumption, options=OPTIONS) as query:
         query.await_consumed(10 * len(STEPS))

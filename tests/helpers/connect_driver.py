@@ -16,6 +16,7 @@ from jobs.running import spark_session
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.publish.keys import by_sharding_key
 from pyspark_rocketmq.replay.replay import Replay
+from tests.helpers.driver_process import REPO
 
 
 class Client:
@@ -82,8 +83,12 @@ class Client:
 
 def main(config: dict[str, str]) -> dict[str, object]:
     """Try everything once."""
-    # The server is a child of this process.
-    os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    # The server is a child of this process, and has no Delta Lake, which the jobs' configuration wants.
+    os.environ |= {
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_CONF_DIR": str(REPO / "conf" / "none"),
+    }
     builder = SparkSession.builder.remote("local[1]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.sql.warehouse.dir", str(Path(config["folder"], "warehouse"))).getOrCreate()
     client = Client(spark, config)

@@ -19,7 +19,7 @@ from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.file import FileOffsetStore
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
-from pyspark_rocketmq.offsets.store import CLAIMED, NewLife, OffsetRow, OffsetStore, Passed, QueueCommit
+from pyspark_rocketmq.offsets.store import CLAIMED, NewGeneration, OffsetRow, OffsetStore, Passed, QueueCommit
 from tests.helpers.fake_clock import FakeClock
 from tests.offsets.store_workers import claim_and_commit
 
@@ -226,7 +226,7 @@ class OffsetStoreConformance(PositionConformance):
         store.commit(GROUP, [failed], query_id="q", batch_id=3)
         assert store.read(GROUP)[Q0].state.last_message == "[4,1,1]"
 
-        begun = store.begin_lives(GROUP, {Q0: NewLife(1, 2), Q1: NewLife(1, 2)})
+        begun = store.begin_generations(GROUP, {Q0: NewGeneration(1, 2), Q1: NewGeneration(1, 2)})
 
         assert store.read(GROUP) == begun
         row = begun[Q0]
@@ -244,12 +244,12 @@ class OffsetStoreConformance(PositionConformance):
         )
         assert store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=4).refused
 
-    def test_a_life_begins_only_under_the_epoch_that_was_looked_at(self, store: OffsetStore) -> None:
+    def test_a_generation_begins_only_under_the_epoch_that_was_looked_at(self, store: OffsetStore) -> None:
         """F4, C5: another owner has looked himself."""
         store.claim(GROUP, "client-1", {Q0: 0})
         store.claim(GROUP, "client-2", {Q0: 0})
 
-        assert store.begin_lives(GROUP, {Q0: NewLife(1, 2)}) == {}
+        assert store.begin_generations(GROUP, {Q0: NewGeneration(1, 2)}) == {}
         assert store.read(GROUP)[Q0].generation == 0
 
     def test_a_reset_under_an_epoch_moves_no_queue_of_another_one(self, store: OffsetStore) -> None:
@@ -263,7 +263,7 @@ class OffsetStoreConformance(PositionConformance):
         assert {queue: row.next_offset for queue, row in store.read(GROUP).items()} == {Q0: 4, Q1: 0}
 
     def test_the_newest_message_consumed_is_remembered(self, store: OffsetStore) -> None:
-        """F4: through claims and resets of one life."""
+        """F4: through claims and resets of one generation."""
         store.claim(GROUP, "client-1", {Q0: 0})
         store.commit(GROUP, [committed(Q0, 5, last_message="[4,1,1]")], query_id="q", batch_id=1)
         store.commit(GROUP, [committed(Q0, 9)], query_id="q", batch_id=2)
@@ -276,7 +276,7 @@ class OffsetStoreConformance(PositionConformance):
     def test_the_last_message_passed_over_is_remembered_until_one_is_consumed(
         self, store: OffsetStore
     ) -> None:
-        """F4: only of the life, and under the epoch, that was looked at; nothing moves."""
+        """F4: only of the generation, and under the epoch, that was looked at; nothing moves."""
         before = store.claim(GROUP, "client-1", {Q0: 5, Q1: 5})
 
         store.note_passed(

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_rocketmq.errors import OptionError, SinkConflict, SinkMoved
-from pyspark_rocketmq.sinks.base import Life
+from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.database import DatabaseSink
 from pyspark_rocketmq.sinks.multi import MultiSink
 from tests.helpers.failing_connection import Connecting, ConnectionLost, FailingConnection, Faults
@@ -162,9 +162,10 @@ class DatabaseConformance(SinkConformance):
                 (1, offset) for offset in range(start + 1)
             ]
             assert offsets == expected, at
-            assert prepared(database).watermarks(GROUP) == {Life(Q0, 0): start + 2, Life(Q1, 0): start + 1}, (
-                at
-            )
+            assert prepared(database).watermarks(GROUP) == {
+                QueueGeneration(Q0, 0): start + 2,
+                QueueGeneration(Q1, 0): start + 1,
+            }, at
             tried += 1
         assert tried >= 16
 
@@ -212,7 +213,7 @@ class DatabaseConformance(SinkConformance):
         with pytest.raises(SinkConflict, match="an earlier attempt of group order-etl"):
             run(prepared(database), {Q0: 4}, rows(Q0, 1, 4))
 
-        assert sink.watermarks(GROUP) == {Life(Q0, 0): 1}
+        assert sink.watermarks(GROUP) == {QueueGeneration(Q0, 0): 1}
         assert f"remove the rows of {Q0} from offset 1 on" in str(caught.value)
         statement = str(caught.value).rpartition("then run: ")[2]
         execute(database, "DELETE FROM orders WHERE queue_offset >= 1", statement)
@@ -270,7 +271,7 @@ class DatabaseConformance(SinkConformance):
         except SinkConflict as error:
             is_refused = "commits by itself" in str(error)
 
-        assert (len(stored_in(database)) == 2 and sink.watermarks(GROUP) == {Life(Q0, 0): 2}) or (
+        assert (len(stored_in(database)) == 2 and sink.watermarks(GROUP) == {QueueGeneration(Q0, 0): 2}) or (
             is_refused and sink.watermarks(GROUP) == {}
         )
 
@@ -328,7 +329,7 @@ class DatabaseConformance(SinkConformance):
         batch.commit(written_by(batch, rows(Q0, 0, 2, "anew")), {Q0: 2})
 
         assert [step for *_, step in stored_in(database)].count("anew") == 2
-        assert sink.watermarks(GROUP) == {Life(Q0, 1): 2}
+        assert sink.watermarks(GROUP) == {QueueGeneration(Q0, 1): 2}
         with pytest.raises(SinkMoved):
             late.commit(written_by(late, rows(Q0, 5, 9)), {Q0: 9})
         with pytest.raises(SinkMoved, match="generation 1"):
@@ -343,10 +344,10 @@ class DatabaseConformance(SinkConformance):
         )
 
         sink = prepared(database)
-        assert sink.watermarks(GROUP) == {Life(Q0, 0): 3}
+        assert sink.watermarks(GROUP) == {QueueGeneration(Q0, 0): 3}
         assert run(sink, {Q0: 5}, rows(Q0, 0, 5)) == 2
 
-        assert prepared(database).watermarks(GROUP) == {Life(Q0, 0): 5}
+        assert prepared(database).watermarks(GROUP) == {QueueGeneration(Q0, 0): 5}
         assert [offset for _, offset, _ in stored_in(database)] == [3, 4]
 
     def test_columns_in_another_order_are_taken_as_they_are(self, database: Database) -> None:

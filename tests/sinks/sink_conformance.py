@@ -15,7 +15,7 @@ from pyspark_rocketmq.errors import OffsetError, SchemaError, SinkMoved, SinkSet
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.sinks.base import Life, Sink, SinkBatch
+from pyspark_rocketmq.sinks.base import QueueGeneration, Sink, SinkBatch
 from pyspark_rocketmq.sinks.standing import check_has_all, remembered_text
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1, TaskRows, batch_of, write_rows
@@ -129,7 +129,7 @@ class SinkConformance:
 
         run(sink, {Q0: 2}, rows(Q0, 0, 2))
 
-        assert sink.watermarks(GROUP) == {Life(Q0, 0): 2}
+        assert sink.watermarks(GROUP) == {QueueGeneration(Q0, 0): 2}
         assert sink.watermarks("audit") == {}
 
     def test_groups_do_not_disturb_each_other(self, sink: Sink, stored: Stored) -> None:
@@ -181,7 +181,7 @@ class SinkConformance:
         assert [row[:2] for row in stored()] == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)]
 
     def test_it_is_known_how_it_stands_before_a_query_and_with_every_batch(self, sink: Sink) -> None:
-        """H7: of a queue without rows, too, and of the life that is asked about only;
+        """H7: of a queue without rows, too, and of the generation that is asked about only;
         the same in every run.
         """
         [*before] = sink.standings(GROUP, {Q0: 0})
@@ -247,7 +247,7 @@ class SinkConformance:
 
         steps = [step for queue_id, _, step in stored() if queue_id == 0]
         assert (steps.count("old"), steps.count("new")) == (4, 3)
-        assert sink.watermarks(GROUP) == {Life(Q0, 1): 3, Life(Q1, 0): 2}
+        assert sink.watermarks(GROUP) == {QueueGeneration(Q0, 1): 3, QueueGeneration(Q1, 0): 2}
 
 
 def steps_of(table: pa.Table) -> list[tuple[Any, ...]]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_rocketmq.errors import OptionError, SinkConflict
-from pyspark_rocketmq.sinks.base import Life
+from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.database import DatabaseSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1
 from tests.sinks.database_conformance import (
@@ -138,7 +138,7 @@ def test_statements_that_commit_implicitly_do_no_harm_at_the_start_and_are_found
     with pytest.raises(SinkConflict, match="commits by itself"):
         run(bad, {Q0: 4}, rows(Q0, 2, 4))
 
-    assert bad.watermarks(GROUP) == {Life(Q0, 0): 2}
+    assert bad.watermarks(GROUP) == {QueueGeneration(Q0, 0): 2}
 
 
 def test_a_script_commits_what_was_before_it(database: SqliteFile) -> None:
@@ -207,7 +207,7 @@ def test_a_commit_whose_answer_was_lost_is_not_made_twice(sink: DatabaseSink, da
         assert run(sink, {Q0: start + 2}, rows(Q0, start, start + 2)) == 2
 
     assert [offset for _, offset, _ in stored_in(database)] == [0, 1, 2, 3]
-    assert sink.watermarks(GROUP) == {Life(Q0, 0): 4}
+    assert sink.watermarks(GROUP) == {QueueGeneration(Q0, 0): 4}
 
 
 def test_rows_and_watermarks_are_one_transaction(database: SqliteFile) -> None:
@@ -262,7 +262,7 @@ def test_a_batch_without_rows_does_not_call_the_function(database: SqliteFile) -
 
     run(sink, {Q0: 2})
 
-    assert (seen, sink.watermarks(GROUP)) == ([], {Life(Q0, 0): 2})
+    assert (seen, sink.watermarks(GROUP)) == ([], {QueueGeneration(Q0, 0): 2})
 
 
 def test_another_query_finds_the_watermarks(sink: DatabaseSink, database: SqliteFile) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from pyspark_rocketmq.errors import OptionError, SinkMoved
-from pyspark_rocketmq.sinks.base import Life
+from pyspark_rocketmq.sinks.base import QueueGeneration
 from tests.helpers.failing_connection import Connecting, FailingConnection, Faults
 from tests.helpers.sink_rows import GROUP, Q0, Q1
 from tests.helpers.wait import PATIENCE_S, wait_until
@@ -119,7 +119,7 @@ def test_the_second_of_two_writers_waits_for_the_first_and_is_refused(
 
     assert [type(failure) for failure in failures] == [SinkMoved]
     assert [offset for _, offset, _ in stored_in(database)] == [0, 1, 2]
-    assert second.watermarks(GROUP) == {Life(Q0, 0): 3}
+    assert second.watermarks(GROUP) == {QueueGeneration(Q0, 0): 3}
 
 
 def _waiting(database: PostgresDatabase) -> int:

@@ -23,7 +23,7 @@ from pyspark_rocketmq.delta.table import TableForm
 from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks import delta_table as sink_table
-from pyspark_rocketmq.sinks.base import Life
+from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta_log import TableLog, open_log
 from pyspark_rocketmq.sinks.delta_rules import SinkCommit, app_id, own_metadata
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
@@ -396,14 +396,14 @@ def test_rewinding_has_deleted_rows_written_again(sink: DeltaSink, path: Path) -
     assert offsets_in(path) == [0, 1, 2, 3, 4]
 
 
-def test_an_operator_sets_the_watermark_of_a_queues_last_life(sink: DeltaSink) -> None:
+def test_an_operator_sets_the_watermark_of_a_queues_last_generation(sink: DeltaSink) -> None:
     """F4, H2: rows of the one before it are of other messages."""
     run_batch(sink, {Q0: 9}, rows(Q0, 0, 9))
     sink.begin(GROUP, {Q0: 1}).commit([], {Q0: 5})
 
     sink.rewind(GROUP, {Q0: 2, Q1: 1})
 
-    assert sink.watermarks(GROUP) == {Life(Q0, 1): 2, Life(Q1, 0): 1}
+    assert sink.watermarks(GROUP) == {QueueGeneration(Q0, 1): 2, QueueGeneration(Q1, 0): 1}
     assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 9}
 
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.errors import OptionError, SinkConflict
-from pyspark_rocketmq.sinks.base import Life
+from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, batch_of, run_batch
 from tests.sinks.sink_conformance import SCHEMA, SinkConformance, Stored, rows, run
@@ -64,7 +64,7 @@ def test_watermarks_are_found_in_checkpoints_of_the_second_form(
 
     found = [one.name for one in (path / "_delta_log").glob(f"*.checkpoint.*-*.{form}")]
     assert found, "Spark has written no such checkpoint"
-    assert prepared(path).watermarks(GROUP) == {Life(Q0, 0): 3, Life(Q1, 0): 2}
+    assert prepared(path).watermarks(GROUP) == {QueueGeneration(Q0, 0): 3, QueueGeneration(Q1, 0): 2}
 
 
 @pytest.fixture(scope="module")
@@ -168,10 +168,10 @@ def test_a_queue_that_spark_s_commits_did_not_know_keeps_its_watermark(
     spark.sql(f"ALTER TABLE delta.`{path}` ADD CONSTRAINT known CHECK (step != 'unknown')")
     run_batch(sink, {Q0: 1}, rows(Q0, 0, 1), queues=[Q0])
 
-    assert sink.watermarks(GROUP) == {Life(Q0, 0): 1, Life(Q1, 0): 2}
+    assert sink.watermarks(GROUP) == {QueueGeneration(Q0, 0): 1, QueueGeneration(Q1, 0): 2}
     assert run(sink, {Q1: 3}, rows(Q1, 0, 3)) == 1
     DeltaSink(path).rewind(GROUP, {Q1: 0})
-    assert sink.watermarks(GROUP) == {Life(Q0, 0): 1, Life(Q1, 0): 0}
+    assert sink.watermarks(GROUP) == {QueueGeneration(Q0, 0): 1, QueueGeneration(Q1, 0): 0}
 
 
 @pytest.mark.long

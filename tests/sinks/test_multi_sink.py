@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pyspark_rocketmq.errors import OptionError, SinkConflict
-from pyspark_rocketmq.sinks.base import Life
+from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.sinks.multi import MultiSink, Route
 from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1
@@ -152,7 +152,7 @@ def test_all_of_them_are_where_the_last_one_is(sinks: MultiSink) -> None:
     run(sinks, {Q0: 2}, rows(Q0, 0, 2))
     run(sinks._routes[0].sink, {Q0: 3, Q1: 1}, rows(Q0, 2, 3), rows(Q1, 0, 1))
 
-    assert sinks.watermarks(GROUP) == {Life(Q0, 0): 2, Life(Q1, 0): 0}
+    assert sinks.watermarks(GROUP) == {QueueGeneration(Q0, 0): 2, QueueGeneration(Q1, 0): 0}
 
 
 def _killed(*_: object) -> None:

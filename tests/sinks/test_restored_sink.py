@@ -10,7 +10,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from pyspark_rocketmq.errors import OffsetError, SinkConflict
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
-from pyspark_rocketmq.sinks.base import Life
+from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta_rules import restored_to
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.fake_clock import FakeClock
@@ -165,7 +165,7 @@ def test_watermarks_of_a_group_are_found_without_naming_its_queues(
     again = DeltaSink(path)
     again.prepare(SCHEMA)
 
-    assert again.watermarks(GROUP) == {Life(Q0, 0): 7, Life(Q1, 0): 2}
+    assert again.watermarks(GROUP) == {QueueGeneration(Q0, 0): 7, QueueGeneration(Q1, 0): 2}
     assert again.watermarks("another") == {}
     run(again, {Q1: 4}, rows(Q1, 2, 4))
-    assert again.watermarks(GROUP) == {Life(Q0, 0): 7, Life(Q1, 0): 4}
+    assert again.watermarks(GROUP) == {QueueGeneration(Q0, 0): 7, QueueGeneration(Q1, 0): 4}

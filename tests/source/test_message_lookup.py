@@ -134,7 +134,9 @@ def test_a_reset_that_is_told_with_a_look_is_kept_when_another_queue_cannot_be_l
     assert looks.at(A0=3) == {A0: LastMessage(3, 3, 300)}
 
 
-def test_a_reset_that_is_told_while_the_next_life_s_beginning_is_looked_for_is_kept(looks: Looks) -> None:
+def test_a_reset_that_is_told_while_the_next_generation_s_beginning_is_looked_for_is_kept(
+    looks: Looks,
+) -> None:
     """F5, F4: and the message after it is seen all the same."""
     looks.brokers["broker-a"].resets = {0: 2}
 

@@ -71,7 +71,7 @@ class FakeLog(MessageLookup):
         return next(later, bounds.max_offset)
 
 
-class Lives:
+class Scenario:
     """A planner over such a log, of one queue unless more are given."""
 
     def __init__(
@@ -118,145 +118,147 @@ class Lives:
 
 @pytest.mark.parametrize("is_running", [True, False], ids=["while running", "while away"])
 @pytest.mark.parametrize("count", [0, 1, 4, 5])
-def test_a_topic_made_anew_is_read_from_its_first_message_in_a_new_life(count: int, is_running: bool) -> None:
+def test_a_topic_made_anew_is_read_from_its_first_message_in_a_new_generation(
+    count: int, is_running: bool
+) -> None:
     """F4, H1: with fewer messages than before; running or not."""
-    lives = Lives({A0: [1, 2, 3, 4, 5, 6]}, failOnDataLoss="false")
-    lives.consume_all()
+    scenario = Scenario({A0: [1, 2, 3, 4, 5, 6]}, failOnDataLoss="false")
+    scenario.consume_all()
     if not is_running:
-        lives.restart()
-    lives.log.stored[A0] = [100 + at for at in range(count)]
+        scenario.restart()
+    scenario.log.stored[A0] = [100 + at for at in range(count)]
 
-    assert lives.next() == ([(A0, 0, count)] if count else None)
-    assert lives.generations() == {A0: 1}
-    lives.log.stored[A0] += [200, 201]
-    assert lives.next() == [(A0, 0, count + 2)]
-    assert lives.generations() == {A0: 1}
-    assert lives.brokers.offsets == {A0: 0}, "Java members begin there, too"
+    assert scenario.next() == ([(A0, 0, count)] if count else None)
+    assert scenario.generations() == {A0: 1}
+    scenario.log.stored[A0] += [200, 201]
+    assert scenario.next() == [(A0, 0, count + 2)]
+    assert scenario.generations() == {A0: 1}
+    assert scenario.brokers.offsets == {A0: 0}, "Java members begin there, too"
 
 
 def test_a_topic_made_anew_that_grew_past_the_stored_offset_is_found_at_the_next_claim() -> None:
     """F4"""
-    lives = Lives({A0: [1, 2, 3]}, failOnDataLoss="false")
-    lives.consume_all()
-    lives.restart()
-    lives.log.stored[A0] = [100 + at for at in range(9)]
+    scenario = Scenario({A0: [1, 2, 3]}, failOnDataLoss="false")
+    scenario.consume_all()
+    scenario.restart()
+    scenario.log.stored[A0] = [100 + at for at in range(9)]
 
-    assert lives.next() == [(A0, 0, 9)]
-    assert lives.generations() == {A0: 1}
+    assert scenario.next() == [(A0, 0, 9)]
+    assert scenario.generations() == {A0: 1}
 
 
 def test_a_topic_made_anew_before_the_group_consumed_anything_is_found_too() -> None:
     """F4: by the message that the group's beginning passed over."""
-    lives = Lives({A0: [1, 2, 3]}, failOnDataLoss="false", start=LATEST)
-    assert lives.next() is None
-    lives.restart()
-    lives.log.stored[A0] = [100 + at for at in range(9)]
+    scenario = Scenario({A0: [1, 2, 3]}, failOnDataLoss="false", start=LATEST)
+    assert scenario.next() is None
+    scenario.restart()
+    scenario.log.stored[A0] = [100 + at for at in range(9)]
 
-    assert lives.next() == [(A0, 0, 9)]
-    assert lives.generations() == {A0: 1}
+    assert scenario.next() == [(A0, 0, 9)]
+    assert scenario.generations() == {A0: 1}
 
 
 def test_a_group_that_consumed_nothing_reports_the_loss() -> None:
     """F4: loud unless told otherwise."""
-    lives = Lives({A0: [1, 2, 3]}, start=LATEST)
-    assert lives.next() is None
-    lives.restart()
-    lives.log.stored[A0] = [100 + at for at in range(9)]
+    scenario = Scenario({A0: [1, 2, 3]}, start=LATEST)
+    assert scenario.next() is None
+    scenario.restart()
+    scenario.log.stored[A0] = [100 + at for at in range(9)]
 
     with pytest.raises(OffsetsBeganAgain, match="offsets 0 to 9"):
-        lives.next()
+        scenario.next()
 
 
-def test_a_group_that_consumed_nothing_goes_on_where_it_was_in_the_same_life() -> None:
+def test_a_group_that_consumed_nothing_goes_on_where_it_was_in_the_same_generation() -> None:
     """F4, F5: a reset, too, passes over messages."""
-    lives = Lives({A0: [1, 2, 3], A1: [1, 2, 3]}, start=LATEST)
-    assert lives.next() is None
-    lives.planning.store.reset("g", {A1: 2})
-    assert lives.next() == [(A1, 2, 3)]
-    lives.restart()
-    lives.log.stored[A0] += [4]
+    scenario = Scenario({A0: [1, 2, 3], A1: [1, 2, 3]}, start=LATEST)
+    assert scenario.next() is None
+    scenario.planning.store.reset("g", {A1: 2})
+    assert scenario.next() == [(A1, 2, 3)]
+    scenario.restart()
+    scenario.log.stored[A0] += [4]
 
-    assert lives.next() == [(A0, 3, 4), (A1, 2, 3)]
-    assert lives.generations() == {A0: 0, A1: 0}
+    assert scenario.next() == [(A0, 3, 4), (A1, 2, 3)]
+    assert scenario.generations() == {A0: 0, A1: 0}
 
 
 def test_it_is_found_at_once_where_the_broker_has_less_than_at_the_last_look() -> None:
     """F4: a queue that was far from read."""
-    lives = Lives({A0: [1, 2, 3, 4, 5, 6, 7]}, failOnDataLoss="false")
-    lives.next()
-    lives.consume(A0, 2)
-    lives.log.stored[A0] = [100, 101, 102, 103]
+    scenario = Scenario({A0: [1, 2, 3, 4, 5, 6, 7]}, failOnDataLoss="false")
+    scenario.next()
+    scenario.consume(A0, 2)
+    scenario.log.stored[A0] = [100, 101, 102, 103]
 
-    assert lives.next() == [(A0, 0, 4)]
-    assert lives.generations() == {A0: 1}
+    assert scenario.next() == [(A0, 0, 4)]
+    assert scenario.generations() == {A0: 1}
 
 
 def test_it_is_found_when_the_topic_was_out_of_sight_for_a_moment() -> None:
     """F4: deleted and made anew between two plans, and longer than before."""
-    lives = Lives({A0: [1, 2], A1: [1]}, failOnDataLoss="false")
-    lives.consume_all()
-    stored = lives.log.stored.pop(A0)
-    del lives.planning.view.bounds[A0]
-    assert lives.next() is None
-    lives.log.stored[A0] = [at + 100 for at in [*stored, 3, 4]]
+    scenario = Scenario({A0: [1, 2], A1: [1]}, failOnDataLoss="false")
+    scenario.consume_all()
+    stored = scenario.log.stored.pop(A0)
+    del scenario.planning.view.bounds[A0]
+    assert scenario.next() is None
+    scenario.log.stored[A0] = [at + 100 for at in [*stored, 3, 4]]
 
-    assert lives.next() == [(A0, 0, 4)]
-    assert lives.generations() == {A0: 1, A1: 0}
+    assert scenario.next() == [(A0, 0, 4)]
+    assert scenario.generations() == {A0: 1, A1: 0}
 
 
 @pytest.mark.parametrize("grown", [0, 2, 9], ids=["not grown", "grown", "grown past the old end"])
 def test_a_slave_that_lacked_the_end_of_the_log_is_read_from_where_it_ends(grown: int) -> None:
     """F4, H1: what it has of the old messages was consumed, what it got since was not."""
-    lives = Lives({A0: [1, 2, 3, 4, 5, 6]}, failOnDataLoss="false")
-    lives.consume_all()
-    lives.restart()
+    scenario = Scenario({A0: [1, 2, 3, 4, 5, 6]}, failOnDataLoss="false")
+    scenario.consume_all()
+    scenario.restart()
     # Offsets of groups reach slaves later, too.
-    lives.brokers.offsets[A0] = 2
-    lives.log.stored[A0] = [1, 2, 3, 4] + [100 + at for at in range(grown)]
+    scenario.brokers.offsets[A0] = 2
+    scenario.log.stored[A0] = [1, 2, 3, 4] + [100 + at for at in range(grown)]
 
-    assert lives.next() == ([(A0, 4, 4 + grown)] if grown else None)
-    row = lives.planning.store.read("g")[A0]
+    assert scenario.next() == ([(A0, 4, 4 + grown)] if grown else None)
+    row = scenario.planning.store.read("g")[A0]
     assert (row.next_offset, row.generation) == (4, 1)
 
 
 def test_the_end_of_a_log_that_a_filter_had_passed_over_may_be_lost_too() -> None:
     """F4, A4: whatever comes behind the last message consumed was not consumed."""
-    lives = Lives({A0: [1, 2, 3, 4, 5, 6]}, failOnDataLoss="false")
-    lives.next()
-    lives.planning.commit(A0, 6, last_message=LastMessage(1, 2, 0).to_text())
-    lives.restart()
-    lives.log.stored[A0] = [1, 2, 3, 100]
+    scenario = Scenario({A0: [1, 2, 3, 4, 5, 6]}, failOnDataLoss="false")
+    scenario.next()
+    scenario.planning.commit(A0, 6, last_message=LastMessage(1, 2, 0).to_text())
+    scenario.restart()
+    scenario.log.stored[A0] = [1, 2, 3, 100]
 
-    assert lives.next() == [(A0, 2, 4)]
-    assert lives.generations() == {A0: 1}
+    assert scenario.next() == [(A0, 2, 4)]
+    assert scenario.generations() == {A0: 1}
 
 
 @pytest.mark.parametrize("is_away", [False, True], ids=["live", "away"])
 @pytest.mark.parametrize("target", [0, 3, 5])
 def test_a_reset_within_a_life_begins_no_other(target: int, is_away: bool) -> None:
     """F5, H1: the sink goes on dropping what it has."""
-    lives = Lives({A0: [1, 2, 3, 4, 5, 6]}, failOnDataLoss="false")
-    lives.consume_all()
+    scenario = Scenario({A0: [1, 2, 3, 4, 5, 6]}, failOnDataLoss="false")
+    scenario.consume_all()
     if is_away:
-        lives.restart()
-        lives.brokers.offsets[A0] = target
+        scenario.restart()
+        scenario.brokers.offsets[A0] = target
     else:
-        lives.planning.store.reset("g", {A0: target})
+        scenario.planning.store.reset("g", {A0: target})
 
-    assert lives.next() == [(A0, target, 6)]
-    assert lives.generations() == {A0: 0}
+    assert scenario.next() == [(A0, target, 6)]
+    assert scenario.generations() == {A0: 0}
 
 
 def test_a_reset_in_a_topic_made_anew_begins_a_life_where_the_operator_wants_it() -> None:
     """F4, F5: and needs no failOnDataLoss=false, for somebody has said where to go on."""
-    lives = Lives({A0: [1, 2, 3, 4, 5, 6]})
-    lives.consume_all()
-    lives.restart()
-    lives.log.stored[A0] = [100 + at for at in range(9)]
-    lives.planning.store.reset("g", {A0: 7})
+    scenario = Scenario({A0: [1, 2, 3, 4, 5, 6]})
+    scenario.consume_all()
+    scenario.restart()
+    scenario.log.stored[A0] = [100 + at for at in range(9)]
+    scenario.planning.store.reset("g", {A0: 7})
 
-    assert lives.next() == [(A0, 7, 9)]
-    assert lives.generations() == {A0: 1}
+    assert scenario.next() == [(A0, 7, 9)]
+    assert scenario.generations() == {A0: 1}
 
 
 @pytest.mark.parametrize(("count", "error"), [(2, LogTailLost), (9, OffsetsBeganAgain)])
@@ -264,121 +266,121 @@ def test_with_fail_on_data_loss_the_query_ends_and_nothing_is_changed(
     count: int, error: type[Exception]
 ) -> None:
     """F4: loud unless told otherwise."""
-    lives = Lives({A0: [1, 2, 3, 4]})
-    lives.consume_all()
-    lives.restart()
-    lives.log.stored[A0] = [100 + at for at in range(count)]
+    scenario = Scenario({A0: [1, 2, 3, 4]})
+    scenario.consume_all()
+    scenario.restart()
+    scenario.log.stored[A0] = [100 + at for at in range(count)]
 
     with pytest.raises(error, match=f"queue=0: offset .* offsets 0 to {count}.*failOnDataLoss=false"):
-        lives.next()
-    row = lives.planning.store.read("g")[A0]
+        scenario.next()
+    row = scenario.planning.store.read("g")[A0]
     assert (row.next_offset, row.generation) == (4, 0)
 
 
-def test_messages_that_have_expired_are_a_gap_and_no_new_life() -> None:
+def test_messages_that_have_expired_are_a_gap_and_no_new_generation() -> None:
     """F4: whether they are those consumed cannot be known, and need not."""
-    lives = Lives({A0: [1, 2, 3]}, failOnDataLoss="false")
-    lives.consume_all()
-    lives.restart()
-    lives.log.first[A0], lives.log.stored[A0] = 50, [100, 101]
+    scenario = Scenario({A0: [1, 2, 3]}, failOnDataLoss="false")
+    scenario.consume_all()
+    scenario.restart()
+    scenario.log.first[A0], scenario.log.stored[A0] = 50, [100, 101]
 
-    lives.next()
+    scenario.next()
 
-    assert lives.next() == [(A0, 50, 52)]
-    assert lives.generations() == {A0: 0}
+    assert scenario.next() == [(A0, 50, 52)]
+    assert scenario.generations() == {A0: 0}
 
 
 def test_brokers_are_looked_at_once_in_a_claim_and_never_for_a_batch() -> None:
     """C3, F4: a message each, where one was consumed."""
-    lives = Lives({A0: [1, 2, 3], A1: [1]})
-    lives.next()
-    lives.consume(A0, 1)
-    lives.next()
-    lives.consume(A0, 2)
-    assert lives.log.looks == []
-    lives.restart()
+    scenario = Scenario({A0: [1, 2, 3], A1: [1]})
+    scenario.next()
+    scenario.consume(A0, 1)
+    scenario.next()
+    scenario.consume(A0, 2)
+    assert scenario.log.looks == []
+    scenario.restart()
 
-    assert lives.next() == [(A0, 2, 3), (A1, 0, 1)]
-    lives.consume(A0, 3)
-    lives.consume(A1, 1)
-    assert lives.next() is None
+    assert scenario.next() == [(A0, 2, 3), (A1, 0, 1)]
+    scenario.consume(A0, 3)
+    scenario.consume(A1, 1)
+    assert scenario.next() is None
 
-    assert lives.log.looks == [{A0: 1}]
+    assert scenario.log.looks == [{A0: 1}]
 
 
 def test_a_broker_that_does_not_answer_is_asked_again_with_the_next_plan() -> None:
     """F3, F4: nothing is planned before it is known."""
-    lives = Lives({A0: [1, 2, 3]}, failOnDataLoss="false")
-    lives.consume_all()
-    lives.restart()
-    lives.log.stored[A0] = [100 + at for at in range(9)]
-    lives.log.failure = ConnectFailed("broker-a:1", "refused")
+    scenario = Scenario({A0: [1, 2, 3]}, failOnDataLoss="false")
+    scenario.consume_all()
+    scenario.restart()
+    scenario.log.stored[A0] = [100 + at for at in range(9)]
+    scenario.log.failure = ConnectFailed("broker-a:1", "refused")
 
-    assert lives.next() is None
-    lives.log.failure = None
+    assert scenario.next() is None
+    scenario.log.failure = None
 
-    assert lives.next() == [(A0, 0, 9)]
+    assert scenario.next() == [(A0, 0, 9)]
 
 
 def test_a_reset_that_is_told_with_the_look_is_followed() -> None:
     """F5: the broker tells it once, with whatever pull of the group comes next."""
-    lives = Lives({A0: [1, 2, 3]})
-    lives.consume_all()
-    lives.restart()
-    lives.log.reset_to[A0] = 1
+    scenario = Scenario({A0: [1, 2, 3]})
+    scenario.consume_all()
+    scenario.restart()
+    scenario.log.reset_to[A0] = 1
 
-    assert lives.next() == [(A0, 1, 3)]
-    assert lives.generations() == {A0: 0}
+    assert scenario.next() == [(A0, 1, 3)]
+    assert scenario.generations() == {A0: 0}
 
 
 def test_a_reset_that_was_told_before_the_look_failed_is_followed() -> None:
     """F5: one broker has told it, another did not answer; none of them tells it again."""
-    lives = Lives({A0: [1, 2, 3], B0: [1]})
-    lives.consume_all()
-    lives.restart()
-    lives.log.reset_to[A0] = 1
-    lives.log.failure = ConnectFailed("broker-b:1", "refused")
+    scenario = Scenario({A0: [1, 2, 3], B0: [1]})
+    scenario.consume_all()
+    scenario.restart()
+    scenario.log.reset_to[A0] = 1
+    scenario.log.failure = ConnectFailed("broker-b:1", "refused")
 
-    assert lives.next() is None
-    lives.log.failure = None
+    assert scenario.next() is None
+    scenario.log.failure = None
 
-    assert lives.next() == [(A0, 1, 3)]
+    assert scenario.next() == [(A0, 1, 3)]
 
 
 @pytest.mark.parametrize("is_held", [True, False], ids=["held", "lost"])
 def test_a_reset_that_was_told_with_a_look_and_could_not_be_stored_is_stored_later(
     is_held: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F5: the same look found a topic made anew, whose next life could not be stored either;
+    """F5: the same look found a topic made anew, whose next generation could not be stored either;
     a queue that was lost meanwhile may
     have been reset again."""
-    lives = Lives({A0: [1, 2, 3], A1: [1, 2]}, failOnDataLoss="false")
-    lives.consume_all()
-    lives.restart()
-    lives.log.reset_to[A0] = 1
-    lives.log.stored[A1] = [100]
+    scenario = Scenario({A0: [1, 2, 3], A1: [1, 2]}, failOnDataLoss="false")
+    scenario.consume_all()
+    scenario.restart()
+    scenario.log.reset_to[A0] = 1
+    scenario.log.stored[A1] = [100]
     with monkeypatch.context() as storage:
-        for change in ("reset", "begin_lives"):
-            storage.setattr(lives.planning.store, change, _unavailable)
-        assert lives.next() is None
+        for change in ("reset", "begin_generations"):
+            storage.setattr(scenario.planning.store, change, _unavailable)
+        assert scenario.next() is None
     if not is_held:
-        lives.planning.ownership.taken.add(A0)
+        scenario.planning.ownership.taken.add(A0)
 
-    assert lives.next() == ([(A0, 1, 3), (A1, 0, 1)] if is_held else [(A1, 0, 1)])
+    assert scenario.next() == ([(A0, 1, 3), (A1, 0, 1)] if is_held else [(A1, 0, 1)])
 
 
 def test_a_reset_that_was_told_with_a_look_that_ends_the_query_is_stored() -> None:
     """F4, F5: the query that is started next hears of it no more."""
-    lives = Lives({A0: [1, 2, 3], A1: [1, 2]})
-    lives.consume_all()
-    lives.restart()
-    lives.log.reset_to[A0] = 1
-    lives.log.stored[A1] = [100]
+    scenario = Scenario({A0: [1, 2, 3], A1: [1, 2]})
+    scenario.consume_all()
+    scenario.restart()
+    scenario.log.reset_to[A0] = 1
+    scenario.log.stored[A1] = [100]
 
     with pytest.raises(LogTailLost):
-        lives.next()
+        scenario.next()
 
-    assert lives.planning.store.read("g")[A0].next_offset == 1
+    assert scenario.planning.store.read("g")[A0].next_offset == 1
 
 
 def _unavailable(*_: object) -> None:
@@ -387,30 +389,30 @@ def _unavailable(*_: object) -> None:
 
 def test_bounds_that_are_older_than_the_claim_are_no_lost_messages() -> None:
     """F4, C3: the former owner consumed what came since the look at the broker."""
-    lives = Lives({A0: [1, 2, 3]})
-    lives.consume_all()
-    lives.log.stored[A0] += [4, 5]
-    lives.next()
-    lives.consume(A0, 5)
-    lives.restart()
-    lives.planning.view.bounds[A0] = (0, 3)
+    scenario = Scenario({A0: [1, 2, 3]})
+    scenario.consume_all()
+    scenario.log.stored[A0] += [4, 5]
+    scenario.next()
+    scenario.consume(A0, 5)
+    scenario.restart()
+    scenario.planning.view.bounds[A0] = (0, 3)
 
-    assert lives.planning.next() is None
-    assert lives.next() is None
-    lives.log.stored[A0] += [6]
-    assert lives.next() == [(A0, 5, 6)]
-    assert lives.generations() == {A0: 0}
+    assert scenario.planning.next() is None
+    assert scenario.next() is None
+    scenario.log.stored[A0] += [6]
+    assert scenario.next() == [(A0, 5, 6)]
+    assert scenario.generations() == {A0: 0}
 
 
-def test_a_life_that_begins_behind_messages_remembers_the_last_of_them_at_once() -> None:
+def test_a_generation_that_begins_behind_messages_remembers_the_last_of_them_at_once() -> None:
     """F4: else the end could be lost once more, and outgrown,
-    before a message of the new life is consumed.
+    before a message of the new generation is consumed.
     """
-    lives = Lives({A0: [1, 2]}, failOnDataLoss="false")
-    lives.consume_all()
-    del lives.log.stored[A0][1:]
-    assert lives.next() is None
-    lives.restart()
-    lives.log.stored[A0] = [3, 4, 5]
+    scenario = Scenario({A0: [1, 2]}, failOnDataLoss="false")
+    scenario.consume_all()
+    del scenario.log.stored[A0][1:]
+    assert scenario.next() is None
+    scenario.restart()
+    scenario.log.stored[A0] = [3, 4, 5]
 
-    assert lives.next() == [(A0, 0, 3)]
+    assert scenario.next() == [(A0, 0, 3)]

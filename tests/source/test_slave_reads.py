@@ -25,7 +25,7 @@ from tests.helpers.group_query import GroupQuery
 from tests.helpers.wait import PATIENCE_S, wait_until
 from tests.source.conftest import Topics
 from tests.source.test_planner import A0, B0, Planning
-from tests.source.test_queue_generations import Lives
+from tests.source.test_queue_generations import Scenario
 
 DOWN = {"broker-a": TransportError("broker-a", "the route names no master for this broker")}
 READS = BrokerSettings(slave_read_enable=True)
@@ -113,33 +113,33 @@ def test_a_reset_is_not_followed_to_a_slave() -> None:
 @pytest.mark.parametrize("is_copy", [True, False], ids=["copy", "another log"])
 def test_a_slave_is_read_where_it_has_the_message_consumed_last(is_copy: bool) -> None:
     """F4, L3: a slave may have what was under these offsets before the topic was made anew."""
-    lives = Lives({A0: [1, 2, 3]})
-    lives.consume_all()
-    lives.planning.view.down, lives.planning.view.at_slaves = dict(DOWN), {A0: (0, 5)}
-    lives.log.stored[A0] = [1, 2, 3, 4, 5] if is_copy else [1, 2, 9, 10, 11]
-    looks = len(lives.log.looks)
+    scenario = Scenario({A0: [1, 2, 3]})
+    scenario.consume_all()
+    scenario.planning.view.down, scenario.planning.view.at_slaves = dict(DOWN), {A0: (0, 5)}
+    scenario.log.stored[A0] = [1, 2, 3, 4, 5] if is_copy else [1, 2, 9, 10, 11]
+    looks = len(scenario.log.looks)
 
-    assert lives.next() == ([(A0, 3, 5)] if is_copy else None)
+    assert scenario.next() == ([(A0, 3, 5)] if is_copy else None)
     if is_copy:
-        lives.consume(A0, 4)
-        assert lives.next() == [(A0, 4, 5)]
-        assert lives.log.looks[looks:] == [{A0: 2}]
+        scenario.consume(A0, 4)
+        assert scenario.next() == [(A0, 4, 5)]
+        assert scenario.log.looks[looks:] == [{A0: 2}]
 
 
 def test_a_slave_that_does_not_answer_holds_up_no_other_queue() -> None:
     """L3"""
-    lives = Lives({A0: [1, 2], B0: [1, 2]})
-    lives.consume_all()
-    lives.planning.view.down, lives.planning.view.at_slaves = dict(DOWN), {A0: (0, 3)}
-    lives.log.stored |= {A0: [1, 2, 3], B0: [1, 2, 3]}
-    assert lives.next() == [(A0, 2, 3), (B0, 2, 3)]
+    scenario = Scenario({A0: [1, 2], B0: [1, 2]})
+    scenario.consume_all()
+    scenario.planning.view.down, scenario.planning.view.at_slaves = dict(DOWN), {A0: (0, 3)}
+    scenario.log.stored |= {A0: [1, 2, 3], B0: [1, 2, 3]}
+    assert scenario.next() == [(A0, 2, 3), (B0, 2, 3)]
 
-    lives.restart()
-    lives.planning.view.down, lives.planning.view.at_slaves = {}, {}
-    lives.next()
-    lives.planning.view.down, lives.planning.view.at_slaves = dict(DOWN), {A0: (0, 3)}
-    lives.log.failure = ConnectFailed("slave:1", "refused")
-    assert lives.next() == [(B0, 2, 3)]
+    scenario.restart()
+    scenario.planning.view.down, scenario.planning.view.at_slaves = {}, {}
+    scenario.next()
+    scenario.planning.view.down, scenario.planning.view.at_slaves = dict(DOWN), {A0: (0, 3)}
+    scenario.log.failure = ConnectFailed("slave:1", "refused")
+    assert scenario.next() == [(B0, 2, 3)]
 
 
 def test_a_drain_does_not_end_before_what_the_master_had_is_read() -> None:

@@ -1,4 +1,4 @@
-"""One TCP connection: the only place with system calls on sockets; and what a ``fork()`` does to connections.
+"""One TCP connection: its system calls (``tls`` adds encryption); what a ``fork()`` does to connections.
 
 Rule 1: every ``OSError`` leaves here as a ``TransportError`` that names the address. Rule 2: no call blocks
 without a bound. Nothing here knows frames or requests.

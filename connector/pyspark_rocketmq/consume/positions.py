@@ -12,15 +12,15 @@ store. So the row remembers which offsets this side has shown the broker, or see
 An offset is remembered in the commit that will show it, before it is sent; so there may be two or more: the
 last one that is known to have arrived and those behind it.
 
-**A queue's life** ends when its topic is deleted and made again, or its broker loses the end of its log:
+**A generation of a queue** ends when its topic is made anew, or its broker loses the end of its log:
 other messages then have the same offsets (``sinks.base``). Bounds alone do not tell, for the new log may have
 grown past the old offsets. So the offset row remembers the newest message consumed: its queue offset, and two
 numbers that masters and replicas share and that no other message at this offset has. A group that begins, or
 is set, behind stored messages remembers the last one that it passed over, until it has consumed one.
 
-1. The queue ends before what was consumed, or another message is in that place: a new life.
-2. The same message is there, or it has expired and cannot be known: the same life.
-3. A new life begins with the first message stored after the newest one consumed, or where an operator has set
+1. The queue ends before what was consumed, or another message is in that place: a new generation.
+2. The same message is there, or it has expired and cannot be known: the same generation.
+3. The next one begins with the first message stored after the newest one consumed, or where an operator set
    it.
 """
 
@@ -194,7 +194,7 @@ def timed_positions(
 
 
 class LastMessage(NamedTuple):
-    """The newest message consumed in a life, or the one that is in its place now."""
+    """The newest message consumed in a generation, or the one that is in its place now."""
 
     queue_offset: int
     store_timestamp: int
@@ -221,7 +221,7 @@ class LastMessage(NamedTuple):
 
 
 class Beginning(Enum):
-    """Where a new life begins."""
+    """Where a new generation begins."""
 
     BEHIND_LAST = auto()
     """Behind the newest message consumed, which is still there: only what came after it was lost."""
@@ -238,17 +238,17 @@ class Standing(NamedTuple):
 
     next_offset: int
     last: LastMessage | None
-    """The newest message consumed in this life, or the last one passed over at its beginning; may be None."""
+    """The newest message consumed in this generation, or the last one that its beginning passed over."""
     was_reset: bool
     """Whether an operator moved the row last."""
 
     def place_to_look_at(self) -> int:
-        """The offset whose message tells whether the life goes on."""
+        """The offset whose message tells whether the generation goes on."""
         return max(0, self.next_offset - 1) if self.last is None else self.last.queue_offset
 
 
-def new_life(standing: Standing, bounds: QueueBounds, there: LastMessage | None) -> Beginning | None:
-    """Where the queue's next life begins; None while this one goes on.
+def next_generation(standing: Standing, bounds: QueueBounds, there: LastMessage | None) -> Beginning | None:
+    """Where the queue's next generation begins; None while this one goes on.
 
     Args:
         standing: The stored row's.
@@ -268,7 +268,7 @@ def new_life(standing: Standing, bounds: QueueBounds, there: LastMessage | None)
 
 
 def newer(one: str, other: str) -> str:
-    """The later of two messages of one life, as text: an offset that goes back forgets nothing."""
+    """The later of two messages of one generation, as text: an offset that goes back forgets nothing."""
     messages = LastMessage.from_text(one), LastMessage.from_text(other)
     if messages[0] is None or messages[1] is None:
         return one or other

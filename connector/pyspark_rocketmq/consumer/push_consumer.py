@@ -92,8 +92,8 @@ def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) 
     if not watermarks:
         return
     # A claim by nobody: the members' own claims follow.
-    starts = {life.queue: offset for life, offset in watermarks.items()}
-    store.claim(consumer_group, "", starts, {life.queue: life.generation for life in watermarks})
+    starts = {key.queue: offset for key, offset in watermarks.items()}
+    store.claim(consumer_group, "", starts, {key.queue: key.number for key in watermarks})
     logger.warning(
         "the offset store has nothing of group %s, whose rows are in the sink: going on where the sink is, "
         "not where consume_from_where says; to consume messages again, reset the group store=%r sink=%s %s",

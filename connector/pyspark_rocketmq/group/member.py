@@ -427,7 +427,7 @@ class RunningMember:
                     "members could not be asked group=%s broker=%s: %s", self._group, address, error
                 )
             else:
-                self._query(lambda machine, now_s: machine.members_listed(listed, now_s))  # noqa: B023 - called now
+                self._query(lambda machine, now_s: machine.members_listed(listed, now_s))  # noqa: B023
                 self._look_for_differences(address, listed)
                 return
         self._query(lambda machine, now_s: machine.members_unknown(now_s))

@@ -19,7 +19,14 @@ from typing import Protocol
 from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.rules import apply_claim, apply_commit, apply_reset, new_row
-from pyspark_rocketmq.offsets.store import FIRST_LIVES, CommitResult, NewLife, OffsetRow, Passed, QueueCommit
+from pyspark_rocketmq.offsets.store import (
+    FIRST_GENERATIONS,
+    CommitResult,
+    NewGeneration,
+    OffsetRow,
+    Passed,
+    QueueCommit,
+)
 
 _ONLY_EPOCH = 1
 """Of every row: brokers know no epochs, so none is ever outdated."""
@@ -86,11 +93,11 @@ class BrokerOffsetStore:
         consumer_group: str,
         owner: str,
         starts: Mapping[MessageQueue, int],
-        generations: Mapping[MessageQueue, int] = FIRST_LIVES,
+        generations: Mapping[MessageQueue, int] = FIRST_GENERATIONS,
         *,
         at_brokers: Mapping[MessageQueue, int] | None = None,  # noqa: ARG002 - they are its rows
     ) -> dict[MessageQueue, OffsetRow]:
-        """Remember the owner in this process; store where unknown queues begin; brokers know no lives."""
+        """Remember the owner in this process, store where unknown queues begin; there are no generations."""
         rows = self._checked(consumer_group, starts)
         claimed = apply_claim(rows, consumer_group, owner, starts, now_s=0.0, generations=generations).result
         self._group.write({queue: row.next_offset for queue, row in claimed.items() if queue not in rows})
@@ -135,11 +142,11 @@ class BrokerOffsetStore:
     def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, Passed]) -> None:
         """Nothing: brokers remember no message."""
 
-    def begin_lives(
-        self, consumer_group: str, lives: Mapping[MessageQueue, NewLife]
+    def begin_generations(
+        self, consumer_group: str, generations: Mapping[MessageQueue, NewGeneration]
     ) -> dict[MessageQueue, OffsetRow]:
-        """Go on at the offsets given; brokers know nothing of lives."""
-        return self.reset(consumer_group, {queue: life.next_offset for queue, life in lives.items()})
+        """Go on at the offsets given; brokers know nothing of generations."""
+        return self.reset(consumer_group, {queue: new.next_offset for queue, new in generations.items()})
 
     def reset(
         self,

@@ -21,10 +21,10 @@ from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.history import RESET_ACTION
 from pyspark_rocketmq.offsets.store import (
     CLAIMED,
-    FIRST_LIVES,
+    FIRST_GENERATIONS,
     RESET,
     CommitResult,
-    NewLife,
+    NewGeneration,
     OffsetRow,
     Passed,
     QueueCommit,
@@ -51,7 +51,7 @@ def apply_claim(
     starts: Mapping[MessageQueue, int],
     *,
     now_s: float,
-    generations: Mapping[MessageQueue, int] = FIRST_LIVES,
+    generations: Mapping[MessageQueue, int] = FIRST_GENERATIONS,
     at_brokers: Mapping[MessageQueue, int] | None = None,
 ) -> Change[dict[MessageQueue, OffsetRow]]:
     """Raise the epoch of every queue in ``starts`` and make ``owner`` its owner.
@@ -123,18 +123,18 @@ def apply_reset(
     return Change({**before, **moved}, moved)
 
 
-def apply_begin_lives(
-    before: Rows, consumer_group: str, lives: Mapping[MessageQueue, NewLife], now_s: float
+def apply_begin_generations(
+    before: Rows, consumer_group: str, generations: Mapping[MessageQueue, NewGeneration], now_s: float
 ) -> Change[dict[MessageQueue, OffsetRow]]:
-    """Begin the next generation of every queue in ``lives`` whose epoch is the stored one."""
-    _check_not_negative(consumer_group, {queue: life.next_offset for queue, life in lives.items()})
+    """Begin the next generation of every queue in ``generations`` whose epoch is the stored one."""
+    _check_not_negative(consumer_group, {queue: new.next_offset for queue, new in generations.items()})
     begun = {
         queue: _with(
-            _reset(before[queue], life.next_offset, now_s)._replace(generation=before[queue].generation + 1),
+            _reset(before[queue], new.next_offset, now_s)._replace(generation=before[queue].generation + 1),
             last_message="",
         )
-        for queue, life in lives.items()
-        if queue in before and before[queue].epoch == life.epoch
+        for queue, new in generations.items()
+        if queue in before and before[queue].epoch == new.epoch
     }
     return Change({**before, **begun}, begun)
 
@@ -280,7 +280,7 @@ class RowOffsetStore(ABC):
         consumer_group: str,
         owner: str,
         starts: Mapping[MessageQueue, int],
-        generations: Mapping[MessageQueue, int] = FIRST_LIVES,
+        generations: Mapping[MessageQueue, int] = FIRST_GENERATIONS,
         *,
         at_brokers: Mapping[MessageQueue, int] | None = None,
     ) -> dict[MessageQueue, OffsetRow]:
@@ -323,14 +323,14 @@ class RowOffsetStore(ABC):
         """Remember the last message before a queue's beginning; see ``OffsetStore.note_passed``."""
         self._change(consumer_group, lambda rows: apply_passed(rows, passed), "messages passed over")
 
-    def begin_lives(
-        self, consumer_group: str, lives: Mapping[MessageQueue, NewLife]
+    def begin_generations(
+        self, consumer_group: str, generations: Mapping[MessageQueue, NewGeneration]
     ) -> dict[MessageQueue, OffsetRow]:
-        """Begin the next generation of queues; see ``OffsetStore.begin_lives``."""
+        """Begin the next generation of queues; see ``OffsetStore.begin_generations``."""
         now_s = self._clock.now_s()
         return self._change(
             consumer_group,
-            lambda rows: apply_begin_lives(rows, consumer_group, lives, now_s),
+            lambda rows: apply_begin_generations(rows, consumer_group, generations, now_s),
             "offsets begin again",
         )
 

@@ -56,7 +56,7 @@ RESET = -1
 CLAIMED = -2
 """``batch_id`` of a row that no batch has moved since a claim: begun there by the options, or where the
 queue's broker says that another member of the group has come."""
-FIRST_LIVES: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
+FIRST_GENERATIONS: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
 """Generations where none has begun again."""
 
 
@@ -78,8 +78,7 @@ class OffsetRow(NamedTuple):
     statistics: str = ""
     """How fast the owner has been lately, as ``consume.metrics`` writes it; JSON. A claim forgets it."""
     generation: int = 0
-    """Which life of the queue the offsets are of, counted from 0; grows when offsets begin again, and never
-    else."""
+    """Of which generation the offsets are, from 0; grows when offsets begin again, and never else."""
     shown: str = ""
     """What the queue's broker may have of the group by this side, as ``consume.positions`` writes it; empty
     when that was never looked at."""
@@ -158,7 +157,7 @@ class QueueCommit:
     """Those that have the batch's rows; see ``OffsetRow.sinks``."""
 
 
-class NewLife(NamedTuple):
+class NewGeneration(NamedTuple):
     """Where a queue's offsets begin again."""
 
     epoch: int
@@ -167,7 +166,7 @@ class NewLife(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """What stood before a queue of which nothing was consumed in its life."""
+    """What stood before a queue of which nothing was consumed in its generation."""
 
     epoch: int
     """The stored one, as of the look at the queue."""
@@ -210,7 +209,7 @@ class OffsetStore(Protocol):
         consumer_group: str,
         owner: str,
         starts: Mapping[MessageQueue, int],
-        generations: Mapping[MessageQueue, int] = FIRST_LIVES,
+        generations: Mapping[MessageQueue, int] = FIRST_GENERATIONS,
         *,
         at_brokers: Mapping[MessageQueue, int] | None = None,
     ) -> dict[MessageQueue, OffsetRow]:
@@ -218,8 +217,8 @@ class OffsetStore(Protocol):
 
         A stored ``next_offset`` is kept, with its suspension, unless ``consume.positions`` says of the
         group's offsets ``at_brokers`` (None where nobody looks there) that somebody else has moved the queue
-        since. An unknown queue begins at ``starts[queue]``, in its first life unless ``generations`` names
-        another.
+        since. An unknown queue begins at ``starts[queue]``, in its first generation unless ``generations``
+        names another.
 
         Raises:
             OffsetError: If a start is negative.
@@ -260,8 +259,8 @@ class OffsetStore(Protocol):
         """
         ...
 
-    def begin_lives(
-        self, consumer_group: str, lives: Mapping[MessageQueue, NewLife]
+    def begin_generations(
+        self, consumer_group: str, generations: Mapping[MessageQueue, NewGeneration]
     ) -> dict[MessageQueue, OffsetRow]:
         """Begin the next generation of queues whose offsets began again, where the epoch is the stored one.
 

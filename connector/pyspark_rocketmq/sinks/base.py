@@ -12,9 +12,9 @@ micro-batch goes through it in three steps:
 Whatever was killed, replayed or run twice in between, the sink then holds the rows of exactly the messages
 below its watermarks. Offsets are committed after that, so the offset store is never ahead of the sink.
 
-A watermark speaks of one *life* of its queue. Where offsets begin again, because a topic was deleted and made
+A watermark speaks of one *generation* of its queue. Where offsets begin again, because a topic was made
 anew or a broker lost the end of its log, other messages come under offsets that were there before: that is
-the next life, which begins without a watermark.
+the next generation, which begins without a watermark.
 
 Tasks get a :class:`RowWriter`, pickled; nothing that its module imports may load delta-rs, which does not
 survive a fork.
@@ -60,16 +60,16 @@ def drop_committed(batch: pa.RecordBatch, watermarks: Mapping[MessageQueue, int]
     return batch
 
 
-class Life(NamedTuple):
-    """One life of a queue: the time in which an offset means one message."""
+class QueueGeneration(NamedTuple):
+    """One generation of a queue: the time in which an offset means one message."""
 
     queue: MessageQueue
-    generation: int
+    number: int
     """0 is the first."""
 
 
-def life_of(transaction_id: str, consumer_group: str) -> Life | None:
-    """The life whose watermark of this group has the id :func:`app_id`; None if it is anything else."""
+def generation_of(transaction_id: str, consumer_group: str) -> QueueGeneration | None:
+    """The generation whose watermark has this id (``delta_rules.app_id``); None if it is anything else."""
     prefix = f"rocketmq:{consumer_group}:"
     topic, _, rest = transaction_id.removeprefix(prefix).partition(":")
     broker_name, _, last = rest.rpartition(":")
@@ -78,17 +78,15 @@ def life_of(transaction_id: str, consumer_group: str) -> Life | None:
     is_later = queue_id.isdecimal() and generation.isdecimal() and int(generation) > 0
     if not transaction_id.startswith(prefix) or not (topic and broker_name and (is_first or is_later)):
         return None
-    return Life(MessageQueue(topic, broker_name, int(queue_id)), int(generation or 0))
+    return QueueGeneration(MessageQueue(topic, broker_name, int(queue_id)), int(generation or 0))
 
 
-def newest_lives(watermarks: Mapping[Life, int]) -> dict[Life, int]:
-    """Of each queue the watermark of its last life."""
+def newest_generations(watermarks: Mapping[QueueGeneration, int]) -> dict[QueueGeneration, int]:
+    """Of each queue the watermark of its last generation."""
     newest: dict[MessageQueue, int] = {}
     for queue, generation in watermarks:
         newest[queue] = max(generation, newest.get(queue, 0))
-    return {
-        life: watermark for life, watermark in watermarks.items() if newest[life.queue] == life.generation
-    }
+    return {key: watermark for key, watermark in watermarks.items() if newest[key.queue] == key.number}
 
 
 def advance(stored: Mapping[MessageQueue, int], acked: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
@@ -205,16 +203,16 @@ class Sink(Protocol):
         ...
 
     def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> Sequence[SinkStanding]:
-        """How far each sink in this one has come in these lives of queues; may come before ``prepare``."""
+        """How far each sink in this one has come in these generations; may be called before ``prepare``."""
         ...
 
-    def watermarks(self, consumer_group: str) -> Mapping[Life, int]:
-        """Next offsets of the last life of each queue that the group wrote rows of."""
+    def watermarks(self, consumer_group: str) -> Mapping[QueueGeneration, int]:
+        """Next offsets of the last generation of each queue that the group wrote rows of."""
         ...
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
-        """Begin a micro-batch of no other than these queues, each in the life of this generation.
+        """Begin a micro-batch of no other than these queues, each in this generation.
 
-        The sink has nothing of a life whose rows it never got, whatever it has of the one before it.
+        The sink has nothing of a generation whose rows it never got, whatever it has of the one before it.
         """
         ...

@@ -27,7 +27,7 @@ import pyarrow as pa
 from pyspark_rocketmq.clock import commit_with_retry
 from pyspark_rocketmq.errors import OptionError, SinkConflict, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.base import Life, RowWriter, Writing, drop_committed, moved_by
+from pyspark_rocketmq.sinks.base import QueueGeneration, RowWriter, Writing, drop_committed, moved_by
 from pyspark_rocketmq.sinks.database_watermarks import PAUSES_S, Connection, Watermark, WatermarkTable
 from pyspark_rocketmq.sinks.standing import SinkStanding
 
@@ -149,10 +149,10 @@ class DatabaseSink:
         }
         return SinkStanding(f"database table {self.table.name}", identity, watermarks)
 
-    def watermarks(self, consumer_group: str) -> dict[Life, int]:
+    def watermarks(self, consumer_group: str) -> dict[QueueGeneration, int]:
         """See ``Sink.watermarks``."""
         stored = self.table.read(consumer_group).watermarks
-        return {Life(queue, each.generation): each.next_offset for queue, each in stored.items()}
+        return {QueueGeneration(queue, each.generation): each.next_offset for queue, each in stored.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,10 +17,10 @@ from pyspark_rocketmq.model import MessageQueue
 
 
 def app_id(consumer_group: str, queue: MessageQueue, generation: int = 0) -> str:
-    """The Delta application id whose version is the watermark of one life of a queue.
+    """The Delta application id whose version is the watermark of one generation of a queue.
 
-    Shape ``rocketmq:GROUP:TOPIC:BROKER:QUEUE``, from the second life on
-    ``rocketmq:GROUP:TOPIC:BROKER:QUEUE.GENERATION``. Unique per group and life: RocketMQ allows no colon in
+    Shape ``rocketmq:GROUP:TOPIC:BROKER:QUEUE``, from the second generation on
+    ``rocketmq:GROUP:TOPIC:BROKER:QUEUE.GENERATION``. Unique: RocketMQ allows no colon in
     groups and topics, and the queue id is digits, so colons in a broker name stay between them.
     """
     first = f"rocketmq:{consumer_group}:{queue.topic}:{queue.broker_name}:{queue.queue_id}"

@@ -6,7 +6,7 @@ queue (``rocketmq:GROUP:TOPIC:BROKER:QUEUE`` → next offset): rows below it are
 watermarks are committed together. That holds for any listener, after a kill at any point, and with a lost
 checkpoint.
 
-* Where a queue's offsets begin again, the id names the life (``…:QUEUE.1``), which begins without a
+* Where a queue's offsets begin again, the id names the generation (``…:QUEUE.1``), which begins without a
   watermark.
 * Two consumers that write one queue conflict, since both carry its id: the second one is refused.
 * Moving a group back makes it read messages whose rows are in the table; they are dropped. To have them
@@ -41,7 +41,7 @@ from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OffsetError, SinkConflict, SinkMoved, StorageNotShared
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetStore
-from pyspark_rocketmq.sinks.base import Life, life_of, moved_by, newest_lives
+from pyspark_rocketmq.sinks.base import QueueGeneration, generation_of, moved_by, newest_generations
 from pyspark_rocketmq.sinks.delta_files import TaskWriter, WrittenFile
 from pyspark_rocketmq.sinks.delta_log import TableLog, open_log
 from pyspark_rocketmq.sinks.delta_rules import SinkCommit, app_id, given_columns
@@ -281,7 +281,7 @@ class DeltaSink:
         self._table.prepare(schema)
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> DeltaBatch:
-        """Take a fresh snapshot and the group's watermark of each queue, in the life of the generation given.
+        """Take a fresh snapshot and the group's watermark of each queue, in the generation given.
 
         Raises:
             SinkConflict: If a RESTORE took rows away since the group's last commit.
@@ -292,7 +292,7 @@ class DeltaSink:
         form = log.form()
         refused = self._table.check_unaltered(form)
         before = self._table.group_commit(log, consumer_group, queues.items())
-        watermarks = _in_lives(before, consumer_group, queues)
+        watermarks = _in_generations(before, consumer_group, queues)
         if any(watermarks.values()):
             self._table.check_not_restored(log, consumer_group)
         writer = TaskWriter(
@@ -327,13 +327,13 @@ class DeltaSink:
         if log is None:
             return (SinkStanding(masked(normal_place(self.path)), None, {}, masked(self.path)),)
         before = self._table.group_commit(log, consumer_group, queues.items())
-        return (self._standing(log, _in_lives(before, consumer_group, queues)),)
+        return (self._standing(log, _in_generations(before, consumer_group, queues)),)
 
     def _standing(self, log: TableLog, watermarks: Mapping[MessageQueue, int]) -> SinkStanding:
         return SinkStanding(masked(normal_place(self.path)), log.table_id, watermarks, masked(self.path))
 
-    def watermarks(self, consumer_group: str) -> dict[Life, int]:
-        """Next offsets of the last life of each queue that the group ever wrote rows of.
+    def watermarks(self, consumer_group: str) -> dict[QueueGeneration, int]:
+        """Next offsets of the last generation of each queue that the group ever wrote rows of.
 
         Raises:
             SchemaError: If there is no table.
@@ -341,21 +341,25 @@ class DeltaSink:
         """
         return self._watermarks(consumer_group)
 
-    def _watermarks(self, consumer_group: str, log: TableLog | None = None) -> dict[Life, int]:
+    def _watermarks(self, consumer_group: str, log: TableLog | None = None) -> dict[QueueGeneration, int]:
         """As of ``log``, or of the newest version."""
         try:
             log = log or self._table.newest_log()
-            return self._last_lives(log, consumer_group, self._table.group_commit(log, consumer_group, ()))
+            return self._last_generations(
+                log, consumer_group, self._table.group_commit(log, consumer_group, ())
+            )
         except STORAGE_ERRORS as exc:
             raise OffsetError(
                 f"What group {consumer_group} has written to {self.path} could not be read: {exc} Check that "
                 "the table's folder _delta_log can be read and has all files since its last checkpoint."
             ) from exc
 
-    def _last_lives(self, log: TableLog, consumer_group: str, newest: GroupCommit) -> dict[Life, int]:
+    def _last_generations(
+        self, log: TableLog, consumer_group: str, newest: GroupCommit
+    ) -> dict[QueueGeneration, int]:
         found = {**log.all_transactions(), **newest.watermarks}
-        lives = {life_of(name, consumer_group): version for name, version in found.items()}
-        return newest_lives({life: version for life, version in lives.items() if life is not None})
+        generations = {generation_of(name, consumer_group): version for name, version in found.items()}
+        return newest_generations({key: version for key, version in generations.items() if key is not None})
 
     def follow_restore(self, consumer_group: str, store: OffsetStore) -> dict[MessageQueue, int]:
         """Have the group consume again what the table's last RESTORE took away; where each queue goes on.
@@ -370,11 +374,11 @@ class DeltaSink:
             DeltaError: If the table could not be written.
         """
         log = self._table.newest_log()
-        lives = self._watermarks(consumer_group, log).keys()
+        generations = self._watermarks(consumer_group, log).keys()
         try:
             then = log.before_restores(consumer_group)
-            before = self._table.group_commit(then, consumer_group, lives).watermarks
-            targets = {life.queue: before.get(app_id(consumer_group, *life), 0) for life in lives}
+            before = self._table.group_commit(then, consumer_group, generations).watermarks
+            targets = {key.queue: before.get(app_id(consumer_group, *key), 0) for key in generations}
         except (*STORAGE_ERRORS, ValueError) as exc:
             raise OffsetError(
                 f"How far group {consumer_group} was in the version to which {self.path} was restored cannot "
@@ -400,7 +404,7 @@ class DeltaSink:
     def rewind(self, consumer_group: str, next_offsets: Mapping[MessageQueue, int]) -> int:
         """Set watermarks as an operator, after a RESTORE or to have rows written again; return the version.
 
-        Set is that of each queue's last life that the table has rows of.
+        Set is that of each queue's last generation that the table has rows of.
 
         Rows at or above the new watermark that are still in the table will be there twice: delete them first.
         Stop the query before, and leave no offset of the group above its queue's watermark.
@@ -426,8 +430,8 @@ class DeltaSink:
             # What cannot be told any more is what the operator says.
             counter = group_app_id(consumer_group)
             before = GroupCommit(number=log.transaction_versions([counter]).get(counter, 0))
-        lives = self._last_lives(log, consumer_group, before)
-        generations = {life.queue: life.generation for life in lives}
+        newest = self._last_generations(log, consumer_group, before)
+        generations = {key.queue: key.number for key in newest}
         watermarks = {
             app_id(consumer_group, queue, generations.get(queue, 0)): offset
             for queue, offset in next_offsets.items()
@@ -454,7 +458,7 @@ class DeltaSink:
         if restored_at is None:
             return None
         try:
-            others = sorted({life.queue for life in self._watermarks(consumer_group, log)}.difference(queues))
+            others = sorted({key.queue for key in self._watermarks(consumer_group, log)}.difference(queues))
         except SinkConflict:
             # What they were cannot be told any more: they are what the operator says.
             return None
@@ -468,10 +472,10 @@ class DeltaSink:
         )
 
 
-def _in_lives(
+def _in_generations(
     commit: GroupCommit, consumer_group: str, queues: Mapping[MessageQueue, int]
 ) -> dict[MessageQueue, int]:
-    """Of each queue the watermark in the life of its generation; 0 without one."""
+    """Of each queue the watermark in its generation; 0 without one."""
     return {
         queue: commit.watermarks.get(app_id(consumer_group, queue, generation), 0)
         for queue, generation in queues.items()

@@ -169,14 +169,14 @@ class SinkTable:
         logger.info("sink table looked after path=%s version=%d", masked(self.path), table.version())
 
     def group_commit(
-        self, log: TableLog, consumer_group: str, lives: Iterable[tuple[MessageQueue, int]]
+        self, log: TableLog, consumer_group: str, generations: Iterable[tuple[MessageQueue, int]]
     ) -> GroupCommit:
-        """How far the table has come with the group: in these lives, and in all that Spark's writer knew.
+        """How far the table has come with the group, in these generations and all that Spark's writer knew.
 
         Raises:
             SinkConflict: If that cannot be told any more.
         """
-        ids = (app_id(consumer_group, queue, generation) for queue, generation in lives)
+        ids = (app_id(consumer_group, queue, generation) for queue, generation in generations)
         stored = log.transaction_versions([group_app_id(consumer_group), *ids])
         number = stored.pop(group_app_id(consumer_group), 0)
         newest = log.newest_commit(consumer_group) if number else None
@@ -210,7 +210,7 @@ class SinkTable:
             "store, for example DeltaOffsetStore(path), and start the query again. If the RESTORE was a "
             "mistake, restore the version before it first: then nothing is consumed again. To accept the "
             "gap, stop them and run in Python: `from pyspark_rocketmq import DeltaSink; sink = "
-            f"DeltaSink({self.path!r}); sink.rewind({consumer_group!r}, {{life.queue: offset for life, "
+            f"DeltaSink({self.path!r}); sink.rewind({consumer_group!r}, {{key.queue: offset for key, "
             f"offset in sink.watermarks({consumer_group!r}).items()}})`. To start over with an empty sink "
             "and all that brokers have, stop them, remove the table, and move the group by `offsets reset "
             "--to earliest`."

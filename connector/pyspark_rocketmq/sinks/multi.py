@@ -18,13 +18,13 @@ from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import (
     POSITION_COLUMNS,
-    Life,
+    QueueGeneration,
     RowWriter,
     Sink,
     SinkBatch,
     Writing,
     Written,
-    newest_lives,
+    newest_generations,
 )
 from pyspark_rocketmq.sinks.standing import SinkStanding
 
@@ -128,11 +128,11 @@ class MultiSink:
         """Those of all; see ``Sink.standings``."""
         return tuple(each for sink in self.sinks for each in sink.standings(consumer_group, queues))
 
-    def watermarks(self, consumer_group: str) -> dict[Life, int]:
-        """The smallest watermark of each life, 0 if one sink has none; see ``Sink.watermarks``."""
+    def watermarks(self, consumer_group: str) -> dict[QueueGeneration, int]:
+        """The smallest watermark of each generation, 0 if one sink has none; see ``Sink.watermarks``."""
         found = [sink.watermarks(consumer_group) for sink in self.sinks]
-        lives = {life for each in found for life in each}
-        return newest_lives({life: min(each.get(life, 0) for each in found) for life in lives})
+        generations = {key for each in found for key in each}
+        return newest_generations({key: min(each.get(key, 0) for each in found) for key in generations})
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
         """Begin a batch in each; see ``Sink.begin``."""

@@ -30,7 +30,7 @@ class SinkStanding(NamedTuple):
     """Which table it is, of all that ever were there; empty if this kind of sink cannot tell, None if nothing
     is there."""
     watermarks: Mapping[MessageQueue, int]
-    """Next offset of each queue that was asked about, in the life that was asked about; 0, or missing, where
+    """Next offset of each queue, in the generation that the caller named; 0, or missing, where
     it has no row."""
     path: str = ""
     """For commands; empty if it is no Delta table."""

@@ -15,7 +15,7 @@ from pyspark_rocketmq.client.broker import PullRequest, PullStatus
 from pyspark_rocketmq.client.cluster import Cluster, at_queues
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.consume.positions import Beginning, LastMessage, Standing, new_life
+from pyspark_rocketmq.consume.positions import Beginning, LastMessage, Standing, next_generation
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import (
     BrokerOffsetUnavailable,
@@ -26,7 +26,7 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.group.broker_offsets import ReportedResets
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, PulledBody, QueueBounds, QueueRange
-from pyspark_rocketmq.offsets.store import NewLife, OffsetRow, OffsetStore, Passed
+from pyspark_rocketmq.offsets.store import NewGeneration, OffsetRow, OffsetStore, Passed
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import Snapshot
@@ -210,12 +210,12 @@ class QueueGenerations:
         found = self._lookup.look(places, snapshot.addresses) if places else {}
         reset = {queue for queue, each in found.items() if each.is_reset}
         beginnings = {
-            queue: NewLife(rows[queue].epoch, start)
+            queue: NewGeneration(rows[queue].epoch, start)
             for queue, each in found.items()
             if queue not in reset
             and (start := self._start(queue, standings[queue], each, snapshot)) is not None
         }
-        begun = self._store.begin_lives(self._group, beginnings) if beginnings else {}
+        begun = self._store.begin_generations(self._group, beginnings) if beginnings else {}
         passed = {
             queue: Passed(rows[queue].epoch, each.message.to_text())
             for queue, each in found.items()
@@ -261,7 +261,7 @@ class QueueGenerations:
     def _start(self, queue: MessageQueue, standing: Standing, found: Found, snapshot: Snapshot) -> int | None:
         """Where the queue's next generation begins; None while this one goes on."""
         bounds, last = found.bounds, standing.last
-        beginning = new_life(standing, bounds, found.message)
+        beginning = next_generation(standing, bounds, found.message)
         if beginning is None:
             return None
         if self._fails and not standing.was_reset:

@@ -120,7 +120,11 @@ def is_speculative(spark: SparkSession) -> bool:
 
 
 def check_speculation(spark: SparkSession) -> None:
-    """Raise OptionError for ``spark.speculation``: two copies of a task deliver the same messages (D1, G6)."""
+    """Refuse ``spark.speculation``: two copies of a task deliver the same messages (D1, G6).
+
+    Raises:
+        OptionError: If it is on.
+    """
     if is_speculative(spark):
         problem = (
             "spark.speculation is on: a second copy of a slow task would give the listener the same "

@@ -3,8 +3,8 @@
 A task's result has parts, each with files and acks of its own, so that the driver can commit one before the
 rest, or without it. Normally there is one part, and it comes to the driver when the job ends. A queue that
 was given up leaves in a part of its own; ranges that had ended before are handed over in the part that they
-are in. One thread at a time adds to the growing part: it takes the part out and puts it back, and nothing
-waits.
+are in. One thread at a time adds to the growing part: it takes the part from its place, adds, and puts it
+back, so that no thread waits for another.
 
 Imports nothing that loads delta-rs: executors fork their workers, and delta-rs must not be in a process that
 forks.

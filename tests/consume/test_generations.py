@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.positions import Beginning, LastMessage, Standing, new_life, newer
+from pyspark_rocketmq.consume.positions import Beginning, LastMessage, Standing, newer, next_generation
 from pyspark_rocketmq.model import QueueBounds
 
 LAST = LastMessage(99, 5_000, 12_345)
@@ -63,7 +63,7 @@ def test_a_queue_begins_a_new_life_where_other_messages_have_its_offsets(
     expected: Beginning | None,
 ) -> None:
     """F4, F5: and an operator's reset is none."""
-    assert new_life(standing, QueueBounds(*bounds), there) is expected
+    assert next_generation(standing, QueueBounds(*bounds), there) is expected
 
 
 def test_a_message_is_kept_as_text() -> None:
@@ -137,7 +137,7 @@ class Group:
         """As at a claim or a reset."""
         standing = Standing(self.next_offset, self.last, self.was_reset)
         bounds = self.log.bounds
-        beginning = new_life(standing, bounds, self.log.seen_at(standing.place_to_look_at()))
+        beginning = next_generation(standing, bounds, self.log.seen_at(standing.place_to_look_at()))
         if beginning is not None:
             self.next_offset = {
                 Beginning.STORED_LATER: lambda: self.log.stored_later(
