@@ -13,6 +13,7 @@ _SMALL = 60
 _WORD = re.compile(r"\S*\w\S*")
 _GENERATED = ("options.md", "semantics.md", "benchmarks.md")
 _LOCK = re.compile(r"\b(?:Lock|RLock|Condition|Semaphore)\(\)")
+_STATION = re.compile(r"^\| \d+ \| `", re.MULTILINE)
 _TERM = re.compile(r"^(?:\*\*|### |\| \*\*)", re.MULTILINE)
 
 
@@ -48,6 +49,10 @@ def figures(root: Path) -> list[Figure]:
         Figure("lines of tests to a line of it", round(_lines(_modules(root / "tests")) / lines, 2), None),
         Figure("words of hand-written documentation", sum(map(words, pages)), 25_000, "docs"),
     ]
+    architecture = root / "docs" / "architecture.md"
+    if architecture.is_file():
+        stations = len(_STATION.findall(architecture.read_text()))
+        found.append(Figure("modules on a message's path", stations, 20, "docs/architecture.md"))
     glossary = root / "docs" / "glossary.md"
     if glossary.is_file():
         found.append(Figure("terms in the glossary", len(_TERM.findall(glossary.read_text())), 40))
