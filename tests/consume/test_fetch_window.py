@@ -518,3 +518,16 @@ def test_a_gap_is_passed_and_told_of_once_or_is_an_error() -> None:
             assert pulls.skipped == range(24)
 
     assert len(told) == 1
+
+
+def test_the_next_pull_goes_to_the_replica_that_the_last_answer_suggests() -> None:
+    """A4: to the slave, where it stays while that suggests itself, and back to the master."""
+    pulls = window(0, 100, segment=100, depth=1, replicas={1: "broker-a-s:10911"})
+    asked = []
+
+    for at, suggested in enumerate((1, 1, 0, 0)):
+        (task,) = pulls.tasks(1000, 0.0)
+        asked.append(task.broker_id)
+        pulls.answered(task, found(at + 1, body(at), suggest=suggested), 0.0)
+
+    assert asked == [0, 1, 1, 0]
