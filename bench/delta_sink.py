@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from bench.measure import Result, Spread, Stopwatch, Target, Timed, load_average
 from bench.session import CORES, bench_session
-from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
+from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.commit import BatchCommitter
 from pyspark_rocketmq.consumer.engine.output import QUEUE_COLUMNS, Consumed, QueueAck
 from pyspark_rocketmq.listeners.row_buffer import Emitted
@@ -259,7 +259,7 @@ class _Engine:
     def __call__(
         self,
         pieces: Iterable[ReadPiece],
-        orders: RangeOrders = NO_ORDERS,  # noqa: ARG002 - an engine's
+        instructions: RangeInstructions = NO_INSTRUCTIONS,  # noqa: ARG002 - an engine's
     ) -> Iterator[Consumed]:
         deque(pieces, maxlen=0)
         names = _ROWS.names[len(QUEUE_COLUMNS) :]

@@ -115,7 +115,7 @@ GIVEN_UP: list[MessageExt] = []
 
 
 def consume_orderly(listener: object) -> None:
-    with form_of(listener).lease() as call:
+    with form_of(listener).borrow() as call:
         OrderlyRun(
             PLANNED, MESSAGES, listener=call, output=OUTPUT, settings=OrderlySettings(max_reconsume_times=0),
             now_s=lambda: 0.0, dead_letters=GIVEN_UP.append,
@@ -123,7 +123,7 @@ def consume_orderly(listener: object) -> None:
 
 
 def consume_concurrently(listener: object) -> None:
-    with form_of(listener, orderly=False).lease() as call, closing(workers_for(call, 4)) as workers:
+    with form_of(listener, orderly=False).borrow() as call, closing(workers_for(call, 4)) as workers:
         ConcurrentRun(
             PLANNED, MESSAGES, listener=call, output=OUTPUT,
             settings=ConcurrentSettings(max_reconsume_times=0),
@@ -174,7 +174,7 @@ def test_an_orderly_listener_that_returns_nothing_is_told_what_to_return(
     listener: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     """D5: once for the listener, and each queue's ack says it too."""
-    with caplog.at_level(logging.ERROR), form_of(listener).lease() as call:
+    with caplog.at_level(logging.ERROR), form_of(listener).borrow() as call:
         runs = [
             OrderlyRun(
                 PLANNED, MESSAGES, listener=call, output=OUTPUT, settings=OrderlySettings(), now_s=lambda: 0.0
@@ -205,7 +205,7 @@ def test_a_concurrent_listener_that_returns_nothing_is_told_what_to_return(
     """D5, E2"""
     with (
         caplog.at_level(logging.ERROR),
-        form_of(listener, orderly=False).lease() as call,
+        form_of(listener, orderly=False).borrow() as call,
         closing(workers_for(call, 4)) as workers,
     ):
         run = ConcurrentRun(

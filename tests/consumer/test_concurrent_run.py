@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
-from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
+from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentRun
 from pyspark_rocketmq.errors import ListenerError, RequestTimeout
 from pyspark_rocketmq.listeners import event_loop as listener_loop
@@ -41,7 +41,7 @@ from pyspark_rocketmq.model import (
 from tests.helpers.emitted import kept_rows
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE, message_at
-from tests.helpers.range_orders import GivenUpWhen
+from tests.helpers.range_instructions import GivenUpWhen
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 SUCCESS = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
@@ -117,7 +117,7 @@ def run_of(
     broker: Broker | None = None,
     workers: ListenerWorkers | None = None,
     clock: Clock | None = None,
-    orders: RangeOrders = NO_ORDERS,
+    instructions: RangeInstructions = NO_INSTRUCTIONS,
     **settings: Any,
 ) -> ConcurrentRun:
     fake = FakeClock(1_000.0)
@@ -130,7 +130,7 @@ def run_of(
         workers=workers or InlineWorkers(clock if isinstance(clock, FakeClock) else fake),
         send_back=(broker or Broker()).send_back,
         clock=clock or fake,
-        orders=orders,
+        instructions=instructions,
     )
 
 
@@ -167,7 +167,7 @@ def test_every_message_is_delivered_once_and_the_whole_range_is_acknowledged() -
 def test_a_queue_that_is_taken_away_makes_no_further_delivery() -> None:
     """D7: what is with the listener is waited for."""
     seen: list[int] = []
-    run = run_of(emitting(lambda _: SUCCESS, seen), orders=GivenUpWhen(lambda: len(seen) >= 3))
+    run = run_of(emitting(lambda _: SUCCESS, seen), instructions=GivenUpWhen(lambda: len(seen) >= 3))
 
     rows = kept_rows(run.consume())
 

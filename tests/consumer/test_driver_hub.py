@@ -15,7 +15,7 @@ from pyspark_rocketmq.hub import task_client
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.session import HubAddress, Message
 from pyspark_rocketmq.hub.state import Part, Slots
-from pyspark_rocketmq.hub.task_client import Fate, TaskOrders, ask_driver
+from pyspark_rocketmq.hub.task_client import Fate, TaskInstructions, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.wait import PATIENCE_S, wait_until
 
@@ -51,7 +51,7 @@ class Query:
     def is_told(self, kind: str) -> bool:
         return any(said["type"] == kind for said in self.heard)
 
-    def begin(self, *committed: list[Part]) -> TaskOrders:
+    def begin(self, *committed: list[Part]) -> TaskInstructions:
         def commit(part: Part) -> None:
             for each in committed:
                 each.append(part)
@@ -60,10 +60,10 @@ class Query:
 
         terms = self.hub.begin(3, commit)
         assert terms is not None
-        orders = ask_driver(terms, 0, {A: 1, B: 1})
-        assert orders is not None
-        assert orders.begins(A)
-        return orders
+        instructions = ask_driver(terms, 0, {A: 1, B: 1})
+        assert instructions is not None
+        assert instructions.begins(A)
+        return instructions
 
 
 @pytest.fixture
@@ -93,9 +93,9 @@ def test_the_planner_hears_how_many_tasks_can_run_now(query: Query) -> None:
 def test_finished_ranges_are_committed_while_the_job_runs(query: Query) -> None:
     """B5"""
     committed: list[Part] = []
-    orders = query.begin(committed)
-    assert orders.hand_over("part", {A}, {})
-    orders.await_taken()
+    instructions = query.begin(committed)
+    assert instructions.hand_over("part", {A}, {})
+    instructions.await_taken()
 
     wait_until(lambda: query.is_told("free"), PATIENCE_S, reason="A free queue")
     assert [part.id for part in committed] == ["part"]
@@ -104,9 +104,9 @@ def test_finished_ranges_are_committed_while_the_job_runs(query: Query) -> None:
 
 def test_a_failed_early_commit_is_left_to_the_end_of_the_batch(query: Query) -> None:
     """H1: it is the driver's, and its queue is nobody else's before."""
-    orders = query.begin()
-    assert orders.hand_over("part", {A}, {})
-    orders.await_taken()
+    instructions = query.begin()
+    assert instructions.hand_over("part", {A}, {})
+    instructions.await_taken()
 
     end = query.hub.end(could_ask=True)
     assert (end.taken, [part.id for part in end.left]) == (frozenset({"part"}), ["part"])
@@ -133,12 +133,12 @@ def test_the_planner_hears_of_a_batch_once_the_brokers_have_its_offsets(query: Q
 
 def test_a_queue_that_is_reset_while_a_batch_takes_long_is_dropped(query: Query) -> None:
     """F5"""
-    orders = query.begin([])
+    instructions = query.begin([])
     query.epochs[A] = 2
 
-    wait_until(lambda: orders.is_given_up(A), PATIENCE_S, reason="A look at the store")
-    assert orders.fate(A) is Fate.DROPPED
-    assert not orders.is_given_up(B)
+    wait_until(lambda: instructions.is_given_up(A), PATIENCE_S, reason="A look at the store")
+    assert instructions.fate(A) is Fate.DROPPED
+    assert not instructions.is_given_up(B)
     query.hub.end(could_ask=True)
 
 

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.orderly import OrderlySettings
-from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
+from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.orderly import DeadLetters, OrderlyRun, no_dead_letters
 from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.errors import ListenerError, RequestTimeout, SchemaError, UndecodableMessage
@@ -25,7 +25,7 @@ from pyspark_rocketmq.source.schema import EndReason
 from tests.helpers.emitted import kept_rows
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import QUEUE, message_at
-from tests.helpers.range_orders import GivenUpWhen
+from tests.helpers.range_instructions import GivenUpWhen
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
 SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
@@ -41,7 +41,7 @@ def run_of(
     ended: EndReason = EndReason.WHOLE,
     now_s: Callable[[], float] = lambda: NOW_S,
     dead_letters: DeadLetters = no_dead_letters,
-    orders: RangeOrders = NO_ORDERS,
+    instructions: RangeInstructions = NO_INSTRUCTIONS,
     **settings: Any,
 ) -> OrderlyRun:
     planned = planned or QueueRange.between(QUEUE, 10, 20, epoch=3)
@@ -54,7 +54,7 @@ def run_of(
         ended=ended,
         now_s=now_s,
         dead_letters=dead_letters,
-        orders=orders,
+        instructions=instructions,
     )
 
 
@@ -336,7 +336,7 @@ def test_a_queue_yields_after_its_time_slice() -> None:
 def test_a_queue_that_is_taken_away_makes_no_further_delivery() -> None:
     """D7: between two of them; what is done is acknowledged, as rows in their order."""
     seen: list[int] = []
-    run = run_of(emitting(lambda _: SUCCESS, seen), orders=GivenUpWhen(lambda: len(seen) == 3))
+    run = run_of(emitting(lambda _: SUCCESS, seen), instructions=GivenUpWhen(lambda: len(seen) == 3))
 
     rows = kept_rows(run.consume())
 
@@ -348,7 +348,7 @@ def test_a_queue_that_is_taken_away_makes_no_further_delivery() -> None:
 def test_a_queue_that_is_taken_away_before_its_first_delivery_stays_where_it_is() -> None:
     """D7"""
     seen: list[int] = []
-    run = run_of(emitting(lambda _: SUCCESS, seen), orders=GivenUpWhen(lambda: True))
+    run = run_of(emitting(lambda _: SUCCESS, seen), instructions=GivenUpWhen(lambda: True))
 
     assert run.consume() == seen == []
     assert (run.ack().finished, run.ack().state.next_offset, run.ack().consumed) == ("GIVEN_UP", 10, 0)
@@ -359,7 +359,7 @@ def test_a_range_that_is_over_is_not_given_up_any_more() -> None:
     seen: list[int] = []
     run = run_of(
         emitting(lambda message: SUSPEND if message.queue_offset == 12 else SUCCESS, seen),
-        orders=GivenUpWhen(lambda: len(seen) == 3),
+        instructions=GivenUpWhen(lambda: len(seen) == 3),
     )
     run.consume()
 

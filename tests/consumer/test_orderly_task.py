@@ -18,7 +18,7 @@ from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSetting
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume import turns
 from pyspark_rocketmq.consume.orderly import OrderlySettings
-from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
+from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine import direct as orderly_task
 from pyspark_rocketmq.consumer.engine.direct import OrderlyTask
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
@@ -65,21 +65,21 @@ class Task:
     def run(
         self,
         ranges: Sequence[ArrivedRange] | Iterator[ArrivedRange],
-        orders: RangeOrders = NO_ORDERS,
+        instructions: RangeInstructions = NO_INSTRUCTIONS,
         give_away: Callable[[Consumed], bool] = lambda _: False,
     ) -> dict[MessageQueue, Consumed]:
-        return {each.ack.queue: each for each in self.consumed(ranges, orders, give_away)}
+        return {each.ack.queue: each for each in self.consumed(ranges, instructions, give_away)}
 
     def consumed(
         self,
         ranges: Sequence[ArrivedRange] | Iterator[ArrivedRange],
-        orders: RangeOrders,
+        instructions: RangeInstructions,
         give_away: Callable[[Consumed], bool] = lambda _: False,
     ) -> Iterator[Consumed]:
         output = OutputColumns.of(StructType().add("name", "string"))
         send_back = SendBackSettings(name_servers=("127.0.0.1:1",), consumer_group="billing")
         consumer = RangeConsumer(self._call, output, self._settings, send_back)
-        task = OrderlyTask(iter(ranges), consumer, orders, self.clock, give_away=give_away)
+        task = OrderlyTask(iter(ranges), consumer, instructions, self.clock, give_away=give_away)
         return task.consumed()
 
     def _call(self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Any:
@@ -261,7 +261,7 @@ def test_a_message_that_fails_again_in_its_task_uses_up_its_attempts(monkeypatch
     assert (brought[OTHER].ack.dead_letters, brought[OTHER].ack.failed) == (1, 3)
 
 
-class GivenUp(RangeOrders):
+class GivenUp(RangeInstructions):
     """Orders that come while a task runs."""
 
     def __init__(self) -> None:
@@ -273,15 +273,15 @@ class GivenUp(RangeOrders):
 
 def test_a_queue_that_is_given_up_while_it_is_suspended_does_not_come_again() -> None:
     """D7: it stays suspended, for whoever has it next."""
-    clock, orders = FakeClock(), GivenUp()
+    clock, instructions = FakeClock(), GivenUp()
 
     def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
         clock.advance(0.4)
-        orders.queues.add(OTHER)
+        instructions.queues.add(OTHER)
         return SUCCESS if message.message_queue == SLOW else SUSPEND
 
     task = Task(listener, clock=clock, consume_thread_max=1)
-    brought = task.run([range_of(OTHER, 3), range_of(SLOW, 6)], orders)
+    brought = task.run([range_of(OTHER, 3), range_of(SLOW, 6)], instructions)
 
     assert task.delivered[OTHER] == [(0, 0)]
     assert (brought[OTHER].ack.finished, brought[OTHER].ack.state.reconsume_times) == ("SUSPENDED", 1)
@@ -292,12 +292,12 @@ def test_a_suspended_queue_that_is_given_up_is_given_out_before_it_is_due() -> N
     """D7, G7: who gets the queue waits neither for its suspension nor for
     the rest of another queue's range.
     """
-    orders, is_out = GivenUp(), threading.Event()
+    instructions, is_out = GivenUp(), threading.Event()
 
     def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
         if message.message_queue == OTHER:
             context.suspend_current_queue_time_millis = 30_000
-            orders.queues.add(OTHER)
+            instructions.queues.add(OTHER)
             return SUSPEND
         if message.queue_offset:
             assert is_out.is_set(), "the whole range came first"
@@ -306,7 +306,7 @@ def test_a_suspended_queue_that_is_given_up_is_given_out_before_it_is_due() -> N
         return SUCCESS
 
     task = Task(listener)
-    for consumed in task.consumed([range_of(OTHER), range_of(SLOW, 3)], orders):
+    for consumed in task.consumed([range_of(OTHER), range_of(SLOW, 3)], instructions):
         if consumed.ack.queue == OTHER:
             is_out.set()
 
@@ -425,7 +425,7 @@ def test_a_queue_that_is_given_up_leaves_while_another_queues_listener_is_slow()
         begun.set()
         return SUCCESS
 
-    class OtherMustLeave(RangeOrders):
+    class OtherMustLeave(RangeInstructions):
         def is_given_up(self, queue: MessageQueue) -> bool:
             return queue == OTHER and begun.is_set()
 
@@ -440,7 +440,7 @@ def test_a_queue_that_is_given_up_leaves_while_another_queues_listener_is_slow()
     assert [(each.ack.queue, each.ack.state.next_offset, len(each.rows)) for each in away] == [(OTHER, 1, 1)]
 
 
-class OtherTasks(RangeOrders):
+class OtherTasks(RangeInstructions):
     """Of the batch; at work until a test says that they have ended."""
 
     def __init__(self, *, are_at_work: bool = True) -> None:
@@ -462,27 +462,27 @@ class OtherTasks(RangeOrders):
 
 def test_a_suspended_queue_is_delivered_again_while_other_tasks_of_the_batch_are_at_work() -> None:
     """D3: though it is alone in its task."""
-    orders = OtherTasks()
+    instructions = OtherTasks()
     task = Task(lambda message, context: suspended_once(message, 10, context))
-    brought = task.run([range_of(OTHER, 2), range_of(THIRD)], orders)
+    brought = task.run([range_of(OTHER, 2), range_of(THIRD)], instructions)
 
     assert task.delivered == {OTHER: [(0, 0), (0, 1), (1, 0), (1, 1)], THIRD: [(0, 0), (0, 1)]}
     assert {each.ack.finished for each in brought.values()} == {"EXHAUSTED"}
-    assert orders.times_told == 1
+    assert instructions.times_told == 1
 
 
 def test_a_task_with_suspended_queues_alone_ends_when_the_other_tasks_have() -> None:
     """D3: at once, though its queue is not due, so that the micro-batch is not prolonged."""
-    orders = OtherTasks()
+    instructions = OtherTasks()
 
     def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
         context.suspend_current_queue_time_millis = 30_000 if message.reconsume_times else 10
         if message.reconsume_times:
-            threading.Timer(0.05, orders.end).start()
+            threading.Timer(0.05, instructions.end).start()
         return SUSPEND
 
     task = Task(listener)
-    brought = task.run([range_of(OTHER)], orders)
+    brought = task.run([range_of(OTHER)], instructions)
 
     assert task.delivered[OTHER] == [(0, 0), (0, 1)]
     assert (brought[OTHER].ack.finished, brought[OTHER].ack.state.reconsume_times) == ("SUSPENDED", 2)
@@ -490,15 +490,15 @@ def test_a_task_with_suspended_queues_alone_ends_when_the_other_tasks_have() -> 
 
 def test_a_queue_that_came_again_stops_with_the_call_in_hand_when_the_other_tasks_have_ended() -> None:
     """D3, D7"""
-    orders = OtherTasks()
+    instructions = OtherTasks()
 
     def listener(message: MessageExt, context: ConsumeOrderlyContext) -> Any:
         if message.queue_offset == 3:
-            orders.end()
+            instructions.end()
         return SUCCESS if message.queue_offset else suspended_once(message, 10, context)
 
     task = Task(listener)
-    brought = task.run([range_of(OTHER, 100)], orders)
+    brought = task.run([range_of(OTHER, 100)], instructions)
 
     assert task.delivered[OTHER] == [(0, 0), (0, 1), (1, 0), (2, 0), (3, 0)]
     assert brought[OTHER].ack.state.next_offset == 4
@@ -506,17 +506,17 @@ def test_a_queue_that_came_again_stops_with_the_call_in_hand_when_the_other_task
 
 def test_a_task_without_a_suspended_queue_says_nothing_of_others() -> None:
     """D3: it ends as ever."""
-    orders = OtherTasks()
-    Task(lambda _, context: SUCCESS).run([range_of(OTHER, 3), range_of(SLOW, 3)], orders)
+    instructions = OtherTasks()
+    Task(lambda _, context: SUCCESS).run([range_of(OTHER, 3), range_of(SLOW, 3)], instructions)
 
-    assert orders.times_told == 0
+    assert instructions.times_told == 0
 
 
 def test_a_task_ends_at_once_when_no_other_one_of_its_batch_is_at_work() -> None:
     """D3"""
-    orders = OtherTasks(are_at_work=False)
+    instructions = OtherTasks(are_at_work=False)
     task = Task(lambda _, context: SUSPEND)
-    brought = task.run([range_of(SLOW), range_of(OTHER)], orders)
+    brought = task.run([range_of(SLOW), range_of(OTHER)], instructions)
 
     assert task.delivered == {SLOW: [(0, 0)], OTHER: [(0, 0)]}
     assert {each.ack.finished for each in brought.values()} == {"SUSPENDED"}

@@ -21,7 +21,7 @@ from tests.helpers.wait import PATIENCE_S
 A, B, C = (MessageQueue("T", "broker-a", number) for number in range(3))
 
 
-class Orders:
+class Instructions:
     """Plays the connection to the driver."""
 
     def __init__(self) -> None:
@@ -119,13 +119,13 @@ def queues_of(part: Mapping[str, Any]) -> list[MessageQueue]:
     return [QueueAck.from_dict(ack).queue for ack in part["acks"]]
 
 
-def parts_of(orders: Orders | None, writer: Lines | None = None) -> TaskParts:
-    return TaskParts(writer or Lines(), orders)  # type: ignore[arg-type]
+def parts_of(instructions: Instructions | None, writer: Lines | None = None) -> TaskParts:
+    return TaskParts(writer or Lines(), instructions)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("orders", [None, Orders()])
-def test_ranges_that_need_no_early_commit_are_one_part(orders: Orders | None) -> None:
-    parts = parts_of(orders)
+@pytest.mark.parametrize("instructions", [None, Instructions()])
+def test_ranges_that_need_no_early_commit_are_one_part(instructions: Instructions | None) -> None:
+    parts = parts_of(instructions)
     for queue in (A, B):
         parts.add(consumed(queue))
 
@@ -133,18 +133,18 @@ def test_ranges_that_need_no_early_commit_are_one_part(orders: Orders | None) ->
     assert rows_of(part) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert queues_of(part) == [A, B]
     assert part["emitted"] == 4
-    assert orders is None or orders.copies == [part]
+    assert instructions is None or instructions.copies == [part]
 
 
 def test_a_queue_that_was_given_up_leaves_at_once_and_alone() -> None:
     """D7, B5: another queue that moved can then not take its rows with it."""
-    orders = Orders()
-    orders.fates[B] = Fate.HANDED_OVER
-    parts = parts_of(orders)
+    instructions = Instructions()
+    instructions.fates[B] = Fate.HANDED_OVER
+    parts = parts_of(instructions)
     for queue in (A, B, C):
         parts.add(consumed(queue))
 
-    [handed] = orders.handed
+    [handed] = instructions.handed
     assert (handed["queues"], rows_of(handed), queues_of(handed)) == ([B], [(1, 0), (1, 1)], [B])
     [part] = parts.finish()
     assert queues_of(part) == [A, C]
@@ -152,93 +152,93 @@ def test_a_queue_that_was_given_up_leaves_at_once_and_alone() -> None:
 
 def test_a_queue_that_was_given_up_is_taken_from_any_thread_and_one_that_is_kept_is_not() -> None:
     """B5: the task's own thread may be in a slow call of another queue."""
-    orders = Orders()
-    orders.fates[B] = Fate.HANDED_OVER
-    parts_of(orders)
+    instructions = Instructions()
+    instructions.fates[B] = Fate.HANDED_OVER
+    parts_of(instructions)
 
-    assert not orders.taker(consumed(A))
-    assert orders.taker(consumed(B))
-    [handed] = orders.handed
+    assert not instructions.taker(consumed(A))
+    assert instructions.taker(consumed(B))
+    [handed] = instructions.handed
     assert (handed["queues"], rows_of(handed), queues_of(handed)) == ([B], [(1, 0), (1, 1)], [B])
     assert handed["emitted"] == 2
 
 
 def test_a_queue_of_which_nothing_was_delivered_is_just_let_go() -> None:
     """B5"""
-    orders = Orders()
-    orders.fates[A] = Fate.HANDED_OVER
-    parts = parts_of(orders)
+    instructions = Instructions()
+    instructions.fates[A] = Fate.HANDED_OVER
+    parts = parts_of(instructions)
     parts.add(consumed(A, 0))
 
-    assert (orders.freed, orders.handed, parts.finish()) == ([A], [], [])
+    assert (instructions.freed, instructions.handed, parts.finish()) == ([A], [], [])
 
 
 def test_a_queue_that_was_reset_leaves_nothing() -> None:
     """F5: and the others' rows are in other files."""
-    orders = Orders()
-    orders.fates[A] = Fate.DROPPED
-    parts = parts_of(orders)
+    instructions = Instructions()
+    instructions.fates[A] = Fate.DROPPED
+    parts = parts_of(instructions)
     for queue in (A, B):
         parts.add(consumed(queue))
 
-    assert (orders.freed, orders.handed) == ([A], [])
+    assert (instructions.freed, instructions.handed) == ([A], [])
     assert [queues_of(part) for part in parts.finish()] == [[B]]
 
 
 def test_ranges_that_have_ended_are_handed_over_while_the_task_goes_on() -> None:
     """B5: a slow queue of the same task holds nobody up."""
-    orders = Orders()
-    parts = parts_of(orders)
+    instructions = Instructions()
+    parts = parts_of(instructions)
     parts.add(consumed(A))
-    orders.cut()
+    instructions.cut()
     for cut in parts._cuts:
         cut.join(PATIENCE_S)
     parts.add(consumed(B))
 
     last = parts.finish()
-    [handed] = orders.handed
+    [handed] = instructions.handed
     assert (queues_of(handed), [queues_of(part) for part in last]) == ([A], [[B]])
     assert rows_of(handed) == [(0, 0), (0, 1)]
 
 
 def test_while_rows_are_written_nothing_is_cut_but_at_once_after() -> None:
     """B5"""
-    orders, writer = Orders(), Lines()
-    parts = parts_of(orders, writer)
+    instructions, writer = Instructions(), Lines()
+    parts = parts_of(instructions, writer)
     parts.add(consumed(A))
     writer.slow = threading.Event()
     adding = threading.Thread(target=parts.add, args=(consumed(B),))
     adding.start()
     assert writer.is_writing.wait(PATIENCE_S)
-    orders.cut()
+    instructions.cut()
     for cut in parts._cuts:
         cut.join(PATIENCE_S)
-    assert orders.handed == []
+    assert instructions.handed == []
     writer.slow.set()
     adding.join(PATIENCE_S)
 
-    [handed] = orders.handed
+    [handed] = instructions.handed
     assert queues_of(handed) == [A, B]
     assert parts.finish() == []
 
 
 def test_a_queue_that_was_taken_away_while_it_was_written_is_handed_over() -> None:
     """B5: who was told then did not find it among what has ended."""
-    orders = Orders()
-    orders.kept = lambda queues: True  # type: ignore[method-assign]
-    parts = parts_of(orders)
+    instructions = Instructions()
+    instructions.kept = lambda queues: True  # type: ignore[method-assign]
+    parts = parts_of(instructions)
     parts.add(consumed(A))
 
-    assert [queues_of(handed) for handed in orders.handed] == [[A]]
+    assert [queues_of(handed) for handed in instructions.handed] == [[A]]
     assert parts.finish() == []
 
 
 def test_without_a_driver_to_take_it_a_part_comes_with_the_job() -> None:
     """H1"""
-    orders = Orders()
-    orders.is_there = False
-    orders.fates[A] = Fate.HANDED_OVER
-    parts = parts_of(orders)
+    instructions = Instructions()
+    instructions.is_there = False
+    instructions.fates[A] = Fate.HANDED_OVER
+    parts = parts_of(instructions)
     for queue in (A, B):
         parts.add(consumed(queue))
 
@@ -247,7 +247,7 @@ def test_without_a_driver_to_take_it_a_part_comes_with_the_job() -> None:
 
 def test_a_part_whose_arrival_is_not_known_fails_the_task() -> None:
     """H1"""
-    orders = Orders()
-    orders.doubt = RocketMQError("not known")
+    instructions = Instructions()
+    instructions.doubt = RocketMQError("not known")
     with pytest.raises(RocketMQError, match="not known"):
-        parts_of(orders).finish()
+        parts_of(instructions).finish()

@@ -15,7 +15,7 @@ from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.server import QueryHub
 from pyspark_rocketmq.hub.session import LONGEST_GREETING, HubAddress, Message
 from pyspark_rocketmq.hub.state import HubState, Part, Slots
-from pyspark_rocketmq.hub.task_client import Fate, HubTerms, TaskOrders, ask_driver
+from pyspark_rocketmq.hub.task_client import Fate, HubTerms, TaskInstructions, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.wait import PATIENCE_S, wait_until
 
@@ -45,10 +45,10 @@ class Driver:
     def _look(self) -> None:
         self.looks += 1
 
-    def ask(self, *queues: MessageQueue, partition: int = 0, tasks: int = 1) -> TaskOrders:
-        orders = ask_driver(self.terms, partition, dict.fromkeys(queues, 1), tasks=tasks)
-        assert orders is not None
-        return orders
+    def ask(self, *queues: MessageQueue, partition: int = 0, tasks: int = 1) -> TaskInstructions:
+        instructions = ask_driver(self.terms, partition, dict.fromkeys(queues, 1), tasks=tasks)
+        assert instructions is not None
+        return instructions
 
 
 class Planner:
@@ -93,24 +93,24 @@ def planner(driver: Driver) -> Iterator[Planner]:
     connected.client.close()
 
 
-def await_given_up(orders: TaskOrders, queue: MessageQueue) -> None:
-    wait_until(lambda: orders.is_given_up(queue), PATIENCE_S, reason=f"{queue} given up")
+def await_given_up(instructions: TaskInstructions, queue: MessageQueue) -> None:
+    wait_until(lambda: instructions.is_given_up(queue), PATIENCE_S, reason=f"{queue} given up")
 
 
 def test_a_queue_that_the_planner_must_give_away_is_given_up_handed_over_committed_and_free(
     driver: Driver, planner: Planner
 ) -> None:
     """B5, D7"""
-    orders = driver.ask(A, B)
-    assert orders.begins(A)
-    assert orders.begins(B)
+    instructions = driver.ask(A, B)
+    assert instructions.begins(A)
+    assert instructions.begins(B)
     planner.say("leaving", A)
-    await_given_up(orders, A)
+    await_given_up(instructions, A)
 
-    assert not orders.is_given_up(B)
-    assert (orders.fate(A), orders.fate(B)) == (Fate.HANDED_OVER, Fate.KEPT)
-    assert orders.hand_over("part", {A}, {"acks": []})
-    orders.await_taken()
+    assert not instructions.is_given_up(B)
+    assert (instructions.fate(A), instructions.fate(B)) == (Fate.HANDED_OVER, Fate.KEPT)
+    assert instructions.hand_over("part", {A}, {"acks": []})
+    instructions.await_taken()
     wait_until(lambda: driver.parts, PATIENCE_S, reason="A part to commit")
     assert driver.parts == [Part("part", frozenset({A}), {"acks": []})]
     driver.hub.report(lambda state: state.committed(driver.parts[0]))
@@ -119,46 +119,46 @@ def test_a_queue_that_the_planner_must_give_away_is_given_up_handed_over_committ
 
 def test_a_queue_that_its_task_has_not_begun_is_free_at_once(driver: Driver, planner: Planner) -> None:
     """B5"""
-    orders = driver.ask(A, B)
-    assert orders.begins(A)
+    instructions = driver.ask(A, B)
+    assert instructions.begins(A)
     planner.say("leaving", B)
 
     planner.await_freed(B)
-    assert not orders.begins(B)
+    assert not instructions.begins(B)
 
 
 def test_what_has_come_to_its_end_in_a_running_task_is_cut_off(driver: Driver, planner: Planner) -> None:
     """B5"""
-    orders = driver.ask(A, B)
+    instructions = driver.ask(A, B)
     cut = threading.Event()
-    orders.when_cut(cut.set)
-    assert orders.begins(A)
-    assert not orders.kept({A})
+    instructions.when_cut(cut.set)
+    assert instructions.begins(A)
+    assert not instructions.kept({A})
     planner.say("leaving", A)
 
     assert cut.wait(PATIENCE_S)
-    assert orders.kept({A})
+    assert instructions.kept({A})
 
 
 def test_a_reset_is_looked_for_when_the_planner_says_so_and_dropped(driver: Driver, planner: Planner) -> None:
     """F5"""
-    orders = driver.ask(A)
-    assert orders.begins(A)
+    instructions = driver.ask(A)
+    assert instructions.begins(A)
     planner.client.send({"type": "look"})
     wait_until(lambda: driver.looks, PATIENCE_S, reason="A look at the store")
     assert driver.hub.query(lambda state: state.is_watched)
     driver.hub.report(lambda state: state.moved({A: 2}))
 
-    await_given_up(orders, A)
-    assert orders.fate(A) is Fate.DROPPED
-    orders.released(A)
+    await_given_up(instructions, A)
+    assert instructions.fate(A) is Fate.DROPPED
+    instructions.released(A)
     planner.await_freed(A)
 
 
 def test_a_task_that_has_ended_leaves_a_copy(driver: Driver, planner: Planner) -> None:
     """B5"""
-    orders = driver.ask(A, B)
-    orders.done("part", {A, B}, {"acks": ["x"]})
+    instructions = driver.ask(A, B)
+    instructions.done("part", {A, B}, {"acks": ["x"]})
     planner.say("leaving", B)
 
     wait_until(lambda: driver.parts, PATIENCE_S, reason="A part to commit")
@@ -168,8 +168,8 @@ def test_a_task_that_has_ended_leaves_a_copy(driver: Driver, planner: Planner) -
 
 def test_at_the_end_of_a_batch_the_planner_hears_of_it(driver: Driver, planner: Planner) -> None:
     """B5"""
-    orders = driver.ask(A)
-    orders.done("part", {A}, {})
+    instructions = driver.ask(A)
+    instructions.done("part", {A}, {})
     plan = driver.hub.batch_ends(could_ask=True).plan
     driver.hub.report(lambda state: state.batch_committed(plan))
 
@@ -179,34 +179,34 @@ def test_at_the_end_of_a_batch_the_planner_hears_of_it(driver: Driver, planner: 
 
 def test_a_task_whose_driver_is_gone_makes_no_further_delivery(driver: Driver) -> None:
     """I5: and what it has said that it hands over is in doubt."""
-    orders = driver.ask(A)
+    instructions = driver.ask(A)
     driver.hub.close()
 
-    await_given_up(orders, A)
-    assert orders.fate(A) is Fate.KEPT
-    assert not orders.hand_over("part", {A}, {})
+    await_given_up(instructions, A)
+    assert instructions.fate(A) is Fate.KEPT
+    assert not instructions.hand_over("part", {A}, {})
 
 
 def test_a_part_whose_arrival_is_not_known_fails_its_task(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H1: another attempt asks."""
-    orders = driver.ask(A)
-    monkeypatch.setattr(orders, "_send", lambda *_, **__: None)
-    assert orders.hand_over("part", {A}, {})
+    instructions = driver.ask(A)
+    monkeypatch.setattr(instructions, "_send", lambda *_, **__: None)
+    assert instructions.hand_over("part", {A}, {})
     driver.hub.close()
 
     with pytest.raises(RocketMQError, match="whether it has them is not known"):
-        orders.await_taken()
+        instructions.await_taken()
 
 
 def test_a_stopped_query_stops_its_tasks(driver: Driver) -> None:
     """B7"""
-    orders = driver.ask(A)
+    instructions = driver.ask(A)
     driver.hub.report(HubState.stop)
 
-    await_given_up(orders, A)
-    assert orders.fate(A) is Fate.KEPT
+    await_given_up(instructions, A)
+    assert instructions.fate(A) is Fate.KEPT
 
 
 def test_a_listener_on_the_port_without_the_key_is_not_taken_for_the_driver(
@@ -326,10 +326,10 @@ def test_a_missing_driver_is_reported_with_its_address(driver: Driver) -> None:
 
 def test_a_silent_peer_is_taken_for_dead(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """I5: a machine without power closes nothing."""
-    orders = driver.ask(A)
+    instructions = driver.ask(A)
     monkeypatch.setattr(connections, "SILENT_FOR_S", -1.0)
 
-    await_given_up(orders, A)
+    await_given_up(instructions, A)
 
 
 def test_tasks_of_one_process_share_a_connection(driver: Driver) -> None:
@@ -367,7 +367,7 @@ def test_a_task_with_suspended_queues_alone_hears_when_its_batch_is_not_at_work_
 
 def test_the_only_task_of_a_batch_does_not_ask_which_task_to_wait_for(driver: Driver) -> None:
     """D3"""
-    orders = driver.ask(A)
-    orders.idles(lambda: None)
+    instructions = driver.ask(A)
+    instructions.idles(lambda: None)
 
-    assert not orders.is_batch_at_work()
+    assert not instructions.is_batch_at_work()

@@ -144,9 +144,9 @@ def test_a_listener_is_opened_once_for_all_ranges(listener: type) -> None:
 )
 def test_callables_that_return_awaitables_are_recognised(listener: object) -> None:
     """E1: threads would hand the coroutine on as an answer."""
-    with form_of(listener, orderly=False).lease() as call:
+    with form_of(listener, orderly=False).borrow() as call:
         assert is_async(call)
-    with form_of(Opened, orderly=False).lease() as call:
+    with form_of(Opened, orderly=False).borrow() as call:
         assert not is_async(call)
 
 

@@ -1,4 +1,4 @@
-"""Every form a listener may have, as engines use it: leased for a range, in the process of a task."""
+"""Every form a listener may have, as engines use it: borrowed for a range, in the process of a task."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def called(listener: object, *offsets: int) -> tuple[object, list[Any]]:
     form = pickle.loads(cloudpickle.dumps(form_of(listener, "billing")))
     messages = [message_at(offset) for offset in offsets or (10, 11, 15)]
     context = ConsumeOrderlyContext(messages, OUTPUT)
-    with form.lease() as call:
+    with form.borrow() as call:
         answer = call(context.follow(messages), context)
     return answer, [row for rows in tuples_of(context.take_emitted(), OUTPUT.rows) for row in rows]
 
@@ -109,7 +109,7 @@ def test_a_generator_that_yields_no_row_is_told_what_a_row_is(row: object) -> No
             ended.append(True)
 
     context = ConsumeOrderlyContext([message_at(1)], OUTPUT)
-    with form_of(wrong).lease() as call, pytest.raises(ListenerError, match="a row is a dict of columns"):
+    with form_of(wrong).borrow() as call, pytest.raises(ListenerError, match="a row is a dict of columns"):
         call([message_at(1)], context)
     assert ended == [True]
 
@@ -216,7 +216,7 @@ def test_a_listener_with_a_connection_is_opened_once_per_process(listener: objec
     messages = [message_at(10)]
     for _ in range(3):
         context = ConsumeOrderlyContext(messages, OUTPUT)
-        with pickle.loads(sent).lease() as call:
+        with pickle.loads(sent).borrow() as call:
             assert call(messages, context) is SUCCESS
         assert context.take_emitted() == [(10, None, 1)]
 
@@ -225,7 +225,7 @@ def test_a_listener_with_a_connection_is_opened_once_per_process(listener: objec
 
 def test_two_consumers_do_not_share_an_opened_listener() -> None:
     for group in ("one", "other"):
-        with form_of(Recording, group).lease():
+        with form_of(Recording, group).borrow():
             pass
 
     assert EVENTS == [("open", "one"), ("open", "other")]
@@ -242,7 +242,7 @@ def test_an_idle_listener_is_closed_and_opened_again_when_needed() -> None:
 
 
 def test_a_listener_in_use_is_not_closed() -> None:
-    """However short the idle time is: the timer of an earlier lease means nothing."""
+    """However short the idle time is: the timer of an earlier borrower means nothing."""
     context = ListenerContext("billing")
     with lease_of_opened("in use", Recording, context, idle_s=0.0):
         pass
@@ -292,7 +292,7 @@ def test_threads_that_need_a_listener_at_the_same_time_share_what_one_of_them_op
     calls = []
 
     def take() -> None:
-        with form.lease() as call:
+        with form.borrow() as call:
             calls.append(call)
 
     threads = [threading.Thread(target=take) for _ in range(3)]
@@ -329,10 +329,10 @@ def test_a_listener_that_cannot_be_opened_fails_its_messages_and_is_tried_again(
     messages = [message_at(1)]
     context = ConsumeOrderlyContext(messages, OUTPUT)
 
-    with form.lease() as call, pytest.raises(ListenerError, match=r"open\(\) failed") as caught:
+    with form.borrow() as call, pytest.raises(ListenerError, match=r"open\(\) failed") as caught:
         call(messages, context)
     assert isinstance(caught.value.__cause__, ConnectionError)
-    with form.lease() as call:
+    with form.borrow() as call:
         assert call(messages, context) is SUCCESS
 
 
@@ -371,7 +371,7 @@ def test_a_named_class_is_opened_once(module: ModuleType) -> None:
     module.Recording = Recording  # type: ignore[attr-defined]
     form = form_of("users_listeners:Recording", "billing")
     for _ in range(2):
-        with form.lease():
+        with form.borrow():
             pass
 
     assert EVENTS == [("open", "billing")]

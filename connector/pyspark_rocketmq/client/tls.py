@@ -196,7 +196,7 @@ class TlsTransport:
         self._secured.close()
 
     def _send_some(self, piece: memoryview, time_left: SendingTime) -> int:
-        # After a want, OpenSSL insists on the same piece again.
+        # After SSLWantRead or SSLWantWrite, OpenSSL needs the same piece again.
         while True:
             try:
                 with self._lock:

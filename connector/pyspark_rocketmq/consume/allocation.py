@@ -195,7 +195,7 @@ class ByMachineRoom:
     def allocate(
         self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
     ) -> Sequence[MessageQueue]:
-        """Neighbouring queues, and one of those that do not come out even.
+        """Equal runs of neighbouring queues; the first members get one leftover each.
 
         Source: ``AllocateMessageQueueByMachineRoom``.
         """

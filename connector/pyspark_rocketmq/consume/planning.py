@@ -3,24 +3,23 @@
 **What to read of a queue**, by rules in this order (:func:`plan_ranges`):
 
 1. Not in ``caps`` although caps are given: it was not there when the drain began; left out.
-2. Suspended: left out until due. Other queues never wait for it. No suspension is longer than half a minute,
-   so one that ends later than that was written before the clock was stepped back: it is over.
+2. Suspended: left out until due. Other queues never wait for it. A suspension lasts 30 s at most; one that
+   ends later was written before the clock was set back: it is over.
 3. Its next offset is outside the broker's bounds: a gap, reported. The range begins at the corrected offset
    if gaps are skipped, else the queue is left out.
 4. It ends at the smallest of the broker's end, its cap and the flow-control threshold. A queue that was
    suspended at its first message is tried with one delivery's worth: it may well stop there again, and a
    growing backlog must not take the others' share for messages that are not delivered.
 5. The total limit is shared in proportion to what is left, at least one offset each; so is the one in bytes.
-6. A queue whose listener has had messages and committed none (autoCommit=false) gets them all again, with at
-   least as many new ones, up to the flow-control threshold; until there are new ones it is left out for a
-   while.
+6. If a listener has committed none of the messages it had (autoCommit=false), its queue gets them again with
+   at least as many new ones, up to the flow-control threshold. Without new ones it waits for a while.
 
 **Which ranges share a task** (:func:`shared_tasks`). A task costs some tens of milliseconds of a core,
 whatever it does: Spark schedules it, and two Python processes take it up. A queue with a few messages takes
 less. So:
 
-1. A task is not expected to last longer than the longest range alone does, give or take a quarter, or than 25
-   ms if that is more: with any number of cores the micro-batch takes no longer, and with few it takes less.
+1. Ranges share a task while it should last at most 1.25 times as long as the longest range alone, or 25 ms
+   if that is more: with any number of cores the micro-batch takes no longer, and with few it takes less.
 2. A range of which nothing is known has a task of its own.
 3. If that makes more tasks than can run at the same time, and their number is known, there are as many as
    that, each with its share of the work. A task that waits for a core could do nothing for its queues, and

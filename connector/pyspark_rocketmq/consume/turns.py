@@ -30,7 +30,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from pyspark_rocketmq.model import MessageQueue
 
 
-class RangeOrders:
+class RangeInstructions:
     """What the driver tells a task; this class for a task without one: nothing is ever given up.
 
     Asked before every delivery, so an implementation must cost no more than looking up an attribute.
@@ -59,7 +59,7 @@ class RangeOrders:
         return False
 
 
-NO_ORDERS: Final = RangeOrders()
+NO_INSTRUCTIONS: Final = RangeInstructions()
 
 
 SLOW_S: Final = 0.1
@@ -156,8 +156,8 @@ class TaskTurns(Generic[QueueT]):
             now_s: Now.
             calls_s: How long what is with other workers has lasted: each one's call of the listener, or its
                 reading of a range.
-            is_batch_at_work: Whether other tasks of the micro-batch are led, so that it lasts on when this
-                one is over.
+            is_batch_at_work: Whether other tasks of the micro-batch have work, so that it lasts on when
+                this one is over.
             memory: What the ranges at hand leave.
         """
         self._has_been_slow |= max(calls_s, default=0.0) >= SLOW_S

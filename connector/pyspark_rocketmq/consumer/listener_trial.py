@@ -66,7 +66,7 @@ def run_listener(
     output = OutputColumns.of(listener_schema(output_schema))
     dead_letters: list[MessageExt] = []
     now_s = _START_S
-    with form_of(listener).lease() as call:
+    with form_of(listener).borrow() as call:
         run = OrderlyRun(
             QueueRange.between(stored[0].message_queue, 0, len(stored), epoch=1),
             stored,

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.consume.turns import RangeOrders
+from pyspark_rocketmq.consume.turns import RangeInstructions
 from pyspark_rocketmq.errors import RocketMQError, TransportError
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.session import LONGEST_LINE, HubAddress, Message, listed, queue_list
@@ -56,7 +56,7 @@ class Fate(Enum):
     """Nothing of it is committed: its queue was claimed or reset meanwhile."""
 
 
-class TaskOrders(RangeOrders):
+class TaskInstructions(RangeInstructions):
     """Of one attempt of a task."""
 
     def __init__(self, connection: _DriverConnection, epochs: Mapping[MessageQueue, int]) -> None:
@@ -86,17 +86,17 @@ class TaskOrders(RangeOrders):
     # --- the task's threads ---------------------------------------------------------------------------------
 
     def is_given_up(self, queue: MessageQueue) -> bool:
-        """See :class:`RangeOrders`."""
+        """See :class:`RangeInstructions`."""
         return self._all or queue in self._given_up
 
     def idles(self, changed: Callable[[], None]) -> None:
-        """See ``RangeOrders``."""
+        """See ``RangeInstructions``."""
         self._on_work_end, self._idle_s = changed, time.monotonic()
         if not self._is_last:
             self._send("idle")
 
     def is_batch_at_work(self) -> bool:
-        """See :class:`RangeOrders`."""
+        """See :class:`RangeInstructions`."""
         if self._idle_s is None or self._is_last:
             return False
         if not self._is_batch_at_work and time.monotonic() - self._idle_s > _IDLE_ANSWER_S:
@@ -133,7 +133,7 @@ class TaskOrders(RangeOrders):
         self._taker = taker
 
     def take(self, brought: object) -> bool:
-        """See :class:`RangeOrders`."""
+        """See :class:`RangeInstructions`."""
         return self._taker(brought)
 
     def released(self, queue: MessageQueue) -> None:
@@ -242,31 +242,31 @@ class _DriverConnection:
     def __init__(self, address: HubAddress) -> None:
         self.place = f"{address.host}:{address.port}"
         self.is_lost = False
-        self._tasks: dict[str, TaskOrders] = {}
+        self._tasks: dict[str, TaskInstructions] = {}
         self._client = HubClient(
             address, received=self._received, lost=self._lost, clock=SystemClock(), timeout_s=_CONNECT_S
         )
         self.send = self._client.send
 
-    def begin(self, epochs: Mapping[MessageQueue, int]) -> TaskOrders:
-        orders = TaskOrders(self, epochs)
-        self._tasks[orders.id] = orders
-        return orders
+    def begin(self, epochs: Mapping[MessageQueue, int]) -> TaskInstructions:
+        instructions = TaskInstructions(self, epochs)
+        self._tasks[instructions.id] = instructions
+        return instructions
 
-    def forget(self, orders: TaskOrders) -> None:
-        self._tasks.pop(orders.id, None)
+    def forget(self, instructions: TaskInstructions) -> None:
+        self._tasks.pop(instructions.id, None)
 
     def _received(self, message: Message) -> None:
         if message["type"] == "stop":
-            for orders in list(self._tasks.values()):
-                orders.stop()
+            for instructions in list(self._tasks.values()):
+                instructions.stop()
         elif (task := self._tasks.get(message["task"])) is not None:
             task.receive(message)
 
     def _lost(self) -> None:
         self.is_lost = True
-        for orders in list(self._tasks.values()):
-            orders.lost()
+        for instructions in list(self._tasks.values()):
+            instructions.lost()
 
 
 _connections: dict[HubAddress, _DriverConnection] = {}
@@ -289,7 +289,7 @@ os.register_at_fork(after_in_child=_renew)
 
 def ask_driver(
     terms: HubTerms, partition: int, epochs: Mapping[MessageQueue, int], *, tasks: int = 1
-) -> TaskOrders | None:
+) -> TaskInstructions | None:
     """Ask the driver what to leave out of a task's ranges; None if it cannot be reached.
 
     Args:
@@ -301,10 +301,10 @@ def ask_driver(
     connection = _connected(terms.address)
     if connection is None:
         return None
-    orders = connection.begin(epochs)
-    if orders.ask(terms, partition, tasks=tasks):
-        return orders
-    orders.forget()
+    instructions = connection.begin(epochs)
+    if instructions.ask(terms, partition, tasks=tasks):
+        return instructions
+    instructions.forget()
     return None
 
 

@@ -54,7 +54,7 @@ class DirectConsumer:
         began_s = time.monotonic()
         remark = None
         try:
-            with self._form.lease() as listener:
+            with self._form.borrow() as listener:
                 answer = _answer(listener, messages, context)
         except BaseException as error:
             # SystemExit, too: it would only end the thread that answers this broker.

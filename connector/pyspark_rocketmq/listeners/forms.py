@@ -10,7 +10,7 @@
 * ``"module:name"``: any of these, imported where it is needed and not pickled
 
 A concurrent listener may have any of these as an ``async def``. A form is pickled to the executors; there
-each range takes a lease of it.
+each range borrows it.
 
 Spark ends a Python worker that was idle for a minute, without letting it finish anything. So a listener that
 was idle for half a minute is closed here, and opened again when needed. If its process is killed, nothing can
@@ -79,8 +79,8 @@ def lease_of_opened(
 ) -> Iterator[Call]:
     """The ``consume_message`` of the process's only opened object for ``key``.
 
-    ``listener`` is an object, or a class to make one of; it stays open for ``idle_s`` without a lease. If
-    ``open`` fails, yields a :class:`FailedListener`; the queues are suspended and ``open`` is tried again.
+    ``listener`` is an object, or a class to make one of; it stays open for ``idle_s`` while nobody borrows it.
+    If ``open`` fails, yields a :class:`FailedListener`; the queues are suspended and ``open`` is tried again.
     """
     opened, is_new = _take(key)
     if is_new:
@@ -136,7 +136,7 @@ def _give_back(key: str, opened: _Opened, idle_s: float) -> None:
 
 def _close_if_idle(key: str, opened: _Opened) -> None:
     with _guard:
-        # The timer may have gone off just before a new lease cancelled it.
+        # The timer may have gone off just before a new borrower cancelled it.
         if opened.users or threading.current_thread() is not opened.closing:
             return
         _opened.pop(key, None)
@@ -201,7 +201,7 @@ class FailedListener:
 class ListenerForm(Protocol):
     """A listener as it is pickled to the executors."""
 
-    def lease(self) -> AbstractContextManager[Call]:
+    def borrow(self) -> AbstractContextManager[Call]:
         """The listener for one range, in any process."""
         ...
 
@@ -306,7 +306,7 @@ class Plain:
     call: Call
 
     @contextmanager
-    def lease(self) -> Iterator[Call]:
+    def borrow(self) -> Iterator[Call]:
         """See :class:`ListenerForm`."""
         yield self.call
 
@@ -320,7 +320,7 @@ class OpenedOnce:
     context: ListenerContext
     key: str
 
-    def lease(self) -> AbstractContextManager[Call]:
+    def borrow(self) -> AbstractContextManager[Call]:
         """See :class:`ListenerForm`."""
         return lease_of_opened(self.key, self.listener, self.context)
 
@@ -332,9 +332,9 @@ class ByName:
     name: str
     origin: _Origin
 
-    def lease(self) -> AbstractContextManager[Call]:
+    def borrow(self) -> AbstractContextManager[Call]:
         """See :class:`ListenerForm`."""
-        return _form(load(self.name), self.origin).lease()
+        return _form(load(self.name), self.origin).borrow()
 
 
 class GeneratorListener:

@@ -91,7 +91,7 @@ class Snapshot:
 
     @property
     def out_of_sight(self) -> Mapping[str, RocketMQError]:
-        """Why queues may be missing, by broker or topic; empty when all there are were seen."""
+        """Why queues may be missing, by broker or topic; empty when every queue was seen."""
         return {**self.unreachable, **self.absent}
 
     @property
@@ -467,8 +467,7 @@ class ClusterView:
                 raise
             return {queue: self._retry_bounds(address, queue) for queue in queues}
         found = {queue: statistics[queue] for queue in queues if queue in statistics}
-        # Statistics cover write queues alone; a topic that is made smaller has more to read. A proxy has
-        # none.
+        # Statistics list write queues only, and a shrunk topic has more to read. A proxy has none.
         for queue in queues:
             if queue not in found:
                 low = brokers.min_offset(address, queue)

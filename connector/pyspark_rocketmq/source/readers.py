@@ -124,7 +124,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @cached_property
     def _driver(self) -> DriverConnection | None:
-        """To the driver of a ``PushConsumer``; nobody else has one."""
+        """The connection to a ``PushConsumer``'s driver; None for other queries."""
         secret = self._options.hub_secret
         return None if secret is None else DriverConnection(HubAddress.parse(secret), SystemClock())
 

@@ -338,7 +338,7 @@ def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def _most_fields(header: bytes) -> int:
-    """Weigh the header as ``fastjson`` weighs JSON: a million fields take hundreds of megabytes."""
+    """The most fields that this header may have: a million take hundreds of megabytes."""
     width = 1 if header.isascii() else _WIDEST_CHARACTER
     left = _MAX_HEADER_MEMORY - len(header) * (1 + width)
     if left < 0:

@@ -104,8 +104,8 @@ class TransactionProducer(Closing):
             name_servers: As of :class:`Producer`.
             producer_group: All its members can tell what became of a transaction.
             check: Called on a thread of a connection, one call at a time for each broker.
-            topics: Their brokers may ask from now on, for transactions of an earlier process; those of
-                another topic once a message was sent to it.
+            topics: Their brokers may ask at once, also about an earlier process; another topic's brokers
+                after its first message.
             send_timeout_s: For one send.
             max_message_size: As of :class:`Producer`.
             settings: Credentials and TLS.

@@ -38,7 +38,7 @@ from pyspark_rocketmq.consume.concurrent import (
     ConcurrentFinish,
     ConcurrentSettings,
 )
-from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
+from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck
 from pyspark_rocketmq.consumer.engine.range import ArrivedRange, RangeRun, acknowledged, arrived_ranges
 from pyspark_rocketmq.errors import ListenerError, RocketMQError
@@ -95,7 +95,7 @@ class ConcurrentRun(RangeRun):
         send_back: SendBackCall,
         clock: Clock,
         hooks: ConsumeHooks = NO_HOOKS,
-        orders: RangeOrders = NO_ORDERS,
+        instructions: RangeInstructions = NO_INSTRUCTIONS,
     ) -> None:
         """Prepare the run; in broadcasting ``send_back`` is never called."""
         super().__init__(planned, messages, output, clock.monotonic_s())
@@ -105,7 +105,7 @@ class ConcurrentRun(RangeRun):
         self._send = send_back
         self._clock = clock
         self._hooks = hooks
-        self._orders = orders
+        self._instructions = instructions
         self._run_call = self._run_async if is_async(listener) else self._run
         self._take = taker_of(messages, in_arrow=isinstance(listener, ArrowListener))
         self._guard = threading.Lock()
@@ -182,7 +182,7 @@ class ConcurrentRun(RangeRun):
             return self._machine.finished is not None
 
     def _deliver_all(self) -> None:
-        is_given_up, queue = self._orders.is_given_up, self._planned.queue
+        is_given_up, queue = self._instructions.is_given_up, self._planned.queue
         while not is_given_up(queue):
             delivery = self._machine.next_delivery(self._clock.monotonic_s())
             if delivery is None:
@@ -386,21 +386,23 @@ class ConcurrentEngine:
         self._sender = partial(SendBack(send_back).send, max_reconsume_times=settings.max_reconsume_times)
         self._hooks = hooks
 
-    def __call__(self, pieces: Iterable[ReadPiece], orders: RangeOrders = NO_ORDERS) -> Iterator[Consumed]:
+    def __call__(
+        self, pieces: Iterable[ReadPiece], instructions: RangeInstructions = NO_INSTRUCTIONS
+    ) -> Iterator[Consumed]:
         """See :class:`~pyspark_rocketmq.consumer.engine.task.Engine`; one range after the other."""
         for arrived in arrived_ranges(pieces):
-            yield self._consume(arrived, orders)
+            yield self._consume(arrived, instructions)
 
-    def _consume(self, arrived: ArrivedRange, orders: RangeOrders) -> Consumed:
-        with self._listener.lease() as listener:
+    def _consume(self, arrived: ArrivedRange, instructions: RangeInstructions) -> Consumed:
+        with self._listener.borrow() as listener:
             if isinstance(listener, FailedListener):
                 rows, ack = _put_off(arrived, listener)
             else:
-                rows, ack = self._run(arrived, listener, orders)
+                rows, ack = self._run(arrived, listener, instructions)
         return Consumed(rows, acknowledged(arrived.end, ack), self._output.rows)
 
     def _run(
-        self, arrived: ArrivedRange, listener: MessageListenerConcurrently, orders: RangeOrders
+        self, arrived: ArrivedRange, listener: MessageListenerConcurrently, instructions: RangeInstructions
     ) -> tuple[list[Emitted], QueueAck]:
         # Workers of its own, so that a call the range before has given up cannot answer into this one.
         with closing(workers_for(listener, self._settings.consume_thread_max)) as workers:
@@ -414,7 +416,7 @@ class ConcurrentEngine:
                 send_back=self._sender,
                 clock=SystemClock(),
                 hooks=self._hooks,
-                orders=orders,
+                instructions=instructions,
             )
             return run.consume(), run.ack()
 

@@ -23,7 +23,7 @@ from typing import Final
 
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.orderly import OrderlyFinish
-from pyspark_rocketmq.consume.turns import NO_ORDERS, Memory, RangeOrders, TaskTurns, Turn
+from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, Memory, RangeInstructions, TaskTurns, Turn
 from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun, RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import Consumed
 from pyspark_rocketmq.consumer.engine.range import (
@@ -47,7 +47,7 @@ class OrderlyTask:
         self,
         ranges: Iterator[ArrivedRange],
         consumer: RangeConsumer,
-        orders: RangeOrders,
+        instructions: RangeInstructions,
         clock: Clock,
         *,
         give_away: Callable[[Consumed], bool] = lambda _: False,
@@ -59,7 +59,7 @@ class OrderlyTask:
         """
         self._ranges = ranges
         self._consumer = consumer
-        self._orders = orders
+        self._instructions = instructions
         self._clock = clock
         self._give_away = give_away
         self._changed = threading.Condition()
@@ -138,7 +138,7 @@ class OrderlyTask:
                 found = self._turns.next(
                     now_s,
                     calls_s=self._in_hand_s(worker, now_s),
-                    is_batch_at_work=self._orders.is_batch_at_work(),
+                    is_batch_at_work=self._instructions.is_batch_at_work(),
                     memory=memory,
                 )
                 if isinstance(found, Turn):
@@ -159,7 +159,7 @@ class OrderlyTask:
         found = [
             (queue, one)
             for queue, one in self._begun.items()
-            if self._turns.is_suspended(queue) and (all_of_them or self._orders.is_given_up(queue))
+            if self._turns.is_suspended(queue) and (all_of_them or self._instructions.is_given_up(queue))
         ]
         for queue, one in found:
             self._turns.withdrawn(queue)
@@ -198,7 +198,7 @@ class OrderlyTask:
     @property
     def _goes_on(self) -> bool:
         """Whether suspended queues have something to wait for."""
-        return self._turns.is_led or self._orders.is_batch_at_work()
+        return self._turns.is_led or self._instructions.is_batch_at_work()
 
     def _check_lead(self) -> None:
         """Report that only suspended queues are left; stop them if that ends the task."""
@@ -206,8 +206,8 @@ class OrderlyTask:
             return
         if not self._has_reported_idle and self._begun:
             self._has_reported_idle = True
-            self._orders.idles(self._batch_changed)
-        if not self._orders.is_batch_at_work():
+            self._instructions.idles(self._batch_changed)
+        if not self._instructions.is_batch_at_work():
             for each in self._workers:
                 each.stop()
 
@@ -245,8 +245,8 @@ class OrderlyTask:
         self._deliver(worker, one, turn.lasts_s)
 
     def _deliver(self, worker: _Worker, one: _Range, lasts_s: float) -> None:
-        with self._consumer.lease() as listener:
-            run = one.run or self._consumer.run_of(one.arrived, listener, self._orders, self._clock)
+        with self._consumer.borrow() as listener:
+            run = one.run or self._consumer.run_of(one.arrived, listener, self._instructions, self._clock)
             one.run, run.listener = run, listener
             run.ends_turn = False
             worker.begin(run, self._clock.monotonic_s())
@@ -264,7 +264,7 @@ class OrderlyTask:
     def _report(self, worker: _Worker, one: _Range, run: OrderlyRun) -> None:
         """Say what became of a turn; the worker is busy until then, for it may have results to write."""
         queue = one.arrived.planned.queue
-        is_given_up = self._orders.is_given_up(queue)
+        is_given_up = self._instructions.is_given_up(queue)
         goes_on = run.finished in _GOING_ON and not is_given_up
         consumed = None if goes_on else self._stopped(one)
         is_gone = consumed is not None and is_given_up and self._give_away(consumed)
@@ -337,9 +337,11 @@ class DirectEngine:
     def __init__(self, consumer: RangeConsumer) -> None:
         self._consumer = consumer
 
-    def __call__(self, pieces: Iterable[ReadPiece], orders: RangeOrders = NO_ORDERS) -> Iterator[Consumed]:
+    def __call__(
+        self, pieces: Iterable[ReadPiece], instructions: RangeInstructions = NO_INSTRUCTIONS
+    ) -> Iterator[Consumed]:
         """See :class:`~pyspark_rocketmq.consumer.engine.task.Engine`."""
         ranges = arrived_ranges(pieces)
         yield from OrderlyTask(
-            ranges, self._consumer, orders, SystemClock(), give_away=orders.take
+            ranges, self._consumer, instructions, SystemClock(), give_away=instructions.take
         ).consumed()

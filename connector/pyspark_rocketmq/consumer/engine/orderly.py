@@ -26,7 +26,7 @@ from pyspark_rocketmq.consume.orderly import (
     Outcome,
     status_of,
 )
-from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
+from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck
 from pyspark_rocketmq.consumer.engine.range import ArrivedRange, RangeRun, acknowledged
 from pyspark_rocketmq.errors import OptionError, RocketMQError, UndecodableMessage
@@ -86,7 +86,7 @@ class OrderlyRun(RangeRun):
         wall_s: Callable[[], float] | None = None,
         dead_letters: DeadLetters = no_dead_letters,
         hooks: ConsumeHooks = NO_HOOKS,
-        orders: RangeOrders = NO_ORDERS,
+        instructions: RangeInstructions = NO_INSTRUCTIONS,
     ) -> None:
         """Begin nothing yet.
 
@@ -102,7 +102,7 @@ class OrderlyRun(RangeRun):
         self._wall_s = wall_s or now_s
         self._dead_letters = dead_letters
         self._hooks = hooks
-        self._orders = orders
+        self._instructions = instructions
         self._call_began_s = self._answered_s = self._started_s
         self._ended = ended
         self._pending = RowBuffer(output.rows, self._file)
@@ -132,7 +132,7 @@ class OrderlyRun(RangeRun):
         # Looked up once: most of what the loop costs where a delivery is one message.
         machine, now_s, output, file = self._machine, self._now_s, self._output, self._file
         add, pending = self._rows.add, self._pending
-        is_given_up, queue = self._orders.is_given_up, self._planned.queue
+        is_given_up, queue = self._instructions.is_given_up, self._planned.queue
         take = taker_of(self._messages, in_arrow=isinstance(self.listener, ArrowListener))
         began_s = self._call_began_s = now_s()
         ends_s = began_s + for_s
@@ -322,8 +322,8 @@ class RangeConsumer:
 
     def consume(self, arrived: ArrivedRange) -> Consumed:
         """Deliver the range's messages."""
-        with self.lease() as listener:
-            run = self.run_of(arrived, listener, NO_ORDERS)
+        with self.borrow() as listener:
+            run = self.run_of(arrived, listener, NO_INSTRUCTIONS)
             return self.consumed(arrived, run.consume(), run.ack())
 
     def consumed(self, arrived: ArrivedRange, rows: list[Emitted], ack: QueueAck) -> Consumed:
@@ -335,18 +335,18 @@ class RangeConsumer:
         """Of the listener at the same time, of different queues."""
         return self._settings.consume_thread_max
 
-    def lease(self) -> AbstractContextManager[Call]:
+    def borrow(self) -> AbstractContextManager[Call]:
         """The listener for a while; see :class:`ListenerForm`."""
-        return self._listener.lease()
+        return self._listener.borrow()
 
     def run_of(
         self,
         arrived: ArrivedRange,
         listener: Call,
-        orders: RangeOrders,
+        instructions: RangeInstructions,
         clock: Clock | None = None,
     ) -> OrderlyRun:
-        """The consumption of ``arrived`` by a leased listener, not begun; the system's clock if None."""
+        """The consumption of ``arrived`` by a borrowed listener, not begun; the system's clock if None."""
         clock = clock or SystemClock()
         return OrderlyRun(
             arrived.planned,
@@ -359,5 +359,5 @@ class RangeConsumer:
             wall_s=clock.now_s,
             dead_letters=self._dead_letters,
             hooks=self._hooks,
-            orders=orders,
+            instructions=instructions,
         )

@@ -1,6 +1,6 @@
 """A range as it reaches an engine: its messages, what its reader says of its end, and what a run of it keeps.
 
-Machines count a planned range's messages by index, everything else by queue offset.
+State machines number a range's messages from 0; all other code uses queue offsets.
 
 An engine in the reader's process gets what is read as it is. Rows that have crossed Spark are checked first,
 because the whole range is acknowledged: it has exactly one marker row, at its end, which says how many
@@ -135,8 +135,8 @@ class RangeRun:
 
 
 _REFUSED_PAUSE_S: Final = 3.0
-"""``DefaultMQPushConsumerImpl.pullTimeDelayMillsWhenException``: a queue that may not be read is asked for
-again after it."""
+"""After this pause a queue that may not be read is tried again.  Source:
+``DefaultMQPushConsumerImpl.pullTimeDelayMillsWhenException``."""
 
 
 class ArrivedRange(NamedTuple):

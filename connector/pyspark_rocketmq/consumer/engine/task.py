@@ -27,10 +27,10 @@ import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import DataFrame
 
-from pyspark_rocketmq.consume.turns import NO_ORDERS, RangeOrders
+from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, Consumed, QueueAck
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.hub.task_client import Fate, HubTerms, TaskOrders, ask_driver
+from pyspark_rocketmq.hub.task_client import Fate, HubTerms, TaskInstructions, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import RowWriter, Writing, Written
 from pyspark_rocketmq.source.ranges import Ticket
@@ -78,9 +78,9 @@ class TaskPart:
 class TaskParts:
     """What a task has so far."""
 
-    def __init__(self, writer: RowWriter | None, orders: TaskOrders | None) -> None:
+    def __init__(self, writer: RowWriter | None, instructions: TaskInstructions | None) -> None:
         self._writer = writer
-        self._orders = orders
+        self._instructions = instructions
         self._guard = threading.Lock()
         """Over what follows; nothing is written or sent under it."""
         self._growing: TaskPart | None = TaskPart(writer)
@@ -90,14 +90,14 @@ class TaskParts:
         self._finished: list[dict[str, Any]] = []
         """Parts that the driver gets with the job."""
         self._failure: BaseException | None = None
-        if orders is not None:
-            orders.when_cut(self._begin_cut)
-            orders.taken_by(self.take)
+        if instructions is not None:
+            instructions.when_cut(self._begin_cut)
+            instructions.taken_by(self.take)
 
     def take(self, consumed: Consumed) -> bool:
         """Take what a range that was given up has brought, unless it is kept; from any thread."""
-        assert self._orders is not None
-        fate = self._orders.fate(consumed.ack.queue)
+        assert self._instructions is not None
+        fate = self._instructions.fate(consumed.ack.queue)
         if fate is Fate.KEPT:
             return False
         self._give_up(consumed, fate)
@@ -105,7 +105,7 @@ class TaskParts:
 
     def add(self, consumed: Consumed) -> None:
         """Take what a range has brought."""
-        if self._orders is None or not self.take(consumed):
+        if self._instructions is None or not self.take(consumed):
             self.add_rows(consumed.batches(), [consumed.ack])
 
     def add_rows(self, data: Iterable[pa.RecordBatch], acks: Sequence[QueueAck]) -> None:
@@ -121,7 +121,7 @@ class TaskParts:
                 is_cut_wanted, self._is_cut_wanted = self._is_cut_wanted, False
         # A queue given up while its rows were written was not yet among those that are kept.
         queues = [ack.queue for ack in acks]
-        is_given_up = bool(queues) and self._orders is not None and self._orders.kept(queues)
+        is_given_up = bool(queues) and self._instructions is not None and self._instructions.kept(queues)
         if is_cut_wanted or is_given_up:
             self._cut()
 
@@ -131,37 +131,37 @@ class TaskParts:
         Raises:
             RocketMQError: If it is not known whether the driver has what was handed over.
         """
-        if self._orders is not None:
+        if self._instructions is not None:
             # From here on the driver has a copy of what is left; nothing is cut any more.
-            self._orders.when_cut(lambda: None)
+            self._instructions.when_cut(lambda: None)
         for cut in self._cuts:
             cut.join()
         if self._failure is not None:
             raise self._failure
         assert self._growing is not None
         last = self._growing
-        if last.queues or self._orders is None:
+        if last.queues or self._instructions is None:
             self._finished.append(last.finish())
         else:
             last.abandon()
-        if self._orders is not None:
-            self._orders.await_taken()
-            self._orders.done(last.id, last.queues, self._finished[-1] if last.queues else {})
+        if self._instructions is not None:
+            self._instructions.await_taken()
+            self._instructions.done(last.id, last.queues, self._finished[-1] if last.queues else {})
         return self._finished
 
     def abandon(self) -> None:
         """The task has failed: undo what was not handed over."""
-        if self._orders is not None:
-            self._orders.forget()
+        if self._instructions is not None:
+            self._instructions.forget()
         if self._growing is not None:
             self._growing.abandon()
 
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _give_up(self, consumed: Consumed, fate: Fate) -> None:
-        assert self._orders is not None
+        assert self._instructions is not None
         if fate is Fate.DROPPED or not _counts(consumed.ack):
-            self._orders.released(consumed.ack.queue)
+            self._instructions.released(consumed.ack.queue)
             return
         part = TaskPart(self._writer)
         try:
@@ -197,9 +197,9 @@ class TaskParts:
         self._hand_over(part)
 
     def _hand_over(self, part: TaskPart) -> None:
-        assert self._orders is not None
+        assert self._instructions is not None
         result = part.finish()
-        if not self._orders.hand_over(part.id, part.queues, result):
+        if not self._instructions.hand_over(part.id, part.queues, result):
             self._finished.append(result)
 
 
@@ -218,8 +218,10 @@ _RESULT_COLUMNS = "parts string, could_ask boolean"
 class Engine(Protocol):
     """Takes the ranges that a task reads."""
 
-    def __call__(self, pieces: Iterable[ReadPiece], orders: RangeOrders = NO_ORDERS) -> Iterator[Consumed]:
-        """Consume a task's ranges, each until ``orders`` say otherwise; what each has brought, at its end."""
+    def __call__(
+        self, pieces: Iterable[ReadPiece], instructions: RangeInstructions = NO_INSTRUCTIONS
+    ) -> Iterator[Consumed]:
+        """Consume a task's ranges, each until ``instructions`` end it; what each has brought, at its end."""
         ...
 
 
@@ -308,16 +310,16 @@ class BatchTask:
             finished = self._written(map(_taken_apart, batches), None)
         else:
             tickets = list(tickets_in(batches))
-            orders = self._ask(tickets)
-            could_ask = orders is not None if tickets and self._terms is not None else None
+            instructions = self._ask(tickets)
+            could_ask = instructions is not None if tickets and self._terms is not None else None
             is_held_back = could_ask is False and self._terms is not None and self._terms.must_ask
-            pieces = _read(() if is_held_back else tickets, orders)
-            finished = self._written(self._engine(pieces, orders or NO_ORDERS), orders)
+            pieces = _read(() if is_held_back else tickets, instructions)
+            finished = self._written(self._engine(pieces, instructions or NO_INSTRUCTIONS), instructions)
         freeze_modules()
         result = {"parts": json.dumps(finished), "could_ask": could_ask}
         yield pa.RecordBatch.from_pylist([result], schema=_RESULT_SCHEMA)
 
-    def _ask(self, tickets: Sequence[Ticket]) -> TaskOrders | None:
+    def _ask(self, tickets: Sequence[Ticket]) -> TaskInstructions | None:
         if self._terms is None or not tickets:
             return None
         context = TaskContext.get()
@@ -327,9 +329,9 @@ class BatchTask:
         return ask_driver(self._terms, partition, epochs, tasks=tickets[0].tasks)
 
     def _written(
-        self, brought: Iterable[Consumed | _Crossed], orders: TaskOrders | None
+        self, brought: Iterable[Consumed | _Crossed], instructions: TaskInstructions | None
     ) -> list[dict[str, Any]]:
-        parts = TaskParts(self._writer, orders)
+        parts = TaskParts(self._writer, instructions)
         try:
             for each in brought:
                 if isinstance(each, Consumed):
@@ -344,10 +346,14 @@ class BatchTask:
             raise
 
 
-def _read(tickets: Iterable[Ticket], orders: TaskOrders | None) -> Iterator[ReadPiece]:
+def _read(tickets: Iterable[Ticket], instructions: TaskInstructions | None) -> Iterator[ReadPiece]:
     """The tickets' ranges in order, without those given up by then."""
     for ticket in tickets:
-        begun = [each for each in ticket.partitions if orders is None or orders.begins(each.planned.queue)]
+        begun = [
+            each
+            for each in ticket.partitions
+            if instructions is None or instructions.begins(each.planned.queue)
+        ]
         yield from read_ranges(begun)
 
 
@@ -385,10 +391,12 @@ class PickledOnce:
     def __reduce__(self) -> tuple[object, ...]:
         return pickle.loads, (self._pickled,)
 
-    def __call__(self, pieces: Iterable[ReadPiece], orders: RangeOrders = NO_ORDERS) -> Iterator[Consumed]:
+    def __call__(
+        self, pieces: Iterable[ReadPiece], instructions: RangeInstructions = NO_INSTRUCTIONS
+    ) -> Iterator[Consumed]:
         """See ``Engine``; for a caller in this process."""
         engine: Engine = pickle.loads(self._pickled)  # noqa: S301 - its own
-        return engine(pieces, orders)
+        return engine(pieces, instructions)
 
 
 def why_not_picklable(value: object) -> str | None:

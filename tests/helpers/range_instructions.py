@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyspark_rocketmq.consume.turns import RangeOrders
+from pyspark_rocketmq.consume.turns import RangeInstructions
 from pyspark_rocketmq.model import MessageQueue
 
 
-class GivenUpWhen(RangeOrders):
+class GivenUpWhen(RangeInstructions):
     """Gives every queue up from the moment on at which ``is_so``."""
 
     def __init__(self, is_so: Callable[[], bool]) -> None:
