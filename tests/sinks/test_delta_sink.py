@@ -525,7 +525,7 @@ def test_partition_columns_that_cannot_be_such_are_refused(
 @pytest.fixture
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another test may have left a session in this process."""
-    monkeypatch.setattr(sink_table, "writes_delta", lambda spark: False)
+    monkeypatch.setattr(sink_table, "spark_address", lambda spark, path: None)
 
 
 def test_a_check_constraint_is_refused_where_spark_cannot_write(path: Path, no_spark: None) -> None:

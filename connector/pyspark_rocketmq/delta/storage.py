@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
@@ -12,6 +15,8 @@ from pyarrow import fs
 
 from pyspark_rocketmq.errors import OptionError
 
+_WITHOUT_LINKS: Final = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
+"""What the system answers where a file system has no hard links."""
 _SINGLE_SLASH: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
 
 
@@ -47,6 +52,35 @@ def folder_here(path: str) -> str | None:
     if path.startswith("file:"):
         return unquote(urlsplit(path).path)
     return None if "://" in path else path
+
+
+def check_exclusive_create(uri: str) -> None:
+    """Refuse a folder of this machine in which two writers could create the same file.
+
+    A Delta commit is a file that only one writer may create.  On a disk delta-rs links it into place, which
+    fails if the name is taken; Databricks' volumes and many FUSE mounts have no links.
+
+    Raises:
+        OptionError: If links cannot be made there.  A folder that is missing or cannot be written is left to
+            the first commit.
+    """
+    folder = folder_here(uri)
+    if folder is None:
+        return
+    try:
+        # Delta ignores names that begin so, if a process dies in between.
+        with NamedTemporaryFile(prefix="_rocketmq-", dir=folder) as probe:
+            os.link(probe.name, f"{probe.name}.link")
+            Path(f"{probe.name}.link").unlink()
+    except OSError as exc:
+        if exc.errno in _WITHOUT_LINKS:
+            problem = (
+                f"{folder} is on storage that cannot create a file exclusively ({exc.strerror}), so two "
+                "writers could overwrite each other's commits. Volumes and FUSE mounts are such. Name the "
+                "table by the storage's own address (s3://…, abfss://…, gs://…), or put it on a disk or a "
+                "network mount that has hard links."
+            )
+            raise OptionError((problem,), where="path of a table") from exc
 
 
 def filesystem_of(uri: str) -> tuple[fs.FileSystem, str]:

@@ -23,7 +23,7 @@ from deltalake.exceptions import DeltaError
 
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.delta.storage import folder_here
+from pyspark_rocketmq.delta.storage import check_exclusive_create, folder_here
 from pyspark_rocketmq.display import masked
 
 logger = logging.getLogger(__name__)
@@ -132,10 +132,12 @@ def create_table(uri: str, schema: pa.Schema, partition_by: Sequence[str], **set
 
     Raises:
         DeltaError: If there is none afterwards.
+        OptionError: As :func:`check_exclusive_create`.
     """
     folder = folder_here(uri)
     if folder is not None:
         Path(folder).mkdir(parents=True, exist_ok=True)
+    check_exclusive_create(uri)
     # When delta-rs is beaten to version 0 and tries again, version 1 gives the table another id.
     once = CommitProperties(max_commit_retries=0)
     try:

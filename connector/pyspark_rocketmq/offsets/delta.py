@@ -31,7 +31,7 @@ from deltalake.schema import PrimitiveType
 
 from pyspark_rocketmq.clock import Clock, SystemClock, commit_with_retry
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.delta.storage import table_uri
+from pyspark_rocketmq.delta.storage import check_exclusive_create, table_uri
 from pyspark_rocketmq.delta.table import (
     ONLY_COMMIT,
     STORAGE_ERRORS,
@@ -247,6 +247,7 @@ class DeltaOffsetStore(RowOffsetStore):
         self._known.clear()
         try:
             table = DeltaTable(self._path)
+            check_exclusive_create(self._path)
         except TableNotFoundError as error:
             if self._table_id is not None:
                 raise OffsetError(

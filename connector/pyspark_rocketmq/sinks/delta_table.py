@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from pyspark_rocketmq.delta.storage import check_exclusive_create
 from pyspark_rocketmq.delta.table import HandlePerThread, TableForm, UpkeepThread, create_table, parse_columns
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
@@ -48,6 +51,8 @@ _CLEAN_UP_EVERY = 1_000
 """Versions from one removal of expired files of the log to the next, at least: it looks at all of them."""
 _WATERMARKS = "watermarks"
 _NUMBER = "commits"
+_ON_DATABRICKS = "spark.databricks.clusterUsageTags.sparkVersion"
+"""A setting that only Databricks' sessions have; there a service makes commits exclusive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +81,38 @@ def group_app_id(consumer_group: str) -> str:
     return f"rocketmq:{consumer_group}"
 
 
-def writes_delta(spark: SparkSession | None) -> bool:
-    """Whether a session can write Delta tables."""
+def spark_address(spark: SparkSession | None, path: str) -> str | None:
+    """By which address a session finds the table; None if it does not, or does not know Delta.
+
+    It is tried: Databricks shows no ``spark.sql.extensions``, and only some platforms know ``s3://``.
+    """
     if spark is None:
-        return False
-    extensions = spark.conf.get("spark.sql.extensions", "") or ""
-    return "io.delta.sql.DeltaSparkSessionExtension" in extensions
+        return None
+    for address in (path, f"s3a{path[2:]}") if path.startswith("s3://") else (path,):
+        try:
+            _ = spark.read.format("delta").load(address).schema
+        except (PySparkException, Py4JError):
+            logger.info("not a Delta table to this Spark session path=%s", masked(address), exc_info=True)
+        else:
+            return address
+    return None
+
+
+def log_store_problem(address: str, conf: Callable[[str], str | None]) -> str | None:
+    """Why commits of this session could overwrite others', by its settings; None if they cannot.
+
+    Source: ``io.delta.storage.S3SingleDriverLogStore``, delta-spark's default for S3: it looks whether a
+    commit is there and then writes it, so only commits of one driver exclude each other.
+    """
+    scheme = address.partition("://")[0]
+    chosen = (f"spark.delta.logStore.{scheme}.impl", "spark.delta.logStore.class")
+    if scheme not in ("s3", "s3a", "s3n") or any(map(conf, chosen)) or conf(_ON_DATABRICKS):
+        return None
+    return (
+        "its commits on S3 could overwrite those of other writers: delta-spark's default log store there knows "
+        f"those of its own driver only. Set {chosen[0]} to a log store for several writers, or, if this driver "
+        "is the table's only writer, to io.delta.storage.S3SingleDriverLogStore, its default"
+    )
 
 
 class SinkTable:
@@ -101,6 +132,8 @@ class SinkTable:
         self.table_id: str | None = None
         """Known once the table is prepared."""
         self._spark: SparkSession | None = None
+        self._spark_address = ""
+        """Where the session finds the table; known once it is to write."""
         self._handles = HandlePerThread(self._opened)
         self.upkeep = UpkeepThread("sink", path)
 
@@ -120,6 +153,7 @@ class SinkTable:
             log = TableLog(create_table(self.path, schema, self.partition_by))
             logger.info("sink table created path=%s", masked(self.path))
         else:
+            check_exclusive_create(self.path)
             # Of both, so that a column that differs in case only is not told as one that is missing.
             _check_names(self.path, [*(column.name for column in log.form().columns), *schema.names])
             if self.schema_evolution:
@@ -238,10 +272,13 @@ class SinkTable:
         if self.merge_keys:
             raise cannot_take_files(self.path, refused, "rows are to be merged (merge_keys)")
         self._spark = self._spark or SparkSession.getActiveSession()
-        if not writes_delta(self._spark):
-            raise cannot_take_files(
-                self.path, refused, "there is no Spark session with Delta's extension (delta-spark) here"
-            )
+        self._spark_address = self._spark_address or spark_address(self._spark, self.path) or ""
+        if not self._spark_address:
+            why = "there is no Spark session here that can read it (with delta-spark, its extension and catalog)"
+            raise cannot_take_files(self.path, refused, why)
+        problem = log_store_problem(self._spark_address, lambda name: self._session.conf.get(name, None))
+        if problem is not None:
+            raise cannot_take_files(self.path, refused, problem)
         return refused
 
     @property
@@ -269,7 +306,7 @@ class SinkTable:
         metadata = commit.metadata(**progress, **log.seen())
         rows_schema = from_arrow_schema(schema)
         # Spark takes some characters for a pattern of several paths.
-        paths = [re.sub(r"([\\\[\]{}*?])", r"\\\1", f"{self.path}/{file.path}") for file in files]
+        paths = [re.sub(r"([\\\[\]{}*?])", r"\\\1", f"{self._spark_address}/{file.path}") for file in files]
         rows = (
             self._session.read.schema(rows_schema).parquet(*paths)
             if files
@@ -279,7 +316,7 @@ class SinkTable:
             rows.write.format("delta")
             .mode("append")
             .options(**metadata, txnAppId=group_app_id(commit.consumer_group), txnVersion=number)
-            .save(self.path)
+            .save(self._spark_address)
         )
         log.refresh()
         return log.version_of(commit, begun_at)
@@ -299,7 +336,7 @@ class SinkTable:
                 f"{_quoted(column.name)} {column.dataType.simpleString()}"
                 for column in from_arrow_schema(missing)
             )
-            self._session.sql(f"ALTER TABLE delta.{_quoted(self.path)} ADD COLUMNS ({columns})")
+            self._session.sql(f"ALTER TABLE delta.{_quoted(self._spark_address)} ADD COLUMNS ({columns})")
             log.refresh()
         else:
             log.add_columns(missing)
