@@ -46,7 +46,7 @@ class QueueLag(NamedTuple):
 
     @property
     def note(self) -> str | None:
-        """What 0 messages do not say of a queue that nothing is consumed of."""
+        """Says that the next offset is beyond the end, which a lag of 0 hides."""
         return f"beyond the end by {self.beyond_end}" if self.beyond_end else None
 
     def seconds(self, now_s: float) -> float | None:

@@ -32,7 +32,7 @@ _AGAIN_AFTER_S: Final = 5.0
 _QUIET_S: Final = 1.0
 """Without a new offset; then the store notes what has arrived."""
 _LATE_S: Final = 1.0
-"""After which a process may have slept and been replaced."""
+"""An older offset is late (rule 2)."""
 _AT_EXIT_S: Final = 2.0
 
 Commits = Mapping[MessageQueue, QueueCommit]

@@ -14,9 +14,9 @@ the task must leave these queues out.
 Rule 4: the queues of a task whose connection broke are free when the batch is over, or when another attempt
 of it says so: the call in hand may still run.
 Rule 5: a task that has only suspended queues left is *idle*, and stays so. It waits for them while its batch
-is *at work*: another task is not idle, and each has begun, or is about to. With a free slot for the next task
-they are, for two seconds; without one an idle task ends, as it may have the slot that is needed. Once told
-that it is to end, it does.
+is *at work*: all tasks have begun, and one is not idle. While some have not begun, it waits two seconds if a
+slot is free; without a free slot it ends, because they may need its own. Once told that it is to end, it
+does.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class HubState:
     # --- the planner ----------------------------------------------------------------------------------------
 
     def planner_came(self, peer: Hashable) -> list[Action]:
-        """The planner is connected; who said so last is it."""
+        """The planner is connected; the last peer to say so is the planner."""
         self._planner, self._planner_lost_s = peer, None
         return self._tell_slots()
 
@@ -184,7 +184,7 @@ class HubState:
         return self.must_ask
 
     def end_idle(self) -> list[Action]:
-        """The job is over, and failed if there still is a task that waits."""
+        """The job is over; if a task still waits, it failed."""
         return self._told_to_end([task for task in self._running() if task.is_waiting])
 
     def batch_ends(self, *, could_ask: bool | None) -> BatchResult:

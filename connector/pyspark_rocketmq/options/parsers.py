@@ -69,7 +69,7 @@ def iso_time(text: str) -> datetime:
     Raises:
         ValueError: If it is none.
     """
-    # Digits without that hyphen mean what each option says.
+    # Each option reads bare digits itself.
     if text.strip()[4:5] != "-":
         raise ValueError(f"is no time in ISO 8601: {text}")
     at = datetime.fromisoformat(text.strip())

@@ -424,7 +424,7 @@ class ConcurrentEngine:
 def _put_off(arrived: ArrivedRange, listener: FailedListener) -> tuple[list[Emitted], QueueAck]:
     """Suspend a range whose listener could not be opened.
 
-    To fail its calls would send a whole backlog back, and drop it in broadcasting.
+    Failing its calls would send the whole backlog back or, in broadcasting, drop it.
     """
     planned = arrived.planned
     return [], QueueAck(
