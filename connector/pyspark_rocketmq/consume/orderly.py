@@ -251,8 +251,8 @@ class OrderlyConsumption:
         self._yield_after_s = inf
         """``_slice_end_s`` once a delivery was made: a late start must not mean no progress at all."""
         self.suspended_until_s: float | None = None
-        """When the queue may go on, by the monotonic clock (an ack has it by the wall clock); None unless this run
-        ended suspended."""
+        """When the queue may go on, by the monotonic clock (an ack has it by the wall clock); None unless
+        this run ended suspended."""
         self.finished: OrderlyFinish | None = None
         """Why there is no more to deliver; None before ``next_delivery`` said so or a suspension."""
 

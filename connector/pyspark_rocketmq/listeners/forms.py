@@ -79,8 +79,9 @@ def lease_of_opened(
 ) -> Iterator[Call]:
     """The ``consume_message`` of the process's only opened object for ``key``.
 
-    ``listener`` is an object, or a class to make one of; it stays open for ``idle_s`` while nobody borrows it.
-    If ``open`` fails, yields a :class:`FailedListener`; the queues are suspended and ``open`` is tried again.
+    ``listener`` is an object, or a class to make one of; it stays open for ``idle_s`` while nobody borrows
+    it. If ``open`` fails, yields a :class:`FailedListener`; the queues are suspended and ``open`` is tried
+    again.
     """
     opened, is_new = _take(key)
     if is_new:

@@ -109,9 +109,9 @@ def log_store_problem(address: str, conf: Callable[[str], str | None]) -> str | 
     if scheme not in ("s3", "s3a", "s3n") or any(map(conf, chosen)) or conf(_ON_DATABRICKS):
         return None
     return (
-        "its commits on S3 could overwrite those of other writers: delta-spark's default log store there knows "
-        f"those of its own driver only. Set {chosen[0]} to a log store for several writers, or, if this driver "
-        "is the table's only writer, to io.delta.storage.S3SingleDriverLogStore, its default"
+        "its commits on S3 could overwrite those of other writers: delta-spark's default log store there "
+        f"knows those of its own driver only. Set {chosen[0]} to a log store for several writers, or, if "
+        "this driver is the table's only writer, to io.delta.storage.S3SingleDriverLogStore, its default"
     )
 
 
@@ -274,7 +274,7 @@ class SinkTable:
         self._spark = self._spark or SparkSession.getActiveSession()
         self._spark_address = self._spark_address or spark_address(self._spark, self.path) or ""
         if not self._spark_address:
-            why = "there is no Spark session here that can read it (with delta-spark, its extension and catalog)"
+            why = "no Spark session here can read it (with delta-spark, its extension and its catalog)"
             raise cannot_take_files(self.path, refused, why)
         problem = log_store_problem(self._spark_address, lambda name: self._session.conf.get(name, None))
         if problem is not None:
