@@ -25,15 +25,40 @@ def commit(path: Path, times: int = 1) -> None:
         write_deltalake(path, pa.table({"number": [1]}), mode="append")
 
 
-@pytest.mark.parametrize(("age_s", "commits", "may"), [(1.0, 0, False), (1.0, 1, True), (11.0, 0, True)])
+@pytest.mark.parametrize(
+    ("age_s", "commits", "may"), [(3_599.0, 0, False), (1.0, 1, True), (3_601.0, 0, True)]
+)
 def test_a_newer_commit_is_looked_for_by_its_file(path: Path, age_s: float, commits: int, may: bool) -> None:
-    """F1: whoever is told that there is none does not read the log."""
+    """F1, J3: whoever is told that there is none does not read the log."""
     clock = FakeClock()
     handle = TableHandle(DeltaTable(path), clock)
     commit(path, commits)
     clock.advance(age_s)
 
     assert handle.may_have_newer() is may
+
+
+def test_a_newer_commit_that_was_cleaned_up_is_known_by_the_checkpoint_before_it(path: Path) -> None:
+    """J3: what is left of the log looks as if nothing had followed."""
+    handle = TableHandle(DeltaTable(path), FakeClock())
+    DeltaTable(path).create_checkpoint()
+    assert not handle.may_have_newer()
+
+    commit(path, 3)
+    DeltaTable(path).create_checkpoint()
+    for version in (3, 4):
+        (path / "_delta_log" / f"{version:020d}.json").unlink()
+
+    assert handle.is_still_there()
+    assert handle.may_have_newer()
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]", "null"])
+def test_a_checkpoint_that_cannot_be_told_says_nothing_of_newer_commits(path: Path, text: str) -> None:
+    handle = TableHandle(DeltaTable(path), FakeClock())
+    (path / "_delta_log" / "_last_checkpoint").write_text(text)
+
+    assert handle.may_have_newer()
 
 
 def test_a_look_that_failed_is_made_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.schema import Field, PrimitiveType
 
+from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.table import TableForm
 from pyspark_rocketmq.errors import OffsetError, OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
@@ -51,10 +52,23 @@ def sink(path: Path) -> DeltaSink:
 # ------------------------------------------------------------------------------------------ exactly once
 
 
-@pytest.mark.parametrize("partition_by", [(), ("step",)], ids=["plain", "partitioned"])
+@pytest.mark.parametrize(
+    ("partition_by", "by_delta_rs"),
+    [((), False), (("step",), False), ((), True)],
+    ids=["plain", "partitioned", "commits by delta-rs"],
+)
 class TestDeltaSink(SinkConformance):
     @pytest.fixture
-    def sink(self, path: Path, partition_by: tuple[str, ...]) -> DeltaSink:
+    def sink(
+        self,
+        path: Path,
+        partition_by: tuple[str, ...],
+        by_delta_rs: bool,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> DeltaSink:
+        if by_delta_rs:
+            # As on storage of other machines.
+            monkeypatch.setattr(LogFiles, "takes_commits", False)
         made = DeltaSink(path, partition_by=partition_by, sleep=lambda _: None)
         made.prepare(SCHEMA)
         return made
@@ -196,7 +210,7 @@ def fail_commits(monkeypatch: pytest.MonkeyPatch, *, times: int, after_committin
         if next(left, None) is None:
             return add(log, *args, **kwargs)
         if after_committing:
-            add(TableLog(DeltaTable(log.table.table_uri)), *args, **kwargs)
+            add(TableLog(DeltaTable(log.log.table_uri)), *args, **kwargs)
         raise CommitFailedError("the connection was reset")
 
     monkeypatch.setattr(TableLog, "add", failing_add)
@@ -469,7 +483,7 @@ def test_prepare_says_which_path_it_chose(path: Path, caplog: pytest.LogCaptureF
     with caplog.at_level("INFO", logger="pyspark_rocketmq"):
         DeltaSink(path).prepare(SCHEMA)
 
-    assert f"sink writes files and commits by delta-rs path={path} version=0" in caplog.messages
+    assert f"sink writes files and commits by itself path={path} version=0" in caplog.messages
 
 
 def test_other_columns_are_refused_naming_each_difference(path: Path) -> None:

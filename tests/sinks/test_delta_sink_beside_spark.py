@@ -68,6 +68,39 @@ def test_other_writers_in_between_cost_no_row_and_double_none(spark: SparkSessio
     assert steps_of(DeltaTable(path).to_pyarrow_table()) == expected
 
 
+def test_spark_reads_what_our_commits_say_of_themselves(spark: SparkSession, partitioned: Path) -> None:
+    """J3: beside Spark's own, where a table has every feature that our commits may be made in."""
+    path, table = partitioned, f"delta.`{partitioned}`"
+    properties = {
+        "delta.enableChangeDataFeed": "true",
+        "delta.enableDeletionVectors": "true",
+        "delta.checkpointPolicy": "v2",
+        "delta.checkpointInterval": "3",
+        "delta.appendOnly": "false",
+    }
+    listed = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({listed})")
+    sink = prepared(path)
+    run_batch(sink, {Q0: 4}, rows(Q0, 0, 4, "a b/ä%20"))
+    spark.sql(f"DELETE FROM {table} WHERE queueOffset = 1")
+    run_batch(sink, {Q0: 6}, rows(Q0, 4, 6))
+
+    history = spark.sql(f"DESCRIBE HISTORY {table}").orderBy("version").collect()
+    ours = [entry for entry in history if str(entry.engineInfo).startswith("pyspark-rocketmq/")]
+    assert [(entry.version, entry.operation) for entry in ours] == [(2, "WRITE"), (4, "WRITE")]
+    assert all(entry.isBlindAppend and "rocketmqCommit" in entry.userMetadata for entry in ours)
+    assert ours[0].operationParameters == {"mode": "Append", "partitionBy": '["step"]'}
+    changes = spark.sql(f"SELECT * FROM table_changes('{table}', 2)")
+    assert sorted(map(tuple, changes.select("queueOffset", "_change_type", "_commit_version").collect())) == [
+        (0, "insert", 2), (1, "delete", 3), (1, "insert", 2), (2, "insert", 2), (3, "insert", 2),
+        (4, "insert", 4), (5, "insert", 4),
+    ]  # fmt: skip
+    found = spark.table(table).orderBy("queueOffset").select("queueOffset", "step").collect()
+    assert [tuple(row) for row in found] == [
+        *((at, "a b/ä%20") for at in (0, 2, 3)), (4, "created"), (5, "created"),
+    ]  # fmt: skip
+
+
 def test_files_of_a_batch_that_was_killed_go_with_vacuum_and_no_others(
     spark: SparkSession, partitioned: Path
 ) -> None:

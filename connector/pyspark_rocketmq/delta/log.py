@@ -1,19 +1,27 @@
 """The log of a Delta table, where delta-rs does not read or clean it up, or not fast enough.
 
-Figures are of one machine with a local disk and delta-rs 1.6.6.  delta-rs makes commits and checkpoints,
-removes expired files of the log, and tells everything of a table's newest version.
+Figures are of one machine with a local disk and delta-rs 1.6.6.  delta-rs makes checkpoints, removes expired
+files of the log, and tells everything of a table's newest version.  It lists the whole log several times for
+each commit, and knows every file of the table: a commit takes 8 ms, after 100,000 commits 370 ms, and with
+200,000 files 400 ms.  :meth:`LogFiles.put` takes 0.1 ms in all of them, and
+:meth:`LogFiles.keeps_form` as much for each commit of others.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import re
+import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from io import BufferedReader
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow.parquet as pq
@@ -25,10 +33,18 @@ from pyspark_rocketmq.delta.storage import folder_here
 logger = logging.getLogger(__name__)
 
 _LOG: Final = "_delta_log"
+_LAST_CHECKPOINT: Final = f"{_LOG}/_last_checkpoint"
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
 _ANY = re.compile(r"(\d{20})\..+")
 _TXN: Final = b'"txn"'
+_FILE_ACTIONS: Final = (b'{"add":', b'{"remove":', b'{"cdc":')
+_FORMLESS: Final = frozenset({"add", "remove", "cdc", "txn", "commitInfo"})
+"""Actions that say nothing of columns, properties and features."""
+_UNFINISHED: Final = ".rocketmq-"
+"""Begins the names of commits that are being written; readers of Delta tables pass over such names."""
+_UNFINISHED_FOR_S: Final = 3600.0
+"""What is older was left by a process that was killed."""
 _READ_AT_ONCE = 256 * 1024
 """Bytes: an object store is asked once for each."""
 _READS_AT_ONCE = 32
@@ -57,16 +73,21 @@ class LogFiles:
     """The log of the table at ``table_uri``."""
 
     def __init__(self, table_uri: str) -> None:
-        self._table_uri = table_uri
+        self.table_uri: Final = table_uri
         self._folder_here = folder_here(table_uri)
         self.is_local: Final = self._folder_here is not None
         """Whether it is on a disk of this machine, or on a mount."""
+
+    @property
+    def takes_commits(self) -> bool:
+        """Whether :meth:`put` can be used: ``check_exclusive_create`` has refused folders without links."""
+        return self.is_local
 
     @cached_property
     def _files(self) -> fs.FileSystem:
         if self._folder_here is not None:
             return fs.SubTreeFileSystem(self._folder_here, fs.LocalFileSystem())
-        return fs.PyFileSystem(DeltaStorageHandler(self._table_uri))
+        return fs.PyFileSystem(DeltaStorageHandler(self.table_uri))
 
     def readable_versions(self) -> range:
         """The versions that can still be opened, none without a table; delta-rs tells the newest one only."""
@@ -92,10 +113,7 @@ class LogFiles:
         delta-rs' history takes 0.5 ms and, for it lists the log, 5 ms after 5,000 commits.
         """
         try:
-            with (
-                self._files.open_input_stream(_commit_path(version)) as stream,
-                BufferedReader(stream, _READ_AT_ONCE) as lines,
-            ):
+            with self._lines(version) as lines:
                 for line in lines:
                     # Most writers have it first; of the others' lines few are worth being parsed.
                     if b'"commitInfo"' in line and (info := json.loads(line).get("commitInfo")) is not None:
@@ -103,6 +121,59 @@ class LogFiles:
         except FileNotFoundError:
             return None
         return {"version": version}
+
+    def keeps_form(self, version: int) -> bool | None:
+        """Whether a commit leaves columns, properties and features alone; None if it is not in the log.
+
+        What is not known from Delta's protocol does not.
+        """
+        try:
+            with self._lines(version) as lines:
+                return all(line.startswith(_FILE_ACTIONS) or _is_formless(line) for line in lines)
+        except FileNotFoundError:
+            return None
+
+    def put(self, version: int, actions: Iterable[Mapping[str, Any]]) -> None:
+        """Make the commit of a version whole or not at all, where :attr:`takes_commits`.
+
+        As delta-rs does it: a second name for a file that is complete, and no wait for the disk.
+
+        Raises:
+            FileExistsError: If there is one; perhaps this one, on a mount whose server answered twice.
+            OSError: If it was not made, or perhaps was.
+        """
+        assert self._folder_here is not None
+        log = Path(self._folder_here, _LOG)
+        unfinished = log / f"{_UNFINISHED}{uuid.uuid4()}.tmp"
+        try:
+            unfinished.write_text("".join(f"{json.dumps(action)}\n" for action in actions), encoding="ascii")
+            os.link(unfinished, log / f"{version:020d}.json")
+        finally:
+            with suppress(OSError):
+                unfinished.unlink()
+
+    def remove_unfinished(self) -> None:
+        """Remove what processes left that were killed in :meth:`put`."""
+        if not self.takes_commits:
+            return
+        assert self._folder_here is not None
+        for left in Path(self._folder_here, _LOG).glob(f"{_UNFINISHED}*"):
+            with suppress(OSError):
+                if time.time() - left.stat().st_mtime > _UNFINISHED_FOR_S:
+                    left.unlink()
+
+    def last_checkpoint_file(self) -> tuple[int | None, int | None]:
+        """Size and time of the file that names the newest checkpoint, as :class:`CommitFile` has them."""
+        [info] = self._files.get_file_info([_LAST_CHECKPOINT])
+        return info.size, info.mtime_ns
+
+    def may_lack_commits_after(self, version: int) -> bool:
+        """Whether commits after ``version`` may have been cleaned up: there is a later checkpoint."""
+        try:
+            newest = self._last_checkpoint()
+            return newest is not None and int(newest["version"]) > version
+        except (ValueError, KeyError):
+            return True
 
     def commit_infos_below(self, version: int) -> Iterator[dict[str, Any]]:
         """The same of all versions below, the newest first, until one is not in the log any more."""
@@ -167,6 +238,24 @@ class LogFiles:
                 json.loads(line) for line in stream.readall().splitlines() if line.strip() and kind in line
             ]
 
+    @contextmanager
+    def _lines(self, version: int) -> Iterator[BufferedReader]:
+        with (
+            self._files.open_input_stream(_commit_path(version)) as stream,
+            BufferedReader(stream, _READ_AT_ONCE) as lines,
+        ):
+            yield lines
+
+    def _last_checkpoint(self) -> dict[str, Any] | None:
+        try:
+            with self._files.open_input_stream(_LAST_CHECKPOINT) as stream:
+                newest = json.loads(stream.readall())
+        except FileNotFoundError:
+            return None
+        if isinstance(newest, dict):
+            return newest
+        raise ValueError(f"The log of {self.table_uri} has no checkpoint's name in _last_checkpoint.")
+
     def _checkpoint_rows(self, path: str) -> list[dict[str, Any]]:
         rows = pq.read_table(path, columns=["txn"], filesystem=self._files)
         return list(rows.filter(rows["txn"].is_valid()).to_pylist())
@@ -187,14 +276,12 @@ class LogFiles:
         Delta protocol, "Transaction Identifiers", "Checkpoints" and "V2 spec": a checkpoint of the second
         form has a name of its own, may be JSON, and keeps nothing but files in others.
         """
-        try:
-            with self._files.open_input_stream(f"{_LOG}/_last_checkpoint") as stream:
-                newest = json.loads(stream.readall())
-        except FileNotFoundError:
+        newest = self._last_checkpoint()
+        if newest is None:
             return Transactions(-1, {})
         at, parts = int(newest["version"]), newest.get("parts")
         if at > version:
-            raise OSError(f"The checkpoint of {self._table_uri} is of version {at}, later than {version}.")
+            raise OSError(f"The checkpoint of {self.table_uri} is of version {at}, later than {version}.")
         name = f"{at:020d}.checkpoint"
         if "v2Checkpoint" in newest:
             names = [newest["v2Checkpoint"]["path"].rpartition("/")[2]]
@@ -222,6 +309,14 @@ def read_ahead(read: Callable[[int], _Read], versions: Sequence[int]) -> Iterato
         while begin < len(versions):
             yield from threads.map(read, versions[begin : begin + at_once])
             begin, at_once = begin + at_once, min(2 * at_once, _READS_AT_ONCE)
+
+
+def _is_formless(line: bytes) -> bool:
+    try:
+        action = json.loads(line) if line.strip() else {}
+    except ValueError:
+        return False
+    return isinstance(action, dict) and action.keys() <= _FORMLESS
 
 
 def _by_app_id(actions: Iterable[Mapping[str, Any]]) -> dict[str, int]:

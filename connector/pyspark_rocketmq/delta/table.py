@@ -34,8 +34,8 @@ STORAGE_ERRORS = (DeltaError, OSError)
 ONLY_COMMIT: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 """A commit does not wait for what :class:`UpkeepThread` does: delta-rs would look for expired files each
 time, which takes seconds in a log of 100,000."""
-_CERTAINLY_KEPT_S: Final = 10.0
-"""Nothing cleans up commits that are as young."""
+SURELY_KEPT_S: Final = 3600.0
+"""So long a look is believed: Delta keeps commits for 30 days unless a table's properties say otherwise."""
 
 _LEGACY_WRITER_FEATURES = (
     (2, "appendOnly"),
@@ -175,21 +175,22 @@ def read_form(table: DeltaTable) -> TableForm:
     )
 
 
-class TableHandle:
-    """A table at its newest version; for one thread: a commit is checked against the version it stands at."""
+class LogHandle:
+    """What a thread knows of a table's log: its newest version, and when that was looked for."""
 
-    def __init__(self, table: DeltaTable, clock: Clock | None = None) -> None:
-        self.table = table
-        self.log = LogFiles(table.table_uri)
+    def __init__(self, log: LogFiles, version: int, clock: Clock | None = None) -> None:
+        self.log = log
         self._clock = clock or SystemClock()
         self._looked_s = self._clock.monotonic_s()
-        """When delta-rs looked for newer commits last."""
-        self._tip = self.log.commit_file(self.version)
+        """When newer commits were looked for last."""
+        self._tip = log.commit_file(version)
+        self._checkpoint = log.last_checkpoint_file()
+        """What named the newest checkpoint then."""
 
     @property
     def version(self) -> int:
         """The version of the table it stands at."""
-        return int(self.table.version())
+        return self._tip.version
 
     def is_still_there(self) -> bool:
         """Whether the log has the very commit that was the newest one at the last look.
@@ -202,25 +203,51 @@ class TableHandle:
     def may_have_newer(self) -> bool:
         """Whether there may be a newer commit, of a table that is still there.
 
-        On storage of other machines, and where the log may have been cleaned up, only delta-rs can tell.
+        Where the next commit is not there it may have been cleaned up, with a checkpoint of a later version
+        before.  On storage of other machines only delta-rs can tell.
         """
-        age_s = self._clock.monotonic_s() - self._looked_s
-        if not self.log.is_local or age_s > _CERTAINLY_KEPT_S:
+        if not self.log.is_local or self._age_s() > SURELY_KEPT_S:
             return True
-        return self.log.commit_file(self._tip.version + 1).size is not None
+        version = self._tip.version
+        return self.log.commit_file(version + 1).size is not None or self._may_lack_commits_after(version)
 
     def refresh(self) -> None:
-        """Have delta-rs move to the newest version."""
-        looked_s = self._clock.monotonic_s()
-        # If this fails, the next look is delta-rs' again.
+        """Move to the newest version."""
+        looked_s, age_s = self._clock.monotonic_s(), self._age_s()
+        # If this fails, the next look believes nothing.
         self._looked_s = -math.inf
+        checkpoint = self.log.last_checkpoint_file()
+        version = self._newest_version(age_s)
+        self._looked_s, self._checkpoint = looked_s, checkpoint
+        if version != self._tip.version:
+            self._tip = self.log.commit_file(version)
+
+    def _may_lack_commits_after(self, version: int) -> bool:
+        # What the last look has coped with is not read again.
+        is_known = self.log.last_checkpoint_file() == self._checkpoint
+        return not is_known and self.log.may_lack_commits_after(version)
+
+    def _age_s(self) -> float:
+        return self._clock.monotonic_s() - self._looked_s
+
+    def _newest_version(self, age_s: float) -> int:
+        """Look for it; the look before is so long ago."""
+        raise NotImplementedError
+
+
+class TableHandle(LogHandle):
+    """A table at its newest version; for one thread: a commit is checked against the version it stands at."""
+
+    def __init__(self, table: DeltaTable, clock: Clock | None = None) -> None:
+        super().__init__(LogFiles(table.table_uri), int(table.version()), clock)
+        self.table = table
+
+    def _newest_version(self, age_s: float) -> int:  # noqa: ARG002 - delta-rs always looks
         self.table.update_incremental()
-        self._looked_s = looked_s
-        if self.version != self._tip.version:
-            self._tip = self.log.commit_file(self.version)
+        return int(self.table.version())
 
 
-HandleT = TypeVar("HandleT", bound=TableHandle)
+HandleT = TypeVar("HandleT", bound=LogHandle)
 
 
 class HandlePerThread(Generic[HandleT]):
@@ -239,10 +266,10 @@ class HandlePerThread(Generic[HandleT]):
                     if handle.may_have_newer():
                         handle.refresh()
                     return handle
-                logger.warning("table is not what it was: %s", masked(handle.table.table_uri))
+                logger.warning("table is not what it was: %s", masked(handle.log.table_uri))
             except STORAGE_ERRORS:
                 # An idle handle needs log files that were cleaned up since: begin again from a checkpoint.
-                logger.info("to be opened again: %s", masked(handle.table.table_uri), exc_info=True)
+                logger.info("to be opened again: %s", masked(handle.log.table_uri), exc_info=True)
         return self.keep(self._open())
 
     def keep(self, handle: HandleT) -> HandleT:

@@ -1,16 +1,23 @@
 """A sink table's log as one thread of the driver sees it: watermarks, RESTOREs, commits, merges.
 
+On disks of this machine a commit that adds files is made here, and commits of others are followed one by one:
+delta-rs takes the longer for them the more commits and files there are (:mod:`pyspark_rocketmq.delta.log`).
+It opens the table, and again whenever a commit may have changed more than files.  It also merges, and does
+all on other storage.
+
 Rows to be merged pass through the driver, for delta-rs merges there: made for micro-batches, not for a
 backfill of millions at once.
 """
 
 from __future__ import annotations
 
+import errno
+import json
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 import numpy as np
@@ -22,9 +29,10 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from pyspark_rocketmq.delta.log import Transactions
+from pyspark_rocketmq import __version__
+from pyspark_rocketmq.delta.log import LogFiles, Transactions
 from pyspark_rocketmq.delta.storage import filesystem_of
-from pyspark_rocketmq.delta.table import ONLY_COMMIT, TableForm, TableHandle, read_form
+from pyspark_rocketmq.delta.table import ONLY_COMMIT, SURELY_KEPT_S, LogHandle, TableForm, read_form
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.sinks.delta_files import NULL_PARTITION, WrittenFile, is_folder_name
 from pyspark_rocketmq.sinks.delta_rules import SinkCommit, restored_to
@@ -114,12 +122,22 @@ def quoted(name: str) -> str:
 _SOURCE, _TARGET = "source", "target"
 
 
-class TableLog(TableHandle):
+_MOST_FOLLOWED: Final = 1_000
+"""Commits; opening the table takes about as long as reading so many."""
+
+
+class TableLog(LogHandle):
     """A handle on the newest version of a sink's table, with the watermarks that are stored in it."""
 
-    def __init__(self, table: DeltaTable) -> None:
-        super().__init__(table)
-        self._filesystem, self._folder = filesystem_of(table.table_uri)
+    def __init__(self, table: DeltaTable, *, merges: bool = False) -> None:
+        """``merges`` says whether rows are to be merged, for which delta-rs needs to know every file."""
+        log = LogFiles(table.table_uri)
+        super().__init__(log, int(table.version()))
+        self._commits_itself = log.takes_commits and not merges
+        self._table: DeltaTable | None = None
+        """At this object's version, if commits are left to delta-rs."""
+        self._take(table)
+        self._filesystem, self._folder = filesystem_of(log.table_uri)
         self._transactions: Transactions | None = None
         """As of the last time they were asked for, or this object committed."""
         self._seen = SeenCommits.empty(self.version)
@@ -128,9 +146,32 @@ class TableLog(TableHandle):
         """By group: what its newest commit says, as of the last look."""
 
     @property
-    def table_id(self) -> str:
+    def commits_by(self) -> str:
+        """Who makes commits that add files, for the log."""
+        return "itself" if self._commits_itself else "delta-rs"
+
+    def _take(self, table: DeltaTable) -> int:
+        """Remember what is the same in all versions until a commit changes more than files; the version."""
+        self._form = read_form(table)
+        self._schema = table.schema()
+        self.table_id = str(table.metadata().id)
         """What tells this table from every other one; a copy of its folder has it, too."""
-        return str(self.table.metadata().id)
+        # It holds the names of all files.
+        self._table = None if self._commits_itself else table
+        return int(table.version())
+
+    def _newest_version(self, age_s: float) -> int:
+        if self._table is not None:
+            self._table.update_incremental()
+            return self._take(self._table)
+        if age_s <= SURELY_KEPT_S:
+            for version in range(self.version, self.version + _MOST_FOLLOWED):
+                keeps_form = self.log.keeps_form(version + 1)
+                if keeps_form is None and not self._may_lack_commits_after(version):
+                    return version
+                if not keeps_form:
+                    break
+        return self._take(DeltaTable(self.log.table_uri))
 
     def unseen(self, files: Sequence[WrittenFile]) -> list[str]:
         """Which of ``files`` this machine does not see in the table's folder, or with another size."""
@@ -145,11 +186,11 @@ class TableLog(TableHandle):
     @property
     def arrow_schema(self) -> pa.Schema:
         """The table's columns as Delta writes them into Parquet."""
-        return pa.schema(self.table.schema().to_arrow()).remove_metadata()
+        return pa.schema(self._schema.to_arrow()).remove_metadata()
 
     def form(self) -> TableForm:
         """Columns, properties and features."""
-        return read_form(self.table)
+        return self._form
 
     def all_transactions(self) -> Mapping[str, int]:
         """Every transaction id of the table with its version; raises as :meth:`LogFiles.transactions`."""
@@ -164,7 +205,8 @@ class TableLog(TableHandle):
         except (OSError, ValueError, KeyError):
             # Of a form of a later protocol, or the log has a checkpoint of a later version: delta-rs knows.
             app_ids = list(app_ids)
-            known = {app_id: self.table.transaction_version(app_id) for app_id in app_ids}
+            table = self._table or DeltaTable(self.log.table_uri, version=self.version)
+            known = {app_id: table.transaction_version(app_id) for app_id in app_ids}
         versions = ((app_id, known.get(app_id)) for app_id in app_ids)
         return {app_id: version for app_id, version in versions if version is not None}
 
@@ -208,7 +250,7 @@ class TableLog(TableHandle):
         seen = look_back(self.version, self._seen, self.log.commit_infos_below, is_enough)
         if seen.last < seen.first and self.log.commit_info(self.version) is None:
             raise DeltaError(
-                f"The log of {self.table.table_uri} lacks the commit of version {self.version}, where its "
+                f"The log of {self.log.table_uri} lacks the commit of version {self.version}, where its "
                 "reader stands, so whether a RESTORE took rows away cannot be told."
             )
         self._seen = seen
@@ -227,7 +269,7 @@ class TableLog(TableHandle):
             entry = log.log.commit_info(restored_at)
             if entry is None:
                 raise ValueError(f"The RESTORE of version {restored_at} is not in the log any more.")
-            table = DeltaTable(self.table.table_uri)
+            table = DeltaTable(self.log.table_uri)
             table.load_as_version(restored_to(entry))
             log = TableLog(table)
         return log
@@ -239,39 +281,84 @@ class TableLog(TableHandle):
             DeltaError: If they could not be added, and nobody else has done it meanwhile.
         """
         try:
-            self.table.alter.add_columns(Schema.from_arrow(schema).fields)
+            DeltaTable(self.log.table_uri).alter.add_columns(Schema.from_arrow(schema).fields)
         except DeltaError:
-            self.table.update_incremental()
-            if not set(schema.names) <= {column.name for column in self.form().columns}:
+            self.refresh()
+            if not set(schema.names) <= self._form.column_types.keys():
                 raise
+        else:
+            self.refresh()
 
     def add(self, files: Sequence[WrittenFile], commit: SinkCommit) -> int:
         """Commit files and watermarks together, against this object's version; return the new version.
 
         Raises:
-            DeltaError: If the commit failed, or if its outcome is unknown.
+            FileExistsError: If another commit came first, which is to be looked at before the next try.
+            DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """
-        begun_at = self.version
+        begun_at, now_ms = self.version, time.time_ns() // 1_000_000
+        if self._table is None:
+            if self.may_have_newer():
+                raise FileExistsError(errno.EEXIST, f"There may be a commit after version {begun_at}")
+            self._looked_s = self._clock.monotonic_s()
+            self.log.put(begun_at + 1, self._actions(files, commit, now_ms))
+            self._tip = self.log.commit_file(begun_at + 1)
+            return self._made(begun_at, commit)
         actions: list[AddAction | RemoveAction] = [
             AddAction(
                 path=file.path,
                 size=file.size,
                 partition_values=file.partition_values,
-                modification_time=time.time_ns() // 1_000_000,
+                modification_time=now_ms,
                 data_change=True,
                 stats=file.stats_json,
             )
             for file in files
         ]
-        self.table.create_write_transaction(
+        self._table.create_write_transaction(
             actions,
             mode="append",
-            schema=self.table.schema(),
-            partition_by=list(self.table.metadata().partition_columns),
+            schema=self._schema,
+            partition_by=list(self._form.partition_by),
             commit_properties=self._properties(commit),
             post_commithook_properties=ONLY_COMMIT,
         )
+        self.refresh()
         return self._made(begun_at, commit)
+
+    def _actions(
+        self, files: Sequence[WrittenFile], commit: SinkCommit, now_ms: int
+    ) -> Iterator[dict[str, Any]]:
+        """An append as a table takes it that :func:`refused_features` refuses nothing of.
+
+        What it says of itself is what delta-rs and Spark say of theirs, for ``DESCRIBE HISTORY``.
+        """
+        yield {
+            "commitInfo": {
+                "timestamp": now_ms,
+                "operation": "WRITE",
+                "operationParameters": {
+                    "mode": "Append",
+                    "partitionBy": json.dumps(self._form.partition_by, separators=(",", ":")),
+                },
+                "engineInfo": f"pyspark-rocketmq/{__version__}",
+                "isBlindAppend": True,
+                **self._metadata(commit),
+            }
+        }
+        for file in files:
+            yield {
+                "add": {
+                    "path": quote(file.path, safe="/="),
+                    "partitionValues": dict(file.partition_values),
+                    "size": file.size,
+                    "modificationTime": now_ms,
+                    "dataChange": True,
+                    "stats": file.stats_json,
+                }
+            }
+        for app_id, version in commit.watermarks.items():
+            yield {"txn": {"appId": app_id, "version": version}}
 
     def merge(
         self, files: Sequence[WrittenFile], keys: Sequence[str], columns: Sequence[str], commit: SinkCommit
@@ -279,6 +366,7 @@ class TableLog(TableHandle):
         """As :meth:`add`, but rows with a key that the table has update that row's ``columns``."""
         if not files:
             return self.add((), commit)
+        assert self._table is not None, "not opened to merge"
         begun_at = self.version
         schema = self.arrow_schema
         stored = (
@@ -288,12 +376,12 @@ class TableLog(TableHandle):
         rows = pa.concat_tables(
             [schema.empty_table(), *(table.select(schema.names).cast(schema) for table in stored)]
         )
-        partitions = self.table.metadata().partition_columns
+        partitions = self._form.partition_by
         if isinstance(self._filesystem, pafs.LocalFileSystem):
             check_folders(rows, partitions)
         rows, blank = with_blanks(rows, [name for name in keys if name in partitions])
         values = {quoted(name): f"{_SOURCE}.{quoted(name)}" for name in columns}
-        merger = self.table.merge(
+        merger = self._table.merge(
             newest_rows(rows, keys).select(list(columns)),
             predicate(keys, _SOURCE, _TARGET, blank),
             source_alias=_SOURCE,
@@ -302,6 +390,7 @@ class TableLog(TableHandle):
             post_commithook_properties=ONLY_COMMIT,
         )
         merger.when_matched_update(values).when_not_matched_insert(values).execute()
+        self.refresh()
         version = self._made(begun_at, commit)
         self.remove(files)
         return version
@@ -316,8 +405,6 @@ class TableLog(TableHandle):
 
     def _made(self, begun_at: int, commit: SinkCommit) -> int:
         """The version of the commit just made."""
-        # An append, unlike a merge, leaves the handle at the version it had.
-        self.refresh()
         if self.version != begun_at + 1:
             return self.version_of(commit, begun_at)
         if self._transactions is not None and self._transactions.table_version == begun_at:
@@ -330,18 +417,21 @@ class TableLog(TableHandle):
 
     def _properties(self, commit: SinkCommit) -> CommitProperties:
         return CommitProperties(
-            custom_metadata=commit.metadata(**self.seen()),
+            custom_metadata=self._metadata(commit),
             app_transactions=[Transaction(app_id, version) for app_id, version in commit.watermarks.items()],
         )
+
+    def _metadata(self, commit: SinkCommit) -> dict[str, str]:
+        return commit.metadata(**self.seen())
 
     def seen(self) -> dict[str, Any]:
         """What a commit is to say of the log before it."""
         return {"seen": self._look_back(lambda seen: seen.last >= seen.first).to_metadata()}
 
 
-def open_log(path: str) -> TableLog | None:
+def open_log(path: str, *, merges: bool = False) -> TableLog | None:
     """Open the table at its newest version; None when there is none."""
     try:
-        return TableLog(DeltaTable(path))
+        return TableLog(DeltaTable(path), merges=merges)
     except TableNotFoundError:
         return None

@@ -44,7 +44,10 @@ _ALLOWED_FEATURES = frozenset(
         "invariants",
     }
 )
-"""Features that do not touch the adding of files, of those that delta-rs 1.6 writes (tried one by one)."""
+"""Features that do not touch the adding of files, of those that delta-rs 1.6 writes (tried one by one).
+
+By ``PROTOCOL.md`` a commit that adds whole files, with their row counts, needs nothing more for any of them.
+"""
 _COLUMN_FEATURES = {
     "delta.generationExpression": "generated column",
     "delta.identity.start": "identity column",

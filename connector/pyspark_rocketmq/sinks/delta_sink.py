@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 _PAUSES_S = (0.0, 0.01, 0.05, 0.2, 0.5)
 """Before each further try of a commit that lost against a change of other rows (DELETE, MERGE, ALTER)."""
+_TIMES_BEATEN = 100
+"""By other commits in a row; a commit here is made in a tenth of a millisecond."""
 _UNKNOWN = (*STORAGE_ERRORS, PySparkException, Py4JError)
 """Errors after which a commit may have been made or not."""
 _PAUSES_OF_STORAGE_S = (0.1, 0.5, 2.0, 0.0)
@@ -135,6 +137,9 @@ class DeltaBatch:
         tried_at: int | None = None
 
         def attempt(failure: Exception | None) -> int:
+            return _until_first(lambda beaten: attempt_once(beaten or failure))
+
+        def attempt_once(failure: Exception | None) -> int:
             nonlocal tried_at
             self._check_still_there()
             if failure is not None:
@@ -412,8 +417,11 @@ class DeltaSink:
         Raises:
             OffsetError: If a next offset is negative.
             SinkConflict: As :meth:`rewind_problem` says.
-            DeltaError: If the table could not be written.
+            DeltaError, OSError: If the table could not be written.
         """
+        return _until_first(lambda _: self._rewind(consumer_group, next_offsets))
+
+    def _rewind(self, consumer_group: str, next_offsets: Mapping[MessageQueue, int]) -> int:
         negative = [f"{queue} to {offset}" for queue, offset in next_offsets.items() if offset < 0]
         if negative:
             raise OffsetError(f"Watermarks of {self.path} cannot be negative: {'; '.join(negative)}.")
@@ -470,6 +478,21 @@ class DeltaSink:
             f"too. Run DeltaSink({self.path!r}).follow_restore({consumer_group!r}, STORE), or rewind all "
             "queues of the group at once."
         )
+
+
+def _until_first(attempt: Callable[[FileExistsError | None], int]) -> int:
+    """Attempt a commit until no other one comes first: each time another writer's has been made.
+
+    Args:
+        attempt: Gets the last such error; it looks at what was committed before it tries.
+    """
+    beaten: FileExistsError | None = None
+    for _ in range(_TIMES_BEATEN):
+        try:
+            return attempt(beaten)
+        except FileExistsError as error:
+            beaten = error
+    return attempt(beaten)
 
 
 def _in_generations(

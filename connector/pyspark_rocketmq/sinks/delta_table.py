@@ -26,6 +26,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.storage import check_exclusive_create
 from pyspark_rocketmq.delta.table import HandlePerThread, TableForm, UpkeepThread, create_table, parse_columns
 from pyspark_rocketmq.display import masked
@@ -148,9 +149,10 @@ class SinkTable:
             features=frozenset(),
         )
         check_wanted(self.path, wanted)
-        log = open_log(self.path)
+        log = open_log(self.path, merges=bool(self.merge_keys))
         if log is None:
-            log = TableLog(create_table(self.path, schema, self.partition_by))
+            table = create_table(self.path, schema, self.partition_by)
+            log = TableLog(table, merges=bool(self.merge_keys))
             logger.info("sink table created path=%s", masked(self.path))
         else:
             check_exclusive_create(self.path)
@@ -167,7 +169,7 @@ class SinkTable:
         refused = self.refused(form)
         logger.info(
             "sink writes files and commits by %s path=%s version=%d",
-            f"Spark because of {', '.join(refused)}" if refused else "delta-rs",
+            f"Spark because of {', '.join(refused)}" if refused else log.commits_by,
             masked(self.path),
             log.version,
         )
@@ -177,7 +179,7 @@ class SinkTable:
         return self._handles.newest()
 
     def _opened(self) -> TableLog:
-        log = open_log(self.path)
+        log = open_log(self.path, merges=bool(self.merge_keys))
         if log is None:
             raise SchemaError(
                 f"There is no Delta table at {self.path}. Put it back if it was there before, and start the "
@@ -186,7 +188,7 @@ class SinkTable:
         return log
 
     def look_after(self, log: TableLog) -> None:
-        """After a commit by delta-rs, have a checkpoint made when one is due; returns at once."""
+        """After a commit of files, have a checkpoint made when one is due; returns at once."""
         every = checkpoint_interval(log.form().configuration)
         self.upkeep.written(
             log.version - 1,
@@ -200,6 +202,7 @@ class SinkTable:
         configuration = table.metadata().configuration
         if cleans_up and configuration.get("delta.enableExpiredLogCleanup", "true").lower() == "true":
             table.cleanup_metadata()
+            LogFiles(self.path).remove_unfinished()
         logger.info("sink table looked after path=%s version=%d", masked(self.path), table.version())
 
     def group_commit(
