@@ -19,6 +19,7 @@ from jobs.job_options import ConsumeSettings
 from jobs.running import RowCounter, StopSignals, await_query, check_ended_well, spark_session
 from jobs.settings import JobFailed
 from pyspark_rocketmq.consumer import push_consumer
+from pyspark_rocketmq.delta.storage import StorageOptions
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.listeners.forms import form_of
 
@@ -116,6 +117,7 @@ def sink_of(settings: ConsumeSettings) -> rmq.DeltaSink:
         partition_by=settings.partition_by,
         merge_keys=settings.merge_keys,
         schema_evolution=settings.schema_evolution,
+        storage_options=StorageOptions.parse(settings.storage_secrets),
     )
 
 

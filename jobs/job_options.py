@@ -10,6 +10,7 @@ from typing import Any
 from jobs.settings import (
     GROUP_DOC,
     OFFSET_STORE_DOC,
+    STORAGE_DOC,
     ClusterAccess,
     like_consumer,
     like_sink,
@@ -67,6 +68,7 @@ class OffsetsShowSettings(ClusterAccess):
     """Options of job ``offsets show``."""
 
     offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
+    storage_secrets: str | None = like_source("storage_secrets", default=None, doc=STORAGE_DOC)
     consumer_group: str | None = like_source(
         "consumer_group", default=None, default_text="all groups", doc="The consumer group to show."
     )
@@ -84,6 +86,7 @@ class OffsetsHistorySettings(ClusterAccess):
     """
 
     offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
+    storage_secrets: str | None = like_source("storage_secrets", default=None, doc=STORAGE_DOC)
     consumer_group: str = like_source("consumer_group", doc=GROUP_DOC)
     name_servers: tuple[str, ...] | None = like_source(
         "name_servers", default=None, default_text="none", doc="Not asked: the store says it all."
@@ -96,6 +99,7 @@ class OffsetsChangeSettings(ClusterAccess):
     """Options of jobs ``offsets reset``, ``offsets skip``, ``offsets clone`` and ``offsets accept-gap``."""
 
     offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
+    storage_secrets: str | None = like_source("storage_secrets", default=None, doc=STORAGE_DOC)
     consumer_group: str = like_source("consumer_group", doc="The consumer group to move.")
     name_servers: tuple[str, ...] | None = like_source(
         "name_servers", default=None, default_text="none: without bounds, times, and who is consuming"
@@ -108,6 +112,7 @@ class OffsetsLagSettings(ClusterAccess):
     """Options of job ``offsets lag``."""
 
     offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
+    storage_secrets: str | None = like_source("storage_secrets", default=None, doc=STORAGE_DOC)
     name_servers: tuple[str, ...] = like_source("name_servers")
     consumer_group: str | None = like_source(
         "consumer_group", default=None, default_text="all groups", doc="The consumer group to look at."
@@ -258,6 +263,7 @@ class ConsumeSettings(ClusterAccess):
         "Add columns that the rows have and the sink has not; columns that only the sink has are null."
     )
     offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
+    storage_secrets: str | None = like_source("storage_secrets", default=None, doc=STORAGE_DOC)
     checkpoint: str = option("checkpoint", parse_location).doc("Folder of Spark's own checkpoint.")
     trigger: Trigger = option("trigger", parse_trigger, Trigger("1 second"), default_text="1 second").doc(
         "availableNow: drain and end; an interval such as '5 seconds': run until stopped."
@@ -336,5 +342,6 @@ class ConsumeSettings(ClusterAccess):
             "pullsInFlight": str(self.pulls_in_flight),
             "requestTimeoutMs": str(self.request_timeout_ms),
             "retryTimeoutMs": str(self.retry_timeout_ms),
+            **({} if self.storage_secrets is None else {"storageSecrets": self.storage_secrets}),
             **self.access_options(),
         }

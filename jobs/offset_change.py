@@ -45,7 +45,8 @@ from jobs.settings import JobFailed
 from jobs.stored_groups import StoredGroup, open_group
 from jobs.tables import OutputForm, print_records
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.delta.table import query_rows, sql_literal
+from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS, open_table, query_rows, sql_literal
 from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.store import OffsetRow
@@ -59,8 +60,9 @@ if TYPE_CHECKING:
 class SinkWatermarks:
     """The watermarks in the Delta table at ``path``."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, storage: StorageOptions = NO_OPTIONS) -> None:
         self._path = path
+        self._storage = storage
 
     def of(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
         """Each queue's watermark in the generation given; a queue without one is absent.
@@ -83,7 +85,7 @@ class SinkWatermarks:
         """
         self._table()
         queues = {queue: row.generation for queue, row in rows.items()}
-        found = lost_by(rows, _delta_sink(self._path).standings(consumer_group, queues))
+        found = lost_by(rows, self._sink().standings(consumer_group, queues))
         if not found:
             raise JobFailed(
                 f"There is nothing to change: {self._path} lacks nothing of what group {consumer_group} "
@@ -103,7 +105,7 @@ class SinkWatermarks:
         back = [move for move in moves if move.is_below_watermark]
         if not back:
             return None
-        forgotten = _delta_sink(self._path).rewind_problem(consumer_group, [move.queue for move in back])
+        forgotten = self._sink().rewind_problem(consumer_group, [move.queue for move in back])
         if forgotten is not None:
             return f"Nothing was changed. {forgotten}"
         # delta-rs' SQL takes a name without quotation marks for one in small letters.
@@ -121,20 +123,24 @@ class SinkWatermarks:
 
     def rewind(self, consumer_group: str, targets: Mapping[MessageQueue, int]) -> None:
         """Set the watermarks; see ``DeltaSink.rewind``."""
-        _delta_sink(self._path).rewind(consumer_group, targets)
+        self._sink().rewind(consumer_group, targets)
 
     def _table(self) -> DeltaTable:
         try:
-            return DeltaTable(self._path)
+            return open_table(self._path, self._storage)
         except TableNotFoundError as error:
             raise JobFailed(f"There is no Delta table at {self._path}; correct --sink.") from error
+        except STORAGE_ERRORS as error:
+            raise JobFailed(
+                f"The table {self._path} could not be opened: {self._storage.told(error)} Check option "
+                "'storageSecrets' and that the storage can be reached."
+            ) from error
 
+    def _sink(self) -> DeltaSink:
+        """Loaded only for jobs that rewind a sink or return to it: it loads Spark, which takes seconds."""
+        from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 
-def _delta_sink(path: str) -> DeltaSink:
-    """Loaded only for jobs that rewind a sink or return to it: it loads Spark, which takes seconds."""
-    from pyspark_rocketmq.sinks.delta_sink import DeltaSink
-
-    return DeltaSink(path)
+        return DeltaSink(self._path, storage_options=self._storage)
 
 
 def _rows_from(move: QueueMove, quote: str) -> str:
@@ -228,6 +234,7 @@ class _OffsetChange:
     def __init__(self, settings: OffsetsChangeSettings, *, may_be_new: bool = False) -> None:
         self._settings = settings
         self._clock = SystemClock()
+        self._storage = StorageOptions.parse(settings.storage_secrets)
         self.group: StoredGroup = open_group(settings, settings.consumer_group, must_exist=not may_be_new)
         self._cluster: ClusterInspector | None = None
         if settings.name_servers is not None:
@@ -263,7 +270,9 @@ class _OffsetChange:
         """Where each chosen queue goes whose rows the sink has lost: to where the sink is."""
         if options.sink is None:
             raise JobFailed("--to sink needs --sink, the table to which the group goes back.")
-        lost = SinkWatermarks(options.sink).lost(str(self.group.name), self.chosen_rows(options))
+        lost = SinkWatermarks(options.sink, self._storage).lost(
+            str(self.group.name), self.chosen_rows(options)
+        )
         begins = {queue for queue, at in lost.items() if at == 0}
         bounds = self.needed_bounds(begins) if begins else {}
         return lost | {queue: bounds[queue].min_offset for queue in begins}
@@ -324,7 +333,7 @@ class _OffsetChange:
         if options.rewinds_sink:
             assert options.sink is not None
             back = {move.queue: move.target for move in moves if move.is_below_watermark}
-            SinkWatermarks(options.sink).rewind(str(self.group.name), back)
+            SinkWatermarks(options.sink, self._storage).rewind(str(self.group.name), back)
         return [dataclasses.replace(move, new_epoch=rows[move.queue].epoch) for move in moves]
 
     def _moves(
@@ -334,7 +343,9 @@ class _OffsetChange:
         rows = self.group.rows
         generations = {queue: rows[queue].generation if queue in rows else 0 for queue in targets}
         watermarks = (
-            {} if options.sink is None else SinkWatermarks(options.sink).of(str(self.group.name), generations)
+            {}
+            if options.sink is None
+            else SinkWatermarks(options.sink, self._storage).of(str(self.group.name), generations)
         )
         moves = moves_to(
             targets,
@@ -358,7 +369,7 @@ class _OffsetChange:
             return is_running
         if options.rewinds_sink:
             assert options.sink is not None
-            return SinkWatermarks(options.sink).problem(str(self.group.name), moves)
+            return SinkWatermarks(options.sink, self._storage).problem(str(self.group.name), moves)
         return None
 
     def _holders(self, queues: Iterable[MessageQueue], topics: set[str]) -> Mapping[MessageQueue, str]:

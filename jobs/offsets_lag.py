@@ -50,7 +50,7 @@ def show_lag(settings: OffsetsLagSettings, console: Console, form: OutputForm = 
 
 def look_at_lag(settings: OffsetsLagSettings, clock: Clock | None = None) -> list[LagView]:
     """The lag of every queue of the groups, sorted by group and queue."""
-    groups = read_groups(settings.offset_store, settings.consumer_group, settings.namespace)
+    groups = read_groups(settings, settings.consumer_group)
     clock = clock or SystemClock()
     looks: dict[str, _GroupLag] = {}
     views = []

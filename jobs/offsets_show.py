@@ -25,7 +25,7 @@ def show_offsets(
         JobFailed: If there is no such table or group.
         RocketMQError: If no name server answers.
     """
-    groups = read_groups(settings.offset_store, settings.consumer_group, settings.namespace)
+    groups = read_groups(settings, settings.consumer_group)
     views = _views(groups, settings)
     records = [view.columns() for view in views]
     match form:

@@ -1,18 +1,19 @@
 """The jobs' settings: declared like the data source's options, read from a TOML file and ``--option``.
 
 ``--option key=value`` wins over the file. Tables of the file only group: ``[listener] outputSchema = …`` is
-the option ``outputSchema``.
+the option ``outputSchema``; but ``[storageSecrets]`` is one.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.options.consumer import ConsumerOptions
@@ -120,9 +121,15 @@ def _file_entries(conf: Path | None, problems: list[str]) -> Iterator[tuple[str,
             yield key, text
 
 
+_STORAGE: Final = "storageSecrets"
+"""A table that is one option."""
+
+
 def _flatten(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
-        if isinstance(value, dict):
+        if key == _STORAGE and isinstance(value, dict):
+            yield key, json.dumps(value)
+        elif isinstance(value, dict):
             yield from _flatten(value)
         else:
             yield key, value
@@ -147,6 +154,10 @@ SettingsT = TypeVar("SettingsT", bound=OptionSet)
 GROUP_DOC = "The consumer group whose progress this is."
 OFFSET_STORE_DOC = (
     "Where the consumer groups' progress is: path or URI of a Delta table, or as the data source takes it."
+)
+
+STORAGE_DOC = (
+    "How to reach the storage of tables: delta-rs' options, as a table of the --conf file or in JSON."
 )
 
 

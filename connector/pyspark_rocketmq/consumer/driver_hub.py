@@ -56,12 +56,14 @@ class DriverHub:
         slots: Callable[[], Slots],
         read_epochs: Callable[[], Mapping[MessageQueue, int]],
         clock: Clock,
+        storage_options: Callable[[], Mapping[str, str]] = dict,
         look_every_s: float = _LOOK_EVERY_S,
     ) -> None:
         """Listen at ``bind_host``, which planner and tasks reach as ``host``, and start the threads.
 
         ``must_ask``: every task can certainly reach this process. ``slots`` returns how many tasks can run at
-        the same time now, ``read_epochs`` the epochs in the offset store.
+        the same time now, ``read_epochs`` the epochs in the offset store, ``storage_options`` how the planner
+        reaches it.
 
         Raises:
             OSError: If nothing can listen there.
@@ -89,6 +91,7 @@ class DriverHub:
             slots=slots(),
             commit=self._take,
             look=self._is_look_wanted.set,
+            storage_options=storage_options,
             clock=clock,
         )
         for name, run in (

@@ -7,6 +7,7 @@ its sink is.
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -388,6 +389,8 @@ class PushConsumer:
         hub = self._hub(spark, parsed, store)
         if hub is not None:
             options |= {"hubSecret": hub.secret}
+        if storage := _renewed_storage(store):
+            options |= {"storageSecrets": json.dumps(storage)}
         query_id: Future[str] = Future()
         drains = "availableNow" in (trigger or ())
         try:
@@ -533,6 +536,7 @@ class PushConsumer:
             mirror=OffsetMirror(options, store, name) if is_shown else None,
             engine=engine,
             hub=hub,
+            before_batch=partial(_renewed_storage, store),
         )
 
     def _hub(self, spark: SparkSession, options: ReadOptions, store: OffsetStore) -> DriverHub | None:
@@ -554,6 +558,7 @@ class PushConsumer:
                 # With more tasks than slots, a task with a suspended queue must end for one that waits.
                 slots=lambda: task_slots(spark) if has_engine and self._is_orderly else Slots(),
                 read_epochs=epochs,
+                storage_options=partial(_renewed_storage, store),
                 clock=SystemClock(),
             )
         except OSError as error:
@@ -609,6 +614,11 @@ def _tables(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
     tables = {"sink" if number == 1 else f"sink {number}": path for number, path in enumerate(paths, 1)}
     spec = StoreSpec.parse(store.spec)
     return tables if spec.kind is not StoreKind.DELTA else tables | {"offset_store": spec.place}
+
+
+def _renewed_storage(store: OffsetStore) -> dict[str, str]:
+    """How to reach the store from now on; empty if nothing needs to be said."""
+    return store.renew_storage() if isinstance(store, DeltaOffsetStore) else {}
 
 
 def _await_query_id(query_id: Future[str]) -> str:

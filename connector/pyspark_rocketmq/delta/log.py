@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
 
-from pyspark_rocketmq.delta.storage import folder_here
+from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, folder_here
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +72,9 @@ class Transactions(NamedTuple):
 class LogFiles:
     """The log of the table at ``table_uri``."""
 
-    def __init__(self, table_uri: str) -> None:
+    def __init__(self, table_uri: str, storage: StorageOptions = NO_OPTIONS) -> None:
         self.table_uri: Final = table_uri
+        self.storage: Final = storage
         self._folder_here = folder_here(table_uri)
         self.is_local: Final = self._folder_here is not None
         """Whether it is on a disk of this machine, or on a mount."""
@@ -87,7 +88,7 @@ class LogFiles:
     def _files(self) -> fs.FileSystem:
         if self._folder_here is not None:
             return fs.SubTreeFileSystem(self._folder_here, fs.LocalFileSystem())
-        return fs.PyFileSystem(DeltaStorageHandler(self.table_uri))
+        return fs.PyFileSystem(DeltaStorageHandler(self.table_uri, self.storage.values_for(self.table_uri)))
 
     def readable_versions(self) -> range:
         """The versions that can still be opened, none without a table; delta-rs tells the newest one only."""

@@ -23,7 +23,7 @@ from deltalake.exceptions import DeltaError
 
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.delta.storage import check_exclusive_create, folder_here
+from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, check_exclusive_create, folder_here
 from pyspark_rocketmq.display import masked
 
 logger = logging.getLogger(__name__)
@@ -127,7 +127,23 @@ def _type_text(type_: Any) -> str:
     return json.dumps(type_, sort_keys=True)
 
 
-def create_table(uri: str, schema: pa.Schema, partition_by: Sequence[str], **settings: Any) -> DeltaTable:
+def open_table(uri: str, storage: StorageOptions = NO_OPTIONS, *, version: int | None = None) -> DeltaTable:
+    """Open a table, its newest version by default, with storage options as of now.
+
+    Raises:
+        DeltaError: If there is none, or its storage does not answer.
+    """
+    storage.renew()
+    return DeltaTable(uri, version, storage_options=storage.values_for(uri))
+
+
+def create_table(
+    uri: str,
+    schema: pa.Schema,
+    partition_by: Sequence[str],
+    storage: StorageOptions = NO_OPTIONS,
+    **settings: Any,
+) -> DeltaTable:
     """Make a table with delta-rs' default protocol (1/2); if another process is quicker, open that one.
 
     Raises:
@@ -142,10 +158,15 @@ def create_table(uri: str, schema: pa.Schema, partition_by: Sequence[str], **set
     once = CommitProperties(max_commit_retries=0)
     try:
         return DeltaTable.create(
-            uri, schema=schema, partition_by=list(partition_by), commit_properties=once, **settings
+            uri,
+            schema=schema,
+            partition_by=list(partition_by),
+            commit_properties=once,
+            storage_options=storage.values_for(uri),
+            **settings,
         )
     except DeltaError:
-        return DeltaTable(uri)
+        return open_table(uri, storage)
 
 
 def sql_literal(text: str) -> str:
@@ -179,7 +200,9 @@ class LogHandle:
     """What a thread knows of a table's log: its newest version, and when that was looked for."""
 
     def __init__(self, log: LogFiles, version: int, clock: Clock | None = None) -> None:
+        """Begin at ``version``, just opened with the storage options of ``log``."""
         self.log = log
+        self._values = log.storage.values
         self._clock = clock or SystemClock()
         self._looked_s = self._clock.monotonic_s()
         """When newer commits were looked for last."""
@@ -191,6 +214,24 @@ class LogHandle:
     def version(self) -> int:
         """The version of the table it stands at."""
         return self._tip.version
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether its storage options have been renewed since."""
+        return self.log.storage.values is not self._values
+
+    def renew(self) -> None:
+        """Have the storage options renewed, and go on with them at the same version.
+
+        Raises:
+            DeltaError: If the storage does not answer.
+        """
+        storage = self.log.storage
+        storage.renew()
+        if self.is_outdated:
+            self._values = storage.values
+            self.log = LogFiles(self.log.table_uri, storage)
+            self._open_again()
 
     def is_still_there(self) -> bool:
         """Whether the log has the very commit that was the newest one at the last look.
@@ -234,17 +275,26 @@ class LogHandle:
         """Look for it; the look before is so long ago."""
         raise NotImplementedError
 
+    def _open_again(self) -> None:
+        """Open what else there is with the storage options of now, at the same version."""
+        raise NotImplementedError
+
 
 class TableHandle(LogHandle):
     """A table at its newest version; for one thread: a commit is checked against the version it stands at."""
 
-    def __init__(self, table: DeltaTable, clock: Clock | None = None) -> None:
-        super().__init__(LogFiles(table.table_uri), int(table.version()), clock)
+    def __init__(
+        self, table: DeltaTable, clock: Clock | None = None, storage: StorageOptions = NO_OPTIONS
+    ) -> None:
+        super().__init__(LogFiles(table.table_uri, storage), int(table.version()), clock)
         self.table = table
 
     def _newest_version(self, age_s: float) -> int:  # noqa: ARG002 - delta-rs always looks
         self.table.update_incremental()
         return int(self.table.version())
+
+    def _open_again(self) -> None:
+        self.table = open_table(self.log.table_uri, self.log.storage, version=self.version)
 
 
 HandleT = TypeVar("HandleT", bound=LogHandle)
@@ -260,15 +310,16 @@ class HandlePerThread(Generic[HandleT]):
     def newest(self) -> HandleT:
         """This thread's handle, moved to the newest version; raises what ``open_handle`` does."""
         handle: HandleT | None = getattr(self._local, "handle", None)
-        if handle is not None:
+        if handle is not None and not handle.is_outdated:
             try:
                 if handle.is_still_there():
                     if handle.may_have_newer():
                         handle.refresh()
                     return handle
                 logger.warning("table is not what it was: %s", masked(handle.log.table_uri))
-            except STORAGE_ERRORS:
+            except STORAGE_ERRORS as error:
                 # An idle handle needs log files that were cleaned up since: begin again from a checkpoint.
+                handle.log.storage.told(error)
                 logger.info("to be opened again: %s", masked(handle.log.table_uri), exc_info=True)
         return self.keep(self._open())
 
@@ -285,10 +336,11 @@ class HandlePerThread(Generic[HandleT]):
 class UpkeepThread:
     """Looks after one table, once at a time in this process; what fails is logged, and done the next time."""
 
-    def __init__(self, kind: str, table_uri: str) -> None:
+    def __init__(self, kind: str, table_uri: str, storage: StorageOptions = NO_OPTIONS) -> None:
         """``kind`` says what the table is, in one word, for the log and the thread's name."""
         self._kind = kind
         self._table_uri = table_uri
+        self._storage = storage
         self._guard = threading.Lock()
         self._thread: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
@@ -328,7 +380,7 @@ class UpkeepThread:
                 "%s table not looked after, to be done later path=%s: %s",
                 self._kind,
                 masked(self._table_uri),
-                masked(str(error)),
+                self._storage.told(error),
             )
         except Exception:
             # Nobody watches this thread, and commits do not depend on it.

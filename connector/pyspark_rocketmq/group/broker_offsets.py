@@ -19,6 +19,7 @@ from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullResult
 from pyspark_rocketmq.client.cluster import Cluster, Routes, TopicRoutes, at_queues
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
+from pyspark_rocketmq.delta.storage import StorageOptions
 from pyspark_rocketmq.errors import (
     BrokerOffsetUnavailable,
     GroupNotFound,
@@ -208,14 +209,18 @@ class RemoteBrokerOffsets:
         return at_queues(queues, asked)
 
 
-def open_group_store(options: ReadOptions) -> OffsetStore:
+def open_group_store(options: ReadOptions, storage: StorageOptions | None = None) -> OffsetStore:
     """The store of option ``offsetStore``, for the group and cluster of ``options``.
+
+    ``storage`` is in the place of option ``storageSecrets``.
 
     Raises:
         OptionError: If it cannot be one.
     """
     assert options.offset_store is not None
-    return open_offset_store(options.offset_store, RemoteGroup(options))
+    if storage is None:
+        storage = StorageOptions.parse(options.storage_secrets)
+    return open_offset_store(options.offset_store, RemoteGroup(options), storage)
 
 
 class RemoteGroup:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Final
 
 from pyspark_rocketmq.clock import Clock
@@ -23,6 +25,8 @@ logger = logging.getLogger(__name__)
 _CONNECT_S: Final = 5.0
 _FIRST_SLOTS_S: Final = 2.0
 """How long the first plan waits for the driver's first report."""
+_STORAGE_ANSWER_S: Final = 10.0
+"""How long renewed storage options are waited for: somebody else gives them to the driver."""
 _AGAIN_AFTER_S: Final = 5.0
 """Pause before a connection that could not be made is tried again."""
 
@@ -44,6 +48,7 @@ class DriverConnection:
         self._slots = 0
         self._are_slots_known = threading.Event()
         self._is_warned = False
+        self._storage_answer: Future[Mapping[str, str]] = Future()
 
     def start(self, member: RunningMember) -> None:
         """Begin to report to ``member`` what is over; returns at once."""
@@ -65,6 +70,23 @@ class DriverConnection:
     def was_reset(self) -> None:
         """Queues were reset in the offset store: the driver is to look there now."""
         self._send({"type": "look"})
+
+    def storage_options(self) -> Mapping[str, str] | None:
+        """How to reach the offset store as of now, by the driver; None if it does not answer in time.
+
+        Not for the thread of the connection, which receives the answer.
+        """
+        client = self._client
+        if client is None:
+            return None
+        answer: Future[Mapping[str, str]] = Future()
+        self._storage_answer = answer
+        client.send({"type": "storage"})
+        try:
+            return answer.result(_STORAGE_ANSWER_S)
+        except FutureTimeout:
+            logger.warning("the driver did not say in time how to reach the offset store now")
+            return None
 
     def slots(self) -> int:
         """How many tasks can run at the same time, by the driver's last report; 0 if not known.
@@ -123,6 +145,9 @@ class DriverConnection:
             case "slots":
                 self._slots = int(message["slots"])
                 self._are_slots_known.set()
+            case "storage":
+                if not self._storage_answer.done():
+                    self._storage_answer.set_result({str(k): str(v) for k, v in message["options"].items()})
             case _:
                 pass
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
@@ -36,6 +37,7 @@ class QueryHub(ConnectionLoop):
         slots: Slots,
         commit: Callable[[Part], None],
         look: Callable[[], None],
+        storage_options: Callable[[], Mapping[str, str]] = dict,
         clock: Clock,
     ) -> None:
         """Listen.
@@ -47,6 +49,7 @@ class QueryHub(ConnectionLoop):
             slots: See :class:`HubState`.
             commit: Begins to commit a part and later reports ``HubState.committed``; returns at once.
             look: Has the offset store compared with the batch soon; returns at once.
+            storage_options: How to reach the offset store, renewed; may take a while.
             clock: The system's, but in tests.
 
         Raises:
@@ -60,6 +63,7 @@ class QueryHub(ConnectionLoop):
         self._state = HubState(must_ask=must_ask, slots=slots)
         self._commit = commit
         self._look = look
+        self._storage_options = storage_options
         self._listen(listening, self.address.key)
         self._thread.start()
 
@@ -121,11 +125,27 @@ class QueryHub(ConnectionLoop):
                 return self._state.must_leave(int(message["plan"]), queue_list(message["queues"], peer))
             case "look":
                 self._look()
+            case "storage":
+                # Whoever gives credentials is waited for elsewhere.
+                threading.Thread(
+                    target=self._answer_storage,
+                    args=(connection,),
+                    name="rocketmq-storage-options",
+                    daemon=True,
+                ).start()
             case "begin":
                 return self._state.task_begins(connection, _task_start(message))
             case _:
                 return self._task_event(connection, str(message["task"]), message)
         return []
+
+    def _answer_storage(self, connection: Connection) -> None:
+        try:
+            options = dict(self._storage_options())
+        except Exception as error:  # noqa: BLE001 - not its text, which may hold anything
+            logger.warning("storage options for the planner could not be had: %s", type(error).__name__)
+            return
+        self._call(lambda: self._send(connection, {"type": "storage", "options": options}))
 
     def _task_event(self, connection: Connection, task: str, message: Message) -> list[Action]:
         peer, now_s = connection.peer, self._clock.monotonic_s()

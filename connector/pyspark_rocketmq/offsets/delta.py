@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Field, Transaction, write_deltalake
@@ -31,7 +33,7 @@ from deltalake.schema import PrimitiveType
 
 from pyspark_rocketmq.clock import Clock, SystemClock, commit_with_retry
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.delta.storage import check_exclusive_create, table_uri
+from pyspark_rocketmq.delta.storage import Given, StorageOptions, check_exclusive_create, table_uri
 from pyspark_rocketmq.delta.table import (
     ONLY_COMMIT,
     STORAGE_ERRORS,
@@ -40,6 +42,7 @@ from pyspark_rocketmq.delta.table import (
     TableHandle,
     column_differences,
     create_table,
+    open_table,
     query_rows,
     read_form,
     sql_literal,
@@ -95,19 +98,26 @@ class DeltaOffsetStore(RowOffsetStore):
     """
 
     def __init__(
-        self, path: str | Path, *, clock: Clock | None = None, sleep: Callable[[float], None] = time.sleep
+        self,
+        path: str | Path,
+        *,
+        storage_options: Given | StorageOptions | None = None,
+        clock: Clock | None = None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        """Name the table; ``storage_options`` as of :class:`DeltaSink`."""
         self._path = table_uri(path)
+        self.storage: Final = StorageOptions.of(storage_options)
         self._clock = clock or SystemClock()
         self._sleep = sleep
         self._known: dict[str, _Known] = {}
         """The newest rows read or written of each group, which hold while the version is the same."""
-        self._upkeep = Upkeep(self._path, self._clock, _read_rows)
+        self._upkeep = Upkeep(self._path, self._clock, _read_rows, self.storage)
         self._handles = HandlePerThread(self._opened)
         self._table_id: str | None = None
 
-    def __reduce__(self) -> tuple[type[DeltaOffsetStore], tuple[str]]:
-        return DeltaOffsetStore, (self._path,)
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(DeltaOffsetStore, self._path, storage_options=self.storage), ()
 
     def __repr__(self) -> str:
         return f"DeltaOffsetStore({masked(self._path)!r})"
@@ -117,18 +127,25 @@ class DeltaOffsetStore(RowOffsetStore):
         """``delta:PATH``."""
         return f"delta:{self._path}"
 
+    def renew_storage(self) -> dict[str, str]:
+        """Have the storage options renewed; what they are for another process."""
+        self.storage.renew()
+        return self.storage.values_for(self._path)
+
     def groups(self) -> tuple[str, ...]:
         """See ``OffsetStore.groups``.
 
         Raises:
             SchemaError: If the table there is no offset table.
+            OffsetStoreUnavailable: If the storage does not answer.
         """
-        try:
-            table = DeltaTable(self._path)
-        except TableNotFoundError:
-            return ()
-        _check_form(self._path, read_form(table))
-        return tuple(sorted(partition["consumer_group"] for partition in table.partitions()))
+        with self._told("The names of groups"):
+            try:
+                table = open_table(self._path, self.storage)
+            except TableNotFoundError:
+                return ()
+            _check_form(self._path, read_form(table))
+            return tuple(sorted(partition["consumer_group"] for partition in table.partitions()))
 
     def read(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
         """Return the group's rows as of the newest table version.
@@ -136,27 +153,33 @@ class DeltaOffsetStore(RowOffsetStore):
         Raises:
             OffsetStoreUnavailable: If the storage does not answer.
         """
-        try:
+        with self._told(f"The offsets of group {consumer_group}"):
             return dict(self._rows(self._handles.newest().table, consumer_group).rows)
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Raise OffsetStoreUnavailable where the storage does not answer."""
+        try:
+            yield
         except STORAGE_ERRORS as error:
             self._handles.forget()
             raise OffsetStoreUnavailable(
-                f"The offsets of group {consumer_group} could not be read from {self._path}: {error} "
-                "Check that the storage can be reached and the table read."
+                f"{what} could not be read from {self._path}: "
+                f"{self.storage.told(error)} Check that the storage can be reached and the table read."
             ) from error
 
     def changes(self, consumer_group: str) -> list[StoredChange]:
         """See ``OffsetHistory.changes``."""
-        log = LogFiles(self._path)
+        log = LogFiles(self._path, self.storage)
         readable = log.readable_versions()
         found = (StoredChange.of_commit(version, log.row_change_info(version)) for version in readable)
         recent = [change for change in found if change is not None]
-        older = HistoryTable(self._path).changes(consumer_group, readable.start)
+        older = HistoryTable(self._path, self.storage).changes(consumer_group, readable.start)
         return older + [change for change in recent if change.consumer_group in (consumer_group, None)]
 
     def newest_version(self) -> int:
         """See ``OffsetHistory.newest_version``."""
-        return LogFiles(self._path).readable_versions().stop - 1
+        return LogFiles(self._path, self.storage).readable_versions().stop - 1
 
     def rows_of(self, consumer_group: str, change: StoredChange) -> Mapping[MessageQueue, OffsetRow]:
         """See ``OffsetHistory.rows_of``."""
@@ -175,12 +198,19 @@ class DeltaOffsetStore(RowOffsetStore):
         found: dict[int, Mapping[MessageQueue, OffsetRow]] = {}
         for version in sorted({change.version for change in changes}, reverse=True):
             try:
-                found[version] = _read_rows(DeltaTable(self._path, version=version), consumer_group)
+                found[version] = _read_rows(self._at(version), consumer_group)
             except STORAGE_ERRORS:
                 # The log does not reach back so far; all that is older is in the history, if anywhere.
                 break
         older = {change.version for change in changes} - found.keys()
-        return {**HistoryTable(self._path).rows_of(consumer_group, older), **found} if older else found
+        return (
+            {**HistoryTable(self._path, self.storage).rows_of(consumer_group, older), **found}
+            if older
+            else found
+        )
+
+    def _at(self, version: int) -> DeltaTable:
+        return open_table(self._path, self.storage, version=version)
 
     def open_anew(self) -> None:
         """Begin with whatever table is there now, as a new object would: for a query that starts."""
@@ -220,7 +250,8 @@ class DeltaOffsetStore(RowOffsetStore):
         except STORAGE_ERRORS as error:
             raise OffsetCommitConflict(
                 f"The {action} for group {consumer_group} could not be stored in {self._path} in "
-                f"{len(_PAUSES_S) + 1} tries; the last error was: {error} Check how many consumers write "
+                f"{len(_PAUSES_S) + 1} tries; the last error was: "
+                f"{self.storage.told(error)} Check how many consumers write "
                 "this group and that the table can be written; the batch may be tried again."
             ) from error
 
@@ -246,7 +277,7 @@ class DeltaOffsetStore(RowOffsetStore):
         # Perhaps the same table put back to what it was, whose versions are others now.
         self._known.clear()
         try:
-            table = DeltaTable(self._path)
+            table = open_table(self._path, self.storage)
             check_exclusive_create(self._path)
         except TableNotFoundError as error:
             if self._table_id is not None:
@@ -260,6 +291,7 @@ class DeltaOffsetStore(RowOffsetStore):
                 self._path,
                 SCHEMA,
                 _PARTITION_BY,
+                self.storage,
                 description="Progress of RocketMQ consumer groups",
                 configuration=_TABLE_PROPERTIES,
             )
@@ -273,7 +305,7 @@ class DeltaOffsetStore(RowOffsetStore):
                 "it, where the sink is, or, without a sink, where the brokers know the group to be."
             )
         self._table_id = table_id
-        return TableHandle(table, self._clock)
+        return TableHandle(table, self._clock, self.storage)
 
 
 class _Known(NamedTuple):

@@ -26,7 +26,8 @@ from deltalake.exceptions import TableNotFoundError
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.delta.table import UpkeepThread, create_table, query_rows, sql_literal
+from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions
+from pyspark_rocketmq.delta.table import UpkeepThread, create_table, open_table, query_rows, sql_literal
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.delta_rows import SCHEMA, rows_from_table, rows_to_table
@@ -58,8 +59,9 @@ _TABLE_PROPERTIES = {
 class HistoryTable:
     """The history of the offset table at ``table_uri``; made by the first ``append``."""
 
-    def __init__(self, table_uri: str) -> None:
+    def __init__(self, table_uri: str, storage: StorageOptions = NO_OPTIONS) -> None:
         self.path: Final = f"{table_uri.rstrip('/')}/{_FOLDER}"
+        self._storage = storage
         self._recorded: DeltaTable | None = None
         """As of the last look at what is recorded."""
 
@@ -133,7 +135,7 @@ class HistoryTable:
 
     def _opened(self) -> DeltaTable | None:
         try:
-            return DeltaTable(self.path)
+            return open_table(self.path, self._storage)
         except TableNotFoundError:
             return None
 
@@ -142,6 +144,7 @@ class HistoryTable:
             self.path,
             _SCHEMA,
             ["day"],
+            self._storage,
             description="Progress of RocketMQ consumer groups over the days",
             configuration=_TABLE_PROPERTIES,
         )
@@ -176,11 +179,14 @@ RowsOf = Callable[[DeltaTable, str], Mapping[MessageQueue, OffsetRow]]
 class Upkeep:
     """Sees to one table."""
 
-    def __init__(self, table_uri: str, clock: Clock, rows_of: RowsOf) -> None:
+    def __init__(
+        self, table_uri: str, clock: Clock, rows_of: RowsOf, storage: StorageOptions = NO_OPTIONS
+    ) -> None:
         self._table_uri = table_uri
+        self._storage = storage
         self._clock = clock
         self._rows_of = rows_of
-        self._thread = UpkeepThread("offset", table_uri)
+        self._thread = UpkeepThread("offset", table_uri, storage)
 
     def written(self, before: int) -> None:
         """A commit was made on ``before``; returns at once."""
@@ -196,10 +202,10 @@ class Upkeep:
         Raises:
             DeltaError: If a step failed; those before it are done.
         """
-        table = DeltaTable(self._table_uri)
+        table = open_table(self._table_uri, self._storage)
         version = table.version()
-        history = HistoryTable(self._table_uri)
-        log = LogFiles(self._table_uri)
+        history = HistoryTable(self._table_uri, self._storage)
+        log = LogFiles(self._table_uri, self._storage)
         self._record(history, log, version)
         table.create_checkpoint()
         removed = log.forget_before(version - KEPT_COMMITS)
@@ -229,7 +235,7 @@ class Upkeep:
             history.append(moments, version)
 
     def _moments(self, change: StoredChange) -> list[Moment]:
-        table = DeltaTable(self._table_uri, version=change.version)
+        table = open_table(self._table_uri, self._storage, version=change.version)
         if change.consumer_group is not None:
             groups: Collection[str] = (change.consumer_group,)
         else:

@@ -12,6 +12,7 @@ from threading import Lock
 from typing import cast
 
 from pyspark_rocketmq.clock import Clock, SystemClock
+from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.errors import OffsetError, OptionError
 from pyspark_rocketmq.model import MessageQueue
@@ -63,8 +64,12 @@ _memory_stores: dict[str, MemoryOffsetStore] = {}
 _memory_stores_lock = Lock()
 
 
-def open_offset_store(spec: str, group: GroupAtBrokers | None = None) -> OffsetStore:
-    """Return the store that ``spec`` names; ``group`` reaches the brokers, for the kind that needs them.
+def open_offset_store(
+    spec: str, group: GroupAtBrokers | None = None, storage: StorageOptions = NO_OPTIONS
+) -> OffsetStore:
+    """Return the store that ``spec`` names.
+
+    ``group`` reaches the brokers, for the kind that needs them, ``storage`` a table that is not here.
 
     Forms: ``delta:PATH``, a bare path or storage URI (the same), ``broker:``, ``file:PATH``, ``memory:NAME``
     (one store per name and process).
@@ -79,7 +84,7 @@ def open_offset_store(spec: str, group: GroupAtBrokers | None = None) -> OffsetS
     match parsed.kind:
         case StoreKind.DELTA:
             module = import_module("pyspark_rocketmq.offsets.delta")
-            return cast("OffsetStore", module.DeltaOffsetStore(parsed.place))
+            return cast("OffsetStore", module.DeltaOffsetStore(parsed.place, storage_options=storage))
         case StoreKind.FILE:
             return FileOffsetStore(parsed.place)
         case StoreKind.MEMORY:

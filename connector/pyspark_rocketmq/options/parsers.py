@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -144,6 +145,20 @@ def secret_value(text: str) -> str:
     """Parser of any text that is not blank, taken as it is."""
     if not text.strip():
         raise ValueError("is empty")
+    return text
+
+
+@parses("JSON")
+def secret_json(text: str) -> str:
+    """Parser of a JSON object of texts, taken as it is."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(
+        isinstance(value, str | bool | int) for value in found.values()
+    ):
+        raise ValueError('is no JSON such as {"aws_access_key_id": "…", "aws_secret_access_key": "…"}')
     return text
 
 

@@ -24,6 +24,7 @@ from pyspark_rocketmq.options.parsers import (
     one_of,
     pattern,
     resource_name,
+    secret_json,
     secret_value,
     tag_expression,
     text_value,
@@ -202,6 +203,10 @@ class ReadOptions(PositionOptions):
         "Where the group's offsets are: `delta:PATH`, or just the path or URI of a Delta table; "
         "`file:PATH`, a folder on the driver's machine, for `BROADCASTING`; `broker:`, the brokers "
         "themselves, for concurrent consumers without a sink ([offsets](how-to/offsets.md))."
+    )
+    storage_secrets: str | None = read_option("storageSecrets", secret_json, None, secret=True).doc(
+        "How to reach the storage of `offsetStore`, as [storage options](sinks.md#object-stores) in JSON. "
+        "Spark masks the value for the option's name."
     )
     message_model: MessageModel = stream_option(
         "messageModel", one_of(MessageModel), MessageModel.CLUSTERING

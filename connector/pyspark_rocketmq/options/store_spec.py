@@ -9,7 +9,9 @@ from typing import Final, Self
 from pyspark_rocketmq.model import MessageModel
 from pyspark_rocketmq.options.parsers import parses
 
-_STORAGE_SCHEMES: Final = frozenset({"abfs", "abfss", "az", "adl", "file", "gs", "hdfs", "s3", "s3a"})
+_STORAGE_SCHEMES: Final = frozenset(
+    {"abfs", "abfss", "adl", "az", "azure", "file", "gs", "hdfs", "s3", "s3a", "wasb", "wasbs"}
+)
 """Schemes of URIs that name a place, not a kind of store."""
 _FORMS: Final = (
     "Use a path, a storage URI or delta:PATH for a Delta table, broker: for the offsets that the group's "

@@ -17,8 +17,8 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from pyspark_rocketmq.clock import commit_with_retry
-from pyspark_rocketmq.delta.storage import table_uri
-from pyspark_rocketmq.delta.table import STORAGE_ERRORS
+from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, table_uri
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS, open_table
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.replay.ranges import Sending
@@ -57,10 +57,12 @@ class ReplayRecord:
         expression_of: Callable[[str], str],
         *,
         namespace: str = "",
+        storage: StorageOptions = NO_OPTIONS,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Use the table at ``path``; ``expression_of`` gives the subscription to a source topic."""
         self._path = table_uri(path)
+        self._storage = storage
         self._sleep = sleep
         self._bare_target = target
         self._target = with_namespace(namespace, target)
@@ -128,7 +130,13 @@ class ReplayRecord:
                 stored = {_identity(one) for found, one in self._rows() if found == state}
                 if stored.issuperset(map(_identity, sendings)):
                     return
-            write_deltalake(self._path, pa.Table.from_arrays(columns, schema=_SCHEMA), mode="append")
+            self._storage.renew()
+            write_deltalake(
+                self._path,
+                pa.Table.from_arrays(columns, schema=_SCHEMA),
+                mode="append",
+                storage_options=self._storage.values_for(self._path),
+            )
 
         unknown = (*STORAGE_ERRORS, RocketMQError)
         try:
@@ -136,7 +144,7 @@ class ReplayRecord:
         except unknown as error:
             raise RocketMQError(
                 f"{len(sendings)} ranges for topic {self._target} could not be recorded as {state} in "
-                f"{self._path}: {error} {consequence}"
+                f"{self._path}: {self._storage.told(error)} {consequence}"
             ) from error
 
     def _rows(self) -> list[tuple[str, Sending]]:
@@ -152,16 +160,20 @@ class ReplayRecord:
     def _table(self) -> list[tuple[Any, ...]]:
         """All columns but the last."""
         try:
-            if not DeltaTable.is_deltatable(self._path):
+            self._storage.renew()
+            if not DeltaTable.is_deltatable(self._path, self._storage.values_for(self._path)):
                 return []
             names = ", ".join(f'"{name}"' for name in _SCHEMA.names[:-1])
             chosen = f"SELECT {names} FROM t"  # noqa: S608 - our own names
-            rows = pa.table(QueryBuilder().register("t", DeltaTable(self._path)).execute(chosen))
+            rows = pa.table(
+                QueryBuilder().register("t", open_table(self._path, self._storage)).execute(chosen)
+            )
             return list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
         except (*STORAGE_ERRORS, pa.ArrowException) as error:
             raise RocketMQError(
-                f"The record of what was replayed could not be read from {self._path}: {error} Check that "
-                "the storage can be reached and that it is a table a replay has made."
+                f"The record of what was replayed could not be read from {self._path}: "
+                f"{self._storage.told(error)} Check that the storage can be reached and that it is a "
+                "table a replay has made."
             ) from error
 
 

@@ -20,6 +20,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.consume.planning import split_ranges
+from pyspark_rocketmq.delta.storage import StorageOptions
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
@@ -154,7 +155,8 @@ class Replay:
         Args:
             topic: Must exist, unless its brokers create topics; none of those that are read.
             record: Path or URI of the Delta table in which later runs see what was replayed; made if missing.
-                Not for two runs to one topic at the same time.
+                On an object store it is reached by option ``storageSecrets``. Not for two runs to one topic
+                at the same time.
             on_step: Reports progress.
 
         Raises:
@@ -184,6 +186,7 @@ class Replay:
             topic,
             lambda source: options.subscription_of(source).expression,
             namespace=options.namespace or "",
+            storage=StorageOptions.parse(options.storage_secrets),
         )
         check_shared(self._spark, {"record": record})
         self._finish_interrupted(recorded, targets)

@@ -3,8 +3,8 @@
 Nobody sees a file before the driver commits it. Files of failed or repeated attempts are never committed and
 go with VACUUM.
 
-Tasks write files and their statistics themselves: their processes are forked, and delta-rs must not be in a
-process that forks.
+Tasks write files and their statistics themselves: their processes are forked, and delta-rs must not be in the
+process that forks them.
 
 Source: ``PROTOCOL.md``, "Per-file Statistics"; string truncation as delta-spark's ``StatisticsCollection``.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import date, datetime, timedelta
 from hashlib import blake2b
@@ -26,8 +26,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from pyspark_rocketmq.delta.storage import filesystem_of
-from pyspark_rocketmq.errors import SchemaError
+from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, filesystem_of
+from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.errors import RocketMQError, SchemaError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import POSITION_COLUMNS, drop_committed
 
@@ -180,7 +181,7 @@ class TaskWriter:
     """What a task needs to write its share of a batch; picklable."""
 
     table_uri: str
-    """Local path, or a storage URI that ``pyarrow.fs`` knows."""
+    """Local path, or a storage URI that delta-rs knows."""
     schema: pa.Schema
     """The table's columns."""
     partition_by: tuple[str, ...]
@@ -191,6 +192,8 @@ class TaskWriter:
     max_file_bytes: int = 128 << 20
     """A file is finished when it has grown to about this size."""
     max_file_rows: int = 1_000_000
+    storage: StorageOptions = NO_OPTIONS
+    """As of the batch's begin."""
 
     def open(self) -> FileSet:
         """See ``RowWriter.open``."""
@@ -283,7 +286,7 @@ class FileSet:
     def __init__(self, writer: TaskWriter) -> None:
         self._writer = writer
         self._schema = pa.schema([f for f in writer.schema if f.name not in writer.partition_by])
-        self._filesystem, self._folder = filesystem_of(writer.table_uri)
+        self._filesystem, self._folder = filesystem_of(writer.table_uri, writer.storage)
         self._open: dict[PartitionValues, _GrowingFile] = {}
         self._finished: list[WrittenFile] = []
 
@@ -297,10 +300,11 @@ class FileSet:
             _conform(rows, self._writer.schema, fills_missing=self._writer.fills_missing),
             self._writer.watermarks,
         )
-        for values, part in _split(new, self._writer.partition_by):
-            self._add_part(values, part)
-        while sum(file.gathered_bytes for file in self._open.values()) > _GATHERED_BYTES:
-            max(self._open.values(), key=lambda file: file.gathered_bytes).write_row_group()
+        with self._told():
+            for values, part in _split(new, self._writer.partition_by):
+                self._add_part(values, part)
+            while sum(file.gathered_bytes for file in self._open.values()) > _GATHERED_BYTES:
+                max(self._open.values(), key=lambda file: file.gathered_bytes).write_row_group()
         return int(rows.num_rows - new.num_rows)
 
     def _add_part(self, values: PartitionValues, rows: pa.RecordBatch) -> None:
@@ -314,9 +318,22 @@ class FileSet:
 
     def finish(self) -> list[WrittenFile]:
         """See ``Writing.finish``."""
-        for values in list(self._open):
-            self._finish_one(values)
+        with self._told():
+            for values in list(self._open):
+                self._finish_one(values)
         return self._finished
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Raise RocketMQError where the storage does not take what is written."""
+        try:
+            yield
+        except OSError as error:
+            raise RocketMQError(
+                f"Rows could not be written to {masked(self._writer.table_uri)}: "
+                f"{self._writer.storage.told(error)} Nothing of them is part of the table; check that the "
+                "executors reach the storage and may write there."
+            ) from error
 
     def abandon(self) -> None:
         """See ``Writing.abandon``: the files are removed."""

@@ -31,8 +31,15 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from pyspark_rocketmq import __version__
 from pyspark_rocketmq.delta.log import LogFiles, Transactions
-from pyspark_rocketmq.delta.storage import filesystem_of
-from pyspark_rocketmq.delta.table import ONLY_COMMIT, SURELY_KEPT_S, LogHandle, TableForm, read_form
+from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, filesystem_of
+from pyspark_rocketmq.delta.table import (
+    ONLY_COMMIT,
+    SURELY_KEPT_S,
+    LogHandle,
+    TableForm,
+    open_table,
+    read_form,
+)
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.sinks.delta_files import NULL_PARTITION, WrittenFile, is_folder_name
 from pyspark_rocketmq.sinks.delta_rules import SinkCommit, restored_to
@@ -129,15 +136,17 @@ _MOST_FOLLOWED: Final = 1_000
 class TableLog(LogHandle):
     """A handle on the newest version of a sink's table, with the watermarks that are stored in it."""
 
-    def __init__(self, table: DeltaTable, *, merges: bool = False) -> None:
+    def __init__(
+        self, table: DeltaTable, storage: StorageOptions = NO_OPTIONS, *, merges: bool = False
+    ) -> None:
         """``merges`` says whether rows are to be merged, for which delta-rs needs to know every file."""
-        log = LogFiles(table.table_uri)
+        log = LogFiles(table.table_uri, storage)
         super().__init__(log, int(table.version()))
         self._commits_itself = log.takes_commits and not merges
         self._table: DeltaTable | None = None
         """At this object's version, if commits are left to delta-rs."""
         self._take(table)
-        self._filesystem, self._folder = filesystem_of(log.table_uri)
+        self._filesystem, self._folder = filesystem_of(log.table_uri, storage)
         self._transactions: Transactions | None = None
         """As of the last time they were asked for, or this object committed."""
         self._seen = SeenCommits.empty(self.version)
@@ -171,7 +180,15 @@ class TableLog(LogHandle):
                     return version
                 if not keeps_form:
                     break
-        return self._take(DeltaTable(self.log.table_uri))
+        return self._take(self._at(None))
+
+    def _open_again(self) -> None:
+        self._filesystem, self._folder = filesystem_of(self.log.table_uri, self.log.storage)
+        if self._table is not None:
+            self._table = self._at(self.version)
+
+    def _at(self, version: int | None) -> DeltaTable:
+        return open_table(self.log.table_uri, self.log.storage, version=version)
 
     def unseen(self, files: Sequence[WrittenFile]) -> list[str]:
         """Which of ``files`` this machine does not see in the table's folder, or with another size."""
@@ -205,7 +222,7 @@ class TableLog(LogHandle):
         except (OSError, ValueError, KeyError):
             # Of a form of a later protocol, or the log has a checkpoint of a later version: delta-rs knows.
             app_ids = list(app_ids)
-            table = self._table or DeltaTable(self.log.table_uri, version=self.version)
+            table = self._table or self._at(self.version)
             known = {app_id: table.transaction_version(app_id) for app_id in app_ids}
         versions = ((app_id, known.get(app_id)) for app_id in app_ids)
         return {app_id: version for app_id, version in versions if version is not None}
@@ -269,9 +286,8 @@ class TableLog(LogHandle):
             entry = log.log.commit_info(restored_at)
             if entry is None:
                 raise ValueError(f"The RESTORE of version {restored_at} is not in the log any more.")
-            table = DeltaTable(self.log.table_uri)
-            table.load_as_version(restored_to(entry))
-            log = TableLog(table)
+            table = self._at(restored_to(entry))
+            log = TableLog(table, self.log.storage)
         return log
 
     def add_columns(self, schema: pa.Schema) -> None:
@@ -281,7 +297,7 @@ class TableLog(LogHandle):
             DeltaError: If they could not be added, and nobody else has done it meanwhile.
         """
         try:
-            DeltaTable(self.log.table_uri).alter.add_columns(Schema.from_arrow(schema).fields)
+            self._at(None).alter.add_columns(Schema.from_arrow(schema).fields)
         except DeltaError:
             self.refresh()
             if not set(schema.names) <= self._form.column_types.keys():
@@ -429,9 +445,9 @@ class TableLog(LogHandle):
         return {"seen": self._look_back(lambda seen: seen.last >= seen.first).to_metadata()}
 
 
-def open_log(path: str, *, merges: bool = False) -> TableLog | None:
+def open_log(path: str, storage: StorageOptions = NO_OPTIONS, *, merges: bool = False) -> TableLog | None:
     """Open the table at its newest version; None when there is none."""
     try:
-        return TableLog(DeltaTable(path), merges=merges)
+        return TableLog(open_table(path, storage), storage, merges=merges)
     except TableNotFoundError:
         return None

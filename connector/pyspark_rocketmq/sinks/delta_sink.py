@@ -35,7 +35,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from pyspark_rocketmq.clock import commit_with_retry
-from pyspark_rocketmq.delta.storage import table_uri
+from pyspark_rocketmq.delta.storage import Given, StorageOptions, table_uri
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OffsetError, SinkConflict, SinkMoved, StorageNotShared
@@ -111,7 +111,15 @@ class DeltaBatch:
         )
         if not grown:
             return None
-        self._check_seen(files)
+        try:
+            # The batch may have taken longer than its credentials are good for.
+            self.log.renew()
+            self._check_seen(files)
+        except STORAGE_ERRORS as error:
+            raise SinkConflict(
+                f"What tasks wrote for {self.table.path} could not be looked at: "
+                f"{self.table.storage.told(error)} Nothing of this batch was added; it may run again."
+            ) from error
         return self._commit(files, grown)
 
     def _check_seen(self, files: Sequence[WrittenFile]) -> None:
@@ -160,7 +168,8 @@ class DeltaBatch:
         except _UNKNOWN as error:
             raise SinkConflict(
                 f"{len(files)} files of group {self.consumer_group} could not be committed to "
-                f"{self.table.path} in {len(_PAUSES_S) + 1} tries; the last error was: {error} Check what "
+                f"{self.table.path} in {len(_PAUSES_S) + 1} tries; the last error was: "
+                f"{self.table.storage.told(error)} Check what "
                 "else changes this table; the batch may run again."
             ) from error
 
@@ -230,6 +239,7 @@ class DeltaSink:
         partition_by: Sequence[str] = (),
         merge_keys: Sequence[str] = (),
         schema_evolution: bool = False,
+        storage_options: Given | StorageOptions | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Name the table.
@@ -242,6 +252,8 @@ class DeltaSink:
             schema_evolution: Add columns that the rows have and the table has not, as Delta's
                 ``mergeSchema``; columns that only the table has are null in new rows. Types and partitioning
                 never change.
+            storage_options: How to reach an object store, as delta-rs names it (``aws_access_key_id``,
+                ``allow_http`` …), or a callable that returns that, called at each batch; no text shows them.
             sleep: How to wait between the tries of a commit.
         """
         self._sleep = sleep
@@ -250,10 +262,11 @@ class DeltaSink:
             partition_by=tuple(partition_by),
             merge_keys=tuple(merge_keys),
             schema_evolution=schema_evolution,
+            storage=StorageOptions.of(storage_options),
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        return partial(DeltaSink, self.path, **self._settings()), ()
+        return partial(DeltaSink, self.path, storage_options=self._table.storage, **self._settings()), ()
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self._settings().items())
@@ -292,7 +305,18 @@ class DeltaSink:
             SinkConflict: If a RESTORE took rows away since the group's last commit.
             SchemaError: If ``prepare`` was not called, or the table was altered since.
             OptionError: If the table got features since that forbid adding files.
+            OffsetError: If the table cannot be read.
         """
+        try:
+            self._table.storage.renew()
+            return self._begin(consumer_group, queues)
+        except STORAGE_ERRORS as error:
+            raise OffsetError(
+                f"How far group {consumer_group} has come in {self.path} could not be read: "
+                f"{self._table.storage.told(error)} Check that the storage can be reached and the table read."
+            ) from error
+
+    def _begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> DeltaBatch:
         log = self._table.newest_log()
         form = log.form()
         refused = self._table.check_unaltered(form)
@@ -308,6 +332,7 @@ class DeltaSink:
             partition_by=() if refused or self._table.merge_keys else form.partition_by,
             watermarks=watermarks,
             fills_missing=self._table.schema_evolution and not refused,
+            storage=self._table.storage.as_of_now(self.path),
         )
         return DeltaBatch(
             table=self._table,
@@ -328,7 +353,7 @@ class DeltaSink:
         Raises:
             SinkConflict: If the log does not tell any more how far a group has come.
         """
-        log = open_log(self.path)
+        log = open_log(self.path, self._table.storage)
         if log is None:
             return (SinkStanding(masked(normal_place(self.path)), None, {}, masked(self.path)),)
         before = self._table.group_commit(log, consumer_group, queues.items())
@@ -355,7 +380,8 @@ class DeltaSink:
             )
         except STORAGE_ERRORS as exc:
             raise OffsetError(
-                f"What group {consumer_group} has written to {self.path} could not be read: {exc} Check that "
+                f"What group {consumer_group} has written to {self.path} could not be read: "
+                f"{self._table.storage.told(exc)} Check that "
                 "the table's folder _delta_log can be read and has all files since its last checkpoint."
             ) from exc
 
@@ -387,9 +413,9 @@ class DeltaSink:
         except (*STORAGE_ERRORS, ValueError) as exc:
             raise OffsetError(
                 f"How far group {consumer_group} was in the version to which {self.path} was restored cannot "
-                f"be told from the table's log: {exc} Look it up in the rows, stop the query, and give it "
-                "both to the offset store's reset and to DeltaSink.rewind, in this order: group, {queue: "
-                "highest queueOffset + 1}."
+                f"be told from the table's log: {self._table.storage.told(exc)} Look it up in the rows, "
+                "stop the query, and give it both to the offset store's reset and to DeltaSink.rewind, in "
+                "this order: group, {queue: highest queueOffset + 1}."
             ) from exc
         if then is log:
             raise OffsetError(

@@ -20,15 +20,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema
+from deltalake import Schema
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.delta.storage import check_exclusive_create
-from pyspark_rocketmq.delta.table import HandlePerThread, TableForm, UpkeepThread, create_table, parse_columns
+from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, check_exclusive_create
+from pyspark_rocketmq.delta.table import (
+    HandlePerThread,
+    TableForm,
+    UpkeepThread,
+    create_table,
+    open_table,
+    parse_columns,
+)
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
@@ -120,10 +127,17 @@ class SinkTable:
     """One table and the rows that are to be added to it; driver side."""
 
     def __init__(
-        self, path: str, *, partition_by: tuple[str, ...], merge_keys: tuple[str, ...], schema_evolution: bool
+        self,
+        path: str,
+        *,
+        partition_by: tuple[str, ...],
+        merge_keys: tuple[str, ...],
+        schema_evolution: bool,
+        storage: StorageOptions = NO_OPTIONS,
     ) -> None:
         """The arguments are those of the sink."""
         self.path = path
+        self.storage = storage
         self.partition_by = partition_by
         self.merge_keys = merge_keys
         self.schema_evolution = schema_evolution
@@ -136,7 +150,7 @@ class SinkTable:
         self._spark_address = ""
         """Where the session finds the table; known once it is to write."""
         self._handles = HandlePerThread(self._opened)
-        self.upkeep = UpkeepThread("sink", path)
+        self.upkeep = UpkeepThread("sink", path, storage)
 
     def prepare(self, schema: pa.Schema) -> None:
         """Make the table if it is missing, else check it; see ``DeltaSink.prepare``."""
@@ -149,10 +163,10 @@ class SinkTable:
             features=frozenset(),
         )
         check_wanted(self.path, wanted)
-        log = open_log(self.path, merges=bool(self.merge_keys))
+        log = open_log(self.path, self.storage, merges=bool(self.merge_keys))
         if log is None:
-            table = create_table(self.path, schema, self.partition_by)
-            log = TableLog(table, merges=bool(self.merge_keys))
+            table = create_table(self.path, schema, self.partition_by, self.storage)
+            log = TableLog(table, self.storage, merges=bool(self.merge_keys))
             logger.info("sink table created path=%s", masked(self.path))
         else:
             check_exclusive_create(self.path)
@@ -179,7 +193,7 @@ class SinkTable:
         return self._handles.newest()
 
     def _opened(self) -> TableLog:
-        log = open_log(self.path, merges=bool(self.merge_keys))
+        log = open_log(self.path, self.storage, merges=bool(self.merge_keys))
         if log is None:
             raise SchemaError(
                 f"There is no Delta table at {self.path}. Put it back if it was there before, and start the "
@@ -197,12 +211,12 @@ class SinkTable:
         )
 
     def _look_after(self, *, cleans_up: bool) -> None:
-        table = DeltaTable(self.path)
+        table = open_table(self.path, self.storage)
         table.create_checkpoint()
         configuration = table.metadata().configuration
         if cleans_up and configuration.get("delta.enableExpiredLogCleanup", "true").lower() == "true":
             table.cleanup_metadata()
-            LogFiles(self.path).remove_unfinished()
+            LogFiles(self.path, self.storage).remove_unfinished()
         logger.info("sink table looked after path=%s version=%d", masked(self.path), table.version())
 
     def group_commit(

@@ -23,6 +23,7 @@ from pyspark_rocketmq.consume.positions import (
     unknown_queue_problems,
 )
 from pyspark_rocketmq.consume.slave_reads import MASTER_ID, ends_in_doubt, offsets_in_doubt, starts_in_doubt
+from pyspark_rocketmq.delta.storage import StorageOptions
 from pyspark_rocketmq.display import masked, peer_text
 from pyspark_rocketmq.errors import (
     BrokerError,
@@ -392,7 +393,8 @@ class ClusterView:
         store = self._options.offset_store
         if store is not None and StoreSpec.parse(store).kind is not StoreKind.BROKER:
             name = str(OffsetKey(self._options.namespace or "", group, None))
-            rows = open_offset_store(store).read(name)
+            storage = StorageOptions.parse(self._options.storage_secrets)
+            rows = open_offset_store(store, storage=storage).read(name)
             found = {queue: rows[queue].next_offset for queue in queues if queue in rows}
         else:
             # A slave's copy of the group's offsets is seconds old.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
@@ -27,6 +27,7 @@ from pyspark_rocketmq.clock import Deadline, SystemClock, call_with_retry
 from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.consume.planning import split_ranges
 from pyspark_rocketmq.consume.positions import backward_problems, batch_ranges
+from pyspark_rocketmq.delta.storage import StorageOptions
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.group.broker_offsets import PullingResetWatch, RemoteBrokerOffsets, open_group_store
@@ -208,6 +209,19 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing: Spark calls this one batch late, and not for the last; ``foreachBatch`` commits."""
 
 
+def _storage(options: ReadOptions, driver: DriverConnection | None) -> StorageOptions:
+    """What option ``storageSecrets`` says, until the driver is asked, when the store is opened again."""
+    first = StorageOptions.parse(options.storage_secrets)
+    if driver is None:
+        return first
+
+    def ask() -> Mapping[str, str]:
+        found = driver.storage_options()
+        return first.values if found is None else found
+
+    return StorageOptions(ask)
+
+
 def _progress(
     options: ReadOptions,
     view: ClusterView,
@@ -217,7 +231,7 @@ def _progress(
 ) -> ProgressSource:
     if options.consumer_group is None or options.offset_store is None:
         return CheckpointProgress(view, LATEST)
-    store = open_group_store(options)
+    store = open_group_store(options, _storage(options, driver))
     member_id = client_id(options)
     is_broadcast = options.message_model is MessageModel.BROADCASTING
     pool = process_pool(ConnectionSettings.of(options))

@@ -1,0 +1,241 @@
+"""How storage is reached: options given, renewed, from the environment, and from Hadoop's settings."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from pyspark_rocketmq.delta.storage import StorageOptions, filesystem_of, storage_options_of_spark, table_uri
+from pyspark_rocketmq.errors import OptionError
+
+S3 = "s3://lake/orders"
+SECRET = "marker-of-a-secret"
+OAUTH = "https://login.microsoftonline.com/our-tenant/oauth2/token"
+
+
+def test_values_are_texts_as_delta_rs_takes_them() -> None:
+    """J1"""
+    options = StorageOptions({"allow_http": True, "max_retries": 3, "aws_region": "eu"})
+
+    assert options.values == {"allow_http": "true", "max_retries": "3", "aws_region": "eu"}
+    assert StorageOptions.parse(json.dumps(options.values)).values == options.values
+    assert StorageOptions.of(options) is options
+
+
+@pytest.mark.parametrize("given", [[("a", "b")], "a=b", {"aws_secret_access_key": [SECRET]}, lambda: SECRET])
+def test_what_is_no_mapping_of_texts_is_refused_without_being_shown(given: Any) -> None:
+    """J1"""
+    with pytest.raises(OptionError, match="storage options") as refusal:
+        StorageOptions(given).renew()
+
+    assert SECRET not in str(refusal.value)
+
+
+@pytest.mark.parametrize("text", [f"{{{SECRET}", f'["{SECRET}"]', f'{{"a": ["{SECRET}"]}}'])
+def test_a_text_that_is_no_options_is_refused_without_being_shown(text: str) -> None:
+    """J1"""
+    with pytest.raises(ValueError) as refusal:
+        StorageOptions.parse(text)
+
+    assert SECRET not in str(refusal.value)
+
+
+def test_no_text_shows_a_value() -> None:
+    """J1"""
+    given = {"aws_secret_access_key": SECRET, "sas_token": f"sv=1&sig={SECRET}", "aws_region": "eu-1"}
+    options = StorageOptions(given)
+    cause = ValueError(f"key={SECRET}")
+    error = OSError(f"\x1b[31m↳\x1b[0m refused sv=1&sig={SECRET}\n in eu-1")
+    error.__cause__ = cause
+
+    assert SECRET not in f"{options!r} {options} {StorageOptions(lambda: given)}"
+    assert options.told(error) == "↳ refused *** in eu-1."
+    assert SECRET not in f"{error!r} {cause!r}"
+
+
+def test_a_folder_here_needs_no_options() -> None:
+    """J1"""
+    options = StorageOptions({"aws_region": "eu"})
+
+    assert options.values_for("/lake/orders") == options.values_for("file:///lake/orders") == {}
+
+
+def test_the_environment_says_what_the_options_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """J1: of the kind of storage alone; a role's or a file's name is each process's own."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of the environment")
+    monkeypatch.setenv("AWS_REGION", "us")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/var/run/token")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    options = StorageOptions({"AWS_REGION": "eu"})
+
+    assert options.values_for("s3a://lake/a") == {
+        "AWS_ACCESS_KEY_ID": "of the environment",
+        "AWS_REGION": "eu",
+    }
+    assert options.values_for("abfss://c@account.dfs.core.windows.net/a") == {
+        "AZURE_STORAGE_ACCOUNT_NAME": "account",
+        "AWS_REGION": "eu",
+    }
+    assert options.as_of_now(S3).values == options.values_for(S3)
+
+
+def test_a_callable_is_asked_when_it_is_told_to_renew() -> None:
+    """J1: an equal answer is the same object, so that nothing is opened anew for it."""
+    answers = [{"aws_session_token": "1"}, {"aws_session_token": "1"}, {"aws_session_token": "2"}]
+    options = StorageOptions(lambda: answers.pop(0))
+
+    first = options.values
+    assert options.values is first
+    assert options.renew() is first
+    assert options.renew() == {"aws_session_token": "2"}
+    assert options.values_for(S3) == {"aws_session_token": "2"}
+
+
+def test_options_that_cannot_be_renewed_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    """J1: the keys of before may be good for a while."""
+    answers: list[Mapping[str, str]] = [{"aws_session_token": "1"}]
+
+    def ask() -> Mapping[str, str]:
+        if not answers:
+            raise TimeoutError(SECRET)
+        return answers.pop()
+
+    options = StorageOptions(ask)
+    options.renew()
+    with caplog.at_level(logging.WARNING):
+        assert options.renew() == {"aws_session_token": "1"}
+    assert "could not be renewed" in caplog.text
+    assert SECRET not in caplog.text
+    with pytest.raises(OSError, match="their callable failed with TimeoutError"):
+        StorageOptions(ask).renew()
+
+
+def test_a_task_gets_values_not_a_callable() -> None:
+    """J1"""
+    options = StorageOptions(lambda: {"aws_region": "eu"})
+
+    sent = pickle.loads(pickle.dumps(options.as_of_now(S3)))
+
+    assert not sent.is_renewable
+    assert sent.values == {"aws_region": "eu"}
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("wasbs://c@acc.blob.core.windows.net/a/b", "abfss://c@acc.dfs.core.windows.net/a/b"),
+        ("wasb://c@acc.blob.core.windows.net/a", "abfs://c@acc.dfs.core.windows.net/a"),
+        ("az://c/a", "az://c/a"),
+    ],
+)
+def test_an_azure_container_has_one_name(uri: str, expected: str) -> None:
+    """J1: delta-rs does not know Hadoop's older one."""
+    assert table_uri(uri) == expected
+
+
+@pytest.mark.parametrize(
+    ("uri", "options"),
+    [
+        ("s3://b/t", {"aws_region": "eu"}),
+        ("s3a://b/t", {"aws_region": "eu"}),
+        ("az://c/t", {"azure_storage_account_name": "acc"}),
+        ("adl://c/t", {"azure_storage_account_name": "acc"}),
+        ("abfss://c@acc.dfs.core.windows.net/t", {}),
+        ("gs://b/t", {}),
+    ],
+)
+def test_tasks_know_the_schemes_that_the_driver_knows(uri: str, options: dict[str, str]) -> None:
+    """J1"""
+    filesystem, folder = filesystem_of(uri, StorageOptions(options))
+
+    assert filesystem.type_name.startswith("py::")
+    assert folder == ""
+
+
+def test_a_scheme_that_nobody_knows_is_refused() -> None:
+    """J1"""
+    with pytest.raises(OptionError, match=r"files cannot be written to ftp://\*\*\*@host/t"):
+        filesystem_of("ftp://user:password@host/t")
+
+
+@pytest.mark.parametrize(
+    ("uri", "settings", "options"),
+    [
+        (
+            "s3a://lake/t",
+            {
+                "spark.hadoop.fs.s3a.access.key": "a",
+                "fs.s3a.secret.key": "s",
+                "fs.s3a.session.token": "t",
+                "fs.s3a.endpoint": "minio:9000",
+                "fs.s3a.endpoint.region": "eu",
+                "fs.s3a.connection.ssl.enabled": "false",
+                "fs.s3a.path.style.access": "true",
+                "spark.app.name": "orders",
+            },
+            {
+                "aws_access_key_id": "a",
+                "aws_secret_access_key": "s",
+                "aws_session_token": "t",
+                "aws_endpoint_url": "http://minio:9000",
+                "aws_region": "eu",
+                "allow_http": "true",
+            },
+        ),
+        (
+            "s3://lake/t",
+            {
+                "fs.s3a.access.key": "of all",
+                "fs.s3a.bucket.lake.access.key": "of lake",
+                "fs.s3a.bucket.other.access.key": "of another",
+                "fs.s3a.endpoint": "https://s3.example",
+                "fs.s3a.path.style.access": "false",
+            },
+            {
+                "aws_access_key_id": "of lake",
+                "aws_endpoint_url": "https://s3.example",
+                "aws_virtual_hosted_style_request": "true",
+            },
+        ),
+        (
+            "wasbs://c@acc.blob.core.windows.net/t",
+            {
+                "fs.azure.account.key.acc.dfs.core.windows.net": "k",
+                "fs.azure.account.key.another.dfs.core.windows.net": "l",
+            },
+            {"azure_storage_account_name": "acc", "azure_storage_account_key": "k"},
+        ),
+        (
+            "abfss://c@acc.dfs.core.windows.net/t",
+            {
+                "fs.azure.account.oauth2.client.id": "i",
+                "fs.azure.account.oauth2.client.secret.acc.dfs.core.windows.net": "s",
+                "fs.azure.account.oauth2.client.endpoint": OAUTH,
+                "fs.azure.sas.fixed.token.acc.dfs.core.windows.net": "sig",
+            },
+            {
+                "azure_storage_account_name": "acc",
+                "azure_storage_client_id": "i",
+                "azure_storage_client_secret": "s",
+                "azure_storage_tenant_id": "our-tenant",
+                "azure_storage_sas_key": "sig",
+            },
+        ),
+        (
+            "gs://b/t",
+            {"spark.hadoop.fs.gs.auth.service.account.json.keyfile": "/k.json", "fs.s3a.access.key": "a"},
+            {"google_service_account": "/k.json"},
+        ),
+        ("/lake/t", {"fs.s3a.access.key": "a"}, {}),
+    ],
+)
+def test_hadoop_s_settings_are_storage_options(
+    uri: str, settings: dict[str, str], options: dict[str, str]
+) -> None:
+    """J1"""
+    assert storage_options_of_spark(settings, uri) == options

@@ -1,0 +1,131 @@
+"""What stands before moto: it can refuse, fail and lose answers, and lets one change pass at a time.
+
+    python -m tests.object_stores.gate MOTO_PORT     # prints its own port
+
+A process of its own, because delta-rs does not let other threads run while it waits for storage. Told what to
+do at ``/-/faults``.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+_TIMEOUT_S = 60.0
+_NOT_PASSED_ON = frozenset({"connection", "content-length", "transfer-encoding", "server", "date"})
+
+
+class Answer(NamedTuple):
+    """An HTTP answer."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def ask(
+    port: int, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b""
+) -> Answer:
+    """One request to a server on the loopback interface."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
+    try:
+        connection.request(method, path, body=body, headers=headers or {})
+        answer = connection.getresponse()
+        return Answer(answer.status, dict(answer.getheaders()), answer.read())
+    finally:
+        connection.close()
+
+
+def _refused(status: int, code: str, about: str = "") -> Answer:
+    """An error as S3 words it."""
+    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{code}.</Message>{about}</Error>"
+    return Answer(status, {"Content-Type": "application/xml"}, body.encode())
+
+
+class Gate:
+    """Decides about requests, and counts them."""
+
+    def __init__(self, moto_port: int) -> None:
+        self._moto_port = moto_port
+        # moto looks whether an object exists, and then writes it.
+        self._changes = threading.Lock()
+        self._guard = threading.Lock()
+        self._faults: dict[str, Any] = {}
+        self._seen: list[str] = []
+
+    def answer(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer | None:
+        """None: close the connection."""
+        if path == "/-/faults":
+            with self._guard:
+                if method == "PUT":
+                    self._faults, self._seen = json.loads(body), []
+                return Answer(200, {}, json.dumps({"faults": self._faults, "seen": self._seen}).encode())
+        with self._guard:
+            self._seen.append(f"{method} {path}")
+            fault = next((one for one in self._faults.get("at", ()) if self._is_at(one, method, path)), None)
+            if fault is not None:
+                fault["times"] -= 1
+        key = re.search("Credential=([^/]+)/", headers.get("authorization", ""))
+        accepted = self._faults.get("accepted")
+        if accepted is not None and (key is None or key[1] not in accepted):
+            return _refused(403, "ExpiredToken", f"<AWSAccessKeyId>{key[1]}</AWSAccessKeyId>" if key else "")
+        if fault is not None and "status" in fault:
+            return _refused(fault["status"], fault["code"])
+        answer = self._passed_on(method, path, headers, body)
+        return answer if fault is None else None
+
+    @staticmethod
+    def _is_at(fault: dict[str, Any], method: str, path: str) -> bool:
+        return fault["times"] > 0 and re.search(fault["where"], f"{method} {path}") is not None
+
+    def _passed_on(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        if method in ("GET", "HEAD"):
+            return ask(self._moto_port, method, path, headers, body)
+        with self._changes:
+            return ask(self._moto_port, method, path, headers, body)
+
+
+def main(moto_port: int) -> None:
+    """Serve until the process is ended."""
+    gate = Gate(moto_port)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        # Headers and body in one packet: the second of two would wait for the first one's acknowledgement.
+        wbufsize = -1
+
+        def _serve(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            headers = {k.lower(): v for k, v in self.headers.items() if k.lower() not in _NOT_PASSED_ON}
+            answer = gate.answer(self.command, self.path, headers, body)
+            if answer is None:
+                self.close_connection = True
+                return
+            self.send_response(answer.status)
+            for name, text in answer.headers.items():
+                if name.lower() not in _NOT_PASSED_ON:
+                    self.send_header(name, text)
+            length = answer.headers.get("Content-Length") if self.command == "HEAD" else None
+            self.send_header("Content-Length", length or str(len(answer.body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(answer.body)
+
+        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve  # noqa: N815 - the base's names
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    sys.stdout.write(f"{server.server_address[1]}\n")
+    sys.stdout.flush()
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
