@@ -9,8 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from pyspark_rocketmq.delta.table import HandlePerThread, TableHandle, create_table
+from pyspark_rocketmq.delta import table as delta_table
+from pyspark_rocketmq.delta.table import HandlePerThread, TableHandle, create_table, open_table
 from tests.helpers.fake_clock import FakeClock
 
 
@@ -128,3 +130,28 @@ def test_a_table_that_several_make_at_once_keeps_the_id_it_was_made_with(tmp_pat
 
             assert len({table.metadata().id for table in made}) == 1
             assert DeltaTable(path).version() == 0
+
+
+@pytest.mark.parametrize(("failures", "opens"), [(3, True), (99, False)])
+def test_a_table_whose_log_grows_while_it_is_listed_is_opened(
+    path: Path, failures: int, opens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J3: delta-rs sees version 5 and not yet version 4, which is there, in a folder that takes long to list."""
+    left = iter(range(failures))
+
+    def with_gap(uri: str, *_: object, **__: object) -> DeltaTable:
+        if next(left, None) is not None:
+            raise DeltaError("Expected contiguous commit files, but found gap")
+        return DeltaTable(uri)
+
+    monkeypatch.setattr(delta_table, "DeltaTable", with_gap)
+    if opens:
+        assert open_table(str(path)).version() == 2
+    else:
+        with pytest.raises(DeltaError, match="found gap"):
+            open_table(str(path))
+
+
+def test_a_table_that_is_not_there_is_looked_for_once(tmp_path: Path) -> None:
+    with pytest.raises(TableNotFoundError):
+        open_table(str(tmp_path / "nowhere"))

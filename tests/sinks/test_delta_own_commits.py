@@ -264,6 +264,21 @@ def test_after_very_many_commits_of_others_the_table_is_opened_anew(
     assert sink.begin(GROUP, {Q1: 0}).watermarks == {Q1: 8}
 
 
+def test_a_table_that_delta_rs_shows_as_it_was_a_moment_ago_is_followed_from_there(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J3: while delta-rs lists a large folder commits are made."""
+    sink, other = prepared(path), prepared(path)
+    sink.begin(GROUP, {Q1: 0}).log._looked_s -= 3_601.0
+    for end in range(1, 5):
+        run_batch(other, {Q1: end}, rows(Q1, end - 1, end))
+    monkeypatch.setattr(
+        "pyspark_rocketmq.sinks.delta_log.open_table", lambda uri, *_, **__: DeltaTable(uri, version=2)
+    )
+
+    assert sink.begin(GROUP, {Q1: 0}).watermarks == {Q1: 4}
+
+
 def test_an_operators_commit_goes_behind_those_that_come_first(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

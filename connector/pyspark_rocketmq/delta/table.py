@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, QueryBuilder
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.delta.log import LogFiles
@@ -34,6 +34,8 @@ STORAGE_ERRORS = (DeltaError, OSError)
 ONLY_COMMIT: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 """A commit does not wait for what :class:`UpkeepThread` does: delta-rs would look for expired files each
 time, which takes seconds in a log of 100,000."""
+_TIMES_OPENED: Final = 9
+"""Before an error of it is believed."""
 SURELY_KEPT_S: Final = 3600.0
 """So long a look is believed: Delta keeps commits for 30 days unless a table's properties say otherwise."""
 
@@ -130,11 +132,22 @@ def _type_text(type_: Any) -> str:
 def open_table(uri: str, storage: StorageOptions = NO_OPTIONS, *, version: int | None = None) -> DeltaTable:
     """Open a table, its newest version by default, with storage options as of now.
 
+    delta-rs lists the log's folder, which takes a while if it is large.  Of two commits that are made
+    meanwhile a local disk may show the later one alone, and delta-rs then finds a gap in the log.
+
     Raises:
         DeltaError: If there is none, or its storage does not answer.
     """
     storage.renew()
-    return DeltaTable(uri, version, storage_options=storage.values_for(uri))
+    options = storage.values_for(uri)
+    for _ in range(_TIMES_OPENED if version is None and folder_here(uri) is not None else 0):
+        try:
+            return DeltaTable(uri, storage_options=options)
+        except TableNotFoundError:
+            raise
+        except DeltaError:
+            logger.debug("table could not be opened: %s", masked(uri), exc_info=True)
+    return DeltaTable(uri, version, storage_options=options)
 
 
 def create_table(

@@ -173,13 +173,19 @@ class TableLog(LogHandle):
         if self._table is not None:
             self._table.update_incremental()
             return self._take(self._table)
-        if age_s <= SURELY_KEPT_S:
-            for version in range(self.version, self.version + _MOST_FOLLOWED):
-                keeps_form = self.log.keeps_form(version + 1)
-                if keeps_form is None and not self._may_lack_commits_after(version):
-                    return version
-                if not keeps_form:
-                    break
+        version = self.version if age_s <= SURELY_KEPT_S else self._opened_anew()
+        for _ in range(_MOST_FOLLOWED):
+            keeps_form = self.log.keeps_form(version + 1)
+            if keeps_form:
+                version += 1
+            elif keeps_form is None and not self._may_lack_commits_after(version):
+                return version
+            else:
+                version = self._opened_anew()
+        return self._opened_anew()
+
+    def _opened_anew(self) -> int:
+        self._checkpoint = self.log.last_checkpoint_file()
         return self._take(self._at(None))
 
     def _open_again(self) -> None:
