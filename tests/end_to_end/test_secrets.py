@@ -15,14 +15,19 @@ from pyspark_rocketmq.model import Message, MessageQueue
 from tests.helpers.certificates import KEY_PASSWORD
 from tests.helpers.driver_process import ENVIRONMENT, REPO
 from tests.helpers.secured import SECRET, TOPIC, USER, secured_sim
+from tests.object_stores.server import KEY, Bucket
+from tests.object_stores.server import SECRET as STORAGE_SECRET
 
 TOKEN = "security-token-5d27ee"
+REFUSED_KEY = "AKIAREFUSED6b1d"
 MESSAGES = 40
 STEPS = (
     f"batch {MESSAGES}",
     f"sink {MESSAGES}",
     f"database {MESSAGES}",
     "sent back 1",
+    f"object store {MESSAGES}",
+    f"up to the group {MESSAGES}",
     "written 20",
     "there is no queue 99",
     "check signature failed",
@@ -34,7 +39,7 @@ STEPS = (
     ),
 )
 LEFT = {
-    *("checkpoint", "concurrent-checkpoint", "stream-checkpoint", "refused-checkpoint"),
+    *("storage-checkpoint", "checkpoint", "concurrent-checkpoint", "stream-checkpoint", "refused-checkpoint"),
     *("events", "offsets", "concurrent-offsets", "sink", "concurrent-sink", "rows.sqlite"),
 }
 
@@ -43,14 +48,21 @@ LEFT = {
 @pytest.mark.sim
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-def test_secrets_are_in_no_log_plan_checkpoint_table_or_error(tmp_path: Path) -> None:
-    """A5 ★: batches, streams, consumers and jobs read and write a secured topic;
+def test_secrets_are_in_no_log_plan_checkpoint_table_or_error(tmp_path: Path, s3: Bucket) -> None:
+    """A5 ★, J1: batches, streams, consumers and jobs read and write a secured topic;
     everything they left is searched.
 
     Searched are output and logs of driver, workers and JVM (INFO), plans in every form, progress, the event
     log, checkpoints, tables, a database, error texts, what the command line says of settings typed nearly
     right, and the reprs of options, readers, writers, partitions, consumers, sinks and stores.
     """
+    # One key is of a user, and one is not.
+    s3.behave(accepted=[KEY])
+    storage = {
+        "uri": s3.uri("tables"),
+        "options": s3.storage_options(),
+        "refused": s3.storage_options(REFUSED_KEY),
+    }
     with secured_sim(tmp_path) as cluster:
         with Producer(cluster.name_servers, "P", settings=cluster.settings, send_timeout_s=60.0) as producer:
             for queue_id in range(4):
@@ -60,7 +72,9 @@ def test_secrets_are_in_no_log_plan_checkpoint_table_or_error(tmp_path: Path) ->
         work.mkdir()
         done = subprocess.run(
             [sys.executable, "-m", "tests.helpers.secrets_driver", str(work)],
-            input=json.dumps({**cluster.options, "securityToken": TOKEN}).encode(),
+            input=json.dumps(
+                {"options": {**cluster.options, "securityToken": TOKEN}, "storage": storage}
+            ).encode(),
             cwd=REPO,
             env=ENVIRONMENT,
             capture_output=True,
@@ -79,10 +93,12 @@ def test_secrets_are_in_no_log_plan_checkpoint_table_or_error(tmp_path: Path) ->
     searched = {"stdout": done.stdout, "stderr": done.stderr} | {
         str(path.relative_to(work)): path.read_bytes() for path in files
     }
+    searched |= {key: s3.get(key) for key in s3.objects()}
+    assert any(key.startswith("tables/sink/_delta_log/") for key in searched)
     found = [
         (name, secret, _around(data, secret))
         for name, data in searched.items()
-        for secret in (SECRET, TOKEN, KEY_PASSWORD, USER)
+        for secret in (SECRET, TOKEN, KEY_PASSWORD, USER, KEY, REFUSED_KEY, STORAGE_SECRET)
         if secret.encode() in data
     ]
     assert not found

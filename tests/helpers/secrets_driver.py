@@ -1,7 +1,7 @@
 """A Spark program that reads and writes with credentials in every way
 there is and prints all it can about it.
 
-``python -m tests.helpers.secrets_driver FOLDER < OPTIONS_JSON``: what it prints, logs and leaves below FOLDER
+``python -m tests.helpers.secrets_driver FOLDER < GIVEN_JSON``: what it prints, logs and leaves below FOLDER
 is searched for the credentials by the test that runs it. It prints ``done`` when all went as it should.
 """
 
@@ -18,8 +18,10 @@ import sqlite3
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+from prometheus_client import CollectorRegistry, generate_latest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
@@ -35,6 +37,8 @@ from pyspark_rocketmq.model import (
     ConsumeOrderlyStatus,
     MessageExt,
 )
+from pyspark_rocketmq.monitoring.prometheus import QueryCollector
+from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.open import open_offset_store
 from pyspark_rocketmq.options.read import ReadOptions
@@ -44,7 +48,7 @@ from pyspark_rocketmq.sinks.database import DatabaseSink
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.sinks.multi import MultiSink, Route
 from tests.helpers.quick_jvm import QUICK_JVM
-from tests.helpers.secured import RETRYING_GROUP
+from tests.helpers.secured import RETRYING_GROUP, STORING_GROUP
 from tests.helpers.spark_session import make_session
 
 _PARAMETERS = ("nameServers", "topic")
@@ -79,7 +83,7 @@ def on_any_order(messages: Sequence[MessageExt], context: ConsumeConcurrentlyCon
     return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 
 
-def main(folder: Path, options: Mapping[str, str]) -> None:
+def main(folder: Path, options: Mapping[str, str], storage: Mapping[str, Any]) -> None:
     """Read and write as batch, stream, consumers and jobs, and in every way with a wrong secret."""
     logging.basicConfig(level=logging.DEBUG, stream=sys.stdout)
     # At DEBUG it logs every argument of every call into the JVM, whosoever makes it.
@@ -100,6 +104,7 @@ def main(folder: Path, options: Mapping[str, str]) -> None:
     _batch(spark, options)
     _consumer(spark, options, folder)
     _concurrent(spark, options, folder)
+    _object_store(spark, options, storage, folder)
     _stream(spark, options, folder)
     _write(spark, options)
     _refused(spark, options, folder)
@@ -190,6 +195,52 @@ def _concurrent(spark: SparkSession, options: Mapping[str, str], folder: Path) -
     _say(repr(consumer))
     _finish(query)
     _say("sent back", sum(ack.sent_back for report in reports for ack in report.acks))
+
+
+def _object_store(
+    spark: SparkSession, options: Mapping[str, str], storage: Mapping[str, Any], folder: Path
+) -> None:
+    """Offset store and sink on an object store, whose keys a callable renews; then with a key it refuses."""
+    uri, keys = storage["uri"], storage["options"]
+    store = DeltaOffsetStore(f"{uri}/offsets", storage_options=lambda: keys)
+    sink = DeltaSink(f"{uri}/sink", storage_options=lambda: keys)
+    consumer = PushConsumer(
+        consumer_group=STORING_GROUP,
+        name_servers=options["nameServers"],
+        offset_store=store,
+        consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+        options={key: value for key, value in options.items() if key not in _PARAMETERS},
+    )
+    consumer.subscribe(options["topic"])
+    consumer.register_message_listener(on_order, output_schema="body string")
+    monitor = QueryMonitor()
+    monitor.watch(spark, consumer)
+    query = consumer.start(
+        spark, sink=sink, checkpoint=str(folder / "storage-checkpoint"), trigger={"availableNow": True}
+    )
+    _say(repr(consumer), consumer._settings, sink, store)
+    _finish(query)
+    registry = CollectorRegistry()
+    registry.register(QueryCollector(monitor))
+    _say(generate_latest(registry).decode(), monitor.queries())
+    _say("object store", sum(row.next_offset for row in store.read(STORING_GROUP).values()))
+    read = {
+        **options,
+        "offsetStore": f"{uri}/offsets",
+        "endingOffsets": "group",
+        "endingGroup": STORING_GROUP,
+        "storageSecrets": json.dumps(keys),
+    }
+    rows = spark.read.format("rocketmq").options(**read).load()
+    _show_plans(rows)
+    _say("up to the group", rows.count(), ReadOptions.parse(read))
+    refused = DeltaSink(f"{uri}/sink", storage_options=storage["refused"])
+    _say_error(lambda: refused.begin(STORING_GROUP, {}))
+    _say_error(
+        lambda: DeltaOffsetStore(f"{uri}/offsets", storage_options=storage["refused"]).read(STORING_GROUP)
+    )
+    wrong = {**read, "storageSecrets": json.dumps(storage["refused"])}
+    _say_error(lambda: spark.read.format("rocketmq").options(**wrong).load().count())
 
 
 def _write(spark: SparkSession, options: Mapping[str, str]) -> None:
@@ -318,4 +369,5 @@ def _say(*things: object) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.load(sys.stdin))
+    given = json.load(sys.stdin)
+    main(Path(sys.argv[1]), given["options"], given["storage"])

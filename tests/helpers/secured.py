@@ -28,10 +28,13 @@ USER, SECRET = "order-etl-71c4", "secret-key-8a5e0b"
 TOPIC, GROUP = "orders", "billing"
 RETRYING_GROUP = "shipping"
 """Whose lag may be looked at, too."""
+STORING_GROUP = "storing"
+"""Whose tables are on an object store."""
 _RIGHTS = {
     f"Topic:{TOPIC}": ("Pub", "Sub", "Get"),
     f"Group:{GROUP}": ("Sub",),
     f"Group:{RETRYING_GROUP}": ("Sub", "Get"),
+    f"Group:{STORING_GROUP}": ("Sub",),
     "Group:pyspark-rocketmq-source": ("Sub",),
 }
 _AUTH_CREATE_USER, _AUTH_CREATE_ACL = 3001, 3006

@@ -1,6 +1,6 @@
-"""What stands before moto: it can refuse, fail and lose answers, and lets one change pass at a time.
+"""What stands before an emulator: it can refuse, fail and lose answers, and lets one change pass at a time.
 
-    python -m tests.object_stores.gate MOTO_PORT     # prints its own port
+    python -m tests.object_stores.gate EMULATOR_PORT     # prints its own port
 
 A process of its own, because delta-rs does not let other threads run while it waits for storage. Told what to
 do at ``/-/faults``.
@@ -15,9 +15,11 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
 
 _TIMEOUT_S = 60.0
-_NOT_PASSED_ON = frozenset({"connection", "content-length", "transfer-encoding", "server", "date"})
+_OF_A_CONNECTION = frozenset({"connection", "content-length", "transfer-encoding"})
+_NOT_PASSED_BACK = _OF_A_CONNECTION | {"server", "date"}
 
 
 class Answer(NamedTuple):
@@ -34,9 +36,10 @@ def ask(
     """One request to a server on the loopback interface."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
     try:
-        connection.request(method, path, body=body, headers=headers or {})
+        connection.request(method, path, body=body or None, headers=headers or {})
         answer = connection.getresponse()
-        return Answer(answer.status, dict(answer.getheaders()), answer.read())
+        found = {name.lower(): text for name, text in answer.getheaders()}
+        return Answer(answer.status, found, answer.read())
     finally:
         connection.close()
 
@@ -44,14 +47,14 @@ def ask(
 def _refused(status: int, code: str, about: str = "") -> Answer:
     """An error as S3 words it."""
     body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{code}.</Message>{about}</Error>"
-    return Answer(status, {"Content-Type": "application/xml"}, body.encode())
+    return Answer(status, {"content-type": "application/xml"}, body.encode())
 
 
 class Gate:
     """Decides about requests, and counts them."""
 
-    def __init__(self, moto_port: int) -> None:
-        self._moto_port = moto_port
+    def __init__(self, port: int) -> None:
+        self._port = port
         # moto looks whether an object exists, and then writes it.
         self._changes = threading.Lock()
         self._guard = threading.Lock()
@@ -85,14 +88,26 @@ class Gate:
 
     def _passed_on(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
         if method in ("GET", "HEAD"):
-            return ask(self._moto_port, method, path, headers, body)
+            answer = ask(self._port, method, path, headers, body)
+            start = parse_qs(urlsplit(path).query).get("startFrom")
+            return answer if start is None else _listed_from(start[0], answer)
         with self._changes:
-            return ask(self._moto_port, method, path, headers, body)
+            return ask(self._port, method, path, headers, body)
 
 
-def main(moto_port: int) -> None:
+def _listed_from(start: str, answer: Answer) -> Answer:
+    """A container's list from a name on: Azurite does not know ``startFrom``, and lists all."""
+
+    def kept(found: re.Match[bytes]) -> bytes:
+        name = re.search(rb"<Name>(.*?)</Name>", found[0])
+        return found[0] if name is not None and name[1].decode() >= start else b""
+
+    return answer._replace(body=re.sub(rb"<Blob>.*?</Blob>", kept, answer.body, flags=re.DOTALL))
+
+
+def main(port: int) -> None:
     """Serve until the process is ended."""
-    gate = Gate(moto_port)
+    gate = Gate(port)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -101,16 +116,16 @@ def main(moto_port: int) -> None:
 
         def _serve(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            headers = {k.lower(): v for k, v in self.headers.items() if k.lower() not in _NOT_PASSED_ON}
+            headers = {k.lower(): v for k, v in self.headers.items() if k.lower() not in _OF_A_CONNECTION}
             answer = gate.answer(self.command, self.path, headers, body)
             if answer is None:
                 self.close_connection = True
                 return
             self.send_response(answer.status)
             for name, text in answer.headers.items():
-                if name.lower() not in _NOT_PASSED_ON:
+                if name not in _NOT_PASSED_BACK:
                     self.send_header(name, text)
-            length = answer.headers.get("Content-Length") if self.command == "HEAD" else None
+            length = answer.headers.get("content-length") if self.command == "HEAD" else None
             self.send_header("Content-Length", length or str(len(answer.body)))
             self.end_headers()
             if self.command != "HEAD":
