@@ -501,6 +501,15 @@ def test_other_columns_are_refused_naming_each_difference(path: Path) -> None:
     assert "partitioned by () instead of (topic)" in text
 
 
+def test_a_column_of_another_type_is_not_said_to_be_cured_by_schema_evolution(path: Path) -> None:
+    DeltaTable.create(path, schema=SCHEMA.set(2, pa.field("queueId", pa.int64())))
+
+    with pytest.raises(SchemaError, match="queueId is long instead of integer") as refusal:
+        DeltaSink(path).prepare(SCHEMA)
+
+    assert "schema_evolution" not in str(refusal.value)
+
+
 def test_a_table_altered_while_the_query_runs_is_refused(sink: DeltaSink, path: Path) -> None:
     batch = sink.begin(GROUP, {Q0: 0})
     files = files_of(batch.task_writer(), iter([rows(Q0, 0, 1)]))

@@ -62,6 +62,13 @@ def test_a_row_that_was_moved_without_this_sink_may_be_ahead_of_it(found: Offset
     assert not lost_by(rows(found), [LAKE])
 
 
+def test_a_sink_without_a_watermark_lacks_even_the_first_message() -> None:
+    """H7"""
+    [lost] = lost_by(rows(row(Q0, 1, LAKE), row(Q1, 0, LAKE)), [LAKE._replace(watermarks={})])
+
+    assert lost.targets == {Q0: 0}
+
+
 def test_a_sink_that_was_set_back_is_named_with_queue_and_both_offsets() -> None:
     """H7"""
     text = refusal(rows(row(Q0, 12, LAKE), row(Q1, 4, LAKE)), LAKE)
