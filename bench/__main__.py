@@ -17,6 +17,7 @@ from bench import (
     memory,
     micro_batch,
     offset_commit,
+    old_sinks,
     planner,
     pull,
     simulator,
@@ -42,6 +43,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "planner": planner.run,
     "offset_commit": offset_commit.run,
     "delta_sink": delta_sink.run,
+    "old_sinks": old_sinks.run,
     "groups": groups.run,
     "simulator": simulator.run,
 }
@@ -56,7 +58,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     type=int,
     help=(
         "pull, source, sink, micro_batch, consume, consume_concurrent, suspended, latency, delta_sink, "
-        "groups, simulator: rounds that count."
+        "old_sinks, groups, simulator: rounds that count."
     ),
 )
 @click.option(

@@ -33,7 +33,7 @@ from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.source.schema import ReadPiece
 
-_GROUP = "bench"
+GROUP = "bench"
 _QUEUES = 8
 _ARROW_ROWS = 16_384
 """As many as the engines gather for a batch of Arrow's."""
@@ -55,7 +55,7 @@ batch after {warm_up} for warming up, then {large_rounds} of the large one after
 
 *Data* and *offsets* are the two commits of ours; the rest is its job. Ratios are taken round by round."""
 
-_ROWS = pa.schema(
+ROWS = pa.schema(
     [
         ("topic", pa.string()),
         ("brokerName", pa.string()),
@@ -143,11 +143,11 @@ class _Contest:
         self._has_by_spark = has_by_spark
         self._spark = spark
         self._folder = folder
-        self._ours = _Ours(spark, folder / "ours", folder / "offsets")
+        self._ours = Ours(spark, folder / "ours", folder / "offsets")
         constrained = folder / "constrained"
         spark.sql(f"CREATE TABLE delta.`{constrained}` ({_DDL}) USING delta")
         spark.sql(f"ALTER TABLE delta.`{constrained}` ADD CONSTRAINT known CHECK (step != 'unknown')")
-        self._by_spark = _Ours(spark, constrained, folder / "constrained offsets")
+        self._by_spark = Ours(spark, constrained, folder / "constrained offsets")
 
     def rounds(self, count: int, *, warm_up: int) -> list[Mapping[str, float]]:
         """Seconds by name, for each round."""
@@ -155,7 +155,7 @@ class _Contest:
         return found[warm_up:]
 
     def _round(self, number: int) -> Mapping[str, float]:
-        batch = _Batch(number, self._rows)
+        batch = Batch(number, self._rows)
         bare, spark = str(self._folder / "bare"), str(self._folder / "spark")
         contestants: dict[str, Callable[[], object]] = {
             _OURS: lambda: self._ours.commit(batch),
@@ -168,7 +168,7 @@ class _Contest:
                 self._frame(batch)
                 .write.format("delta")
                 .mode("append")
-                .options(txnAppId=_GROUP, txnVersion=number + 1)
+                .options(txnAppId=GROUP, txnVersion=number + 1)
                 .save(str(self._folder / "spark once"))
             )
         # Who comes first in a round, comes last in the next.
@@ -179,25 +179,26 @@ class _Contest:
         print(f"  {self._rows:,} rows: {shown}  load {load_average()}", flush=True)
         return figures
 
-    def _frame(self, batch: _Batch) -> DataFrame:
+    def _frame(self, batch: Batch) -> DataFrame:
         return _tasks(self._spark).mapInArrow(_Rows(batch), _DDL)
 
 
-class _Ours:
+class Ours:
     """A committer with a sink and a store of its own."""
 
     def __init__(self, spark: SparkSession, table: Path, offsets: Path) -> None:
         self._spark = spark
         self._sink, self._store = DeltaSink(table), DeltaOffsetStore(offsets)
-        self._sink.prepare(_ROWS)
-        claimed = self._store.claim(_GROUP, "bench", dict.fromkeys(_all_queues(), 0))
+        self._sink.prepare(ROWS)
+        claimed = self._store.claim(GROUP, "bench", dict.fromkeys(_all_queues(), 0))
         self._epochs = {queue: row.epoch for queue, row in claimed.items()}
         self._watch = Stopwatch()
 
-    def commit(self, batch: _Batch) -> None:
+    def commit(self, batch: Batch) -> None:
+        """Make the rows, commit them and the offsets."""
         self._watch.seconds.clear()
         committer = BatchCommitter(
-            consumer_group=_GROUP,
+            consumer_group=GROUP,
             store=Timed(self._store, self._watch, commit="offsets"),
             sink=_TimedSink(self._sink, self._watch),
             query_id=lambda: "bench",
@@ -205,6 +206,11 @@ class _Ours:
             engine=_Engine(batch, self._epochs),
         )
         committer(_tasks(self._spark), batch.number)
+
+    def timed_commit(self, batch: Batch) -> dict[str, float]:
+        """Seconds of the whole batch, and of its data's commit."""
+        batch_s = _seconds(lambda: self.commit(batch))
+        return {"batch": batch_s, "data": self._watch.seconds["data"]}
 
     def parts(self) -> dict[str, float]:
         """Seconds of the last batch's two commits."""
@@ -226,7 +232,7 @@ class _TimedSink:
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class Batch:
     number: int
     rows: int
 
@@ -241,7 +247,7 @@ class _Batch:
 class _Rows:
     """Makes a task's rows of a batch, whatever the task is given."""
 
-    batch: _Batch
+    batch: Batch
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         deque(batches, maxlen=0)
@@ -253,7 +259,7 @@ class _Rows:
 class _Engine:
     """Gives the same rows as an engine does, with the acks of their queues."""
 
-    batch: _Batch
+    batch: Batch
     epochs: Mapping[MessageQueue, int]
 
     def __call__(
@@ -262,8 +268,8 @@ class _Engine:
         instructions: RangeInstructions = NO_INSTRUCTIONS,  # noqa: ARG002 - an engine's
     ) -> Iterator[Consumed]:
         deque(pieces, maxlen=0)
-        names = _ROWS.names[len(QUEUE_COLUMNS) :]
-        columns = RowColumns(StructType([from_arrow_schema(_ROWS)[name] for name in names]))
+        names = ROWS.names[len(QUEUE_COLUMNS) :]
+        columns = RowColumns(StructType([from_arrow_schema(ROWS)[name] for name in names]))
         for queue in _queues_of_task():
             rows: list[Emitted] = [made.select(names) for made in _made_of(queue, self.batch)]
             yield Consumed(
@@ -277,7 +283,7 @@ def _queues_of_task() -> list[MessageQueue]:
     return _all_queues()[task.partitionId() :: CORES]
 
 
-def _made_of(queue: MessageQueue, batch: _Batch) -> Iterator[pa.RecordBatch]:
+def _made_of(queue: MessageQueue, batch: Batch) -> Iterator[pa.RecordBatch]:
     start, end = batch.range_of(queue.queue_id)
     for first in range(start, end, _ARROW_ROWS):
         yield _made(queue, np.arange(first, min(first + _ARROW_ROWS, end)))
@@ -302,7 +308,7 @@ def _made(queue: MessageQueue, offsets: np.ndarray) -> pa.RecordBatch:
         pa.array((offsets % 10_000) / 100),
         pa.compute.utf8_lpad(text, width=64, padding="."),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=_ROWS)
+    return pa.RecordBatch.from_arrays(columns, schema=ROWS)
 
 
 def _ack(queue: MessageQueue, epoch: int, start: int, end: int) -> QueueAck:

@@ -119,6 +119,15 @@ _SECTIONS: Final = {
             '1,000,000 rows, format("delta"), s',
         ),
     ),
+    "old_sinks": _Section(
+        "100 rows into a Delta sink of 100,000 commits and one of 200,000 files, beside a new one. *Data*: its "
+        "commit.",
+        (
+            "data, new, ms",
+            "data, 100,000 commits, ms",
+            "data, 200,000 files, ms",
+        ),
+    ),
     "groups": _Section("Eight members share 1,024 queues of four brokers; one member stops."),
     "simulator": _Section(
         "`python -m broker_sim`, driven by bare sockets; rates are per second of the simulator's processor "
