@@ -30,7 +30,7 @@ check: ## Format, lint, types, import contracts, spelling, generated documents
 	@$(CHECK) sh -c 'python -m pyspark_rocketmq.options.page | diff -u docs/options.md - || { echo "docs/options.md is not what the options say: run make docs" >&2; exit 1; }'
 	@$(CHECK) sh -c 'python -m tests.semantics_page | diff -u docs/semantics.md - || { echo "docs/semantics.md is not what the tests say: run make docs" >&2; exit 1; }'
 
-fetch: ## What the tests need besides packages: RocketMQ, PostgreSQL, an S3, a browser, an archive of Spark's classes
+fetch: ## What the tests need besides packages: RocketMQ, PostgreSQL, object stores, a browser, an archive of Spark's classes
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
 	@$(ENV) dev sh -c 'python -m tests.helpers.jvm_archive & \
 	  python -m tests.postgres.server && python -m tests.object_stores.server && python -m tests.helpers.browser && wait $$!'
@@ -79,11 +79,12 @@ figures: ## How large the project is, beside how large it should be at most
 site: ## The documentation as a site in dist/site
 	@$(CHECK) env NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
 
-lock: ## Pin the dependencies of pyproject.toml with hashes (needs uv)
+lock: ## Pin the dependencies of pyproject.toml and of the emulators with hashes (needs uv and npm)
 	uv pip compile pyproject.toml --extra spark --extra jobs --extra charts $(LOCK) --output-file requirements/runtime.txt
 	uv pip compile pyproject.toml --extra spark --extra jobs --extra charts --extra dev $(LOCK) \
 	  --constraints requirements/runtime.txt --output-file requirements/dev.txt
 	uv pip compile requirements/emulators.in $(LOCK) --output-file requirements/emulators.txt
+	npm install --prefix requirements/azurite --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts
 
 LOCK := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --quiet
 

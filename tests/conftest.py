@@ -14,7 +14,7 @@ import pytest
 from tests.helpers.backend_counts import BackendCounts
 from tests.helpers.cluster import Backend, ClusterUnderTest
 from tests.helpers.fake_clock import FakeClock
-from tests.object_stores.server import Bucket, S3Server
+from tests.object_stores.server import AzureServer, Bucket, S3Server
 from tests.real_broker.errors import HarnessError
 from tests.real_broker.harness import RealCluster
 
@@ -95,6 +95,16 @@ def s3_server() -> Iterator[S3Server]:
     """An S3 on the loopback interface."""
     try:
         with S3Server() as server:
+            yield server
+    except HarnessError as exc:
+        raise pytest.fail.Exception(str(exc), pytrace=False) from None
+
+
+@pytest.fixture(scope="session")
+def azure_server() -> Iterator[AzureServer]:
+    """An Azure Blob Storage on the loopback interface."""
+    try:
+        with AzureServer() as server:
             yield server
     except HarnessError as exc:
         raise pytest.fail.Exception(str(exc), pytrace=False) from None

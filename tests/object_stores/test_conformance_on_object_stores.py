@@ -1,0 +1,105 @@
+"""The suites that every offset store and every sink passes, on object stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from deltalake import DeltaTable
+
+from pyspark_rocketmq.delta.storage import table_uri
+from pyspark_rocketmq.delta.table import query_rows
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.offsets.open import open_offset_store
+from pyspark_rocketmq.offsets.store import OffsetStore
+from pyspark_rocketmq.sinks.base import Sink
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from tests.helpers.fake_clock import FakeClock
+from tests.helpers.sink_rows import Q0, run_batch
+from tests.object_stores.server import AzureServer, Bucket
+from tests.offsets.conformance import PositionConformance
+from tests.sinks.sink_conformance import SCHEMA, SinkConformance, Stored, rows
+
+Place = tuple[str, dict[str, str]]
+"""URI of a table, and how to reach it."""
+
+
+def made_sink(place: Place) -> DeltaSink:
+    uri, options = place
+    sink = DeltaSink(uri, storage_options=options, sleep=lambda _: None)
+    sink.prepare(SCHEMA)
+    return sink
+
+
+def rows_in(place: Place) -> list[tuple[object, ...]]:
+    uri, options = place
+    table = DeltaTable(table_uri(uri), storage_options=options)
+    found = query_rows(table, 'SELECT "queueId", "queueOffset", step FROM rows').to_pylist()
+    return sorted(tuple(row.values()) for row in found)
+
+
+class OnAStore:
+    """Subclasses have the fixture ``place``."""
+
+    @pytest.fixture
+    def store(self, place: Place, clock: FakeClock) -> DeltaOffsetStore:
+        uri, options = place
+        return DeltaOffsetStore(uri, storage_options=options, clock=clock)
+
+    @pytest.fixture
+    def again(self, store: DeltaOffsetStore) -> Callable[[], OffsetStore]:
+        return lambda: open_offset_store(store.spec, storage=store.storage)
+
+    @pytest.fixture
+    def sink(self, place: Place) -> Sink:
+        return made_sink(place)
+
+    @pytest.fixture
+    def stored(self, place: Place) -> Stored:
+        return lambda: rows_in(place)
+
+
+class OnS3(OnAStore):
+    @pytest.fixture
+    def place(self, s3: Bucket) -> Place:
+        return s3.uri("a table é"), s3.storage_options()
+
+
+class OnAzure(OnAStore):
+    @pytest.fixture
+    def place(self, azure_server: AzureServer) -> Place:
+        return f"az://{azure_server.make_container()}/a table é", azure_server.storage_options()
+
+
+class TestOffsetStoreOnS3(OnS3, PositionConformance):
+    """J1"""
+
+
+class TestSinkOnS3(OnS3, SinkConformance):
+    """J1"""
+
+
+class TestOffsetStoreOnAzure(OnAzure, PositionConformance):
+    """J1"""
+
+
+class TestSinkOnAzure(OnAzure, SinkConformance):
+    """J1"""
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "az://{}/t",
+        "adl://{}/t",
+        "abfss://{}@devstoreaccount1.dfs.core.windows.net/t",
+        "wasbs://{}@devstoreaccount1.blob.core.windows.net/t",
+    ],
+)
+def test_a_container_of_azure_has_several_names(azure_server: AzureServer, form: str) -> None:
+    """J1: in the driver and in tasks."""
+    place = form.format(azure_server.make_container()), azure_server.storage_options()
+
+    run_batch(made_sink(place), {Q0: 2}, rows(Q0, 0, 2))
+
+    assert rows_in(place) == [(0, 0, "created"), (0, 1, "created")]
