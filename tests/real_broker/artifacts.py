@@ -126,7 +126,15 @@ def fetch_node_packages(what: str, locks: Path, folder: Path) -> Path:
         for file in files:
             shutil.copy(file, partial)
         # npm takes a folder that it reaches by a link for a package.
-        command = [npm, "ci", "--prefix", str(partial.resolve()), "--ignore-scripts", "--no-audit", "--no-fund"]
+        command = [
+            npm,
+            "ci",
+            "--prefix",
+            str(partial.resolve()),
+            "--ignore-scripts",
+            "--no-audit",
+            "--no-fund",
+        ]
         _run(command, f"npm could not fetch {what}", _PACKAGES_TIMEOUT_S)
 
     files = sorted(locks.glob("package*.json"))
