@@ -5,6 +5,7 @@ SOURCES  := connector broker_sim jobs scripts tests bench fuzz examples
 PYTEST   ?= python -m tests.in_two
 # Extra arguments for pytest, e.g. make test ARGS="tests/wire -x"
 ARGS     ?=
+SPARKS   ?= 4.0 4.1 4.3
 # How long make fuzz takes
 SECONDS  ?= 300
 # Of make chaos: sim or real; the seed of an earlier run, to see it again; how many processes to kill, instead of SECONDS
@@ -13,7 +14,7 @@ SEED     ?=
 KILLS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check fetch test long-test kill-test chaos stress option-test fuzz bench bench-against docs figures site lock wheel clean
+.PHONY: help venv check fetch test long-test spark-test kill-test chaos stress option-test fuzz bench bench-against docs figures site lock wheel clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -38,9 +39,19 @@ fetch: ## What the tests need besides packages: RocketMQ, PostgreSQL, object sto
 test: fetch ## All tests but the long ones, the real RocketMQ broker included
 	@$(ENV) dev $(PYTEST) $(ARGS)
 
-long-test: fetch ## The tests marked long: processes that are killed, Spark clusters, Java's and Go's clients, all pages
+long-test: fetch ## The tests marked long: processes that are killed, Spark clusters, other Sparks, Java's and Go's clients, all pages
 	@$(CHECK) python -m tests.go_client.program
 	@$(ENV) dev $(PYTEST) --long $(ARGS)
+	@$(if $(ARGS),,$(MAKE) --no-print-directory spark-test)
+
+spark-test: wheel fetch ## The tests marked every_spark, and the wheel, on other Sparks: SPARKS="4.0 4.3"
+	@for each in $(SPARKS); do \
+	  $(ENV) spark-$$each python -m tests.packaging.platform_check dist/pyspark_rocketmq-*.whl && \
+	  $(ENV) spark-$$each python -m pytest -q -m "every_spark and not real" -p no:cacheprovider \
+	    -o filterwarnings=default --disable-warnings tests/end_to_end $(ARGS) || exit 1; \
+	done
+	@$(ENV) spark-4.0 python -m pytest -q -m "every_spark and long" -p no:cacheprovider \
+	  -o filterwarnings=default --disable-warnings tests/end_to_end/test_kill.py
 
 option-test: ## Show that the test of each option fails where the option is ignored: ARGS="topic readFrom"
 	@$(ENV) dev python -m tests.ignored_options $(ARGS)
@@ -85,6 +96,9 @@ lock: ## Pin the dependencies of pyproject.toml and of the emulators with hashes
 	  --constraints requirements/runtime.txt --output-file requirements/dev.txt
 	uv pip compile requirements/emulators.in $(LOCK) --output-file requirements/emulators.txt
 	npm install --prefix requirements/azurite --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts
+	for each in $(SPARKS); do \
+	  uv pip compile pyproject.toml requirements/spark-$$each.in --extra jobs $(LOCK) --output-file requirements/spark-$$each.txt; \
+	done
 
 LOCK := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --quiet
 

@@ -1,20 +1,16 @@
 # shellcheck shell=bash
-# Make what a command needs, once, and set the environment up. Source it, then call `bootstrap runtime|dev`.
+# Make what a command needs, once, and set the environment up. Source it, then call `bootstrap SET`.
 #
-# Afterwards .venv holds the locked packages of requirements/<set>.txt, .cache/delta-jars-<version> the Delta jars,
+# Afterwards .venv holds the locked packages of requirements/SET.txt, .cache/delta-jars-<version> the Delta jars,
 # and PATH, PYTHONPATH, SPARK_HOME, PYSPARK_PYTHON … point at them. What is already there is neither checked over the
 # network nor made again. Progress and errors go to stderr.
+#
+# A SET is runtime, dev, or another Spark: spark-4.0, spark-4.1, spark-4.3, with an environment of its own, .cache/SET.
 #
 # Exit codes: 2 a missing or too old Python, Java or Maven; 3 a set-up that could not be finished (no network).
 
 readonly REPO_ROOT="${REPO_ROOT:?set REPO_ROOT to the repository before sourcing bootstrap.sh}"
 readonly CACHE="$REPO_ROOT/.cache"
-readonly VENV="$REPO_ROOT/.venv"
-readonly DELTA_VERSION=4.4.0
-readonly DELTA_JARS="$CACHE/delta-jars-$DELTA_VERSION"
-readonly DELTA_PACKAGE="io.delta:delta-spark_4.2_2.13:$DELTA_VERSION"
-# Exists while .venv is being filled: a leftover means that an earlier start was interrupted.
-readonly VENV_INCOMPLETE="$CACHE/venv-incomplete"
 
 _say() { printf '%s\n' "$*" >&2; }
 
@@ -24,6 +20,23 @@ _refuse() {
   shift
   _say "$*"
   exit "$code"
+}
+
+# _locked SET PACKAGE: its version there, or nothing.
+_locked() { sed -n "s/^$2==\([0-9.]*\).*/\1/p" "$REPO_ROOT/requirements/$1.txt"; }
+
+# _use SET: where its environment and its Delta jars are. VENV_INCOMPLETE exists while VENV is being filled: a leftover
+# means that an earlier start was interrupted.
+_use() {
+  local spark
+  VENV="$REPO_ROOT/.venv" VENV_INCOMPLETE="$CACHE/venv-incomplete"
+  case "$1" in spark-*) VENV="$CACHE/$1" VENV_INCOMPLETE="$CACHE/$1-incomplete" ;; esac
+  spark="$(_locked "$1" pyspark)"
+  DELTA_VERSION="$(_locked "$1" delta-spark)"
+  DELTA_JARS="$CACHE/delta-jars-$DELTA_VERSION"
+  # Delta's jars name their Spark, but those for Spark 4.0.
+  DELTA_PACKAGE="io.delta:delta-spark_${spark%.*}_2.13:$DELTA_VERSION"
+  DELTA_PACKAGE="${DELTA_PACKAGE/_4.0_/_}"
 }
 
 # _python_version EXECUTABLE: "3.11.7" and success if it is new enough and can make environments, else why not.
@@ -68,7 +81,7 @@ _java_executable() {
   if [ -n "${JAVA_HOME:-}" ]; then printf '%s/bin/java' "$JAVA_HOME"; else printf 'java'; fi
 }
 
-# Refuse a Java that Spark 4.2 cannot run on.
+# Refuse a Java that Spark 4 cannot run on.
 _check_java() {
   local java where version major
   java="$(_java_executable)"
@@ -115,7 +128,7 @@ _make_venv() {
   [ ! -L "$VENV" ] ||
     _refuse 3 "$VENV is a link, and the environment it leads to would be emptied to be made anew;" \
       "make it where it is, or remove the link."
-  _say "Making .venv with $("$BASE_PYTHON" --version 2>&1) …"
+  _say "Making ${VENV#"$REPO_ROOT/"} with $("$BASE_PYTHON" --version 2>&1) …"
   : >"$VENV_INCOMPLETE"
   "$BASE_PYTHON" -m venv --clear "$VENV" >"$log" 2>&1 ||
     _refuse 3 "Could not make a virtual environment in $VENV; the log is $log."
@@ -136,7 +149,7 @@ _setup_failed() {
 # _install SET: pip's own progress is shown, its complaints are kept for the log.
 _install() {
   local requirements="requirements/$1.txt" log="$CACHE/pip-$1.log"
-  _say "Installing the locked packages of $requirements into .venv …"
+  _say "Installing the locked packages of $requirements into ${VENV#"$REPO_ROOT/"} …"
   : >"$VENV_INCOMPLETE"
   rm -f "$log"
   # shellcheck disable=SC2094
@@ -163,17 +176,18 @@ _ensure_packages() {
 
 # Spark's own Ivy resolves the jars, so that its mirrors and caches (~/.m2, DEFAULT_ARTIFACT_REPOSITORY) are honoured.
 _ensure_delta_jars() {
-  local log="$CACHE/ivy.log" part="$DELTA_JARS.part"
-  [ ! -d "$DELTA_JARS" ] || return 0
+  local log="$CACHE/ivy.log" part="$DELTA_JARS.part" ivy="$DELTA_JARS.ivy"
+  # There is no Delta for every Spark.
+  [ -n "$DELTA_VERSION" ] && [ ! -d "$DELTA_JARS" ] || return 0
   _say "Resolving the Delta jars $DELTA_PACKAGE …"
   rm -rf "$part"
   # Two thirds of the download are jars that the Spark distribution has.
   "$SPARK_HOME/bin/spark-submit" --master 'local[1]' --packages "$DELTA_PACKAGE" \
     --exclude-packages org.apache.hadoop:hadoop-client-runtime,org.apache.hadoop:hadoop-client-api \
-    --conf "spark.jars.ivy=$CACHE/ivy" "$REPO_ROOT/scripts/collect_delta_jars.py" "$CACHE/ivy/jars" "$part" \
-    >"$log" 2>&1 || _setup_failed "resolve the Delta jars" "$log"
+    --conf "spark.jars.ivy=$ivy" \
+    "$REPO_ROOT/scripts/collect_delta_jars.py" "$DELTA_VERSION" "$ivy/jars" "$part" >"$log" 2>&1 || _setup_failed "resolve the Delta jars" "$log"
   mv "$part" "$DELTA_JARS"
-  rm -rf "$CACHE/ivy"
+  rm -rf "$ivy"
 }
 
 # Whether Spark's executors are in the driver's own process.
@@ -200,24 +214,25 @@ _export_environment() {
   fi
 }
 
-# One start at a time fills .venv and .cache; where flock is missing, do not start two first runs at once.
+# One start at a time fills an environment; where flock is missing, do not start two first runs at once.
 _lock() {
   mkdir -p "$CACHE"
-  exec 9>"$CACHE/bootstrap.lock"
+  exec 9>"$CACHE/${VENV##*/}.lock"
   if command -v flock >/dev/null 2>&1; then flock 9; fi
 }
 
 _unlock() { exec 9>&-; }
 
-# bootstrap_python runtime|dev: the packages alone, for what needs no Java.
+# bootstrap_python SET: the packages alone, for what needs no Java.
 bootstrap_python() {
+  _use "$1"
   _lock
   _ensure_packages "$1"
   _unlock
   _export_environment
 }
 
-# bootstrap runtime|dev: packages, Java and the Delta jars.
+# bootstrap SET: packages, Java and the Delta jars.
 bootstrap() {
   _check_java
   bootstrap_python "$1"

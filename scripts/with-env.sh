@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run a command inside the project's environment: scripts/with-env.sh [--no-java] [--maven] runtime|dev COMMAND …
+# Run a command inside the project's environment: scripts/with-env.sh [--no-java] [--maven] runtime|dev|spark-4.0|… COMMAND …
 set -euo pipefail
 
 REPO_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"

@@ -186,6 +186,10 @@ def _register_as_active(spark: SparkSession) -> None:
     except AnalysisException as error:
         if error.getCondition() != _EXISTS:
             raise
+        known = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001
+        if known.dataSourceExists(DefaultSource.name()):
+            # Spark 4.0 has found the installed package and lets nothing take its place.
+            return
         raise RocketMQError(
             f"A jar on Spark's class path has a data source '{DefaultSource.name()}' of its own (or one that "
             "cannot be loaded, which Spark reports alike). Start the session without that jar."

@@ -152,3 +152,20 @@ def test_it_ends_with_its_query_and_not_within_a_batch(query: Query) -> None:
     query.hub.over(end.plan, lambda: None)
     wait_until(lambda: not query.planner.is_open, PATIENCE_S, reason="The connections' end")
     assert query.hub.begin(4, lambda part: None) is None
+
+
+def test_a_query_that_has_consumed_all_it_was_to_is_stopped_between_two_batches(query: Query) -> None:
+    """Rows H4, J4: before Spark 4.2 the planner says when a query of ``availableNow`` is to end."""
+    stopped = threading.Event()
+    query.begin([])
+    query.planner.send({"type": "drained"})
+    query.hub.lives_with(lambda: True, stopped.set)
+    wait_until(lambda: query.hub._is_drained, PATIENCE_S, reason="The planner's word")
+    assert not query.hub._is_closed
+    assert not stopped.is_set()
+
+    end = query.hub.end(could_ask=True)
+    query.hub.over(end.plan, lambda: None)
+
+    assert stopped.wait(PATIENCE_S)
+    wait_until(lambda: not query.planner.is_open, PATIENCE_S, reason="The connections' end")

@@ -174,6 +174,7 @@ class Counting:
             (self.folder / f"{message.keys} {context.status} {context.success}").touch()
 
 
+@pytest.mark.every_spark
 @LONG_ON_REAL
 @pytest.mark.parametrize("listener", [emit_key, f"{__name__}:OnLoop"], ids=["threads", "loop"])
 def test_every_message_reaches_the_table_once(consumption: Consumption, listener: object) -> None:

@@ -37,6 +37,7 @@ def points_of_deaths() -> dict[str, Sequence[str]]:
     return {name: points[shift:] + points[:shift] for shift, name in enumerate(CONSUMERS)}
 
 
+@pytest.mark.every_spark
 @pytest.mark.long
 @BACKENDS
 @pytest.mark.driver

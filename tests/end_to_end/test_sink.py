@@ -63,6 +63,7 @@ def steps_by_order(rows: list[Row]) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.every_spark
 def test_a_row_becomes_a_message_with_all_its_columns(spark: SparkSession, cluster: ClusterUnderTest) -> None:
     """G1, G2 ★: keys, tags and properties in any script; each message has a UNIQ_KEY of its own;
     Java's queue.
@@ -226,6 +227,7 @@ def test_micro_batches_of_one_write_id_have_message_ids_of_their_own(
     assert len({row.msgId for row in found}) == len({bytes(row.body) for row in found}) == 3
 
 
+@pytest.mark.every_spark
 @SIM_ONLY
 def test_a_stream_is_written_and_its_replayed_batch_has_the_same_message_ids(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from pyspark_rocketmq.format import DefaultSource
 from pyspark_rocketmq.source.ranges import QueuePartition
+from pyspark_rocketmq.source.spark_version import arrow_schema
 
 
 def planned_batch(**options: str) -> list[QueuePartition]:
@@ -22,6 +22,6 @@ def read_batch(**options: str) -> pa.Table:
     promised = source.schema()
     reader = source.reader(promised)
     batches = [batch for partition in reader.partitions() for batch in reader.read(partition)]
-    schema = to_arrow_schema(promised, timezone="UTC")
+    schema = arrow_schema(promised)
     assert {batch.schema for batch in batches} <= {schema}
     return pa.Table.from_batches(batches, schema)

@@ -263,6 +263,8 @@ def _drained(consumer: Consumer, spark: SparkSession) -> bool:
 def main(config: Mapping[str, Any]) -> None:
     """Consume everything there is."""
     work = Path(config["work"])
+    # Spark 4.0 lets nothing take the place of an installed source, which it looks for with this Python.
+    os.environ["PYSPARK_DRIVER_PYTHON"] = "there-is-none"
     spark = make_session(work)
     consumers = {
         consumer.group: consumer for consumer in (Consumer(name, config) for name in config["points"])

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from pyspark_rocketmq.format import DefaultSource
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source.ranges import Offset
 from pyspark_rocketmq.source.readers import RocketMQStreamReader
+from pyspark_rocketmq.source.spark_version import arrow_schema
 
 _QUICK_REFRESH_MS = "1"
 
@@ -57,7 +57,7 @@ class StreamUnderTest:
     def run(self) -> pa.Table:
         """Read the newest batch of the log, again after a restart."""
         partitions = self._reader.partitions(self._offset(-2), self._offset(-1))
-        schema = to_arrow_schema(self._source.schema(), timezone="UTC")
+        schema = arrow_schema(self._source.schema())
         batches = [batch for partition in partitions for batch in self._reader.read(partition)]
         return pa.Table.from_batches(batches, schema)
 

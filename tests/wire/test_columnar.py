@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
     IntegerType,
@@ -19,6 +18,7 @@ from pyspark.sql.types import (
 )
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
+from pyspark_rocketmq.source.spark_version import arrow_schema
 from pyspark_rocketmq.wire.columnar import arrays as columnar_ranges
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
 from pyspark_rocketmq.wire.compression import CompressionType, compress
@@ -62,7 +62,7 @@ SPARK_SCHEMA = (
 
 
 def test_the_schema_is_what_spark_makes_of_the_same_columns() -> None:
-    assert to_arrow_schema(SPARK_SCHEMA, timezone="UTC").equals(MESSAGE_SCHEMA, check_metadata=True)
+    assert arrow_schema(SPARK_SCHEMA).equals(MESSAGE_SCHEMA, check_metadata=True)
 
 
 @pytest.mark.parametrize("name", WHOLE_PULLS)

@@ -83,7 +83,9 @@ class DriverHub:
         self._has_no_batch.set()
         self._is_look_wanted = threading.Event()
         self._is_closed = False
+        self._is_drained = False
         self._is_alive: Callable[[], bool] = lambda: True
+        self._stop: Callable[[], None] | None = None
         self._hub = QueryHub(
             host,
             bind_host,
@@ -92,6 +94,7 @@ class DriverHub:
             commit=self._take,
             look=self._is_look_wanted.set,
             storage_options=storage_options,
+            drained=self._drained,
             clock=clock,
         )
         for name, run in (
@@ -106,9 +109,10 @@ class DriverHub:
         """The value of option ``hubSecret``."""
         return self._hub.address.to_text()
 
-    def lives_with(self, is_alive: Callable[[], bool]) -> None:
-        """Close soon after ``is_alive`` is false."""
+    def lives_with(self, is_alive: Callable[[], bool], stop: Callable[[], None] | None = None) -> None:
+        """Close soon after ``is_alive`` is false; call ``stop`` when the planner says that it is drained."""
         self._is_alive = is_alive
+        self._stop = stop
 
     def close(self) -> None:
         """End the connections and the threads, soon after the batch under way; returns at once."""
@@ -163,6 +167,11 @@ class DriverHub:
         """By the hub's thread."""
         self._work.put(lambda: self._commit_part(part))
 
+    def _drained(self) -> None:
+        """By the hub's thread."""
+        self._is_drained = True
+        self._is_look_wanted.set()
+
     def _commit_part(self, part: Part) -> None:
         assert self._commit is not None, "parts are taken between begin and end"
         try:
@@ -209,6 +218,9 @@ class DriverHub:
                 # Executors come and go. Not asked when a batch begins: the JVM takes milliseconds.
                 slots = self._slots()
                 self._hub.report(partial(HubState.slots_are, slots=slots))
+                if self._is_drained and self._stop is not None and self._has_no_batch.is_set():
+                    self._stop()
+                    self._is_closed = True
                 if looks % _ALIVE_EVERY == 0 and not self._is_alive():
                     self._is_closed = True
             except Exception:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
@@ -72,6 +71,7 @@ from pyspark_rocketmq.source.session import (
     stoppable,
     task_slots,
 )
+from pyspark_rocketmq.source.spark_version import STATE_FAILS, TELLS_TRIGGER, arrow_schema
 
 logger = logging.getLogger(__name__)
 
@@ -393,6 +393,8 @@ class PushConsumer:
             options |= {"storageSecrets": json.dumps(storage)}
         query_id: Future[str] = Future()
         drains = "availableNow" in (trigger or ())
+        if drains and not TELLS_TRIGGER:
+            options, trigger = _drained_by(hub, options)
         try:
             messages = spark.readStream.format("rocketmq").options(**options).load()
             rows, engine, schema = self._rows(messages, parsed)
@@ -412,7 +414,7 @@ class PushConsumer:
             raise
         query_id.set_result(str(query.id))
         if hub is not None:
-            hub.lives_with(partial(is_active, query))
+            hub.lives_with(partial(is_active, query), query.stop)
             self._hubs[str(query.runId)] = hub
         return query
 
@@ -452,7 +454,7 @@ class PushConsumer:
         key = offset_key(options)
         if sink is not None:
             check_sink(store, sink, key)
-            sink.prepare(to_arrow_schema(schema, timezone="UTC"))
+            sink.prepare(arrow_schema(schema))
             seed_offsets_from_sink(store, sink, key)
         check_shared(spark, tables)
         log_unused_start(store, key, self._settings.consume_from_where)
@@ -593,6 +595,11 @@ class PushConsumer:
             problems.append(
                 "a listener and a table of messages are registered; a message goes to one of them"
             )
+        if STATE_FAILS and self._settings.orderly_engine == OrderlyEngineKind.STATE:
+            problems.append(
+                "orderly_engine='state' does not work on Spark 4.1.1, whose applyInPandasWithState fails; "
+                "use orderly_engine='direct', Spark 4.0.5, 4.1.4, or 4.2"
+            )
         if sink is not None and self._settings.store_kind is StoreKind.BROKER:
             problems.append(
                 "offset_store is 'broker:', which fences nobody, so the sink could not have each row exactly "
@@ -619,6 +626,25 @@ def _tables(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
 def _renewed_storage(store: OffsetStore) -> dict[str, str]:
     """How to reach the store from now on; empty if nothing needs to be said."""
     return store.renew_storage() if isinstance(store, DeltaOffsetStore) else {}
+
+
+def _drained_by(
+    hub: DriverHub | None, options: Mapping[str, str]
+) -> tuple[dict[str, str], Mapping[str, Any]]:
+    """Options and trigger with which the planner tells the driver that all is consumed.
+
+    With ``availableNow`` Spark before 4.2 would run one micro-batch.
+
+    Raises:
+        RocketMQError: If the planner has no connection to the driver.
+    """
+    if hub is None:
+        raise RocketMQError(
+            "Spark before 4.2 does not tell a Python source of the trigger availableNow; the driver must "
+            "listen for the planner instead, and nothing can listen there (spark.driver.bindAddress). "
+            "Mend that, start the query with a processingTime trigger, or use Spark 4.2 or newer."
+        )
+    return {**options, "drains": "true"}, {"processingTime": "100 milliseconds"}
 
 
 def _await_query_id(query_id: Future[str]) -> str:

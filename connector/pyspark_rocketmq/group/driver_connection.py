@@ -42,6 +42,7 @@ class DriverConnection:
         self._client: HubClient | None = None
         self._plan: Message | None = None
         self._leaving: Message | None = None
+        self._drained: Message | None = None
         """The last messages, for a driver who was away."""
         self._is_needed = threading.Event()
         self._is_needed.set()
@@ -88,6 +89,11 @@ class DriverConnection:
             logger.warning("the driver did not say in time how to reach the offset store now")
             return None
 
+    def drained(self) -> None:
+        """Nothing is left of what an ``availableNow`` query was to consume: the driver is to stop it."""
+        self._drained = {"type": "drained"}
+        self._send(self._drained)
+
     def slots(self) -> int:
         """How many tasks can run at the same time, by the driver's last report; 0 if not known.
 
@@ -131,7 +137,7 @@ class DriverConnection:
         )
         client.send({"type": "planner"})
         self._client = client
-        for message in (self._plan, self._leaving):
+        for message in (self._plan, self._leaving, self._drained):
             if message is not None:
                 client.send(message)
 

@@ -38,6 +38,7 @@ class QueryHub(ConnectionLoop):
         commit: Callable[[Part], None],
         look: Callable[[], None],
         storage_options: Callable[[], Mapping[str, str]] = dict,
+        drained: Callable[[], None] = lambda: None,
         clock: Clock,
     ) -> None:
         """Listen.
@@ -50,6 +51,7 @@ class QueryHub(ConnectionLoop):
             commit: Begins to commit a part and later reports ``HubState.committed``; returns at once.
             look: Has the offset store compared with the batch soon; returns at once.
             storage_options: How to reach the offset store, renewed; may take a while.
+            drained: Has the query stopped soon, for nothing is left to consume; returns at once.
             clock: The system's, but in tests.
 
         Raises:
@@ -64,6 +66,7 @@ class QueryHub(ConnectionLoop):
         self._commit = commit
         self._look = look
         self._storage_options = storage_options
+        self._drained = drained
         self._listen(listening, self.address.key)
         self._thread.start()
 
@@ -133,6 +136,8 @@ class QueryHub(ConnectionLoop):
                     name="rocketmq-storage-options",
                     daemon=True,
                 ).start()
+            case "drained":
+                self._drained()
             case "begin":
                 return self._state.task_begins(connection, _task_start(message))
             case _:

@@ -23,10 +23,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import types as st
-from pyspark.sql.conversion import PandasToArrowConversion
-from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
+from pyspark.sql.pandas.types import _create_converter_from_pandas
 
 from pyspark_rocketmq.errors import SchemaError
+from pyspark_rocketmq.source.spark_version import arrow_schema, arrow_type
 
 _PLAIN = (
     st.StringType,
@@ -51,7 +51,7 @@ class RowColumns:
 
     def __init__(self, schema: st.StructType) -> None:
         self._fields = tuple(schema.fields)
-        self.schema = to_arrow_schema(schema, timezone="UTC")
+        self.schema = arrow_schema(schema)
         """Of the batches."""
         self.is_plain = all(isinstance(field.dataType, st.AtomicType) for field in self._fields)
         """Whether no column is an array, a map or a struct."""
@@ -63,14 +63,17 @@ class RowColumns:
 
     def array(self, field: st.StructField, values: Any, count: int) -> pa.Array:
         """One column; see :meth:`to_batch`."""
-        arrow_type = self.schema.field(field.name).type
+        wanted = self.schema.field(field.name).type
         if not isinstance(values, list | np.ndarray):
-            return pa.repeat(pa.scalar(values, arrow_type), count)
+            return pa.repeat(pa.scalar(values, wanted), count)
         if isinstance(field.dataType, _PLAIN):
             # As Spark does with pandas' columns, NaN becomes null.
-            return pa.array(values, arrow_type, from_pandas=True)
-        column = pd.Series(values, dtype=object)
-        return PandasToArrowConversion.convert([column], st.StructType([field]), timezone="UTC").column(0)
+            return pa.array(values, wanted, from_pandas=True)
+        convert = _create_converter_from_pandas(
+            field.dataType, timezone="UTC", error_on_duplicated_field_names=False
+        )
+        column = convert(pd.Series(values, dtype=object))
+        return pa.Array.from_pandas(column, mask=column.isnull(), type=wanted)
 
 
 _Check = Callable[[Any], bool]
@@ -155,7 +158,7 @@ def _check_of(data_type: st.DataType) -> _Check:
 def _scalar_check(data_type: st.DataType) -> _Check:
     for column_type, classes, refused in _SCALARS:
         if isinstance(data_type, column_type):
-            return partial(_fits_scalar, classes, refused, to_arrow_type(data_type, timezone="UTC"))
+            return partial(_fits_scalar, classes, refused, arrow_type(data_type))
     raise SchemaError(
         f"A listener cannot emit type {data_type.simpleString()}; declare the column as string or binary "
         "instead."

@@ -212,7 +212,9 @@ def _plan_of(source: Mapping[str, Any]) -> _Plan | None:
     start = source["startOffset"]
     is_new = not isinstance(start, dict) or start["seq"] != end["seq"]
     ranges = {planned.queue: planned for planned in offset_to_plan(end)[1]}
-    return _Plan(ranges, is_new, dict(_max_offsets(source.get("latestOffset"))))
+    latest = source.get("latestOffset")
+    # Spark before 4.2 asks for no report, and shows the plan in its place.
+    return _Plan(ranges, is_new, {} if latest == end else dict(_max_offsets(latest)))
 
 
 def _max_offsets(latest: object) -> Iterator[tuple[MessageQueue, int]]:

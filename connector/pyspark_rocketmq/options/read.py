@@ -251,6 +251,10 @@ class ReadOptions(PositionOptions):
         "Where the planner of a `PushConsumer` finds its driver, and the key with which it proves itself; "
         "new for every start."
     )
+    drains: bool = stream_option("drains", boolean, False, internal=True).doc(
+        "Whether the planner of a `PushConsumer` tells its driver when all that was there at the start is "
+        "consumed: Spark before 4.2 tells a Python source nothing of `availableNow`."
+    )
     include_columns: tuple[str, ...] = read_option(
         "includeColumns", list_of(column_name), (), default_text="all"
     ).doc(

@@ -19,7 +19,7 @@ from functools import partial
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from pyspark_rocketmq.client.broker import OnSend
 from pyspark_rocketmq.client.cluster import Cluster, PatientLookup
@@ -34,6 +34,7 @@ from pyspark_rocketmq.publish.batches import BatchBuilder, QueueSelector, SendBa
 from pyspark_rocketmq.publish.keys import KeySample, KeySampler, keys_of_several_tasks
 from pyspark_rocketmq.publish.rows import RowKeys, RowReader
 from pyspark_rocketmq.publish.sender import Sender
+from pyspark_rocketmq.source.spark_version import DataSourceStreamArrowWriter
 from pyspark_rocketmq.wire.requests.send import EncodedBatch
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.consume.planning import split_ranges
@@ -126,6 +125,8 @@ class Replay:
                 (f"option 'includeColumns' leaves out {missed}, by which a table is kept free of doubles",)
             )
         check_delta(self._spark)
+        from delta.tables import DeltaTable  # not every Spark has it
+
         DeltaTable.createIfNotExists(self._spark).location(path).addColumns(names).execute()
         table = DeltaTable.forPath(self._spark, path)
         _check_columns(path, table.toDF().columns, names.fieldNames())

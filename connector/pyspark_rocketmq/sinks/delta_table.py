@@ -321,7 +321,7 @@ class SinkTable:
         begun_at, number = log.version, before.number + 1
         progress = {_WATERMARKS: {**before.watermarks, **commit.watermarks}, _NUMBER: number}
         metadata = commit.metadata(**progress, **log.seen())
-        rows_schema = from_arrow_schema(schema)
+        rows_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
         # Spark takes some characters for a pattern of several paths.
         paths = [re.sub(r"([\\\[\]{}*?])", r"\\\1", f"{self._spark_address}/{file.path}") for file in files]
         rows = (
@@ -351,7 +351,7 @@ class SinkTable:
         if self.refused(log.form()):
             columns = ", ".join(
                 f"{_quoted(column.name)} {column.dataType.simpleString()}"
-                for column in from_arrow_schema(missing)
+                for column in from_arrow_schema(missing, prefer_timestamp_ntz=True)
             )
             self._session.sql(f"ALTER TABLE delta.{_quoted(self._spark_address)} ADD COLUMNS ({columns})")
             log.refresh()

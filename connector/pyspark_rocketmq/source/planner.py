@@ -155,6 +155,12 @@ class MicroBatchPlanner:
         bounds = self._whole_snapshot(can_read_slaves=True).with_slaves().bounds
         self._caps = {queue: each.max_offset for queue, each in bounds.items()}
 
+    def until_drained(self, start: Offset) -> Offset:
+        """As :meth:`latest` with AvailableNow, whose end is what is stored at the first call."""
+        if self._caps is None:
+            self.prepare_available_now()
+        return self.latest(start)
+
     def all_at_once(self, start: Offset) -> Offset:
         """The offset whose plan holds everything that is stored now, whatever the limits of a micro-batch.
 

@@ -14,12 +14,6 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 
 from pyspark_rocketmq.client.cluster import Cluster
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
@@ -52,6 +46,12 @@ from pyspark_rocketmq.source.ranges import (
     ticket_rows,
 )
 from pyspark_rocketmq.source.reader import freeze_gc_after, read_queue
+from pyspark_rocketmq.source.spark_version import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +122,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
+        self._newest: Offset | None = None
+        """The newest that Spark has, as far as known; before 4.2 it does not say where a plan begins."""
 
     @cached_property
     def _driver(self) -> DriverConnection | None:
@@ -148,7 +150,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options}
+        return {"_options": self._options, "_newest": None}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Any but ``ReadAllAvailable``, which then means ``trigger(once=True)``; options set limits."""
@@ -162,11 +164,27 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The offset before the first micro-batch."""
         return self._planner.initial()
 
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 - Spark's name
-        """The next plan; under ``trigger(once=True)`` one of all that is there now."""
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: Offset | None = None, limit: ReadLimit | None = None
+    ) -> Offset:
+        """The next plan; under ``trigger(once=True)`` one of all that is there now.
+
+        Spark before 4.2 gives neither argument and takes whatever is returned as its next micro-batch.
+        """
+        if start is None:
+            self._newest = self._after(self._newest or self.initialOffset())
+            return self._newest
         if isinstance(limit, ReadAllAvailable):
             return self._planner.all_at_once(start)
         return self._planner.latest(start)
+
+    def _after(self, start: Offset) -> Offset:
+        if not self._options.drains:
+            return self._planner.latest(start)
+        offset = self._planner.until_drained(start)
+        if offset == start and self._driver is not None:
+            self._driver.drained()
+        return offset
 
     def reportLatestOffset(self) -> Offset:  # noqa: N802 - Spark's name
         """Newest offset of every queue, for ``StreamingQueryProgress``; shape as in ``source.ranges``."""
@@ -176,8 +194,12 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = bounds.max_offset
         return newest
 
-    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:  # noqa: ARG002 - as Spark
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """One partition per range of ``end``, unless options say otherwise or ranges share tasks."""
+        self._newest = end
+        if start == end:
+            # So Spark before 4.2 says where a query that starts again goes on.
+            return []
         planned = self._planner.runnable(end)
         is_group = self._options.consumer_group is not None
         snapshot = self._planner.snapshot_for(planned, can_wait=not is_group)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
@@ -18,6 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, RocketMQError
 from pyspark_rocketmq.hub.state import Slots
+from pyspark_rocketmq.source.spark_version import HAS_DELTA
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +158,13 @@ def check_classic(spark: SparkSession, what: str, why: str) -> None:
 def check_delta(spark: SparkSession) -> None:
     """Raise RocketMQError for a JVM without Delta Lake; Py4J's error does not say what is missing."""
     jvm: Any = spark._jvm  # noqa: SLF001 - there is no other way to its classes
-    if isinstance(jvm.io.delta.tables.DeltaTable, JavaPackage):
+    has_delta = find_spec("delta") is not None and not isinstance(jvm.io.delta.tables.DeltaTable, JavaPackage)
+    if not has_delta and not HAS_DELTA:
+        raise RocketMQError(
+            f"Delta Lake has no release for Spark {spark.version}, and this session has none. Use Spark 4.2, "
+            "4.1 or 4.0 for this; a DeltaSink, an offset store and a replay into a topic do without."
+        )
+    if not has_delta:
         raise RocketMQError(
             "This Spark session has no Delta Lake. Start it with "
             "configure_spark_with_delta_pip(builder).getOrCreate() of package delta, or with Delta's jars in "

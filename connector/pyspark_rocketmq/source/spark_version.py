@@ -1,0 +1,75 @@
+"""What the Spark of this Python can do, from 4.0 on: the one place that asks.
+
+Spark 4.2 and newer tell a Python source of the trigger, and give it the offset to plan from. Before, Spark
+asks for the latest offset without a word, and takes what it gets as one micro-batch.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyspark
+from pyspark.sql import datasource
+from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
+from pyspark.sql.types import DataType, StructType
+
+TELLS_TRIGGER: Final = find_spec("pyspark.sql.streaming.datasource") is not None
+_STREAMS_TAKE_ARROW: Final = hasattr(datasource, "DataSourceStreamArrowWriter")
+STATE_FAILS: Final = pyspark.__version__ in {"4.1.0", "4.1.1"}
+"""Whether ``applyInPandasWithState`` fails by itself: it cuts Arrow data at an offset that became a float."""
+HAS_DELTA: Final = tuple(map(int, pyspark.__version__.split(".")[:2])) <= (4, 2)
+"""Whether Delta Lake, 4.4 at most, has a release for it; a platform may have one of its own."""
+
+if TYPE_CHECKING or TELLS_TRIGGER:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+else:
+
+    class SupportsTriggerAvailableNow:
+        """Spark asks for nothing of the kind."""
+
+    ReadAllAvailable = ReadLimit = ReadMaxRows = SupportsTriggerAvailableNow
+
+if TYPE_CHECKING or _STREAMS_TAKE_ARROW:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+else:
+
+    class DataSourceStreamArrowWriter(datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter):
+        """Spark 4.0 gives record batches to whatever is of the second class, a stream's writer too."""
+
+
+_IN_UTC: Final[dict[str, Any]] = (
+    {"timezone": "UTC"} if "timezone" in signature(to_arrow_type).parameters else {}
+)
+"""Spark before 4.2 knows no other zone of Arrow's."""
+
+
+def arrow_type(data_type: DataType) -> pa.DataType:
+    """As Spark gives and wants it, with times in UTC."""
+    return to_arrow_type(data_type, **_IN_UTC)
+
+
+def arrow_schema(columns: StructType) -> pa.Schema:
+    """See :func:`arrow_type`."""
+    return to_arrow_schema(columns, **_IN_UTC)
+
+
+__all__ = [
+    "HAS_DELTA",
+    "STATE_FAILS",
+    "TELLS_TRIGGER",
+    "DataSourceStreamArrowWriter",
+    "ReadAllAvailable",
+    "ReadLimit",
+    "ReadMaxRows",
+    "SupportsTriggerAvailableNow",
+    "arrow_schema",
+    "arrow_type",
+]

@@ -1,0 +1,80 @@
+"""The stream reader as Spark 4.0 and 4.1 call it: ``latestOffset()`` without a word about where a plan begins,
+how much it may hold, or when the query is to end.
+"""
+
+from __future__ import annotations
+
+import json
+from unittest.mock import create_autospec
+
+from pyspark_rocketmq.group.driver_connection import DriverConnection
+from pyspark_rocketmq.model import MessageQueue
+from tests.helpers.stream_read import StreamUnderTest
+from tests.source.conftest import Topics
+
+
+class OldStream(StreamUnderTest):
+    """Asks for the latest offset first, for the initial one only when there is a batch."""
+
+    def plan(self) -> bool:
+        end = self._reader.latestOffset()
+        if not self.log:
+            self.log.append(json.dumps(self._reader.initialOffset()))
+        if end == self._offset(-1):
+            return False
+        self.log.append(json.dumps(end))
+        return True
+
+    def restart(self, **changed: str) -> None:
+        super().restart(**changed)
+        newest = self._offset(-1)
+        assert list(self._reader.partitions(newest, newest)) == []
+
+
+def old_stream(topics: Topics, topic: str, **options: str) -> OldStream:
+    return OldStream(nameServers=topics.sim.name_servers, topic=topic, startingOffsets="earliest", **options)
+
+
+def test_each_micro_batch_is_bounded_and_follows_the_one_before(topics: Topics) -> None:
+    """Row J4"""
+    topic = topics.make(5)
+    queue = MessageQueue(topic, "broker-a", 0)
+    stream = old_stream(topics, topic, maxOffsetsPerTrigger="2")
+
+    assert stream.next_offsets() == {queue: [0, 1]}
+    assert stream.next_offsets() == {queue: [2, 3]}
+    assert stream.next_offsets() == {queue: [4]}
+    assert stream.next_offsets() is None
+
+
+def test_a_query_that_starts_again_goes_on_after_the_newest_offset_of_its_log(topics: Topics) -> None:
+    """Row J4: whether the batch of that offset is run again or not."""
+    topic = topics.make(6)
+    queue = MessageQueue(topic, "broker-a", 0)
+    stream = old_stream(topics, topic, maxOffsetsPerTrigger="2")
+    stream.next_offsets()
+
+    stream.restart()
+    assert stream.next_offsets() == {queue: [2, 3]}
+
+    stream.restart()
+    assert stream.run().num_rows == 2
+    assert stream.next_offsets() == {queue: [4, 5]}
+
+
+def test_a_consumer_that_is_to_end_reads_what_was_there_at_its_start_and_tells_its_driver(
+    topics: Topics,
+) -> None:
+    """Rows H4, J4: ``availableNow``."""
+    topic = topics.make(3)
+    queue = MessageQueue(topic, "broker-a", 0)
+    stream = old_stream(topics, topic, maxOffsetsPerTrigger="2", drains="true")
+    driver = create_autospec(DriverConnection, instance=True)
+    stream._reader.__dict__["_driver"] = driver
+
+    assert stream.next_offsets() == {queue: [0, 1]}
+    topics.put(topic, 0, 4)
+    assert stream.next_offsets() == {queue: [2]}
+    driver.drained.assert_not_called()
+    assert stream.next_offsets() is None
+    driver.drained.assert_called_once()
