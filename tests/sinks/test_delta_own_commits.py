@@ -279,15 +279,15 @@ def test_a_table_that_delta_rs_shows_as_it_was_a_moment_ago_is_followed_from_the
     assert sink.begin(GROUP, {Q1: 0}).watermarks == {Q1: 4}
 
 
-def test_an_operators_commit_goes_behind_those_that_come_first(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """F5, J3: another group writes the same table without a pause."""
-    sink, other = prepared(path), prepared(path)
-    run_batch(sink, {Q0: 5}, rows(Q0, 0, 5))
-    put, left = LogFiles.put, iter(range(1, 20))
+BEATEN = 19
 
-    def beaten(log: LogFiles, version: int, actions: Any) -> None:
+
+@pytest.fixture
+def beaten(path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From the call on the next commits each find that another group was quicker, so many times."""
+    other, put, left = prepared(path), LogFiles.put, iter(range(1, BEATEN + 1))
+
+    def put_second(log: LogFiles, version: int, actions: Any) -> None:
         end = next(left, None)
         if end is not None:
             with monkeypatch.context() as patched:
@@ -295,9 +295,26 @@ def test_an_operators_commit_goes_behind_those_that_come_first(
                 run_batch(other, {Q1: end}, rows(Q1, end - 1, end), group="another")
         put(log, version, actions)
 
-    monkeypatch.setattr(LogFiles, "put", beaten)
+    return lambda: monkeypatch.setattr(LogFiles, "put", put_second)
 
-    assert sink.rewind(GROUP, {Q0: 2}) == 21
+
+def test_a_batch_goes_behind_all_commits_that_come_first(path: Path, beaten: Callable[[], None]) -> None:
+    """H5, J3: without a pause, for its own takes no time; more often than a commit is tried."""
+    sink = DeltaSink(path, sleep=lambda _: pytest.fail("there was a pause"))
+    sink.prepare(SCHEMA)
+    beaten()
+
+    assert run_batch(sink, {Q0: 2}, rows(Q0, 0, 2)) == BEATEN + 1
+    assert len(steps_of(DeltaTable(path).to_pyarrow_table())) == BEATEN + 2
+
+
+def test_an_operators_commit_goes_behind_all_that_come_first(path: Path, beaten: Callable[[], None]) -> None:
+    """F5, J3: another group writes the same table without a pause."""
+    sink = prepared(path)
+    run_batch(sink, {Q0: 5}, rows(Q0, 0, 5))
+    beaten()
+
+    assert sink.rewind(GROUP, {Q0: 2}) == BEATEN + 2
     assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 2}
 
 
