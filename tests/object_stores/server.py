@@ -240,10 +240,12 @@ class RenewedKeys:
         self._s3 = s3
         self.number = 1
         self.calls = 0
+        self.are_always_new = False
 
     def __call__(self) -> Mapping[str, str]:
         self.calls += 1
-        return self._s3.storage_options(f"{KEY}{self.number}", f"{SECRET}{self.number}")
+        token = {"aws_session_token": f"token-{self.calls}"} if self.are_always_new else {}
+        return self._s3.storage_options(f"{KEY}{self.number}", f"{SECRET}{self.number}") | token
 
     def expire(self) -> None:
         """Only the next key is taken from now on."""

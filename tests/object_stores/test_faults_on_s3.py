@@ -132,15 +132,19 @@ def test_keys_that_expire_are_renewed(s3: Bucket) -> None:
     assert versions(s3, "sink") == [0, 1, 2, 3]
 
 
-def test_keys_are_renewed_once_a_batch(s3: Bucket) -> None:
+@pytest.mark.parametrize("are_always_new", [False, True])
+def test_keys_are_renewed_twice_a_batch(s3: Bucket, are_always_new: bool) -> None:
     """J1: an authority is asked when a batch begins and when it commits, however many requests it makes."""
     keys = RenewedKeys(s3)
+    keys.are_always_new = are_always_new
     sink = sink_on(s3, keys)
     run_batch(sink, {Q0: 1}, rows(Q0, 0, 1))
     before = keys.calls
     run_batch(sink, {Q0: 2}, rows(Q0, 1, 2))
+    run_batch(sink, {Q0: 3}, rows(Q0, 2, 3))
 
-    assert keys.calls - before == 2
+    assert keys.calls - before == 4
+    assert offsets_in(s3) == [0, 1, 2]
 
 
 def test_keys_that_are_refused_are_not_shown(s3: Bucket) -> None:

@@ -130,7 +130,7 @@ def _type_text(type_: Any) -> str:
 
 
 def open_table(uri: str, storage: StorageOptions = NO_OPTIONS, *, version: int | None = None) -> DeltaTable:
-    """Open a table, its newest version by default, with storage options as of now.
+    """Open a table, its newest version by default, with the storage options of their last renewal.
 
     delta-rs lists the log's folder, which takes a while if it is large.  Of two commits that are made
     meanwhile a local disk may show the later one alone, and delta-rs then finds a gap in the log.
@@ -138,7 +138,6 @@ def open_table(uri: str, storage: StorageOptions = NO_OPTIONS, *, version: int |
     Raises:
         DeltaError: If there is none, or its storage does not answer.
     """
-    storage.renew()
     options = storage.values_for(uri)
     for _ in range(_TIMES_OPENED if version is None and folder_here(uri) is not None else 0):
         try:
@@ -228,20 +227,23 @@ class LogHandle:
         """The version of the table it stands at."""
         return self._tip.version
 
-    @property
-    def is_outdated(self) -> bool:
-        """Whether its storage options have been renewed since."""
-        return self.log.storage.values is not self._values
-
     def renew(self) -> None:
         """Have the storage options renewed, and go on with them at the same version.
 
         Raises:
             DeltaError: If the storage does not answer.
         """
+        self.log.storage.renew()
+        self.take_options()
+
+    def take_options(self) -> None:
+        """Go on with the storage options of their last renewal; nothing if it has them.
+
+        Raises:
+            DeltaError: If the storage does not answer.
+        """
         storage = self.log.storage
-        storage.renew()
-        if self.is_outdated:
+        if storage.values is not self._values:
             self._values = storage.values
             self.log = LogFiles(self.log.table_uri, storage)
             self._open_again()
@@ -323,8 +325,9 @@ class HandlePerThread(Generic[HandleT]):
     def newest(self) -> HandleT:
         """This thread's handle, moved to the newest version; raises what ``open_handle`` does."""
         handle: HandleT | None = getattr(self._local, "handle", None)
-        if handle is not None and not handle.is_outdated:
+        if handle is not None:
             try:
+                handle.take_options()
                 if handle.is_still_there():
                     if handle.may_have_newer():
                         handle.refresh()

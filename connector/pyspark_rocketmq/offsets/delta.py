@@ -140,6 +140,7 @@ class DeltaOffsetStore(RowOffsetStore):
             OffsetStoreUnavailable: If the storage does not answer.
         """
         with self._told("The names of groups"):
+            self.storage.renew()
             try:
                 table = open_table(self._path, self.storage)
             except TableNotFoundError:
@@ -276,6 +277,7 @@ class DeltaOffsetStore(RowOffsetStore):
     def _opened(self) -> TableHandle:
         # Perhaps the same table put back to what it was, whose versions are others now.
         self._known.clear()
+        self.storage.renew()
         try:
             table = open_table(self._path, self.storage)
             check_exclusive_create(self._path)

@@ -202,6 +202,7 @@ class Upkeep:
         Raises:
             DeltaError: If a step failed; those before it are done.
         """
+        self._storage.renew()
         table = open_table(self._table_uri, self._storage)
         version = table.version()
         history = HistoryTable(self._table_uri, self._storage)

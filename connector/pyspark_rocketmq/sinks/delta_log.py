@@ -452,7 +452,8 @@ class TableLog(LogHandle):
 
 
 def open_log(path: str, storage: StorageOptions = NO_OPTIONS, *, merges: bool = False) -> TableLog | None:
-    """Open the table at its newest version; None when there is none."""
+    """Open the table at its newest version, with renewed storage options; None when there is none."""
+    storage.renew()
     try:
         return TableLog(open_table(path, storage), storage, merges=merges)
     except TableNotFoundError:

@@ -211,6 +211,7 @@ class SinkTable:
         )
 
     def _look_after(self, *, cleans_up: bool) -> None:
+        self.storage.renew()
         table = open_table(self.path, self.storage)
         table.create_checkpoint()
         configuration = table.metadata().configuration
