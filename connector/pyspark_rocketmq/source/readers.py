@@ -234,7 +234,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _storage(options: ReadOptions, driver: DriverConnection | None) -> StorageOptions:
     """What option ``storageSecrets`` says, until the driver is asked, when the store is opened again."""
     first = StorageOptions.parse(options.storage_secrets)
-    if driver is None:
+    if driver is None or options.storage_secrets is None:
         return first
 
     def ask() -> Mapping[str, str]:
