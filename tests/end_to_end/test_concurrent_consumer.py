@@ -174,9 +174,12 @@ class Counting:
             (self.folder / f"{message.keys} {context.status} {context.success}").touch()
 
 
-@pytest.mark.every_spark
 @LONG_ON_REAL
-@pytest.mark.parametrize("listener", [emit_key, f"{__name__}:OnLoop"], ids=["threads", "loop"])
+@pytest.mark.parametrize(
+    "listener",
+    [pytest.param(emit_key, marks=pytest.mark.every_spark), f"{__name__}:OnLoop"],
+    ids=["threads", "loop"],
+)
 def test_every_message_reaches_the_table_once(consumption: Consumption, listener: object) -> None:
     """D10, E1, E6, F1, H1: many calls at a time, with hooks around them;
     the offsets are those of all messages.

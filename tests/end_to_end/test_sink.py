@@ -63,7 +63,6 @@ def steps_by_order(rows: list[Row]) -> dict[str, list[int]]:
     return found
 
 
-@pytest.mark.every_spark
 def test_a_row_becomes_a_message_with_all_its_columns(spark: SparkSession, cluster: ClusterUnderTest) -> None:
     """G1, G2 ★: keys, tags and properties in any script; each message has a UNIQ_KEY of its own;
     Java's queue.

@@ -101,12 +101,20 @@ def test_no_session_is_told_as_such() -> None:
         check_classic(None, "A Replay", "why")  # type: ignore[arg-type]
 
 
-def test_a_session_without_delta_lake_is_told_what_it_lacks() -> None:
-    """As of ``SparkSession.builder.getOrCreate()``."""
-    without: Any = MagicMock()
+@pytest.mark.parametrize(
+    ("has_delta", "told"),
+    [
+        (True, r"has no Delta Lake. Start it with configure_spark_with_delta_pip"),
+        (False, r"Delta Lake has no release for Spark 4\.3\.0, .* Use Spark 4\.2"),
+    ],
+)
+def test_a_session_without_delta_lake_is_told_what_it_lacks(
+    has_delta: bool, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row J4; as of ``SparkSession.builder.getOrCreate()``."""
+    monkeypatch.setattr("pyspark_rocketmq.source.session.HAS_DELTA", has_delta)
+    without: Any = MagicMock(version="4.3.0")
     without._jvm.io.delta.tables.DeltaTable = JavaPackage("io.delta.tables.DeltaTable", None)
 
-    with pytest.raises(
-        RocketMQError, match=r"has no Delta Lake. Start it with configure_spark_with_delta_pip"
-    ):
+    with pytest.raises(RocketMQError, match=told):
         check_delta(without)
