@@ -15,6 +15,7 @@
 #   offsets accept-gap  let a group go on although a sink lacks rows that its offsets have passed
 #   offsets history  print the changes of a group that can be gone back to
 #   offsets diff   print what changed between two moments of a group, or is different in another group
+#   tables compact  make few files of a Delta table's many, while queries write to it
 #   completion     print what makes a shell complete all this: eval "$(./spark-submit.sh completion bash)"
 #
 # ./spark-submit.sh JOB --help lists the job's options. The first start makes .venv and fetches the Delta jars.
@@ -33,7 +34,7 @@ usage() { sed -n '2,/^set -euo/{/^#/s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"; }
 # Whether the job can do without a JVM.
 runs_without_spark() {
   local argument
-  case "$1" in offsets | completion) return 0 ;; esac
+  case "$1" in offsets | tables | completion) return 0 ;; esac
   for argument in "$@"; do
     [ "$argument" != --help ] || return 0
   done

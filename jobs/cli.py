@@ -19,7 +19,7 @@ from click.shell_completion import get_completion_class
 from jobs.cli_offsets import offsets
 from jobs.cli_parts import PROGRAM, JobCommand, JobGroup, open_console, settings_options
 from jobs.demo.settings import DemoSettings
-from jobs.job_options import ConsumeSettings, PublishSettings, ReplaySettings
+from jobs.job_options import ConsumeSettings, PublishSettings, ReplaySettings, TablesCompactSettings
 from jobs.settings import JobFailed, load_settings
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, RocketMQError
@@ -67,6 +67,21 @@ def publish(conf: Path | None, pairs: Sequence[str]) -> None:
 
 
 cli.add_command(offsets)
+
+
+@cli.group(cls=JobGroup)
+def tables() -> None:
+    """Look after tables."""
+
+
+@tables.command(
+    cls=JobCommand, settings=TablesCompactSettings, examples=("tables compact --option table=/lake/orders",)
+)
+@settings_options
+def compact(conf: Path | None, pairs: Sequence[str]) -> None:
+    """Make few files of a Delta table's many; queries may write to it meanwhile."""
+    settings = load_settings(TablesCompactSettings, "tables compact", conf, pairs)
+    import_module("jobs.tables_compact").compact_table(settings, open_console())
 
 
 @cli.command()

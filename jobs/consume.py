@@ -117,6 +117,7 @@ def sink_of(settings: ConsumeSettings) -> rmq.DeltaSink:
         partition_by=settings.partition_by,
         merge_keys=settings.merge_keys,
         schema_evolution=settings.schema_evolution,
+        compaction=settings.compaction,
         storage_options=StorageOptions.parse(settings.storage_secrets),
     )
 

@@ -18,7 +18,7 @@ from jobs.settings import (
     parse_location,
 )
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind, UndecodableMessages
-from pyspark_rocketmq.options.declare import option
+from pyspark_rocketmq.options.declare import OptionSet, option
 from pyspark_rocketmq.options.parsers import (
     MAX_TOPIC_LENGTH,
     boolean,
@@ -61,6 +61,14 @@ class ReplaySettings(ReadOptions):
                 "options 'toTopic' and 'record' go together: a topic does not tell what was replayed into it"
             )
         return problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class TablesCompactSettings(OptionSet):
+    """Options of job ``tables compact``."""
+
+    table: str = option("table", parse_location).doc("The Delta table: path or URI.")
+    storage_secrets: str | None = like_source("storage_secrets", default=None, doc=STORAGE_DOC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -261,6 +269,9 @@ class ConsumeSettings(ClusterAccess):
     )
     schema_evolution: bool = option("schemaEvolution", boolean, False).doc(
         "Add columns that the rows have and the sink has not; columns that only the sink has are null."
+    )
+    compaction: bool = option("compaction", boolean, True).doc(
+        "Compact the sink's small files now and then, beside the batches."
     )
     offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
     storage_secrets: str | None = like_source("storage_secrets", default=None, doc=STORAGE_DOC)

@@ -182,7 +182,7 @@ def test_the_sink_is_set_up_as_in_python() -> None:
 
     assert repr(sink) == (
         "DeltaSink('/lake/orders', partition_by=('topic',), merge_keys=('order_id', 'step'), "
-        "schema_evolution=True)"
+        "schema_evolution=True, compaction=True)"
     )
 
 

@@ -239,6 +239,7 @@ class DeltaSink:
         partition_by: Sequence[str] = (),
         merge_keys: Sequence[str] = (),
         schema_evolution: bool = False,
+        compaction: bool = True,
         storage_options: Given | StorageOptions | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -252,6 +253,7 @@ class DeltaSink:
             schema_evolution: Add columns that the rows have and the table has not, as Delta's
                 ``mergeSchema``; columns that only the table has are null in new rows. Types and partitioning
                 never change.
+            compaction: Compact small files now and then, in a thread of this process beside the batches.
             storage_options: How to reach an object store, as delta-rs names it (``aws_access_key_id``,
                 ``allow_http`` …), or a callable that returns that, called at each batch; no text shows them.
             sleep: How to wait between the tries of a commit.
@@ -262,6 +264,7 @@ class DeltaSink:
             partition_by=tuple(partition_by),
             merge_keys=tuple(merge_keys),
             schema_evolution=schema_evolution,
+            compaction=compaction,
             storage=StorageOptions.of(storage_options),
         )
 
@@ -274,7 +277,8 @@ class DeltaSink:
 
     def _settings(self) -> dict[str, Any]:
         return {
-            name: getattr(self._table, name) for name in ("partition_by", "merge_keys", "schema_evolution")
+            name: getattr(self._table, name)
+            for name in ("partition_by", "merge_keys", "schema_evolution", "compaction")
         }
 
     @property

@@ -27,6 +27,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.delta.compaction import compact_if_worth_it
 from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, check_exclusive_create
 from pyspark_rocketmq.delta.table import (
     HandlePerThread,
@@ -55,6 +56,8 @@ logger = logging.getLogger(__name__)
 
 _CHECKPOINT_EVERY = 100
 """Versions, where the table's properties name no number; delta-rs has the same."""
+_COMPACT_EVERY = 100
+"""Versions from one look at the sizes of all files to the next, at least."""
 _CLEAN_UP_EVERY = 1_000
 """Versions from one removal of expired files of the log to the next, at least: it looks at all of them."""
 _WATERMARKS = "watermarks"
@@ -133,6 +136,7 @@ class SinkTable:
         partition_by: tuple[str, ...],
         merge_keys: tuple[str, ...],
         schema_evolution: bool,
+        compaction: bool = True,
         storage: StorageOptions = NO_OPTIONS,
     ) -> None:
         """The arguments are those of the sink."""
@@ -141,6 +145,7 @@ class SinkTable:
         self.partition_by = partition_by
         self.merge_keys = merge_keys
         self.schema_evolution = schema_evolution
+        self.compaction = compaction
         self._wanted: TableForm | None = None
         self.schema = pa.schema([])
         """Of the rows; empty until the table is prepared."""
@@ -207,10 +212,13 @@ class SinkTable:
         self.upkeep.written(
             log.version - 1,
             every,
-            lambda number: self._look_after(cleans_up=number % max(1, _CLEAN_UP_EVERY // every) == 0),
+            lambda number: self._look_after(
+                cleans_up=number % max(1, _CLEAN_UP_EVERY // every) == 0,
+                compacts=self.compaction and number % max(1, _COMPACT_EVERY // every) == 0,
+            ),
         )
 
-    def _look_after(self, *, cleans_up: bool) -> None:
+    def _look_after(self, *, cleans_up: bool, compacts: bool) -> None:
         self.storage.renew()
         table = open_table(self.path, self.storage)
         table.create_checkpoint()
@@ -218,6 +226,8 @@ class SinkTable:
         if cleans_up and configuration.get("delta.enableExpiredLogCleanup", "true").lower() == "true":
             table.cleanup_metadata()
             LogFiles(self.path, self.storage).remove_unfinished()
+        if compacts:
+            compact_if_worth_it(table)
         logger.info("sink table looked after path=%s version=%d", masked(self.path), table.version())
 
     def group_commit(

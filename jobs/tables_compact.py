@@ -1,0 +1,57 @@
+"""Job ``tables compact``: makes few files of a table's many."""
+
+from __future__ import annotations
+
+from deltalake.exceptions import TableNotFoundError
+from rich.console import Console
+
+from jobs.job_options import TablesCompactSettings
+from jobs.settings import JobFailed
+from pyspark_rocketmq.delta.compaction import compact, largest_target
+from pyspark_rocketmq.delta.storage import StorageOptions, check_exclusive_create
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, open_table, read_form
+from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.offsets.delta_rows import VERSION_PROPERTY
+from pyspark_rocketmq.sinks.delta_rules import refused_features
+
+
+def compact_table(settings: TablesCompactSettings, console: Console) -> None:
+    """Compact all files below the table's own size of files, 128 MiB by default.
+
+    Raises:
+        OptionError: If there is no such table, or delta-rs must not write it.
+        JobFailed: If another job rewrites the same files, or the storage does not answer.
+    """
+    where = masked(settings.table)
+    check_exclusive_create(settings.table)
+    try:
+        table = open_table(settings.table, StorageOptions.parse(settings.storage_secrets))
+        form = read_form(table)
+        problem = _problem(where, form)
+        if problem is not None:
+            raise OptionError((problem,), where="tables compact")
+        done = compact(table, largest_target(form.configuration))
+    except TableNotFoundError:
+        problem = f"there is no Delta table at {where}; check option 'table'"
+        raise OptionError((problem,), where="tables compact") from None
+    except STORAGE_ERRORS as error:
+        raise JobFailed(
+            f"The table {where} could not be compacted: {masked(str(error))}. Its rows are as they were. If "
+            "another job rewrote the same files meanwhile, run this one again; else check the storage."
+        ) from error
+    console.print(
+        f"{where}: {done.files_removed:,} files are {done.files_added:,} now. The old ones are kept for "
+        "queries that read them and for time travel, until VACUUM.",
+        markup=False,
+        highlight=False,
+    )
+
+
+def _problem(where: str, form: TableForm) -> str | None:
+    """Why this job must leave a table alone; None if it may write it."""
+    if VERSION_PROPERTY in form.configuration:
+        return f"{where} is an offset table, which looks after itself"
+    if refused := refused_features(form):
+        return f"{where} has what delta-rs must not write: {', '.join(refused)}; run OPTIMIZE in Spark"
+    return None
