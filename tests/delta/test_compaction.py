@@ -50,7 +50,8 @@ def test_files_are_compacted_when_many_are_small_and_to_what_they_fill(
 
 def packed(sizes: list[int], target: int) -> tuple[list[int], int]:
     """As delta-rs does: files in their order into bins of the target; the new sizes, and bytes rewritten."""
-    kept, bins = [size for size in sizes if size > target], [[]]
+    kept = [size for size in sizes if size > target]
+    bins: list[list[int]] = [[]]
     for size in (size for size in sizes if size <= target):
         if sum(bins[-1]) + size > target:
             bins.append([])

@@ -1,10 +1,10 @@
 """Compacts the small files of a table: decides when that is worth it, and has delta-rs do it.
 
-A micro-batch leaves a file or more in each partition it writes to, so a day of batches leaves 86,400.  Files grow
-in steps (:data:`TARGETS`), so a row is rewritten about once a step, and not each time that new files come.
+A micro-batch leaves a file or more in each partition it writes to, so a day of batches leaves 86,400.  Files
+grow in steps (:data:`TARGETS`): a row is rewritten about once a step, and not each time that new files come.
 
-delta-rs packs the files of a partition into bins, keeps their order, and commits with ``dataChange`` false: no
-query sees other rows, and appends beside it do not conflict.
+delta-rs packs the files of a partition into bins, keeps their order, and commits with ``dataChange`` false:
+no query sees other rows, and appends beside it do not conflict.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def compact_if_worth_it(table: DeltaTable) -> Compacted | None:
 
 
 def compact(table: DeltaTable, target: int) -> Compacted:
-    """Compact files of less than ``target`` bytes, in each partition; raises as :func:`compact_if_worth_it`."""
+    """Compact each partition's files of less than ``target`` bytes; raises as :func:`compact_if_worth_it`."""
     metrics: Mapping[str, Any] = table.optimize.compact(
         target_size=target,
         # One core at most: batches run beside it.

@@ -26,8 +26,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.compaction import compact_if_worth_it
+from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, check_exclusive_create
 from pyspark_rocketmq.delta.table import (
     HandlePerThread,
