@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from deltalake.exceptions import TableNotFoundError
+from pyarrow import ArrowException
 from rich.console import Console
 
 from jobs.job_options import TablesCompactSettings
 from jobs.settings import JobFailed
-from pyspark_rocketmq.delta.compaction import compact, largest_target
+from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.storage import StorageOptions, check_exclusive_create
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, open_table, read_form
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.offsets.delta_rows import VERSION_PROPERTY
+from pyspark_rocketmq.sinks.compaction import compact
 from pyspark_rocketmq.sinks.delta_rules import refused_features
 
 
@@ -26,19 +28,20 @@ def compact_table(settings: TablesCompactSettings, console: Console) -> None:
     where = masked(settings.table)
     check_exclusive_create(settings.table)
     try:
-        table = open_table(settings.table, StorageOptions.parse(settings.storage_secrets))
+        storage = StorageOptions.parse(settings.storage_secrets)
+        table, log = open_table(settings.table, storage), LogFiles(settings.table, storage)
         form = read_form(table)
-        problem = _problem(where, form)
+        problem = _problem(where, form, takes_commits=log.takes_commits)
         if problem is not None:
             raise OptionError((problem,), where="tables compact")
-        done = compact(table, largest_target(form.configuration))
+        done = compact(table, log)
     except TableNotFoundError:
         problem = f"there is no Delta table at {where}; check option 'table'"
         raise OptionError((problem,), where="tables compact") from None
-    except STORAGE_ERRORS as error:
+    except (*STORAGE_ERRORS, ArrowException) as error:
         raise JobFailed(
-            f"The table {where} could not be compacted: {masked(str(error))}. Its rows are as they were. If "
-            "another job rewrote the same files meanwhile, run this one again; else check the storage."
+            f"The table {where} could not be compacted: {masked(str(error))}. Its rows are as they "
+            "were. Check the storage, and run the job again."
         ) from error
     console.print(
         f"{where}: {done.files_removed:,} files are {done.files_added:,} now. The old ones are kept for "
@@ -48,10 +51,12 @@ def compact_table(settings: TablesCompactSettings, console: Console) -> None:
     )
 
 
-def _problem(where: str, form: TableForm) -> str | None:
+def _problem(where: str, form: TableForm, *, takes_commits: bool) -> str | None:
     """Why this job must leave a table alone; None if it may write it."""
     if VERSION_PROPERTY in form.configuration:
         return f"{where} is an offset table, which looks after itself"
+    if not takes_commits:
+        return f"{where} is on an object store, where this job makes no commits; run OPTIMIZE in Spark"
     if refused := refused_features(form):
         return f"{where} has what delta-rs must not write: {', '.join(refused)}; run OPTIMIZE in Spark"
     return None

@@ -271,6 +271,7 @@ def test_a_listener_that_is_slow_holds_up_no_news_of_the_broker(
     assert [told[0] for told in member.told] == ["consume", "changed"]
     member.may_go_on.set()
     assert [server.next_answer().opaque for _ in range(2)] == [recorded_request(68).opaque] * 2
+    wait_until(lambda: len(member.told) == 4)
     assert sorted(str(told[0]) for told in member.told) == ["changed", "consume", "consume", "reset"]
 
 

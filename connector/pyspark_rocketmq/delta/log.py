@@ -134,6 +134,12 @@ class LogFiles:
         except FileNotFoundError:
             return None
 
+    def removed_paths(self, version: int) -> set[str]:
+        """The files that a commit removes, as in the log."""
+        with self._lines(version) as lines:
+            actions = [json.loads(line) for line in lines if b'"remove"' in line]
+        return {action["remove"]["path"] for action in actions if "remove" in action}
+
     def put(self, version: int, actions: Iterable[Mapping[str, Any]]) -> None:
         """Make the commit of a version whole or not at all, where :attr:`takes_commits`.
 

@@ -204,7 +204,7 @@ class TaskWriter:
         return WrittenFile(**facts)
 
 
-def _conform(batch: pa.RecordBatch, schema: pa.Schema, *, fills_missing: bool) -> pa.RecordBatch:
+def conform(batch: pa.RecordBatch, schema: pa.Schema, *, fills_missing: bool) -> pa.RecordBatch:
     """The batch with exactly the table's columns, in the table's order and types."""
     if fills_missing:
         for field in schema:
@@ -246,7 +246,7 @@ def _split(
     if not partition_by:
         yield (), batch
         return
-    columns = {name: _partition_text(batch.column(name)) for name in partition_by}
+    columns = {name: partition_text(batch.column(name)) for name in partition_by}
     data = batch.drop_columns(list(partition_by))
     combinations = pa.table(columns).group_by(list(partition_by)).aggregate([])
     for values in zip(*(column.to_pylist() for column in combinations.columns), strict=True):
@@ -257,7 +257,7 @@ def _split(
         yield values, data.filter(mask)
 
 
-def _partition_text(column: pa.Array) -> pa.Array:
+def partition_text(column: pa.Array) -> pa.Array:
     """Partition values as Delta writes them; an empty text means null there."""
     texts = column.cast(pa.string())
     return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
@@ -287,7 +287,7 @@ class FileSet:
         self._writer = writer
         self._schema = pa.schema([f for f in writer.schema if f.name not in writer.partition_by])
         self._filesystem, self._folder = filesystem_of(writer.table_uri, writer.storage)
-        self._open: dict[PartitionValues, _GrowingFile] = {}
+        self._open: dict[PartitionValues, GrowingFile] = {}
         self._finished: list[WrittenFile] = []
 
     def add(self, rows: pa.RecordBatch) -> int:
@@ -297,7 +297,7 @@ class FileSet:
             SchemaError: If they do not fit the table's columns or a row lacks its message's position.
         """
         new = drop_committed(
-            _conform(rows, self._writer.schema, fills_missing=self._writer.fills_missing),
+            conform(rows, self._writer.schema, fills_missing=self._writer.fills_missing),
             self._writer.watermarks,
         )
         with self._told():
@@ -344,13 +344,13 @@ class FileSet:
             with suppress(OSError):
                 self._filesystem.delete_file(f"{self._folder}/{path}")
 
-    def _file_of(self, values: PartitionValues) -> _GrowingFile:
+    def _file_of(self, values: PartitionValues) -> GrowingFile:
         file = self._open.get(values)
         if file is None:
             if len(self._open) >= _OPEN_FILES:
                 self._finish_one(max(self._open, key=lambda key: self._open[key].num_records))
             by_column = dict(zip(self._writer.partition_by, values, strict=True))
-            file = _GrowingFile(self._filesystem, self._folder, self._schema, by_column)
+            file = GrowingFile(self._filesystem, self._folder, self._schema, by_column)
             self._open[values] = file
         return file
 
@@ -359,7 +359,7 @@ class FileSet:
         del self._open[values]
 
 
-class _GrowingFile:
+class GrowingFile:
     """One Parquet file; rows are gathered into row groups that are worth having."""
 
     def __init__(
@@ -385,6 +385,7 @@ class _GrowingFile:
 
     @property
     def num_records(self) -> int:
+        """Rows so far."""
         return self._statistics.num_records
 
     @property
@@ -393,6 +394,7 @@ class _GrowingFile:
         return int(self._stream.tell())
 
     def add(self, rows: pa.RecordBatch) -> None:
+        """Add rows of the file's columns."""
         self._statistics.add(rows)
         self._gathered.append(rows)
         self._gathered_rows += rows.num_rows
@@ -401,6 +403,7 @@ class _GrowingFile:
             self.write_row_group()
 
     def finish(self) -> WrittenFile:
+        """Write what is gathered, and close the file."""
         self.write_row_group()
         self._parquet.close()
         size = self.size

@@ -107,6 +107,20 @@ def check_folders(rows: pa.Table, partition_by: Iterable[str]) -> None:
                 )
 
 
+def add_action(file: WrittenFile, now_ms: int, *, data_change: bool = True) -> dict[str, Any]:
+    """What a commit says of a file it adds."""
+    return {
+        "add": {
+            "path": quote(file.path, safe="/="),
+            "partitionValues": dict(file.partition_values),
+            "size": file.size,
+            "modificationTime": now_ms,
+            "dataChange": data_change,
+            "stats": file.stats_json,
+        }
+    }
+
+
 def predicate(keys: Iterable[str], source: str, target: str, blank: Collection[str] = ()) -> str:
     """Rows of one key; a key with a null in it is equal to none, and its rows are always added.
 
@@ -368,17 +382,7 @@ class TableLog(LogHandle):
                 **self._metadata(commit),
             }
         }
-        for file in files:
-            yield {
-                "add": {
-                    "path": quote(file.path, safe="/="),
-                    "partitionValues": dict(file.partition_values),
-                    "size": file.size,
-                    "modificationTime": now_ms,
-                    "dataChange": True,
-                    "stats": file.stats_json,
-                }
-            }
+        yield from (add_action(file, now_ms) for file in files)
         for app_id, version in commit.watermarks.items():
             yield {"txn": {"appId": app_id, "version": version}}
 

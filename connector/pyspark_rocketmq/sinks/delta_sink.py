@@ -253,7 +253,8 @@ class DeltaSink:
             schema_evolution: Add columns that the rows have and the table has not, as Delta's
                 ``mergeSchema``; columns that only the table has are null in new rows. Types and partitioning
                 never change.
-            compaction: Compact small files now and then, in a thread of this process beside the batches.
+            compaction: Compact small files now and then, in a thread of this process beside the batches; not
+                on object stores, nor where Spark writes.
             storage_options: How to reach an object store, as delta-rs names it (``aws_access_key_id``,
                 ``allow_http`` …), or a callable that returns that, called at each batch; no text shows them.
             sleep: How to wait between the tries of a commit.

@@ -26,7 +26,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from pyspark_rocketmq.delta.compaction import compact_if_worth_it
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, check_exclusive_create
 from pyspark_rocketmq.delta.table import (
@@ -40,6 +39,7 @@ from pyspark_rocketmq.delta.table import (
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.sinks.compaction import compact_if_worth_it
 from pyspark_rocketmq.sinks.delta_files import WrittenFile
 from pyspark_rocketmq.sinks.delta_log import TableLog, open_log
 from pyspark_rocketmq.sinks.delta_rules import (
@@ -220,14 +220,14 @@ class SinkTable:
 
     def _look_after(self, *, cleans_up: bool, compacts: bool) -> None:
         self.storage.renew()
-        table = open_table(self.path, self.storage)
+        table, log = open_table(self.path, self.storage), LogFiles(self.path, self.storage)
         table.create_checkpoint()
         configuration = table.metadata().configuration
         if cleans_up and configuration.get("delta.enableExpiredLogCleanup", "true").lower() == "true":
             table.cleanup_metadata()
-            LogFiles(self.path, self.storage).remove_unfinished()
-        if compacts:
-            compact_if_worth_it(table)
+            log.remove_unfinished()
+        if compacts and log.takes_commits:
+            compact_if_worth_it(table, log)
         logger.info("sink table looked after path=%s version=%d", masked(self.path), table.version())
 
     def group_commit(

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import logging
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Field
+from deltalake.schema import PrimitiveType
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.cli import main
 from pyspark_rocketmq import DeltaOffsetStore, DeltaSink
-from pyspark_rocketmq.delta import compaction
-from pyspark_rocketmq.delta.compaction import TARGETS, WORTH_IT, largest_target, target_of, targets_of
-from pyspark_rocketmq.sinks import delta_table
-from tests.helpers.sink_rows import GROUP, Q0, run_batch
+from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.sinks import compaction, delta_table
+from pyspark_rocketmq.sinks.compaction import (
+    TARGETS,
+    WORTH_IT,
+    StoredFile,
+    bins_of,
+    largest_target,
+    target_of,
+    targets_of,
+)
+from tests.helpers.sink_rows import GROUP, Q0, batch_of, run_batch
 from tests.sinks.sink_conformance import SCHEMA, rows
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -45,19 +56,15 @@ def test_files_are_compacted_when_many_are_small_and_to_what_they_fill(
     sizes: list[int], target: int | None
 ) -> None:
     """J3."""
-    assert target_of(np.array(sizes, dtype=np.int64)) == target
+    assert target_of(sizes) == target
 
 
 def packed(sizes: list[int], target: int) -> tuple[list[int], int]:
-    """As delta-rs does: files in their order into bins of the target; the new sizes, and bytes rewritten."""
-    kept = [size for size in sizes if size > target]
-    bins: list[list[int]] = [[]]
-    for size in (size for size in sizes if size <= target):
-        if sum(bins[-1]) + size > target:
-            bins.append([])
-        bins[-1].append(size)
-    rewritten = sum(sum(each) for each in bins if len(each) > 1)
-    return kept + [sum(each) for each in bins if each], rewritten
+    """Sizes after a compaction, and the bytes it rewrote."""
+    bins = bins_of([StoredFile(str(at), size, ()) for at, size in enumerate(sizes)], target)
+    gone = {int(file.path) for each in bins for file in each}
+    made = [sum(file.size for file in each) for each in bins]
+    return [size for at, size in enumerate(sizes) if at not in gone] + made, sum(made)
 
 
 @given(st.integers(0, 2**32), st.sampled_from([2 * KIB, 100 * KIB, 3 * MIB]))
@@ -70,7 +77,7 @@ def test_files_stay_few_and_no_row_is_rewritten_often(seed: int, usual: int) -> 
         sizes.append(chance.randint(usual // 2, usual * 2))
         written += sizes[-1]
         most = max(most, len(sizes))
-        if commit % 100 == 0 and (target := target_of(np.array(sizes))) is not None:
+        if commit % 100 == 0 and (target := target_of(sizes)) is not None:
             sizes, again = packed(sizes, target)
             rewritten += again
 
@@ -158,15 +165,15 @@ def test_rows_of_one_key_are_merged_beside_it(path: Path) -> None:
 
 
 def before_compacting(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Do ``act`` once, after the files were looked at and before they are compacted."""
-    real, acts = compaction.compact, [act]
+    """Do ``act`` once, after the files were rewritten and before that is committed."""
+    real, acts = compaction._Rewriting._put, [act]
 
-    def late(table: DeltaTable, target: int) -> Any:
+    def late(self: compaction._Rewriting, *files: Any) -> bool:
         if acts:
             acts.pop()()
-        return real(table, target)
+        return real(self, *files)
 
-    monkeypatch.setattr(compaction, "compact", late)
+    monkeypatch.setattr(compaction._Rewriting, "_put", late)
 
 
 def test_a_batch_that_is_committed_while_files_are_compacted_stays(
@@ -190,24 +197,88 @@ def test_a_batch_that_is_committed_while_files_are_compacted_stays(
     run(sink, 1, first=count + 1)
 
 
-def test_files_that_somebody_else_rewrites_meanwhile_are_left_for_the_next_time(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """J3: DELETE wins, and no batch hears of it."""
-    sink = sink_of(path)
-    before_compacting(monkeypatch, lambda: DeltaTable(path).delete("queueOffset < 3"))
-    with caplog.at_level(logging.WARNING):
-        run(sink, 3 * EVERY)
-
-    assert "sink table not looked after, to be done later" in caplog.text
-    assert offsets_of(path) == list(range(3, 3 * EVERY))
-    run(sink, EVERY, first=3 * EVERY)
-    assert files_of(path) < EVERY
-    assert offsets_of(path) == list(range(3, 4 * EVERY))
-
-
 def job(*arguments: str) -> int:
     return main(["tables", "compact", *arguments])
+
+
+def made_anew(path: Path) -> None:
+    run(sink_of(path.with_name("other"), compaction=False), 12)
+    shutil.rmtree(path)
+    path.with_name("other").rename(path)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda path: DeltaTable(path).delete("queueOffset < 3"),
+        lambda path: DeltaTable(path).optimize.compact(),
+        lambda path: DeltaTable(path).restore(3),
+        lambda path: job("--option", f"table={path}"),
+        lambda path: DeltaTable(path).alter.add_columns([Field("more", PrimitiveType("string"))]),
+        made_anew,
+    ],
+    ids=["delete", "optimize", "restore", "this job", "alter", "another table"],
+)
+def test_files_that_somebody_else_changes_meanwhile_are_left_alone(
+    path: Path,
+    act: Callable[[Path], object],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """J3, H1: each row that is there after the other change is there once."""
+    run(sink_of(path, compaction=False), 12)
+    after: list[list[int]] = []
+
+    def change() -> None:
+        act(path)
+        after.append(offsets_of(path))
+
+    before_compacting(monkeypatch, change)
+    with caplog.at_level(logging.INFO):
+        assert job("--option", f"table={path}") == 0
+
+    assert offsets_of(path) == after[0]
+    assert "files changed while they were compacted" in caplog.text
+
+
+def test_a_commit_that_a_mount_reports_as_somebody_else_s_is_known_as_own(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(sink_of(path, compaction=False), 12)
+    real = LogFiles.put
+
+    def told_twice(self: LogFiles, version: int, actions: Any) -> None:
+        real(self, version, actions)
+        raise FileExistsError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LogFiles, "put", told_twice)
+        assert job("--option", f"table={path}") == 0
+
+    assert (files_of(path), offsets_of(path)) == (1, list(range(12)))
+
+
+def test_partitions_columns_and_values_stay_as_they_are(path: Path) -> None:
+    """J3: odd values of partitions, a column that older files lack, and statistics."""
+    sink = sink_of(path, compaction=False, partition_by=["step"])
+    steps = ["a b/ü%=x", None, "plain"]
+    for number in range(6):
+        run_batch(sink, {Q0: number + 1}, batch_of(SCHEMA, [(Q0, number, steps[number % 3])]), queues=[Q0])
+    wider = SCHEMA.append(pa.field("more", pa.float64()))
+    evolved = DeltaSink(path, compaction=False, schema_evolution=True)
+    evolved.prepare(wider)
+    for number in range(6, 12):
+        row = batch_of(wider, [(Q0, number, steps[number % 3], number / 2)])
+        run_batch(evolved, {Q0: number + 1}, row, queues=[Q0])
+    before = DeltaTable(path).to_pyarrow_table().sort_by("queueOffset")
+
+    assert job("--option", f"table={path}") == 0
+
+    assert files_of(path) == 3
+    assert DeltaTable(path).to_pyarrow_table().sort_by("queueOffset") == before
+    assert DeltaTable(path).history(1)[0]["operation"] == "OPTIMIZE"
+    found = DeltaTable(path).to_pyarrow_dataset().to_table(filter=pc.field("queueOffset") == 7)
+    assert found["more"].to_pylist() == [3.5]
 
 
 def test_a_command_compacts_on_demand(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,275 @@
+"""Compacts the small files of a sink's table: decides which are worth it, rewrites and commits them.
+
+A micro-batch leaves a file or more in each partition it writes to, so a day of batches leaves 86,400.  Files
+grow in steps (:data:`TARGETS`): a row is rewritten about once a step, and not each time that new files come.
+
+The commit is made as a sink's own is, so only where those are (``LogFiles.takes_commits``).  delta-rs
+(1.6.6) compacts, too, but does not notice that another OPTIMIZE has replaced the same files: both versions of
+the rows stay.  Here each commit made meanwhile is looked at first, and files that one of them removed are
+left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from pyspark_rocketmq import __version__
+from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.delta.storage import filesystem_of
+from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.sinks.delta_files import GrowingFile, WrittenFile, conform, partition_text
+from pyspark_rocketmq.sinks.delta_log import add_action
+
+logger = logging.getLogger(__name__)
+
+TARGETS: Final = (1 << 20, 16 << 20, 128 << 20)
+"""Bytes of a file, from one step to the next."""
+WORTH_IT: Final = 64
+"""Small files of a partition at which they are compacted."""
+_BYTES_A_COMMIT: Final = 256 << 20
+"""What was compacted until then is kept if the process ends."""
+_TIMES_BEATEN: Final = 100
+_TARGET_PROPERTY: Final = "delta.targetFileSize"
+_UNITS: Final = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
+_COMMIT_ID: Final = "compactionId"
+
+
+PartitionValues = tuple[tuple[str, str | None], ...]
+"""Column and text, in the columns' order."""
+
+
+class StoredFile(NamedTuple):
+    """A file of the table."""
+
+    path: str
+    """As in the log: URL-encoded."""
+    size: int
+    partition: PartitionValues
+
+
+class Compacted(NamedTuple):
+    """What a compaction has done."""
+
+    files_removed: int = 0
+    files_added: int = 0
+
+
+def target_of(sizes: Iterable[int], targets: Sequence[int] = TARGETS) -> int | None:
+    """The size to which one partition's files are worth being compacted; None while they are not.
+
+    A file is small if it has less than half of that size.  The largest target is taken that the small files
+    fill at least half; few bytes in many files go to the smallest.
+    """
+    sizes = list(sizes)
+    for target in reversed(targets):
+        small = [size for size in sizes if size < target // 2]
+        if len(small) >= WORTH_IT and (target == targets[0] or sum(small) >= target // 2):
+            return target
+    return None
+
+
+def largest_target(configuration: Mapping[str, str]) -> int:
+    """The size of files that a table's properties ask for, 128 MiB if none."""
+    text = configuration.get(_TARGET_PROPERTY, "").strip().lower()
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
+    unit = text[len(number) :].strip() or "b"
+    if number.isdecimal() and int(number) > 0 and unit in _UNITS:
+        return int(number) * _UNITS[unit]
+    return TARGETS[-1]
+
+
+def targets_of(configuration: Mapping[str, str]) -> tuple[int, ...]:
+    """The steps of a table: those below its own size of files, and that."""
+    largest = largest_target(configuration)
+    return (*(target for target in TARGETS if target < largest), largest)
+
+
+def bins_of(files: Iterable[StoredFile], target: int) -> list[list[StoredFile]]:
+    """The small ones of a partition's files, in their order, in groups of about ``target`` bytes."""
+    bins: list[list[StoredFile]] = []
+    left = 0
+    for file in files:
+        if file.size >= target // 2:
+            continue
+        if file.size > left:
+            bins.append([])
+            left = target
+        bins[-1].append(file)
+        left -= file.size
+    return [each for each in bins if len(each) > 1]
+
+
+def compact_if_worth_it(table: DeltaTable, log: LogFiles) -> Compacted:
+    """Compact the files of each partition that has many small ones; raises as :func:`compact`."""
+    targets = targets_of(table.metadata().configuration)
+    return _compact(table, log, lambda files: target_of((file.size for file in files), targets))
+
+
+def compact(table: DeltaTable, log: LogFiles) -> Compacted:
+    """Compact all small files.
+
+    Files that another commit removed meanwhile are left alone.  What was written and not committed is no part
+    of the table, and the next VACUUM removes it.
+
+    Raises:
+        OSError, ArrowException: If the storage does not answer, or a file is damaged.
+    """
+    target = largest_target(table.metadata().configuration)
+    return _compact(table, log, lambda _: target)
+
+
+def _compact(
+    table: DeltaTable, log: LogFiles, target_for: Callable[[list[StoredFile]], int | None]
+) -> Compacted:
+    rewriting = _Rewriting(table, log)
+    by_partition: dict[PartitionValues, list[StoredFile]] = {}
+    for file in stored_files(table):
+        by_partition.setdefault(file.partition, []).append(file)
+    for files in by_partition.values():
+        target = target_for(files)
+        for each in bins_of(files, target) if target is not None else ():
+            rewriting.rewrite(each)
+    done = rewriting.finish()
+    if done.files_removed:
+        logger.info(
+            "files compacted path=%s from=%d to=%d",
+            masked(log.table_uri),
+            done.files_removed,
+            done.files_added,
+        )
+    return done
+
+
+def stored_files(table: DeltaTable) -> Iterator[StoredFile]:
+    """The files of the table below its folder, the oldest first."""
+    files = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
+    files = files.sort_by("modification_time")
+    names = table.metadata().partition_columns
+    texts = [partition_text(files[f"partition.{name}"]).to_pylist() for name in names]
+    partitions: Iterable[tuple[str | None, ...]] = zip(*texts, strict=True) if names else [()] * len(files)
+    for path, size, values in zip(
+        files["path"].to_pylist(), files["size_bytes"].to_pylist(), partitions, strict=True
+    ):
+        # A shallow clone names files of another table.
+        if "://" not in path and not path.startswith("/"):
+            yield StoredFile(path, size, tuple(zip(names, values, strict=True)))
+
+
+class _Rewriting:
+    """Writes and commits the files of one compaction."""
+
+    def __init__(self, table: DeltaTable, log: LogFiles) -> None:
+        self._log = log
+        self._version = int(table.version())
+        self._tip = log.commit_file(self._version)
+        self._partition_by = tuple(table.metadata().partition_columns)
+        schema = pa.schema(table.schema().to_arrow()).remove_metadata()
+        self._schema = pa.schema([field for field in schema if field.name not in self._partition_by])
+        self._filesystem, self._folder = filesystem_of(log.table_uri, log.storage)
+        self._old: list[StoredFile] = []
+        self._new: list[WrittenFile] = []
+        self._gone: set[str] = set()
+        """Files that others have removed since."""
+        self._done = Compacted()
+
+    def rewrite(self, files: Sequence[StoredFile]) -> None:
+        """Make one file of these, of one partition."""
+        made = GrowingFile(self._filesystem, self._folder, self._schema, dict(files[0].partition))
+        try:
+            for file in files:
+                for batch in self._rows_of(file):
+                    made.add(batch)
+            self._new.append(made.finish())
+        except BaseException:
+            made.close_quietly()
+            self._filesystem.delete_file(f"{self._folder}/{made.path}")
+            raise
+        self._old += files
+        if sum(file.size for file in self._old) >= _BYTES_A_COMMIT:
+            self._commit()
+
+    def finish(self) -> Compacted:
+        """Commit what is left; what was done in all."""
+        self._commit()
+        return self._done
+
+    def _rows_of(self, file: StoredFile) -> Iterator[pa.RecordBatch]:
+        with self._filesystem.open_input_file(f"{self._folder}/{unquote(file.path)}") as stored:
+            for batch in pq.ParquetFile(stored).iter_batches():
+                kept = [name for name in batch.schema.names if name not in self._partition_by]
+                yield conform(batch.select(kept), self._schema, fills_missing=True)
+
+    def _commit(self) -> None:
+        old, new, self._old, self._new = self._old, self._new, [], []
+        if not old:
+            return
+        if self._put(old, new):
+            removed, added = self._done
+            self._done = Compacted(removed + len(old), added + len(new))
+        else:
+            logger.info("files changed while they were compacted path=%s", masked(self._log.table_uri))
+
+    def _put(self, old: Sequence[StoredFile], new: Sequence[WrittenFile]) -> bool:
+        """Commit behind what others have committed; False if that changed these files, or more than files."""
+        paths, commit_id = {file.path for file in old}, str(uuid.uuid4())
+        for _ in range(_TIMES_BEATEN):
+            if self._log.commit_file(self._version) != self._tip:
+                # Another table, or the same one put back.
+                return False
+            while (commit := self._log.commit_info(self._version + 1)) is not None:
+                if commit.get(_COMMIT_ID) == commit_id:
+                    # On a mount whose server answered twice.
+                    return True
+                if not self._log.keeps_form(self._version + 1):
+                    return False
+                self._gone |= self._log.removed_paths(self._version + 1)
+                self._move_on()
+            if self._log.may_lack_commits_after(self._version) or not self._gone.isdisjoint(paths):
+                return False
+            try:
+                self._log.put(self._version + 1, self._actions(old, new, commit_id))
+            except FileExistsError:
+                continue
+            self._move_on()
+            return True
+        return False
+
+    def _move_on(self) -> None:
+        self._version += 1
+        self._tip = self._log.commit_file(self._version)
+
+    def _actions(
+        self, old: Sequence[StoredFile], new: Sequence[WrittenFile], commit_id: str
+    ) -> Iterator[dict[str, Any]]:
+        now_ms = time.time_ns() // 1_000_000
+        yield {
+            "commitInfo": {
+                "timestamp": now_ms,
+                "operation": "OPTIMIZE",
+                "operationParameters": {"predicate": "[]", "auto": "true"},
+                "engineInfo": f"pyspark-rocketmq/{__version__}",
+                "isBlindAppend": False,
+                _COMMIT_ID: commit_id,
+            }
+        }
+        for file in old:
+            yield {
+                "remove": {
+                    "path": file.path,
+                    "deletionTimestamp": now_ms,
+                    "dataChange": False,
+                    "extendedFileMetadata": True,
+                    "partitionValues": dict(file.partition),
+                    "size": file.size,
+                }
+            }
+        yield from (add_action(file, now_ms, data_change=False) for file in new)
