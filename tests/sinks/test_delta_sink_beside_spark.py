@@ -9,7 +9,9 @@ from chispa import assert_df_equality
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.sinks.compaction import compact
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import Q0, Q1, run_batch
 from tests.sinks.sink_conformance import SCHEMA, rows, steps_of, written_by
@@ -146,3 +148,22 @@ def test_spark_skips_files_by_the_statistics(spark: SparkSession, path: Path) ->
     assert files("step IS NULL") == 0
     assert files("queueId = 0") == 10
     assert frame.where("queueOffset = 42").count() == 1
+
+
+def test_spark_reads_and_optimizes_what_was_compacted(spark: SparkSession, path: Path) -> None:
+    """J3: now, as of an earlier version, and by statistics."""
+    sink = prepared(path)
+    for at in range(10):
+        run_batch(sink, {Q0: 10 * at + 10}, rows(Q0, 10 * at, 10 * at + 10, f"step-{at}"))
+    compact(DeltaTable(path), LogFiles(str(path)))
+    run_batch(sink, {Q0: 110}, rows(Q0, 100, 110, "last"))
+
+    frame = spark.read.format("delta").load(str(path))
+    assert (frame.count(), frame.where("queueOffset = 42").count()) == (110, 1)
+    assert len(frame.inputFiles()) == 2
+    assert len(frame.where("queueOffset >= 100").inputFiles()) == 1
+    assert spark.read.format("delta").option("versionAsOf", 9).load(str(path)).count() == 90
+    spark.sql(f"OPTIMIZE delta.`{path}`")
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{path}`").orderBy("version").collect()
+    assert [entry.operation for entry in history[-3:]] == ["OPTIMIZE", "WRITE", "OPTIMIZE"]
+    assert spark.read.format("delta").load(str(path)).count() == 110
