@@ -36,6 +36,7 @@ TARGETS: Final = (1 << 20, 16 << 20, 128 << 20)
 WORTH_IT: Final = 64
 """Small files of a partition at which they are compacted."""
 _BYTES_A_COMMIT: Final = 256 << 20
+_FILES_A_COMMIT: Final = 10_000
 """What was compacted until then is kept if the process ends."""
 _TIMES_BEATEN: Final = 100
 _TARGET_PROPERTY: Final = "delta.targetFileSize"
@@ -194,7 +195,8 @@ class _Rewriting:
             self._filesystem.delete_file(f"{self._folder}/{made.path}")
             raise
         self._old += files
-        if sum(file.size for file in self._old) >= _BYTES_A_COMMIT:
+        nbytes = sum(file.size for file in self._old)
+        if nbytes >= _BYTES_A_COMMIT or len(self._old) >= _FILES_A_COMMIT:
             self._commit()
 
     def finish(self) -> Compacted:
