@@ -24,12 +24,16 @@ from pyspark_rocketmq.sinks import compaction, delta_table
 from pyspark_rocketmq.sinks.compaction import (
     TARGETS,
     WORTH_IT,
+    Beside,
+    Pace,
     StoredFile,
     bins_of,
+    compact_if_worth_it,
     largest_target,
     target_of,
     targets_of,
 )
+from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, Q0, batch_of, run_batch
 from tests.sinks.sink_conformance import SCHEMA, rows
 
@@ -103,6 +107,27 @@ def test_a_table_s_own_size_of_files_is_the_largest_target(text: str | None, siz
     assert largest_target(configuration) == size
     assert targets_of(configuration)[-1] == size
     assert sorted(set(targets_of(configuration))) == list(targets_of(configuration))
+
+
+def test_work_beside_batches_takes_a_fifth_of_a_core_and_ends_with_the_process() -> None:
+    """J3."""
+    clock, wanted = FakeClock(), [True]
+    began_s, slept = clock.monotonic_s(), 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal slept
+        slept += seconds
+        clock.advance(seconds)
+
+    pace = Beside(clock.monotonic_s, sleep, lambda: wanted[0])
+    for _ in range(1_000):
+        clock.advance(0.003)
+        assert pace.goes_on()
+
+    worked = clock.monotonic_s() - began_s - slept
+    assert worked / (worked + slept) == pytest.approx(0.2, abs=0.02)
+    wanted[0] = False
+    assert not pace.goes_on()
 
 
 @pytest.fixture
@@ -256,6 +281,29 @@ def test_a_commit_that_a_mount_reports_as_somebody_else_s_is_known_as_own(
         assert job("--option", f"table={path}") == 0
 
     assert (files_of(path), offsets_of(path)) == (1, list(range(12)))
+
+
+def test_a_process_that_ends_keeps_what_was_compacted_and_nothing_half_done(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(sink_of(path, compaction=False, partition_by=["step"]), 1)
+    other = DeltaSink(path, compaction=False)
+    other.prepare(SCHEMA)
+    for number in range(1, 24):
+        row = batch_of(SCHEMA, [(Q0, number, "even" if number % 2 else "odd")])
+        run_batch(other, {Q0: number + 1}, row, queues=[Q0])
+    looks = iter([True] * 15)
+
+    class Ending(Pace):
+        def goes_on(self) -> bool:
+            return next(looks, False)
+
+    before = set(path.glob("step=*/*.parquet"))
+    done = compact_if_worth_it(DeltaTable(path), LogFiles(str(path)), Ending())
+
+    assert (done.files_removed, done.files_added) in {(11, 1), (12, 1)}
+    assert offsets_of(path) == list(range(24))
+    assert len(set(path.glob("step=*/*.parquet")) - before) == 1
 
 
 def test_partitions_columns_and_values_stay_as_they_are(path: Path) -> None:

@@ -12,6 +12,7 @@ left alone.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,6 +40,11 @@ _BYTES_A_COMMIT: Final = 256 << 20
 _FILES_A_COMMIT: Final = 10_000
 """What was compacted until then is kept if the process ends."""
 _TIMES_BEATEN: Final = 100
+_ROWS_AT_ONCE: Final = 16 * 1024
+"""Of small files, for the statistics' sake."""
+_WORKS_S: Final = 0.05
+_PAUSES: Final = 4.0
+"""Between two pieces of work, as times of what the last one took: a fifth of a core is the batches' loss."""
 _TARGET_PROPERTY: Final = "delta.targetFileSize"
 _UNITS: Final = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 _COMMIT_ID: Final = "compactionId"
@@ -109,10 +115,42 @@ def bins_of(files: Iterable[StoredFile], target: int) -> list[list[StoredFile]]:
     return [each for each in bins if len(each) > 1]
 
 
-def compact_if_worth_it(table: DeltaTable, log: LogFiles) -> Compacted:
-    """Compact the files of each partition that has many small ones; raises as :func:`compact`."""
+class Pace:
+    """Pauses between pieces of work that is done beside something more urgent; this one never does."""
+
+    def goes_on(self) -> bool:
+        """Pause if it is time to; whether there is to be more work."""
+        return True
+
+
+class Beside(Pace):
+    """Takes a fifth of a core, and ends with the process's main thread."""
+
+    def __init__(
+        self,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        is_wanted: Callable[[], bool] | None = None,
+    ) -> None:
+        """Begin to work; arguments are for tests."""
+        self._now_s, self._sleep = now_s, sleep
+        self._is_wanted = is_wanted or threading.main_thread().is_alive
+        self._since_s = now_s()
+
+    def goes_on(self) -> bool:
+        """See :class:`Pace`."""
+        worked_s = self._now_s() - self._since_s
+        if worked_s >= _WORKS_S:
+            self._sleep(worked_s * _PAUSES)
+            self._since_s = self._now_s()
+        return self._is_wanted()
+
+
+def compact_if_worth_it(table: DeltaTable, log: LogFiles, pace: Pace | None = None) -> Compacted:
+    """Compact the files of each partition that has many small ones, slowly; raises as :func:`compact`."""
     targets = targets_of(table.metadata().configuration)
-    return _compact(table, log, lambda files: target_of((file.size for file in files), targets))
+    pace = pace or Beside()
+    return _compact(table, log, lambda files: target_of((file.size for file in files), targets), pace)
 
 
 def compact(table: DeltaTable, log: LogFiles) -> Compacted:
@@ -125,20 +163,21 @@ def compact(table: DeltaTable, log: LogFiles) -> Compacted:
         OSError, ArrowException: If the storage does not answer, or a file is damaged.
     """
     target = largest_target(table.metadata().configuration)
-    return _compact(table, log, lambda _: target)
+    return _compact(table, log, lambda _: target, Pace())
 
 
 def _compact(
-    table: DeltaTable, log: LogFiles, target_for: Callable[[list[StoredFile]], int | None]
+    table: DeltaTable, log: LogFiles, target_for: Callable[[list[StoredFile]], int | None], pace: Pace
 ) -> Compacted:
-    rewriting = _Rewriting(table, log)
+    rewriting = _Rewriting(table, log, pace)
     by_partition: dict[PartitionValues, list[StoredFile]] = {}
     for file in stored_files(table):
         by_partition.setdefault(file.partition, []).append(file)
     for files in by_partition.values():
         target = target_for(files)
         for each in bins_of(files, target) if target is not None else ():
-            rewriting.rewrite(each)
+            if not rewriting.rewrite(each):
+                return rewriting.finish()
     done = rewriting.finish()
     if done.files_removed:
         logger.info(
@@ -168,8 +207,9 @@ def stored_files(table: DeltaTable) -> Iterator[StoredFile]:
 class _Rewriting:
     """Writes and commits the files of one compaction."""
 
-    def __init__(self, table: DeltaTable, log: LogFiles) -> None:
+    def __init__(self, table: DeltaTable, log: LogFiles, pace: Pace) -> None:
         self._log = log
+        self._pace = pace
         self._version = int(table.version())
         self._tip = log.commit_file(self._version)
         self._partition_by = tuple(table.metadata().partition_columns)
@@ -182,22 +222,44 @@ class _Rewriting:
         """Files that others have removed since."""
         self._done = Compacted()
 
-    def rewrite(self, files: Sequence[StoredFile]) -> None:
-        """Make one file of these, of one partition."""
+    def rewrite(self, files: Sequence[StoredFile]) -> bool:
+        """Make one file of these, of one partition; False if there is to be no more work."""
         made = GrowingFile(self._filesystem, self._folder, self._schema, dict(files[0].partition))
         try:
-            for file in files:
-                for batch in self._rows_of(file):
-                    made.add(batch)
-            self._new.append(made.finish())
+            is_whole = self._copy(files, made)
+            if is_whole:
+                self._new.append(made.finish())
         except BaseException:
-            made.close_quietly()
-            self._filesystem.delete_file(f"{self._folder}/{made.path}")
+            self._abandon(made)
             raise
+        if not is_whole:
+            self._abandon(made)
+            return False
         self._old += files
         nbytes = sum(file.size for file in self._old)
         if nbytes >= _BYTES_A_COMMIT or len(self._old) >= _FILES_A_COMMIT:
             self._commit()
+        return True
+
+    def _abandon(self, made: GrowingFile) -> None:
+        made.close_quietly()
+        self._filesystem.delete_file(f"{self._folder}/{made.path}")
+
+    def _copy(self, files: Sequence[StoredFile], made: GrowingFile) -> bool:
+        gathered: list[pa.RecordBatch] = []
+        count = 0
+        for file in files:
+            for batch in self._rows_of(file):
+                gathered.append(batch)
+                count += batch.num_rows
+                if count >= _ROWS_AT_ONCE:
+                    made.add(pa.concat_batches(gathered))
+                    gathered, count = [], 0
+            if not self._pace.goes_on():
+                return False
+        if gathered:
+            made.add(pa.concat_batches(gathered))
+        return True
 
     def finish(self) -> Compacted:
         """Commit what is left; what was done in all."""
@@ -206,7 +268,8 @@ class _Rewriting:
 
     def _rows_of(self, file: StoredFile) -> Iterator[pa.RecordBatch]:
         with self._filesystem.open_input_file(f"{self._folder}/{unquote(file.path)}") as stored:
-            for batch in pq.ParquetFile(stored).iter_batches():
+            # Threads cost more than they gain where files are small: 0.6 ms instead of 0.3.
+            for batch in pq.ParquetFile(stored, pre_buffer=False).iter_batches(use_threads=False):
                 kept = [name for name in batch.schema.names if name not in self._partition_by]
                 yield conform(batch.select(kept), self._schema, fills_missing=True)
 
