@@ -14,8 +14,8 @@ import pytest
 from tests.helpers.backend_counts import BackendCounts
 from tests.helpers.cluster import Backend, ClusterUnderTest
 from tests.helpers.fake_clock import FakeClock
+from tests.helpers.running import running
 from tests.object_stores.server import AzureServer, Bucket, S3Server
-from tests.real_broker.errors import HarnessError
 from tests.real_broker.harness import RealCluster
 
 if TYPE_CHECKING:
@@ -83,31 +83,19 @@ def sim_cluster() -> Iterator[Backend]:
 @pytest.fixture(scope="session")
 def real_cluster() -> Iterator[RealCluster]:
     """The real RocketMQ with two brokers; tests that use it carry the marker ``real``."""
-    try:
-        with RealCluster(brokers=_BROKERS) as cluster:
-            yield cluster
-    except HarnessError as exc:
-        raise pytest.fail.Exception(str(exc), pytrace=False) from None
+    yield from running(RealCluster(brokers=_BROKERS))
 
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
     """An S3 on the loopback interface."""
-    try:
-        with S3Server() as server:
-            yield server
-    except HarnessError as exc:
-        raise pytest.fail.Exception(str(exc), pytrace=False) from None
+    yield from running(S3Server())
 
 
 @pytest.fixture(scope="session")
 def azure_server() -> Iterator[AzureServer]:
     """An Azure Blob Storage on the loopback interface."""
-    try:
-        with AzureServer() as server:
-            yield server
-    except HarnessError as exc:
-        raise pytest.fail.Exception(str(exc), pytrace=False) from None
+    yield from running(AzureServer())
 
 
 @pytest.fixture

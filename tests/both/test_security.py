@@ -33,9 +33,9 @@ from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.support import ANSWER_S
 from tests.helpers.certificates import Authority
 from tests.helpers.retries import but_retries
+from tests.helpers.running import running
 from tests.helpers.secured import GROUP, SECRET, TOPIC, USER, SecuredCluster, secured_real, secured_sim
 from tests.helpers.wait import wait_until
-from tests.real_broker.errors import HarnessError
 from tests.real_broker.harness import RealCluster
 from tests.real_broker.security import Security, Tls
 
@@ -63,11 +63,7 @@ def secured(
 ) -> Iterator[SecuredCluster]:
     """One cluster of each kind for all tests here."""
     start = secured_sim if request.param == "sim" else secured_real
-    try:
-        with start(tmp_path_factory.mktemp("secured")) as cluster:
-            yield cluster
-    except HarnessError as exc:
-        raise pytest.fail.Exception(str(exc), pytrace=False) from None
+    yield from running(start(tmp_path_factory.mktemp("secured")))
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ import pytest
 from pyspark_rocketmq.errors import OptionError, SinkMoved
 from pyspark_rocketmq.sinks.base import QueueGeneration
 from tests.helpers.failing_connection import Connecting, FailingConnection, Faults
+from tests.helpers.running import running
 from tests.helpers.sink_rows import GROUP, Q0, Q1
 from tests.helpers.wait import PATIENCE_S, wait_until
 from tests.postgres.server import Postgres
-from tests.real_broker.errors import HarnessError
 from tests.sinks.database_conformance import (
     OLD_TABLE,
     DatabaseConformance,
@@ -32,11 +32,7 @@ from tests.sinks.sink_conformance import SCHEMA, rows, run, written_by
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:
-    try:
-        with Postgres() as running:
-            yield running
-    except HarnessError as exc:
-        raise pytest.fail.Exception(str(exc), pytrace=False) from None
+    yield from running(Postgres())
 
 
 class PostgresDatabase:
