@@ -23,12 +23,12 @@ def compact_table(settings: TablesCompactSettings, console: Console) -> None:
 
     Raises:
         OptionError: If there is no such table, or delta-rs must not write it.
-        JobFailed: If another job rewrites the same files, or the storage does not answer.
+        JobFailed: If the storage does not answer, or a file is damaged.
     """
     where = masked(settings.table)
     check_exclusive_create(settings.table)
+    storage = StorageOptions.parse(settings.storage_secrets)
     try:
-        storage = StorageOptions.parse(settings.storage_secrets)
         table, log = open_table(settings.table, storage), LogFiles(settings.table, storage)
         form = read_form(table)
         problem = _problem(where, form, takes_commits=log.takes_commits)
@@ -40,7 +40,7 @@ def compact_table(settings: TablesCompactSettings, console: Console) -> None:
         raise OptionError((problem,), where="tables compact") from None
     except (*STORAGE_ERRORS, ArrowException) as error:
         raise JobFailed(
-            f"The table {where} could not be compacted: {masked(str(error))}. Its rows are as they "
+            f"The table {where} could not be compacted: {storage.told(error)} Its rows are as they "
             "were. Check the storage, and run the job again."
         ) from error
     console.print(

@@ -179,6 +179,21 @@ def test_a_sink_that_is_not_to_compact_does_not(path: Path) -> None:
     assert files_of(path) == 4 * EVERY
 
 
+def test_a_table_that_was_given_a_feature_for_spark_s_writer_alone_is_left_alone(path: Path) -> None:
+    """J3, H1: what is in a file may not be all there is to its rows, as with deletion vectors."""
+    sink = sink_of(path)
+    run(sink, EVERY - 2)
+    for number in range(EVERY - 2, 12):
+        other = DeltaSink(path, compaction=False)
+        other.prepare(SCHEMA)
+        run_batch(other, {Q0: number + 1}, rows(Q0, number, number + 1), queues=[Q0])
+    DeltaTable(path).alter.add_constraint({"positive": "queueOffset >= 0"})
+
+    sink._table._look_after(cleans_up=False, compacts=True)
+
+    assert files_of(path) == 12
+
+
 def test_rows_of_one_key_are_merged_beside_it(path: Path) -> None:
     """H6."""
     sink = sink_of(path, merge_keys=("queueOffset",))

@@ -126,7 +126,7 @@ class LogFiles:
     def keeps_form(self, version: int) -> bool | None:
         """Whether a commit leaves columns, properties and features alone; None if it is not in the log.
 
-        What is not known from Delta's protocol does not.
+        An action that is not known here counts as a change of them.
         """
         try:
             with self._lines(version) as lines:

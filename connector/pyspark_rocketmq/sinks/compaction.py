@@ -23,12 +23,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from pyspark_rocketmq import __version__
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.storage import filesystem_of
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.sinks.delta_files import GrowingFile, WrittenFile, conform, partition_text
-from pyspark_rocketmq.sinks.delta_log import add_action
+from pyspark_rocketmq.sinks.delta_log import add_action, commit_info
 
 logger = logging.getLogger(__name__)
 
@@ -316,16 +315,8 @@ class _Rewriting:
         self, old: Sequence[StoredFile], new: Sequence[WrittenFile], commit_id: str
     ) -> Iterator[dict[str, Any]]:
         now_ms = time.time_ns() // 1_000_000
-        yield {
-            "commitInfo": {
-                "timestamp": now_ms,
-                "operation": "OPTIMIZE",
-                "operationParameters": {"predicate": "[]", "auto": "true"},
-                "engineInfo": f"pyspark-rocketmq/{__version__}",
-                "isBlindAppend": False,
-                _COMMIT_ID: commit_id,
-            }
-        }
+        parameters = {"predicate": "[]", "auto": "true"}
+        yield commit_info(now_ms, "OPTIMIZE", parameters, is_blind_append=False, **{_COMMIT_ID: commit_id})
         for file in old:
             yield {
                 "remove": {

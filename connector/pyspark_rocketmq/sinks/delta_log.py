@@ -107,6 +107,22 @@ def check_folders(rows: pa.Table, partition_by: Iterable[str]) -> None:
                 )
 
 
+def commit_info(
+    now_ms: int, operation: str, parameters: Mapping[str, str], *, is_blind_append: bool, **more: str
+) -> dict[str, Any]:
+    """What a commit of this package says of itself, in the words of delta-rs and Spark."""
+    return {
+        "commitInfo": {
+            "timestamp": now_ms,
+            "operation": operation,
+            "operationParameters": parameters,
+            "engineInfo": f"pyspark-rocketmq/{__version__}",
+            "isBlindAppend": is_blind_append,
+            **more,
+        }
+    }
+
+
 def add_action(file: WrittenFile, now_ms: int, *, data_change: bool = True) -> dict[str, Any]:
     """What a commit says of a file it adds."""
     return {
@@ -369,19 +385,11 @@ class TableLog(LogHandle):
 
         What it says of itself is what delta-rs and Spark say of theirs, for ``DESCRIBE HISTORY``.
         """
-        yield {
-            "commitInfo": {
-                "timestamp": now_ms,
-                "operation": "WRITE",
-                "operationParameters": {
-                    "mode": "Append",
-                    "partitionBy": json.dumps(self._form.partition_by, separators=(",", ":")),
-                },
-                "engineInfo": f"pyspark-rocketmq/{__version__}",
-                "isBlindAppend": True,
-                **self._metadata(commit),
-            }
+        parameters = {
+            "mode": "Append",
+            "partitionBy": json.dumps(self._form.partition_by, separators=(",", ":")),
         }
+        yield commit_info(now_ms, "WRITE", parameters, is_blind_append=True, **self._metadata(commit))
         yield from (add_action(file, now_ms) for file in files)
         for app_id, version in commit.watermarks.items():
             yield {"txn": {"appId": app_id, "version": version}}

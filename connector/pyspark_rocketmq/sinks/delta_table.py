@@ -35,6 +35,7 @@ from pyspark_rocketmq.delta.table import (
     create_table,
     open_table,
     parse_columns,
+    read_form,
 )
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
@@ -226,7 +227,7 @@ class SinkTable:
         if cleans_up and configuration.get("delta.enableExpiredLogCleanup", "true").lower() == "true":
             table.cleanup_metadata()
             log.remove_unfinished()
-        if compacts and log.takes_commits:
+        if compacts and log.takes_commits and not refused_features(read_form(table)):
             compact_if_worth_it(table, log)
         logger.info("sink table looked after path=%s version=%d", masked(self.path), table.version())
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING or TELLS_TRIGGER:
 else:
 
     class SupportsTriggerAvailableNow:
-        """Spark asks for nothing of the kind."""
+        """Spark before 4.2 has no such class, and calls none of its methods."""
 
     ReadAllAvailable = ReadLimit = ReadMaxRows = SupportsTriggerAvailableNow
 
