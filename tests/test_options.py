@@ -15,9 +15,9 @@ from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.options.consumer import ConsumerOptions
 from pyspark_rocketmq.options.declare import OptionSet, Use, option, specs_of
-from pyspark_rocketmq.options.page import markdown
 from pyspark_rocketmq.options.parsers import text_value
 from pyspark_rocketmq.options.read import ReadOptions
+from scripts.pages import options_page
 
 REQUIRED = {"nameServers": "127.0.0.1:9876", "topic": "orders"}
 
@@ -344,8 +344,8 @@ def test_a_consumer_s_arguments_are_declared_as_options_and_have_their_defaults(
 
 
 def test_booleans_are_shown_as_spark_s_users_write_them() -> None:
-    assert "| `failOnDataLoss` | stream, batch | boolean | true |" in markdown()
-    assert not re.search(r"\| (True|False) \|", markdown())
+    assert "| `failOnDataLoss` | stream, batch | boolean | true |" in options_page()
+    assert not re.search(r"\| (True|False) \|", options_page())
 
 
 def test_a_default_that_says_required_does_not_make_an_option_required() -> None:
@@ -373,7 +373,7 @@ def test_a_secret_shows_in_no_repr_and_in_no_error() -> None:
 def test_the_documentation_page_is_fresh() -> None:
     page = Path(__file__).parent.parent / "docs" / "options.md"
 
-    assert page.read_text(encoding="utf-8") == markdown(), "run `make docs`"
+    assert page.read_text(encoding="utf-8") == options_page(), "run `make docs`"
 
 
 SECRETS = {

@@ -4,7 +4,7 @@ A Spark worker hands only an error's *text* to the driver, so each class carries
 puts all of them into its sentence: what happened, where (topic, broker, queue, offset, address), what to do.
 
 Retrying is decided by ``retryable``, never by a list of classes.  What a server says is shown by
-``peer_text``.  docs/errors.md lists when each one is raised and what to do.
+``peer_text``.  docs/errors.md is made from the classes' docstrings: when each one is raised, and what to do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ class RocketMQError(Exception):
 
 
 class OptionError(RocketMQError, ValueError):
-    """One or more options are unusable; ``problems`` holds a sentence for each."""
+    """One or more options are wrong, unknown or at odds; ``problems`` holds a sentence for each.
+
+    Do: Correct them.
+    """
 
     def __init__(self, problems: tuple[str, ...], *, where: str = "RocketMQ options") -> None:
         super().__init__(problems, where)
@@ -53,11 +56,17 @@ class WireError(RocketMQError):
 
 
 class LocalProtocolError(WireError):
-    """This side was about to send something the protocol does not allow: a bug."""
+    """This side was about to send something the protocol does not allow: a bug.
+
+    Do: Report the bug.
+    """
 
 
 class RemoteProtocolError(WireError):
-    """The peer sent bytes that are not the RocketMQ remoting protocol; the channel is closed."""
+    """The peer sent bytes that are not the RocketMQ remoting protocol; the channel is closed.
+
+    Do: Check that the address is a broker's remoting port, not a proxy's or a web server's.
+    """
 
 
 class TransportError(RocketMQError):
@@ -75,7 +84,10 @@ class TransportError(RocketMQError):
 
 
 class ConnectFailed(TransportError):
-    """No connection could be made."""
+    """No connection could be made.
+
+    Do: Check address, server, firewall, and the address that brokers announce (``brokerIP1``).
+    """
 
     def __str__(self) -> str:
         return (
@@ -85,7 +97,10 @@ class ConnectFailed(TransportError):
 
 
 class TlsFailed(ConnectFailed):
-    """One side does not trust the other, or one side does not speak TLS; trying again does not help."""
+    """One side does not trust the other, or one side does not speak TLS; trying again does not help.
+
+    Do: See [security](how-to/security.md).
+    """
 
     retryable: ClassVar[bool] = False
 
@@ -94,14 +109,20 @@ class TlsFailed(ConnectFailed):
 
 
 class ChannelClosed(TransportError):
-    """The connection ended while a request was under way."""
+    """The connection ended while a request was under way.
+
+    Do: Nothing, if it passes; a server that wants TLS ends plain connections so.
+    """
 
     def __str__(self) -> str:
         return f"The connection to {self.address} was closed: {self.detail}"
 
 
 class RequestTimeout(TransportError):
-    """No answer came within the request's deadline."""
+    """No answer came within the request's deadline.
+
+    Do: Raise ``requestTimeoutMs`` if the server is only slow.
+    """
 
     def __init__(self, address: str, request: str, timeout_s: float) -> None:
         super().__init__(address, request)
@@ -117,7 +138,10 @@ class RequestTimeout(TransportError):
 
 
 class BrokerError(RocketMQError):
-    """The server answered with an error code."""
+    """The server answered with an error code that has no class of its own.
+
+    Do: Its remark says why.
+    """
 
     advice: ClassVar[str] = ""
     """What to do, said behind the server's remark."""
@@ -145,19 +169,28 @@ class BrokerError(RocketMQError):
 
 
 class SystemBusy(BrokerError):
-    """The server is overloaded for the moment (SYSTEM_BUSY, FLOW_CONTROL, SERVICE_NOT_AVAILABLE)."""
+    """The server is overloaded for the moment (SYSTEM_BUSY, FLOW_CONTROL, SERVICE_NOT_AVAILABLE).
+
+    Do: Nothing, if it passes; else fewer ``pullsInFlight``.
+    """
 
     retryable: ClassVar[bool] = True
 
 
 class TopicNotFound(BrokerError):
-    """The topic is unknown to the name server or to the broker."""
+    """The topic is unknown to the name server or to the broker.
+
+    Do: Create it, or correct the option.
+    """
 
     advice: ClassVar[str] = "Create the topic or correct option 'topic'."
 
 
 class TopicAway(TopicNotFound):
-    """The server does not know a topic that was there before; it may be back soon."""
+    """The server does not know a topic that was there before; it may be back soon.
+
+    Do: Start the brokers that had it, or create it again.
+    """
 
     retryable: ClassVar[bool] = True
 
@@ -165,7 +198,10 @@ class TopicAway(TopicNotFound):
 
 
 class NoPermission(BrokerError):
-    """Topic, group or broker does not allow the operation, or the credentials are wrong."""
+    """Topic, group or broker does not allow the operation, or the credentials are wrong.
+
+    Do: See [security](how-to/security.md).
+    """
 
     advice: ClassVar[str] = (
         "Check accessKey and secretKey, what the user may do with this topic and "
@@ -174,7 +210,9 @@ class NoPermission(BrokerError):
 
 
 class ConsumptionForbidden(NoPermission):
-    """An operator has switched reading off for a broker, a topic or a group; a consumer waits.
+    """An operator has switched reading off for a broker, a topic or a group; a consumer waits, a read ends.
+
+    Do: ``mqadmin updateTopicPerm``, ``updateSubGroup -s true``, or ``brokerPermission``.
 
     Source: ``PullMessageProcessor.processRequest``, ``ForbiddenType``.
     """
@@ -186,7 +224,10 @@ class ConsumptionForbidden(NoPermission):
 
 
 class GroupNotFound(BrokerError):
-    """The broker has no such consumer group and makes none (SUBSCRIPTION_GROUP_NOT_EXIST)."""
+    """The broker has no such consumer group and makes none (SUBSCRIPTION_GROUP_NOT_EXIST).
+
+    Do: ``mqadmin updateSubGroup``.
+    """
 
     advice: ClassVar[str] = (
         "Create the group (mqadmin updateSubGroup), or let the broker do it "
@@ -195,13 +236,19 @@ class GroupNotFound(BrokerError):
 
 
 class ConsumerNotOnline(BrokerError):
-    """The member is not connected to this broker or did not answer (CONSUMER_NOT_ONLINE, …_TIMEOUT)."""
+    """The member is not connected to this broker or did not answer (CONSUMER_NOT_ONLINE, …_TIMEOUT).
+
+    Do: Ask a running one.
+    """
 
     advice: ClassVar[str] = "Only a consumer that is running and connected to this broker can be asked."
 
 
 class ExpressionInvalid(BrokerError):
-    """The broker cannot make sense of the subscription's expression (SUBSCRIPTION_PARSE_FAILED)."""
+    """The broker cannot make sense of the subscription's expression (SUBSCRIPTION_PARSE_FAILED).
+
+    Do: Correct it; SQL92 needs ``enablePropertyFilter=true`` at the broker.
+    """
 
     advice: ClassVar[str] = (
         "Correct the expression; SQL92 also needs enablePropertyFilter=true on the broker."
@@ -209,17 +256,26 @@ class ExpressionInvalid(BrokerError):
 
 
 class GoAway(BrokerError):
-    """The server is about to stop and wants its clients on other connections (GO_AWAY)."""
+    """The server is about to stop and wants its clients on other connections (GO_AWAY).
+
+    Do: Nothing.
+    """
 
     retryable: ClassVar[bool] = True
 
 
 class OffsetNotFound(BrokerError):
-    """The group has no stored offset for the queue (QUERY_NOT_FOUND)."""
+    """The group has no stored offset for the queue (QUERY_NOT_FOUND).
+
+    Do: Nothing: users never see it.
+    """
 
 
 class SubscriptionNotLatest(BrokerError):
-    """The broker does not know the group's newest subscription (SUBSCRIPTION_NOT_EXIST, …_NOT_LATEST)."""
+    """The broker does not know the group's newest subscription (SUBSCRIPTION_NOT_EXIST, …_NOT_LATEST).
+
+    Do: Nothing; members must subscribe to the same.
+    """
 
     retryable: ClassVar[bool] = True
 
@@ -227,7 +283,10 @@ class SubscriptionNotLatest(BrokerError):
 
 
 class NoWritableQueue(RocketMQError):
-    """The topic exists, but no living master offers a queue of it for writing."""
+    """The topic exists, but no living master offers a queue of it for writing.
+
+    Do: Start its brokers, or permission 6.
+    """
 
     retryable: ClassVar[bool] = True
 
@@ -243,7 +302,10 @@ class NoWritableQueue(RocketMQError):
 
 
 class TooManySends(RocketMQError):
-    """Asynchronous sends wait for answers, and no more may be under way."""
+    """Asynchronous sends wait for answers, and no more may be under way.
+
+    Do: Send less at once, or allow more ([producer](how-to/sending.md)).
+    """
 
     retryable: ClassVar[bool] = True
 
@@ -262,7 +324,10 @@ class TooManySends(RocketMQError):
 
 
 class RowNotSent(RocketMQError):
-    """Rows of a DataFrame are no messages, or were not acknowledged; rows before them may be stored."""
+    """Rows of a DataFrame are no messages, or were not acknowledged; rows before them may be stored.
+
+    Do: Correct the row that the text names; [writing](how-to/writing.md#delivery).
+    """
 
     def __init__(self, rows: str, problem: str, *, is_no_message: bool = False) -> None:
         super().__init__(rows, problem)
@@ -279,7 +344,10 @@ class RowNotSent(RocketMQError):
 
 
 class KeysOutOfOrder(RocketMQError):
-    """Two tasks of a write sent rows of one sharding key, in no order; all rows of the write are stored."""
+    """Two tasks of a write sent rows of one sharding key, in no order; all rows of the write are stored.
+
+    Do: ``by_sharding_key``, or ``checkShardingKeys=false`` ([order](how-to/writing.md#order)).
+    """
 
     def __init__(self, sharding_keys: Sequence[str]) -> None:
         super().__init__(sharding_keys)
@@ -300,7 +368,10 @@ class OffsetError(RocketMQError):
 
 
 class UndecodableMessage(OffsetError):
-    """A message is there, but its body cannot be decompressed, or its bytes are no message."""
+    """A message is there, but its body cannot be decompressed, or its bytes are no message.
+
+    Do: Set ``undecodableMessages=keep``, or run ``offsets skip`` ([how](listeners.md#messages-that-cannot-be-decoded)).
+    """
 
     def __init__(self, queue: str, queue_offset: int, reason: str) -> None:
         super().__init__(queue, queue_offset, reason)
@@ -317,7 +388,10 @@ class UndecodableMessage(OffsetError):
 
 
 class DataLoss(OffsetError):
-    """Messages of a planned range are no longer on the broker."""
+    """Messages of a planned range are no longer on the broker.
+
+    Do: ``failOnDataLoss=false``, or reset the group.
+    """
 
     def __init__(self, queue: str, wanted: int, available: str, remedy: str = "") -> None:
         super().__init__(queue, wanted, available, remedy)
@@ -335,7 +409,10 @@ class DataLoss(OffsetError):
 
 
 class MessagesExpired(DataLoss):
-    """The broker deleted messages (``fileReservedTime``, disk space) before they were read."""
+    """The broker deleted messages (``fileReservedTime``, disk space) before they were read.
+
+    Do: As for ``DataLoss``; raise ``fileReservedTime``, or read faster.
+    """
 
     def __str__(self) -> str:
         return (
@@ -347,7 +424,11 @@ class MessagesExpired(DataLoss):
 
 
 class LogTailLost(DataLoss):
-    """The log ends before an offset that it had reached: messages that were there are not any more."""
+    """A queue ends before what was read: a slave without the newest messages was promoted, or the topic made
+    anew.
+
+    Do: As for ``DataLoss`` ([where it continues](how-to/offsets.md#where-offsets-begin-again)).
+    """
 
     def __str__(self) -> str:
         return (
@@ -361,7 +442,10 @@ class LogTailLost(DataLoss):
 
 
 class OffsetsBeganAgain(DataLoss):
-    """Other messages are under offsets that were consumed."""
+    """Other messages are under offsets that were consumed.
+
+    Do: As for ``DataLoss``.
+    """
 
     def __str__(self) -> str:
         return (
@@ -375,7 +459,10 @@ class OffsetsBeganAgain(DataLoss):
 
 
 class TopicDeleted(DataLoss):
-    """The topic is no longer on a broker that answers."""
+    """The topic is no longer on a broker that answers.
+
+    Do: Leave the topic out, or ``failOnDataLoss=false``: made anew, it is read from its start.
+    """
 
     def __str__(self) -> str:
         return (
@@ -386,7 +473,10 @@ class TopicDeleted(DataLoss):
 
 
 class QueueRemoved(DataLoss):
-    """The topic has fewer queues, and one of them was not read to its end."""
+    """The topic has fewer queues, and one of them was not read to its end.
+
+    Do: Give the queues back until they are read, or ``failOnDataLoss=false``.
+    """
 
     def __str__(self) -> str:
         return (
@@ -397,7 +487,11 @@ class QueueRemoved(DataLoss):
 
 
 class DamagedOffsets(OffsetError):
-    """A row of the offset store holds a text that cannot be read: it was changed by other means."""
+    """Other means changed a text of an offset row: ``put_back``, ``last_message`` or ``shown``.
+
+    Do: Stop the group, set that column of the row to NULL, start again: attempts or the newest message are
+    forgotten, the offset is not.
+    """
 
     def __init__(self, column: str, text: str) -> None:
         super().__init__(column, text[:_MAX_REASON])
@@ -413,48 +507,79 @@ class DamagedOffsets(OffsetError):
 
 
 class OffsetRegressed(OffsetError):
-    """A progress value would go back without a reset."""
+    """Progress would go back without a reset: other means changed the row.
+
+    Do: Read what the text says of the queue.
+    """
 
 
 class OffsetCommitConflict(OffsetError):
-    """The offset table was changed by another writer between our read and our write."""
+    """The offset table was changed by another writer between our read and our write.
+
+    Do: Nothing.
+    """
 
     retryable: ClassVar[bool] = True
 
 
 class SinkConflict(OffsetError):
-    """Rows of a queue were written into the sink's table by another consumer, or taken out of it."""
+    """The sink's table was changed so that the batch cannot be added, RESTORE above all.
+
+    Do: Run what the text says;
+    [guarantees](guarantees.md#the-sink-is-deleted-replaced-or-restored-to-an-earlier-version).
+    """
 
 
 class SinkMoved(SinkConflict):
-    """Another consumer wrote rows of a queue while the batch ran; run anew, the batch leaves them out."""
+    """Another consumer wrote rows of a queue while the batch ran; run anew, the batch leaves them out.
+
+    Do: Nothing.
+    """
 
     retryable: ClassVar[bool] = True
 
 
 class SinkSetBack(SinkConflict):
-    """The sink was deleted, replaced or set back: it lacks rows of messages that the group has passed."""
+    """The sink was deleted, replaced or set back: it lacks rows of messages that the group has passed.
+
+    Do: Put it back, or choose [one of three ways](sinks.md#a-sink-that-has-lost-rows).
+    """
 
 
 class OffsetStoreUnavailable(OffsetError):
-    """The storage of the offset table does not answer; trying again may help."""
+    """The storage of the offset table does not answer; trying again may help.
+
+    Do: Look at the storage.
+    """
 
     retryable: ClassVar[bool] = True
 
 
 class BrokerOffsetUnavailable(OffsetError):
-    """A broker did not report a group's offset, or did not take one: the queue cannot be begun."""
+    """A broker did not report a group's offset, or did not take one: the queue cannot be begun.
+
+    Do: Look at the broker.
+    """
 
     retryable: ClassVar[bool] = True
 
 
 class StorageNotShared(RocketMQError):
-    """A path names another folder on an executor than on the driver: rows written there would be lost."""
+    """A path names another folder on an executor than on the driver: rows written there would be lost.
+
+    Do: [shared storage](how-to/deployment.md#settings-that-matter).
+    """
 
 
 class SchemaError(RocketMQError):
-    """Columns are missing, superfluous or of another type."""
+    """Columns are missing, superfluous or of another type.
+
+    Do: Correct ``outputSchema``, the listener or the table.
+    """
 
 
 class ListenerError(RocketMQError):
-    """A message listener broke its contract."""
+    """A message listener broke its contract, as by raising ``SystemExit``.
+
+    Do: Correct the listener.
+    """

@@ -10,20 +10,18 @@ import pytest
 
 from pyspark_rocketmq.consume.allocation import Averagely
 from pyspark_rocketmq.consume.membership import (
+    TRANSITIONS,
     Allocate,
     AskMembers,
     GroupAction,
     Heartbeat,
     Lock,
     Membership,
-    Unlock,
-    Unregister,
-)
-from pyspark_rocketmq.consume.queue_ownership import (
-    TRANSITIONS,
     OwnershipEffect,
     OwnershipEvent,
     Phase,
+    Unlock,
+    Unregister,
     after,
 )
 from pyspark_rocketmq.model import MessageQueue

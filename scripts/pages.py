@@ -1,20 +1,31 @@
-"""``python -m pyspark_rocketmq.options.page`` prints ``docs/options.md``: every option, as it is declared."""
+"""``python -m scripts.pages options`` prints ``docs/options.md``: every option, as it is declared.
+
+``python -m scripts.pages errors`` prints ``docs/errors.md``: every error, as its docstring describes it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import sys
 from collections.abc import Iterable, Sequence
 
+from pyspark_rocketmq import errors
 from pyspark_rocketmq.options.connection import ConnectionOptions
 from pyspark_rocketmq.options.consumer import ConsumerOptions
 from pyspark_rocketmq.options.declare import OptionSpec, specs_of
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.write import WriteOptions
 
-_HEAD = (
+_OPTIONS_HEAD = (
     "Made from the options' declarations by `make docs`; do not edit. Keys are matched without regard to "
     "case. An option is used in a `stream` that is read, a `batch` that is read, or a `write` of either; "
     "where it would mean nothing it is refused."
+)
+_ERRORS_HEAD = (
+    "Made from the errors' docstrings by `make docs`; do not edit. Every error is a "
+    "`pyspark_rocketmq.RocketMQError`; `error.retryable` says whether trying again may help. Its text says "
+    "what happened, where, and what to do."
 )
 _OF_A_CONSUMER = (
     "What a `PushConsumer` ([listeners](listeners.md)) takes as arguments in Python, and job `consume` as "
@@ -24,13 +35,13 @@ _OF_A_CONSUMER = (
 )
 
 
-def markdown() -> str:
+def options_page() -> str:
     """The documentation page of the options."""
     common = specs_of(ConnectionOptions)
     lines = [
         '# Options of `format("rocketmq")`',
         "",
-        _HEAD,
+        _OPTIONS_HEAD,
         "",
         "## Reading",
         "",
@@ -82,7 +93,38 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |" for cells in lines]
 
 
-if __name__ == "__main__":
-    import sys
+def errors_page() -> str:
+    """The documentation page of the errors: those whose docstring has a paragraph that begins with ``Do:``."""
+    classes = [
+        value
+        for value in vars(errors).values()
+        if inspect.isclass(value) and issubclass(value, errors.RocketMQError)
+    ]
+    described = {cls: _paragraphs(cls) for cls in classes}
+    rows = [
+        (f"`{cls.__name__}`", "yes" if cls.retryable else "no", when, do.removeprefix("Do: "))
+        for cls, (when, *others) in described.items()
+        for do in others
+        if do.startswith("Do: ")
+    ]
+    listed = {name for name, *_ in rows}
+    parents = [name for cls in classes[1:] if (name := f"`{cls.__name__}`") not in listed]
+    lines = [
+        "# Errors",
+        "",
+        _ERRORS_HEAD,
+        "",
+        *_table(("error", "retried", "when", "do"), rows),
+        "",
+        f"{', '.join(parents)} are only parents of those above.",
+    ]
+    return "\n".join(lines) + "\n"
 
-    sys.stdout.write(markdown())
+
+def _paragraphs(cls: type) -> list[str]:
+    text = inspect.getdoc(cls) or ""
+    return [" ".join(paragraph.split()).replace("``", "`") for paragraph in text.split("\n\n")]
+
+
+if __name__ == "__main__":
+    sys.stdout.write({"options": options_page, "errors": errors_page}[sys.argv[1]]())
