@@ -370,7 +370,8 @@ class OffsetError(RocketMQError):
 class UndecodableMessage(OffsetError):
     """A message is there, but its body cannot be decompressed, or its bytes are no message.
 
-    Do: Set ``undecodableMessages=keep``, or run ``offsets skip`` ([how](listeners.md#messages-that-cannot-be-decoded)).
+    Do: Set ``undecodableMessages=keep``, or run ``offsets skip``
+    ([how](listeners.md#messages-that-cannot-be-decoded)).
     """
 
     def __init__(self, queue: str, queue_offset: int, reason: str) -> None:
@@ -424,8 +425,7 @@ class MessagesExpired(DataLoss):
 
 
 class LogTailLost(DataLoss):
-    """A queue ends before what was read: a slave without the newest messages was promoted, or the topic made
-    anew.
+    """A queue ends before what was read: a slave that lacks messages was promoted, or the topic made anew.
 
     Do: As for ``DataLoss`` ([where it continues](how-to/offsets.md#where-offsets-begin-again)).
     """
