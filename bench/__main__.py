@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ from bench import (
     consume_concurrent,
     delta_sink,
     groups,
+    growth,
     latency,
     memory,
     micro_batch,
@@ -27,7 +29,7 @@ from bench import (
     wire,
 )
 from bench.measure import Result
-from bench.page import PAGE, render, tables
+from bench.page import PAGE, tables, write_section
 
 _RUNS: dict[str, Callable[..., Result]] = {
     "wire": wire.run,
@@ -44,6 +46,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "offset_commit": offset_commit.run,
     "delta_sink": delta_sink.run,
     "old_sinks": old_sinks.run,
+    "growth": growth.run,
     "groups": groups.run,
     "simulator": simulator.run,
 }
@@ -51,14 +54,19 @@ _RUNS: dict[str, Callable[..., Result]] = {
 
 @click.command()
 @click.argument("names", nargs=-1, type=click.Choice([*_RUNS, "all"]))
-@click.option("--write", is_flag=True, help="Write docs/benchmarks.md from the newest results.")
+@click.option("--write", is_flag=True, help="Write these results into docs/benchmarks.md.")
+@click.option(
+    "--other",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="growth: the work tree to compare with; it runs only with one.",
+)
 @click.option("--messages", type=int, help="pull, source, sink: messages per body size.")
 @click.option(
     "--rounds",
     type=int,
     help=(
         "pull, source, sink, micro_batch, consume, consume_concurrent, suspended, latency, delta_sink, "
-        "old_sinks, groups, simulator: rounds that count."
+        "old_sinks, growth, groups, simulator: rounds that count."
     ),
 )
 @click.option(
@@ -78,16 +86,17 @@ _RUNS: dict[str, Callable[..., Result]] = {
 def main(names: tuple[str, ...], *, write: bool, **sizes: Any) -> None:
     """Run the benchmarks NAMES, all of them by default. Sizes not given are those of the page."""
     given = {name: value for name, value in sizes.items() if value is not None}
-    for name in _RUNS if not names or "all" in names else names:
+    if "growth" in names and "other" not in given:
+        raise click.UsageError("growth compares with an earlier work tree: --other ../before")
+    every = [name for name in _RUNS if name != "growth" or "other" in given]
+    for name in every if not names or "all" in names else names:
         click.echo(f"running {name} …")
         run = _RUNS[name]
         result = run(**{size: value for size, value in given.items() if size in signature(run).parameters})
-        result.save()
         click.echo(f"\n{result.title}\n\n{result.method}\n\n{tables(result)}\n")
-    if write:
-        saved = [one for name in _RUNS if (one := Result.load_saved(name)) is not None]
-        PAGE.write_text(render(saved), encoding="utf-8")
-        click.echo(f"written: docs/{PAGE.name}")
+        if write:
+            write_section(result)
+            click.echo(f"written: docs/{PAGE.name}")
 
 
 if __name__ == "__main__":

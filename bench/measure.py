@@ -1,23 +1,18 @@
-"""What benchmarks share: spreads of repeated measurements, and results that can be printed,
-kept and rendered.
+"""What benchmarks share: spreads of repeated measurements, and results that can be printed
+and rendered.
 
 Nothing here asserts: a benchmark tells what it saw next to what was wanted.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Self
-
-RESULTS = Path(__file__).parent.parent / ".cache" / "bench"
-"""Where the newest result of each benchmark is kept for the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +69,8 @@ class Result:
     targets: tuple[Target, ...]
     load: tuple[float, float] = (0.0, 0.0)
     """One-minute load average before and after."""
-
-    def save(self) -> None:
-        """Keep it for the page."""
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        (RESULTS / f"{self.name}.json").write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
-
-    @classmethod
-    def load_saved(cls, name: str) -> Self | None:
-        """The newest result of a benchmark; None if it has not run here."""
-        path = RESULTS / f"{name}.json"
-        return cls._from_dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
-
-    @classmethod
-    def _from_dict(cls, facts: dict[str, Any]) -> Self:
-        targets = tuple(Target(**{**each, "seen": Spread(**each["seen"])}) for each in facts["targets"])
-        return cls(**{**facts, "targets": targets})
+    picture: str = ""
+    """An SVG for the page, or nothing."""
 
 
 TARGET_COLUMNS = ("target", "wanted", "min", "median", "max", "met")

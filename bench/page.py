@@ -128,6 +128,18 @@ _SECTIONS: Final = {
             "data, 200,000 files, ms",
         ),
     ),
+    "growth": _Section(
+        "Micro-batches into a Delta sink, exactly once, as the table gets commits and files and the "
+        "group gets queues. *Before*: an earlier commit.",
+        (
+            "100,000 commits, before",
+            "100,000 commits, now",
+            "200,000 files, before",
+            "200,000 files, now",
+            "1,024 queues, before",
+            "1,024 queues, now",
+        ),
+    ),
     "groups": _Section("Eight members share 1,024 queues of four brokers; one member stops."),
     "simulator": _Section(
         "`python -m broker_sim`, driven by bare sockets; rates are per second of the simulator's processor "
@@ -136,13 +148,24 @@ _SECTIONS: Final = {
 }
 
 
-def render(results: Sequence[Result]) -> str:
-    """The whole page."""
-    parts = [_INTRODUCTION.format(machine=describe_machine())]
-    for result in results:
-        section = _SECTIONS[result.name]
-        parts += [f"## {result.title}", section.compares, _median_table(result, section.figures)]
-    return "\n\n".join(parts) + "\n"
+def write_section(result: Result, page: Path = PAGE) -> None:
+    """Write one result, and its picture, in place of an earlier one or behind all others."""
+    machine = describe_machine()
+    text = page.read_text(encoding="utf-8") if page.exists() else _INTRODUCTION.format(machine=machine)
+    introduction, *sections = text.rstrip().split("\n\n## ")
+    parts = [result.title, _SECTIONS[result.name].compares]
+    if machine not in introduction:
+        parts.append(f"Measured with {machine}")
+    if result.picture:
+        picture = page.parent / "images" / f"{result.name}.svg"
+        picture.parent.mkdir(exist_ok=True)
+        picture.write_text(result.picture, encoding="utf-8")
+        parts.append(f"![{result.title}](images/{picture.name})")
+    parts.append(_median_table(result, _SECTIONS[result.name].figures))
+    titles = [section.partition("\n")[0] for section in sections]
+    here = titles.index(result.title) if result.title in titles else len(sections)
+    sections[here : here + 1] = ["\n\n".join(parts)]
+    page.write_text("\n\n## ".join([introduction, *sections]) + "\n", encoding="utf-8")
 
 
 def _median_table(result: Result, shown: Sequence[str]) -> str:

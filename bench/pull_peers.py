@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.measure import RESULTS
 from tests.real_broker.artifacts import compile_java, fetch_jars
 from tests.real_broker.java_process import java_command, java_environment
 
 MESSAGES_PER_PULL = 32
 _PACKAGE = "rocketmq==0.4.4"
-_ENVIRONMENT = RESULTS / "librocketmq"
+_ENVIRONMENT = Path(__file__).parents[1] / ".cache" / "bench" / "librocketmq"
 _SCRIPT = Path(__file__).parent / "librocketmq_pull.py"
 _INSTALL_TIMEOUT_S = 300.0
 _RUN_TIMEOUT_S = 300.0
