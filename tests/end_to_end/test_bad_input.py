@@ -13,10 +13,11 @@ from pyspark.sql import SparkSession
 from broker_sim.cluster import SimCluster
 from pyspark_rocketmq import format as source_format
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
-from pyspark_rocketmq.errors import OptionError, RocketMQError, SchemaError, TopicNotFound
+from pyspark_rocketmq.errors import OptionError, RocketMQError, SchemaError, StorageNotShared, TopicNotFound
 from pyspark_rocketmq.format import DefaultSource, register
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.sinks import shared_storage
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.cluster import LONG_ON_REAL, ClusterUnderTest
 
@@ -40,7 +41,9 @@ def succeed(messages: object, context: object) -> ConsumeOrderlyStatus:
     return ConsumeOrderlyStatus.SUCCESS
 
 
-def consumer_of(folder: Path, name_servers: str, **settings: Any) -> PushConsumer:
+def consumer_of(
+    folder: Path, name_servers: str, topic: str = "no-such-topic", **settings: Any
+) -> PushConsumer:
     consumer = PushConsumer(
         **{
             "consumer_group": "group",
@@ -50,7 +53,7 @@ def consumer_of(folder: Path, name_servers: str, **settings: Any) -> PushConsume
             **settings,
         }
     )
-    consumer.subscribe("no-such-topic")
+    consumer.subscribe(topic)
     consumer.register_message_listener(succeed, output_schema="a string")
     return consumer
 
@@ -123,6 +126,23 @@ def test_a_consumer_of_an_unknown_topic_does_not_start(
         start(consumer_of(tmp_path, cluster.name_servers), spark, tmp_path)
 
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.sim
+def test_a_consumer_whose_tables_executors_do_not_see_does_not_start(
+    spark: SparkSession, sim_cluster: SimCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row J6: no table is left behind that nobody could use."""
+    sim_cluster.create_topic("seen-by-the-driver", queues=1)
+    monkeypatch.setattr(shared_storage, "is_on_one_machine", lambda _: False)
+    # Spark's processes stay where they are.
+    monkeypatch.chdir(tmp_path)
+    seen = Path("/proc/self/cwd")
+
+    with pytest.raises(StorageNotShared, match=r"is another folder on .* than on the driver's"):
+        start(consumer_of(seen, sim_cluster.name_servers, "seen-by-the-driver"), spark, seen)
+
+    assert [found for found in tmp_path.rglob("*") if found.is_file()] == []
 
 
 def test_every_bad_option_is_reported_at_load(spark: SparkSession) -> None:

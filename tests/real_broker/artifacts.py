@@ -1,5 +1,5 @@
 """Jars, fetched once through Maven: RocketMQ's with our Java programs compiled against them,
-and Spark's for Avro; packages of programs beside the tests, through pip and npm.
+Spark's for Avro and YARN's servers; packages of programs beside the tests, through pip and npm.
 
 Everything lands in ``.cache/`` of the repository. A finished directory appears by one rename, so that an
 interrupted or a second, concurrent run never leaves or sees half of it.
@@ -22,6 +22,7 @@ from tests.real_broker.errors import HarnessError
 _HERE = Path(__file__).parent
 _POM = _HERE / "pom.xml"
 _SPARK_POM = _HERE / "spark.pom.xml"
+_HADOOP_POM = _HERE / "hadoop.pom.xml"
 _JAVA_SOURCES = _HERE / "java"
 CACHE = _HERE.parents[1] / ".cache"
 """Where what was fetched is kept."""
@@ -72,6 +73,17 @@ def fetch_spark_jars() -> Path:
         HarnessError: If Maven is missing or could not fetch it.
     """
     return fetch_once("Spark's package for Avro", _SPARK_POM, spark_jars())
+
+
+def fetch_hadoop_jars() -> Path:
+    """Directory of YARN's servers, beside the part of Hadoop that Spark brings; downloads them if they are
+    not there yet.
+
+    Raises:
+        HarnessError: If Maven is missing or could not fetch them.
+    """
+    lib = CACHE / f"hadoop-{_property('hadoop.version', _HADOOP_POM)}"
+    return fetch_once("YARN", _HADOOP_POM, lib)
 
 
 def fetch_once(what: str, pom: Path, lib: Path, unpack: Callable[[Path], None] = lambda _: None) -> Path:

@@ -451,12 +451,12 @@ class PushConsumer:
         check_apart(tables)
         # Before anything is made that would be left behind.
         check_topics(options)
+        check_shared(spark, tables)
         key = offset_key(options)
         if sink is not None:
             check_sink(store, sink, key)
             sink.prepare(arrow_schema(schema))
             seed_offsets_from_sink(store, sink, key)
-        check_shared(spark, tables)
         log_unused_start(store, key, self._settings.consume_from_where)
 
     def _free_name(self, spark: SparkSession) -> str:

@@ -1,0 +1,126 @@
+"""Clusters on this host whose machines are processes: each a daemon with an address and a folder of its own,
+and all that descends from it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+import pyspark
+
+from tests.helpers.processes import descendants_of, parent_of
+from tests.helpers.wait import wait_until
+from tests.real_broker.java_process import JavaProcess
+
+SPARK_HOME = Path(pyspark.__file__).parent
+PATIENCE_S = 120.0
+"""More than a JVM takes to start on a busy machine."""
+HOST = "127.0.0.1"
+"""Of masters and drivers; what listens there is not found at a machine's address."""
+
+
+class Machines(ABC):
+    """What runs an application's executors; a context manager that leaves no process behind."""
+
+    master: str
+    """As ``spark-submit --master`` takes it."""
+
+    settings: Mapping[str, str] = MappingProxyType({})
+    """Of Spark, as whoever runs the cluster chooses them."""
+    environment: Mapping[str, str] = MappingProxyType({})
+    """Of whoever submits."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._managers: list[JavaProcess] = []
+        """Those that no test kills."""
+        self._machines: dict[str, JavaProcess] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill all that was started here, and what that started."""
+        for process in (*self._managers, *self._machines.values()):
+            _kill_with_descendants(process)
+
+    def machine_of(self, pid: int) -> str:
+        """The name of the machine on which a process runs.
+
+        Raises:
+            AssertionError: If it is on none that lives.
+        """
+        by_pid = {process.pid: name for name, process in self._machines.items()}
+        ancestor: int | None = pid
+        while ancestor not in by_pid:
+            assert ancestor, f"process {pid} does not descend from a machine of this cluster"
+            ancestor = parent_of(ancestor)
+        return by_pid[ancestor]
+
+    def folder_of(self, machine: str) -> Path:
+        """Where executors on it run."""
+        return self.folder / machine
+
+    def kill_machine(self, name: str) -> None:
+        """SIGKILL to all that runs on it, at once."""
+        _kill_with_descendants(self._machines[name])
+
+    def start_machines(self, names: Sequence[str]) -> None:
+        """Start them, again if they were killed, and wait for all machines that live."""
+        for name in names:
+            self._machines[name] = self._start_machine(name, f"127.0.0.{2 + _number(name)}")
+        self.await_machines(sum(not machine.has_ended for machine in self._machines.values()))
+
+    def await_machines(self, count: int) -> None:
+        """Wait until so many living ones are known to the cluster."""
+        wait_until(lambda: self._living() == count, PATIENCE_S, reason=f"{count} living machines")
+
+    @abstractmethod
+    def _start_machine(self, name: str, address: str) -> JavaProcess: ...
+
+    @abstractmethod
+    def _living(self) -> int:
+        """How many machines the cluster believes to have."""
+
+    def _start(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], *, is_machine: bool = False
+    ) -> JavaProcess:
+        """A daemon, which logs to ``name``.log."""
+        process = JavaProcess(command, dict(environment), self.folder / f"{name}.log")
+        if not is_machine:
+            self._managers.append(process)
+        return process
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("-")[2])
+
+
+def _kill_with_descendants(process: JavaProcess) -> None:
+    if process.has_ended:
+        return
+    # Stopped first, until nobody is new: nobody starts another process, or sees another one die.
+    doomed: list[int] = []
+    while len(found := [process.pid, *descendants_of(process.pid)]) > len(doomed):
+        doomed = found
+        _signal(doomed, signal.SIGSTOP)
+    _signal(doomed, signal.SIGKILL)
+    process.kill()
+
+
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
