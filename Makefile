@@ -31,10 +31,11 @@ check: ## Format, lint, types, import contracts, spelling, generated documents
 	@$(CHECK) sh -c 'for page in options errors; do python -m scripts.pages $$page | diff -u docs/$$page.md - || { echo "docs/$$page.md is not what the code says: run make docs" >&2; exit 1; }; done'
 	@$(CHECK) sh -c 'python -m tests.semantics_page | diff -u docs/semantics.md - || { echo "docs/semantics.md is not what the tests say: run make docs" >&2; exit 1; }'
 
-fetch: ## What the tests need besides packages: RocketMQ, PostgreSQL, object stores, a browser, an archive of Spark's classes
+fetch: ## What the tests need besides packages: RocketMQ, PostgreSQL, object stores, schemas, a browser, an archive of Spark's classes
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
 	@$(ENV) dev sh -c 'python -m tests.helpers.jvm_archive & \
-	  python -m tests.postgres.server && python -m tests.object_stores.server && python -m tests.helpers.browser && wait $$!'
+	  python -m tests.postgres.server && python -m tests.object_stores.server && python -m tests.helpers.kubernetes && \
+	  python -m tests.helpers.browser && wait $$!'
 
 test: fetch ## All tests but the long ones, the real RocketMQ broker included
 	@$(ENV) dev $(PYTEST) $(ARGS)
@@ -91,11 +92,13 @@ figures: ## How large the project is, beside how large it should be at most
 site: ## The documentation as a site in dist/site
 	@$(CHECK) env NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
 
-lock: ## Pin the dependencies of pyproject.toml and of the emulators with hashes (needs uv and npm)
+lock: ## Pin the dependencies of pyproject.toml and of the tests' programs with hashes (needs uv and npm)
 	uv pip compile pyproject.toml --extra spark --extra jobs --extra charts $(LOCK) --output-file requirements/runtime.txt
 	uv pip compile pyproject.toml --extra spark --extra jobs --extra charts --extra dev $(LOCK) \
 	  --constraints requirements/runtime.txt --output-file requirements/dev.txt
-	uv pip compile requirements/emulators.in $(LOCK) --output-file requirements/emulators.txt
+	for each in emulators kubernetes; do \
+	  uv pip compile requirements/$$each.in $(LOCK) --output-file requirements/$$each.txt; \
+	done
 	npm install --prefix requirements/azurite --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts
 	for each in $(SPARKS); do \
 	  uv pip compile pyproject.toml requirements/spark-$$each.in --extra jobs $(LOCK) --output-file requirements/spark-$$each.txt; \

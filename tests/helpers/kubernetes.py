@@ -1,0 +1,50 @@
+"""Kubernetes' schemas, and a linter of Dockerfiles.
+
+python -m tests.helpers.kubernetes     # both into .cache/, as `make test` does
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.real_broker.artifacts import CACHE, fetch_packages
+
+_LOCK = Path(__file__).parents[2] / "requirements" / "kubernetes.txt"
+_VERSION = "1.34"
+"""Of Kubernetes; older ones in use know all that the manifest says."""
+_TIMEOUT_S = 120.0
+
+
+def fetch_tools() -> Path:
+    """Folder of their packages; downloads them if they are not there yet.
+
+    Raises:
+        HarnessError: If they could not be fetched.
+    """
+    return fetch_packages("Kubernetes' schemas", _LOCK, CACHE / "kubernetes")
+
+
+def what_schemas_say(manifest: Path) -> str:
+    """What is wrong with the objects of a manifest; empty if nothing is. A field that is not known is wrong."""
+    command = [sys.executable, "-m", "kubernetes_validate", "--strict", "-k", _VERSION, str(manifest)]
+    return _complaints(command)
+
+
+def what_the_linter_says(dockerfile: Path) -> str:
+    """What is wrong with a Dockerfile; empty if nothing is."""
+    return _complaints([str(fetch_tools() / "bin" / "hadolint"), "--no-color", str(dockerfile)])
+
+
+def _complaints(command: list[str]) -> str:
+    environment = os.environ | {"PYTHONPATH": str(fetch_tools())}
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=_TIMEOUT_S, check=False
+    )
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+if __name__ == "__main__":
+    fetch_tools()
