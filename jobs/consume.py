@@ -118,6 +118,7 @@ def sink_of(settings: ConsumeSettings) -> rmq.DeltaSink:
         merge_keys=settings.merge_keys,
         schema_evolution=settings.schema_evolution,
         compaction=settings.compaction,
+        staging=settings.sink_staging,
         storage_options=StorageOptions.parse(settings.storage_secrets),
     )
 

@@ -16,7 +16,9 @@ from jobs.settings import (
     like_sink,
     like_source,
     parse_location,
+    parse_table,
 )
+from pyspark_rocketmq.delta.storage import TableName
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind, UndecodableMessages
 from pyspark_rocketmq.options.declare import OptionSet, option
 from pyspark_rocketmq.options.parsers import (
@@ -37,8 +39,9 @@ from pyspark_rocketmq.options.write import SINK_GROUP, BodyCompression
 class ReplaySettings(ReadOptions):
     """Options of job ``replay``: those of a batch read, and where the messages go."""
 
-    to_table: str | None = option("toTable", parse_location, None).doc(
-        "The Delta table to add the messages to that it does not have yet: path or URI; made if missing."
+    to_table: str | None = option("toTable", parse_table, None).doc(
+        "The Delta table to add the messages to that it does not have yet: path, URI or "
+        "CATALOG.SCHEMA.TABLE; made if missing."
     )
     to_topic: str | None = option("toTopic", resource_name("topic", MAX_TOPIC_LENGTH), None).doc(
         "The topic to send the messages to, in place of toTable."
@@ -67,7 +70,7 @@ class ReplaySettings(ReadOptions):
 class TablesCompactSettings(OptionSet):
     """Options of job ``tables compact``."""
 
-    table: str = option("table", parse_location).doc("The Delta table: path or URI.")
+    table: str = option("table", parse_table).doc("The Delta table: path or URI.")
     storage_secrets: str | None = like_source("storage_secrets", default=None, doc=STORAGE_DOC)
 
 
@@ -260,7 +263,13 @@ class ConsumeSettings(ClusterAccess):
     bad_record_column: str = option("badRecordColumn", text_value, "badRecord").doc(
         "With bodySchema: the column that holds the bodies which are no such JSON."
     )
-    sink: str = option("sink", parse_location).doc("The Delta table for the emitted rows: path or URI.")
+    sink: str = option("sink", parse_table).doc(
+        "The Delta table for the emitted rows: path, URI or CATALOG.SCHEMA.TABLE."
+    )
+    sink_staging: str | None = option("sinkStaging", parse_location, None).doc(
+        "For a sink that is named: folder or URI where tasks put rows until Spark adds them, if they may not "
+        "write beside the table."
+    )
     partition_by: tuple[str, ...] = option("partitionBy", list_of(text_value), ()).doc(
         "Partition columns of a sink that is made, such as 'topic,day'; an existing one keeps its own."
     )
@@ -333,6 +342,11 @@ class ConsumeSettings(ClusterAccess):
         wanted = ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
         if self.consume_timestamp is not None and self.consume_from_where is not wanted:
             problems.append(f"option 'consumeTimestamp' needs consumeFromWhere={wanted}")
+        is_named = TableName.of(self.sink) is not None
+        if is_named and self.merge_keys:
+            problems.append("option 'mergeKeys' needs a sink that is named by its path: Spark writes others")
+        if not is_named and self.sink_staging is not None:
+            problems.append("option 'sinkStaging' is for a sink that is named by its catalog")
         if self.message_model is MessageModel.BROADCASTING and self.instance_name is None:
             problems.append(
                 "option 'messageModel=BROADCASTING' needs 'instanceName', under which this query's progress "

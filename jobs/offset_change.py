@@ -45,7 +45,7 @@ from jobs.settings import JobFailed
 from jobs.stored_groups import StoredGroup, open_group
 from jobs.tables import OutputForm, print_records
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions
+from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, TableName
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, open_table, query_rows, sql_literal
 from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
@@ -61,6 +61,11 @@ class SinkWatermarks:
     """The watermarks in the Delta table at ``path``."""
 
     def __init__(self, path: str, storage: StorageOptions = NO_OPTIONS) -> None:
+        if TableName.of(path) is not None:
+            raise JobFailed(
+                f"Nothing was changed: {path} is the name of a table, which only a Spark session can read. "
+                "Use rmq.reset_to_sink and DeltaSink.rewind in Python."
+            )
         self._path = path
         self._storage = storage
 

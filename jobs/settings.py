@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from pyspark_rocketmq.delta.storage import TableName
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.options.consumer import ConsumerOptions
 from pyspark_rocketmq.options.declare import OptionSet, OptionSpec, option
@@ -183,6 +184,16 @@ def parse_location(text: str) -> str:
     """Parser of a path or storage URI; a relative path means the current directory's."""
     value = text_value(text)
     return value if "://" in value else str(Path(value).expanduser().absolute())
+
+
+@parses("string")
+def parse_table(text: str) -> str:
+    """Parser of a path, a storage URI or the name of a table, which has a dot and no slash."""
+    try:
+        name = TableName.of(text_value(text))
+    except OptionError as error:
+        raise ValueError(f"is ambiguous: {'; '.join(error.problems)}") from None
+    return parse_location(text) if name is None else str(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

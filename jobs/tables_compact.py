@@ -9,7 +9,7 @@ from rich.console import Console
 from jobs.job_options import TablesCompactSettings
 from jobs.settings import JobFailed
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.delta.storage import StorageOptions, check_exclusive_create
+from pyspark_rocketmq.delta.storage import StorageOptions, TableName, check_exclusive_create
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, open_table, read_form
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError
@@ -26,6 +26,9 @@ def compact_table(settings: TablesCompactSettings, console: Console) -> None:
         JobFailed: If the storage does not answer, or a file is damaged.
     """
     where = masked(settings.table)
+    if TableName.of(settings.table) is not None:
+        named = f"{where} is the name of a table, which Spark looks after; run OPTIMIZE {where} in Spark"
+        raise OptionError((named,), where="tables compact")
     check_exclusive_create(settings.table)
     storage = StorageOptions.parse(settings.storage_secrets)
     try:

@@ -66,7 +66,7 @@ def test_a_sink_is_refused_where_the_brokers_keep_the_offsets(store: str) -> Non
     consumer = PushConsumer(consumer_group="g", name_servers="a:1", offset_store=store)
     consumer.subscribe("orders")
     with pytest.raises(OptionError, match=r"offset_store is ' ?broker:', which fences nobody"):
-        consumer.start(None, sink=DeltaSink("unused"), checkpoint="unused")  # type: ignore[arg-type]
+        consumer.start(None, sink=DeltaSink("./unused"), checkpoint="unused")  # type: ignore[arg-type]
 
 
 def test_a_text_that_names_no_store_is_refused_in_the_words_of_the_option() -> None:
@@ -204,7 +204,7 @@ def test_an_enum_member_may_be_given_by_name_and_a_wrong_name_is_refused() -> No
     [
         ({"sink": "/lake/orders"}, "not '/lake/orders'; for a Delta table write DeltaSink('/lake/orders')"),
         (
-            {"sink": [DeltaSink("unused"), 7]},
+            {"sink": [DeltaSink("./unused"), 7]},
             "sink must be a DeltaSink, a DatabaseSink or another Sink, not 7",
         ),
         ({"sink": "jdbc:mysql://shop:secret@db/orders"}, "or another Sink, not a text"),

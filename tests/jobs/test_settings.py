@@ -186,6 +186,28 @@ def test_the_sink_is_set_up_as_in_python() -> None:
     )
 
 
+def test_a_sink_may_be_the_table_of_a_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """J5: the name stays as it is, and what cannot go with it is refused before Spark starts."""
+    monkeypatch.chdir(tmp_path)
+    others = [pair for pair in CONSUME if not pair.startswith("sink=")]
+    pairs = [*others, "sink=main.`the shop`.orders", "sinkStaging=staging"]
+
+    sink = sink_of(load_settings(ConsumeSettings, "consume", None, pairs))
+
+    assert repr(sink) == (
+        "DeltaSink('main.`the shop`.orders', partition_by=(), merge_keys=(), schema_evolution=False, "
+        f"compaction=True, staging='{tmp_path}/staging')"
+    )
+    assert problems_of(ConsumeSettings, *pairs, "mergeKeys=step") == (
+        "option 'mergeKeys' needs a sink that is named by its path: Spark writes others",
+    )
+    assert problems_of(ConsumeSettings, *CONSUME, "sinkStaging=staging") == (
+        "option 'sinkStaging' is for a sink that is named by its catalog",
+    )
+    [problem] = problems_of(ConsumeSettings, *others, "sink=orders")
+    assert "'orders' has 1 part; for a table of a catalog write SCHEMA.TABLE" in problem
+
+
 def test_available_now_drains_and_ends() -> None:
     settings = load_settings(ConsumeSettings, "consume", None, [*CONSUME, "trigger=availableNow"])
 

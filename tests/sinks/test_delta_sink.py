@@ -476,7 +476,7 @@ def test_a_relative_path_means_the_drivers_folder(tmp_path: Path, monkeypatch: p
     """Tasks and the planner work in other folders."""
     monkeypatch.chdir(tmp_path)
 
-    assert DeltaSink("orders").path == str(tmp_path / "orders")
+    assert DeltaSink("./orders").path == str(tmp_path / "orders")
 
 
 def test_prepare_says_which_path_it_chose(path: Path, caplog: pytest.LogCaptureFixture) -> None:

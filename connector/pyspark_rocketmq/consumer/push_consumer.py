@@ -457,6 +457,10 @@ class PushConsumer:
             check_sink(store, sink, key)
             sink.prepare(arrow_schema(schema))
             seed_offsets_from_sink(store, sink, key)
+            # By now it is known where tables are that a catalog names.
+            found = _tables(sink, store)
+            check_apart(found)
+            check_shared(spark, {name: path for name, path in found.items() if path not in tables.values()})
         log_unused_start(store, key, self._settings.consume_from_where)
 
     def _free_name(self, spark: SparkSession) -> str:
@@ -617,7 +621,7 @@ class PushConsumer:
 def _tables(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
     """Paths of the query's tables, by their names in errors."""
     sinks = sink.sinks if isinstance(sink, MultiSink) else [sink]
-    paths = [each.path for each in sinks if isinstance(each, DeltaSink)]
+    paths = [path for each in sinks if isinstance(each, DeltaSink) for path in each.folders]
     tables = {"sink" if number == 1 else f"sink {number}": path for number, path in enumerate(paths, 1)}
     spec = StoreSpec.parse(store.spec)
     return tables if spec.kind is not StoreKind.DELTA else tables | {"offset_store": spec.place}

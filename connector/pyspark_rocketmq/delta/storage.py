@@ -14,10 +14,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.display import counted, masked
 from pyspark_rocketmq.errors import OptionError
 
 if TYPE_CHECKING:
@@ -28,7 +28,76 @@ logger = logging.getLogger(__name__)
 _WITHOUT_LINKS: Final = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 """What the system answers where a file system has no hard links."""
 _SINGLE_SLASH: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
+_NAME: Final = re.compile(r"(?:`(?:[^`]|``)+`|\w+)(?:\.(?:`(?:[^`]|``)+`|\w+))*")
+_NAME_PART: Final = re.compile(r"`((?:[^`]|``)+)`|(\w+)")
+_PLAIN: Final = re.compile(r"\w+")
 _BLOB_URI: Final = re.compile(r"wasb(s?)://([^/@]+@[^/.]+)\.blob\.")
+
+
+class TableName(NamedTuple):
+    """A table of a catalog that Spark knows."""
+
+    parts: tuple[str, ...]
+    """Schema and table, or catalog, schema and table."""
+
+    def __str__(self) -> str:
+        """As SQL has it, with backquotes where they are needed."""
+        return ".".join(part if _PLAIN.fullmatch(part) else quoted_name(part) for part in self.parts)
+
+    @property
+    def sql(self) -> str:
+        """The same with all backquotes, for a word of SQL may be a name, too."""
+        return ".".join(map(quoted_name, self.parts))
+
+    @classmethod
+    def of(cls, place: str | Path) -> TableName | None:
+        """The name that users mean; None if it is a path or a URI, which has a slash.
+
+        Raises:
+            OptionError: If it could be either, or is none.
+        """
+        text = str(place)
+        is_path = isinstance(place, Path) or "://" in text or not text.strip(".")
+        if is_path or (("/" in text or os.sep in text) and "`" not in text):
+            return None
+        folder = f"for a folder write './{text}'" if "`" not in text else "for a folder write its path"
+        where = "name of a Delta table"
+        if _NAME.fullmatch(text) is None:
+            problem = (
+                f"'{text}' is no name of a table: write SCHEMA.TABLE or CATALOG.SCHEMA.TABLE, with "
+                f"backquotes around a part that has other characters than letters, digits and _; {folder}"
+            )
+            raise OptionError((problem,), where=where)
+        found = _NAME_PART.findall(text)
+        parts = tuple(quoted.replace("``", "`") or plain for quoted, plain in found)
+        if len(parts) == 2 and parts[0].lower() == "delta" and "/" in parts[1]:
+            raise OptionError((f"'{text}' is Spark's way to write a path; write '{parts[1]}'",), where=where)
+        if len(parts) not in (2, 3):
+            problem = (
+                f"'{text}' has {counted(len(parts), 'part')}; for a table of a catalog write SCHEMA.TABLE or "
+                f"CATALOG.SCHEMA.TABLE, {folder} or an absolute path"
+            )
+            raise OptionError((problem,), where=where)
+        if "`" not in text and Path(text, "_delta_log").is_dir():
+            problem = (
+                f"'{text}' could be a table of a catalog, or the Delta table in the folder of that name; "
+                f"{folder}, for the catalog's {cls(parts).sql}"
+            )
+            raise OptionError((problem,), where=where)
+        return cls(parts)
+
+    @classmethod
+    def is_one(cls, place: str | Path) -> bool:
+        """Whether ``place`` is a name and nothing else."""
+        try:
+            return cls.of(place) is not None
+        except OptionError:
+            return False
+
+
+def quoted_name(name: str) -> str:
+    """A name of Spark's SQL in backquotes."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def table_uri(path: str | Path) -> str:

@@ -11,18 +11,18 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from pyspark_rocketmq.clock import Clock, SystemClock
-from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.delta.log import CommitFile, LogFiles
 from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, check_exclusive_create, folder_here
 from pyspark_rocketmq.display import masked
 
@@ -208,10 +208,49 @@ def read_form(table: DeltaTable) -> TableForm:
     )
 
 
+class CommitLog(Protocol):
+    """A table's commits, as its files or a catalog tells them; see ``LogFiles``."""
+
+    @property
+    def table_uri(self) -> str:
+        """What the table is called."""
+        ...
+
+    @property
+    def storage(self) -> StorageOptions:
+        """How to reach it."""
+        ...
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on a disk of this machine."""
+        ...
+
+    def commit_file(self, version: int) -> CommitFile:
+        """What tells the commit of a version from another table's."""
+        ...
+
+    def commit_info(self, version: int) -> dict[str, Any] | None:
+        """What it says of itself; None if it is not known any more."""
+        ...
+
+    def commit_infos_below(self, version: int) -> Iterator[dict[str, Any]]:
+        """The same of all versions below, the newest first."""
+        ...
+
+    def last_checkpoint_file(self) -> tuple[int | None, int | None]:
+        """What changes when a checkpoint is made."""
+        ...
+
+    def may_lack_commits_after(self, version: int) -> bool:
+        """Whether commits after ``version`` may have been cleaned up."""
+        ...
+
+
 class LogHandle:
     """What a thread knows of a table's log: its newest version, and when that was looked for."""
 
-    def __init__(self, log: LogFiles, version: int, clock: Clock | None = None) -> None:
+    def __init__(self, log: CommitLog, version: int, clock: Clock | None = None) -> None:
         """Begin at ``version``, just opened with the storage options of ``log``."""
         self.log = log
         self._values = log.storage.values
@@ -245,7 +284,6 @@ class LogHandle:
         storage = self.log.storage
         if storage.values is not self._values:
             self._values = storage.values
-            self.log = LogFiles(self.log.table_uri, storage)
             self._open_again()
 
     def is_still_there(self) -> bool:
@@ -291,12 +329,14 @@ class LogHandle:
         raise NotImplementedError
 
     def _open_again(self) -> None:
-        """Open what else there is with the storage options of now, at the same version."""
+        """Open what there is with the storage options of now, at the same version."""
         raise NotImplementedError
 
 
 class TableHandle(LogHandle):
     """A table at its newest version; for one thread: a commit is checked against the version it stands at."""
+
+    log: LogFiles
 
     def __init__(
         self, table: DeltaTable, clock: Clock | None = None, storage: StorageOptions = NO_OPTIONS
@@ -309,6 +349,7 @@ class TableHandle(LogHandle):
         return int(self.table.version())
 
     def _open_again(self) -> None:
+        self.log = LogFiles(self.log.table_uri, self.log.storage)
         self.table = open_table(self.log.table_uri, self.log.storage, version=self.version)
 
 

@@ -33,7 +33,7 @@ from deltalake.schema import PrimitiveType
 
 from pyspark_rocketmq.clock import Clock, SystemClock, commit_with_retry
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.delta.storage import Given, StorageOptions, check_exclusive_create, table_uri
+from pyspark_rocketmq.delta.storage import Given, StorageOptions, TableName, check_exclusive_create, table_uri
 from pyspark_rocketmq.delta.table import (
     ONLY_COMMIT,
     STORAGE_ERRORS,
@@ -106,6 +106,12 @@ class DeltaOffsetStore(RowOffsetStore):
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Name the table; ``storage_options`` as of :class:`DeltaSink`."""
+        if TableName.is_one(path):
+            problem = (
+                f"{path} is the name of a table of a catalog; an offset table is written by delta-rs, with "
+                f"every batch: name its path or URI, or for a folder of that name './{path}'"
+            )
+            raise OptionError((problem,), where="offset store")
         self._path = table_uri(path)
         self.storage: Final = StorageOptions.of(storage_options)
         self._clock = clock or SystemClock()

@@ -19,7 +19,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.consume.planning import split_ranges
-from pyspark_rocketmq.delta.storage import StorageOptions
+from pyspark_rocketmq.delta.storage import StorageOptions, TableName
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
@@ -104,7 +104,9 @@ class Replay:
             raise OptionError(tuple(problems), where="options of a replay")
 
     def to_table(self, path: str, on_step: OnStep | None = None) -> ReplaySummary:
-        """Add every message that the Delta table at ``path`` lacks, by position; make the table if missing.
+        """Add every message that a Delta table lacks, by position; make the table if missing.
+
+        ``path`` is its path, its URI, or its name, ``SCHEMA.TABLE`` or ``CATALOG.SCHEMA.TABLE``.
 
         Each step is one commit, and adds nothing twice even when several runs write at the same time.
 
@@ -127,8 +129,14 @@ class Replay:
         check_delta(self._spark)
         from delta.tables import DeltaTable  # not every Spark has it
 
-        DeltaTable.createIfNotExists(self._spark).location(path).addColumns(names).execute()
-        table = DeltaTable.forPath(self._spark, path)
+        name = TableName.of(path)
+        make = DeltaTable.createIfNotExists(self._spark).addColumns(names)
+        (make.location(path) if name is None else make.tableName(name.sql)).execute()
+        table = (
+            DeltaTable.forPath(self._spark, path)
+            if name is None
+            else DeltaTable.forName(self._spark, name.sql)
+        )
         _check_columns(path, table.toDF().columns, names.fieldNames())
         if not is_on_one_machine(self._spark):
             # A path without a scheme is on Spark's own file system here, which only Spark knows.

@@ -35,6 +35,7 @@ from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, filesyste
 from pyspark_rocketmq.delta.table import (
     ONLY_COMMIT,
     SURELY_KEPT_S,
+    CommitLog,
     LogHandle,
     TableForm,
     open_table,
@@ -159,72 +160,78 @@ def quoted(name: str) -> str:
 _SOURCE, _TARGET = "source", "target"
 
 
-_MOST_FOLLOWED: Final = 1_000
-"""Commits; opening the table takes about as long as reading so many."""
+class SinkLog(LogHandle):
+    """What a sink asks of a table's log, whoever keeps it, and of the files that tasks have written."""
 
+    table_id: str
+    """What tells this table from every other one; a copy of its folder has it, too."""
 
-class TableLog(LogHandle):
-    """A handle on the newest version of a sink's table, with the watermarks that are stored in it."""
-
-    def __init__(
-        self, table: DeltaTable, storage: StorageOptions = NO_OPTIONS, *, merges: bool = False
-    ) -> None:
-        """``merges`` says whether rows are to be merged, for which delta-rs needs to know every file."""
-        log = LogFiles(table.table_uri, storage)
-        super().__init__(log, int(table.version()))
-        self._commits_itself = log.takes_commits and not merges
-        self._table: DeltaTable | None = None
-        """At this object's version, if commits are left to delta-rs."""
-        self._take(table)
-        self._filesystem, self._folder = filesystem_of(log.table_uri, storage)
-        self._transactions: Transactions | None = None
-        """As of the last time they were asked for, or this object committed."""
+    def __init__(self, log: CommitLog, version: int, rows_uri: str) -> None:
+        """``rows_uri`` is where tasks write."""
+        super().__init__(log, version)
+        self._open_rows(rows_uri)
         self._seen = SeenCommits.empty(self.version)
         """What of the log was looked at."""
         self._newest_commits: dict[str, Mapping[str, Any]] = {}
         """By group: what its newest commit says, as of the last look."""
 
+    def _open_rows(self, rows_uri: str) -> None:
+        self._rows_uri = rows_uri
+        self._rows_place: tuple[pafs.FileSystem, str] | None = None
+
+    @property
+    def _filesystem(self) -> pafs.FileSystem:
+        """Of the files that tasks write."""
+        return self._place_of_rows()[0]
+
+    @property
+    def _folder(self) -> str:
+        return self._place_of_rows()[1]
+
+    def _place_of_rows(self) -> tuple[pafs.FileSystem, str]:
+        if self._rows_place is None:
+            self._rows_place = filesystem_of(self._rows_uri, self.log.storage)
+        return self._rows_place
+
     @property
     def commits_by(self) -> str:
         """Who makes commits that add files, for the log."""
-        return "itself" if self._commits_itself else "delta-rs"
+        raise NotImplementedError
 
-    def _take(self, table: DeltaTable) -> int:
-        """Remember what is the same in all versions until a commit changes more than files; the version."""
-        self._form = read_form(table)
-        self._schema = table.schema()
-        self.table_id = str(table.metadata().id)
-        """What tells this table from every other one; a copy of its folder has it, too."""
-        # It holds the names of all files.
-        self._table = None if self._commits_itself else table
-        return int(table.version())
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """The table's columns as Delta writes them into Parquet."""
+        raise NotImplementedError
 
-    def _newest_version(self, age_s: float) -> int:
-        if self._table is not None:
-            self._table.update_incremental()
-            return self._take(self._table)
-        version = self.version if age_s <= SURELY_KEPT_S else self._opened_anew()
-        for _ in range(_MOST_FOLLOWED):
-            keeps_form = self.log.keeps_form(version + 1)
-            if keeps_form:
-                version += 1
-            elif keeps_form is None and not self._may_lack_commits_after(version):
-                return version
-            else:
-                version = self._opened_anew()
-        return self._opened_anew()
+    def form(self) -> TableForm:
+        """Columns, properties and features."""
+        raise NotImplementedError
 
-    def _opened_anew(self) -> int:
-        self._checkpoint = self.log.last_checkpoint_file()
-        return self._take(self._at(None))
+    def as_of(self, version: int) -> SinkLog:
+        """The same table as it was; raises DeltaError if the log does not have that version any more."""
+        raise NotImplementedError
 
-    def _open_again(self) -> None:
-        self._filesystem, self._folder = filesystem_of(self.log.table_uri, self.log.storage)
-        if self._table is not None:
-            self._table = self._at(self.version)
+    def all_transactions(self) -> Mapping[str, int]:
+        """Transaction ids with their versions, as far as the log tells them."""
+        raise NotImplementedError
 
-    def _at(self, version: int | None) -> DeltaTable:
-        return open_table(self.log.table_uri, self.log.storage, version=version)
+    def transaction_versions(self, app_ids: Iterable[str]) -> dict[str, int]:
+        """Stored versions of those of these transaction ids that the table has."""
+        raise NotImplementedError
+
+    def add_columns(self, schema: pa.Schema) -> None:
+        """Add columns."""
+        raise NotImplementedError
+
+    def add(self, files: Sequence[WrittenFile], commit: SinkCommit) -> int:
+        """Commit files and watermarks together, against this object's version; return the new version."""
+        raise NotImplementedError
+
+    def merge(
+        self, files: Sequence[WrittenFile], keys: Sequence[str], columns: Sequence[str], commit: SinkCommit
+    ) -> int:
+        """As :meth:`add`, but rows with a key that the table has update that row's ``columns``."""
+        raise NotImplementedError
 
     def unseen(self, files: Sequence[WrittenFile]) -> list[str]:
         """Which of ``files`` this machine does not see in the table's folder, or with another size."""
@@ -235,33 +242,6 @@ class TableLog(LogHandle):
             for file, seen in zip(files, found, strict=True)
             if seen.size != file.size
         ]
-
-    @property
-    def arrow_schema(self) -> pa.Schema:
-        """The table's columns as Delta writes them into Parquet."""
-        return pa.schema(self._schema.to_arrow()).remove_metadata()
-
-    def form(self) -> TableForm:
-        """Columns, properties and features."""
-        return self._form
-
-    def all_transactions(self) -> Mapping[str, int]:
-        """Every transaction id of the table with its version; raises as :meth:`LogFiles.transactions`."""
-        self._transactions = self.log.transactions(self.version, self._transactions)
-        return self._transactions.by_app_id
-
-    def transaction_versions(self, app_ids: Iterable[str]) -> dict[str, int]:
-        """Stored versions of those of these transaction ids that the table has."""
-        known: Mapping[str, int | None]
-        try:
-            known = self.all_transactions()
-        except (OSError, ValueError, KeyError):
-            # Of a form of a later protocol, or the log has a checkpoint of a later version: delta-rs knows.
-            app_ids = list(app_ids)
-            table = self._table or self._at(self.version)
-            known = {app_id: table.transaction_version(app_id) for app_id in app_ids}
-        versions = ((app_id, known.get(app_id)) for app_id in app_ids)
-        return {app_id: version for app_id, version in versions if version is not None}
 
     def find_commit(self, commit: SinkCommit, since: int) -> int | None:
         """The version of a commit after version ``since``; None if it was not made."""
@@ -309,22 +289,134 @@ class TableLog(LogHandle):
         self._seen = seen
         return seen
 
-    def before_restores(self, consumer_group: str) -> TableLog:
+    def before_restores(self, consumer_group: str) -> SinkLog:
         """The version that a RESTORE after the group's last commit brought back; this object without one.
 
         Raises:
             DeltaError: If the log does not have it any more.
             ValueError: If the log does not say which one it was.
         """
-        log = self
+        log: SinkLog = self
         # What was restored may have been restored itself, and the watermarks stayed each time.
         while (restored_at := log.restored_since_last_commit(consumer_group)) is not None:
             entry = log.log.commit_info(restored_at)
             if entry is None:
                 raise ValueError(f"The RESTORE of version {restored_at} is not in the log any more.")
-            table = self._at(restored_to(entry))
-            log = TableLog(table, self.log.storage)
+            log = log.as_of(restored_to(entry))
         return log
+
+    def remove(self, files: Sequence[WrittenFile]) -> None:
+        """Remove files whose rows are in others by now; VACUUM finds what cannot be removed now."""
+        for file in files:
+            try:
+                self._filesystem.delete_file(f"{self._folder}/{file.path}")
+            except OSError:
+                logger.info("file of a merged batch left for VACUUM path=%s", file.path, exc_info=True)
+
+    def _note_commit(self, commit: SinkCommit) -> None:
+        """This object's version is that commit's."""
+        own_commit = SeenCommits(self.version, self.version, commits={commit.consumer_group: self.version})
+        self._seen = own_commit.after(self._seen)
+
+    def seen(self) -> dict[str, Any]:
+        """What a commit is to say of the log before it."""
+        return {"seen": self._look_back(lambda seen: seen.last >= seen.first).to_metadata()}
+
+
+_MOST_FOLLOWED: Final = 1_000
+"""Commits; opening the table takes about as long as reading so many."""
+
+
+class TableLog(SinkLog):
+    """A handle on the newest version of a sink's table, with the watermarks that are stored in it."""
+
+    log: LogFiles
+
+    def __init__(
+        self, table: DeltaTable, storage: StorageOptions = NO_OPTIONS, *, merges: bool = False
+    ) -> None:
+        """``merges`` says whether rows are to be merged, for which delta-rs needs to know every file."""
+        log = LogFiles(table.table_uri, storage)
+        super().__init__(log, int(table.version()), log.table_uri)
+        self._commits_itself = log.takes_commits and not merges
+        self._table: DeltaTable | None = None
+        """At this object's version, if commits are left to delta-rs."""
+        self._take(table)
+        self._transactions: Transactions | None = None
+        """As of the last time they were asked for, or this object committed."""
+
+    @property
+    def commits_by(self) -> str:
+        """Who makes commits that add files, for the log."""
+        return "itself" if self._commits_itself else "delta-rs"
+
+    def _take(self, table: DeltaTable) -> int:
+        """Remember what is the same in all versions until a commit changes more than files; the version."""
+        self._form = read_form(table)
+        self._schema = table.schema()
+        self.table_id = str(table.metadata().id)
+        # It holds the names of all files.
+        self._table = None if self._commits_itself else table
+        return int(table.version())
+
+    def _newest_version(self, age_s: float) -> int:
+        if self._table is not None:
+            self._table.update_incremental()
+            return self._take(self._table)
+        version = self.version if age_s <= SURELY_KEPT_S else self._opened_anew()
+        for _ in range(_MOST_FOLLOWED):
+            keeps_form = self.log.keeps_form(version + 1)
+            if keeps_form:
+                version += 1
+            elif keeps_form is None and not self._may_lack_commits_after(version):
+                return version
+            else:
+                version = self._opened_anew()
+        return self._opened_anew()
+
+    def _opened_anew(self) -> int:
+        self._checkpoint = self.log.last_checkpoint_file()
+        return self._take(self._at(None))
+
+    def _open_again(self) -> None:
+        self.log = LogFiles(self.log.table_uri, self.log.storage)
+        self._open_rows(self.log.table_uri)
+        if self._table is not None:
+            self._table = self._at(self.version)
+
+    def as_of(self, version: int) -> TableLog:
+        """See :meth:`SinkLog.as_of`."""
+        return TableLog(self._at(version), self.log.storage)
+
+    def _at(self, version: int | None) -> DeltaTable:
+        return open_table(self.log.table_uri, self.log.storage, version=version)
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """The table's columns as Delta writes them into Parquet."""
+        return pa.schema(self._schema.to_arrow()).remove_metadata()
+
+    def form(self) -> TableForm:
+        """Columns, properties and features."""
+        return self._form
+
+    def all_transactions(self) -> Mapping[str, int]:
+        """Every transaction id of the table with its version; raises as :meth:`LogFiles.transactions`."""
+        self._transactions = self.log.transactions(self.version, self._transactions)
+        return self._transactions.by_app_id
+
+    def transaction_versions(self, app_ids: Iterable[str]) -> dict[str, int]:
+        """Stored versions of those of these transaction ids that the table has."""
+        known: Mapping[str, int | None]
+        try:
+            known = self.all_transactions()
+        except (OSError, ValueError, KeyError):
+            # Of a form of a later protocol, or the log has a checkpoint of a later version: delta-rs knows.
+            app_ids = list(app_ids)
+            table = self._table or self._at(self.version)
+            known = {app_id: table.transaction_version(app_id) for app_id in app_ids}
+        versions = ((app_id, known.get(app_id)) for app_id in app_ids)
+        return {app_id: version for app_id, version in versions if version is not None}
 
     def add_columns(self, schema: pa.Schema) -> None:
         """Add columns.
@@ -429,14 +521,6 @@ class TableLog(LogHandle):
         self.remove(files)
         return version
 
-    def remove(self, files: Sequence[WrittenFile]) -> None:
-        """Remove files whose rows are in others by now; VACUUM finds what cannot be removed now."""
-        for file in files:
-            try:
-                self._filesystem.delete_file(f"{self._folder}/{file.path}")
-            except OSError:
-                logger.info("file of a merged batch left for VACUUM path=%s", file.path, exc_info=True)
-
     def _made(self, begun_at: int, commit: SinkCommit) -> int:
         """The version of the commit just made."""
         if self.version != begun_at + 1:
@@ -445,8 +529,7 @@ class TableLog(LogHandle):
             self._transactions = Transactions(
                 self.version, {**self._transactions.by_app_id, **commit.watermarks}
             )
-        own_commit = SeenCommits(self.version, self.version, commits={commit.consumer_group: self.version})
-        self._seen = own_commit.after(self._seen)
+        self._note_commit(commit)
         return self.version
 
     def _properties(self, commit: SinkCommit) -> CommitProperties:
@@ -457,10 +540,6 @@ class TableLog(LogHandle):
 
     def _metadata(self, commit: SinkCommit) -> dict[str, str]:
         return commit.metadata(**self.seen())
-
-    def seen(self) -> dict[str, Any]:
-        """What a commit is to say of the log before it."""
-        return {"seen": self._look_back(lambda seen: seen.last >= seen.first).to_metadata()}
 
 
 def open_log(path: str, storage: StorageOptions = NO_OPTIONS, *, merges: bool = False) -> TableLog | None:

@@ -35,18 +35,18 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from pyspark_rocketmq.clock import commit_with_retry
-from pyspark_rocketmq.delta.storage import Given, StorageOptions, table_uri
+from pyspark_rocketmq.delta.storage import Given, StorageOptions, TableName, table_uri
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS
 from pyspark_rocketmq.display import masked
-from pyspark_rocketmq.errors import OffsetError, SinkConflict, SinkMoved, StorageNotShared
+from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, SinkMoved, StorageNotShared
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.sinks.base import QueueGeneration, generation_of, moved_by, newest_generations
+from pyspark_rocketmq.sinks.catalog_table import CatalogTable
 from pyspark_rocketmq.sinks.delta_files import TaskWriter, WrittenFile
-from pyspark_rocketmq.sinks.delta_log import TableLog, open_log
-from pyspark_rocketmq.sinks.delta_rules import SinkCommit, app_id, given_columns
-from pyspark_rocketmq.sinks.delta_table import GroupCommit, SinkTable, group_app_id
-from pyspark_rocketmq.sinks.shared_storage import normal_place
+from pyspark_rocketmq.sinks.delta_log import SinkLog
+from pyspark_rocketmq.sinks.delta_rules import SinkCommit, app_id
+from pyspark_rocketmq.sinks.delta_table import GroupCommit, SinkTable
 from pyspark_rocketmq.sinks.standing import SinkStanding
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class DeltaBatch:
     """One micro-batch on its way into the table; made by ``DeltaSink.begin``."""
 
     table: SinkTable
-    log: TableLog
+    log: SinkLog
     consumer_group: str
     writer: TaskWriter
     before: GroupCommit
@@ -130,6 +130,8 @@ class DeltaBatch:
             if not unseen:
                 return
             self.sleep(pause_s)
+        # With a table that was dropped they went, too.
+        self._check_still_there()
         raise StorageNotShared(
             f"{len(unseen)} of {len(files)} files that tasks wrote for {self.table.path} are not there for "
             f"the driver: {'; '.join(unseen[:_SHOWN_FILES])}. Nothing of this batch was added, and no offset "
@@ -241,12 +243,15 @@ class DeltaSink:
         schema_evolution: bool = False,
         compaction: bool = True,
         storage_options: Given | StorageOptions | None = None,
+        staging: str | Path | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Name the table.
 
         Args:
-            path: Folder or storage URI of the table; made by ``prepare`` when missing.
+            path: Folder or storage URI of the table; or its name, ``SCHEMA.TABLE`` or
+                ``CATALOG.SCHEMA.TABLE``, by which Spark then writes it (row J5). Made by ``prepare`` when
+                missing.
             partition_by: Partition columns of a new table; an existing one keeps its own.
             merge_keys: Columns of a business key: the table keeps one row of each, the newest (row H6). A row
                 whose key has a null is always added. The batch's rows pass through the driver.
@@ -257,16 +262,30 @@ class DeltaSink:
                 on object stores, nor where Spark writes.
             storage_options: How to reach an object store, as delta-rs names it (``aws_access_key_id``,
                 ``allow_http`` …), or a callable that returns that, called at each batch; no text shows them.
+            staging: For a table that is named: folder or storage URI where tasks put rows until Spark has
+                added them, if they may not write to the table's own folder.
             sleep: How to wait between the tries of a commit.
+
+        Raises:
+            OptionError: If ``path`` could be a folder or a name, or what is asked for cannot be done.
         """
         self._sleep = sleep
-        self._table = SinkTable(
-            table_uri(path),
-            partition_by=tuple(partition_by),
-            merge_keys=tuple(merge_keys),
-            schema_evolution=schema_evolution,
-            compaction=compaction,
-            storage=StorageOptions.of(storage_options),
+        self._staging = staging
+        name = TableName.of(path)
+        if name is None and staging is not None:
+            problem = "staging is for a table that is named by its catalog; leave it out for a path"
+            raise OptionError((problem,), where="Delta sink")
+        settings: dict[str, Any] = {
+            "partition_by": tuple(partition_by),
+            "merge_keys": tuple(merge_keys),
+            "schema_evolution": schema_evolution,
+            "compaction": compaction,
+            "storage": StorageOptions.of(storage_options),
+        }
+        self._table = (
+            SinkTable(table_uri(path), **settings)
+            if name is None
+            else CatalogTable(name, staging=staging, **settings)
         )
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -277,20 +296,24 @@ class DeltaSink:
         return f"DeltaSink({masked(self.path)!r}, {settings})"
 
     def _settings(self) -> dict[str, Any]:
-        return {
-            name: getattr(self._table, name)
-            for name in ("partition_by", "merge_keys", "schema_evolution", "compaction")
-        }
+        names = ("partition_by", "merge_keys", "schema_evolution", "compaction")
+        more = {} if self._staging is None else {"staging": str(self._staging)}
+        return {name: getattr(self._table, name) for name in names} | more
 
     @property
     def path(self) -> str:
-        """Where the table is: a storage URI or an absolute path."""
+        """Where the table is: a storage URI, an absolute path, or its name."""
         return self._table.path
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Paths and URIs that tasks write to; of a table that is named once it is prepared."""
+        return (self._table.rows_uri,) if self._table.rows_uri else ()
 
     @property
     def place(self) -> str:
         """See ``Sink.place``: the table's id once it is prepared, the same by any name of its folder."""
-        return self._table.table_id or normal_place(self.path)
+        return self._table.table_id or self._table.place
 
     def prepare(self, schema: pa.Schema) -> None:
         """Make the table if it is missing, else check that rows of ``schema`` can be added to it.
@@ -330,14 +353,14 @@ class DeltaSink:
         if any(watermarks.values()):
             self._table.check_not_restored(log, consumer_group)
         writer = TaskWriter(
-            table_uri=self.path,
+            table_uri=self._table.rows_uri,
             # Spark reads the rows again, and brings them into the table's own form.
             schema=self._table.schema if refused else log.arrow_schema,
             # What is merged is read again, and a text that the table keeps as null would be one by then.
             partition_by=() if refused or self._table.merge_keys else form.partition_by,
             watermarks=watermarks,
             fills_missing=self._table.schema_evolution and not refused,
-            storage=self._table.storage.as_of_now(self.path),
+            storage=self._table.storage.as_of_now(self._table.rows_uri),
         )
         return DeltaBatch(
             table=self._table,
@@ -358,14 +381,18 @@ class DeltaSink:
         Raises:
             SinkConflict: If the log does not tell any more how far a group has come.
         """
-        log = open_log(self.path, self._table.storage)
+        log = self._table.open()
         if log is None:
-            return (SinkStanding(masked(normal_place(self.path)), None, {}, masked(self.path)),)
+            return (SinkStanding(masked(self._table.place), None, {}, self._path_for_commands),)
         before = self._table.group_commit(log, consumer_group, queues.items())
         return (self._standing(log, _in_generations(before, consumer_group, queues)),)
 
-    def _standing(self, log: TableLog, watermarks: Mapping[MessageQueue, int]) -> SinkStanding:
-        return SinkStanding(masked(normal_place(self.path)), log.table_id, watermarks, masked(self.path))
+    def _standing(self, log: SinkLog, watermarks: Mapping[MessageQueue, int]) -> SinkStanding:
+        return SinkStanding(masked(self._table.place), log.table_id, watermarks, self._path_for_commands)
+
+    @property
+    def _path_for_commands(self) -> str:
+        return "" if isinstance(self._table, CatalogTable) else masked(self.path)
 
     def watermarks(self, consumer_group: str) -> dict[QueueGeneration, int]:
         """Next offsets of the last generation of each queue that the group ever wrote rows of.
@@ -376,7 +403,7 @@ class DeltaSink:
         """
         return self._watermarks(consumer_group)
 
-    def _watermarks(self, consumer_group: str, log: TableLog | None = None) -> dict[QueueGeneration, int]:
+    def _watermarks(self, consumer_group: str, log: SinkLog | None = None) -> dict[QueueGeneration, int]:
         """As of ``log``, or of the newest version."""
         try:
             log = log or self._table.newest_log()
@@ -391,7 +418,7 @@ class DeltaSink:
             ) from exc
 
     def _last_generations(
-        self, log: TableLog, consumer_group: str, newest: GroupCommit
+        self, log: SinkLog, consumer_group: str, newest: GroupCommit
     ) -> dict[QueueGeneration, int]:
         found = {**log.all_transactions(), **newest.watermarks}
         generations = {generation_of(name, consumer_group): version for name, version in found.items()}
@@ -463,12 +490,7 @@ class DeltaSink:
         problem = self._rewind_problem(log, consumer_group, next_offsets)
         if problem is not None:
             raise SinkConflict(problem)
-        try:
-            before = self._table.group_commit(log, consumer_group, ())
-        except SinkConflict:
-            # What cannot be told any more is what the operator says.
-            counter = group_app_id(consumer_group)
-            before = GroupCommit(number=log.transaction_versions([counter]).get(counter, 0))
+        before = self._table.last_known_commit(log, consumer_group)
         newest = self._last_generations(log, consumer_group, before)
         generations = {key.queue: key.number for key in newest}
         watermarks = {
@@ -478,9 +500,8 @@ class DeltaSink:
         form = log.form()
         if not self._table.refused(form):
             return log.add((), SinkCommit.of(consumer_group, {**before.watermarks, **watermarks}))
-        given = given_columns(form)
-        schema = pa.schema([field for field in log.arrow_schema if field.name in given])
         commit = SinkCommit.of(consumer_group, watermarks)
+        schema = self._table.schema_without_rows(log)
         return self._table.append_by_spark(log, (), before, commit, schema=schema)
 
     def rewind_problem(self, consumer_group: str, queues: Iterable[MessageQueue]) -> str | None:
@@ -491,7 +512,7 @@ class DeltaSink:
         return self._rewind_problem(self._table.newest_log(), consumer_group, queues)
 
     def _rewind_problem(
-        self, log: TableLog, consumer_group: str, queues: Iterable[MessageQueue]
+        self, log: SinkLog, consumer_group: str, queues: Iterable[MessageQueue]
     ) -> str | None:
         restored_at = log.restored_since_last_commit(consumer_group)
         if restored_at is None:

@@ -17,17 +17,18 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 from deltalake import Schema
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, check_exclusive_create
+from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, check_exclusive_create, quoted_name
 from pyspark_rocketmq.delta.table import (
     HandlePerThread,
     TableForm,
@@ -42,16 +43,18 @@ from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.compaction import compact_if_worth_it
 from pyspark_rocketmq.sinks.delta_files import WrittenFile
-from pyspark_rocketmq.sinks.delta_log import TableLog, open_log
+from pyspark_rocketmq.sinks.delta_log import SinkLog, TableLog, open_log
 from pyspark_rocketmq.sinks.delta_rules import (
     SinkCommit,
     app_id,
     cannot_take_files,
     check_columns,
     check_wanted,
+    given_columns,
     own_metadata,
     refused_features,
 )
+from pyspark_rocketmq.sinks.shared_storage import normal_place
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +64,8 @@ _COMPACT_EVERY = 100
 """Versions from one look at the sizes of all files to the next, at least."""
 _CLEAN_UP_EVERY = 1_000
 """Versions from one removal of expired files of the log to the next, at least: it looks at all of them."""
-_WATERMARKS = "watermarks"
+WATERMARKS = "watermarks"
+"""In a commit by Spark: those of the group, by application id."""
 _NUMBER = "commits"
 _ON_DATABRICKS = "spark.databricks.clusterUsageTags.sparkVersion"
 """A setting that only Databricks' sessions have; there a service makes commits exclusive."""
@@ -83,9 +87,9 @@ class GroupCommit:
     def of(cls, entry: Mapping[str, Any]) -> GroupCommit | None:
         """What a history entry says; None of a commit that was not made by Spark."""
         own = own_metadata(entry)
-        if _WATERMARKS not in own:
+        if WATERMARKS not in own:
             return None
-        return cls(watermarks=own[_WATERMARKS], number=own[_NUMBER], is_by_spark=True)
+        return cls(watermarks=own[WATERMARKS], number=own[_NUMBER], is_by_spark=True)
 
 
 def group_app_id(consumer_group: str) -> str:
@@ -108,6 +112,11 @@ def spark_address(spark: SparkSession | None, path: str) -> str | None:
         else:
             return address
     return None
+
+
+def plain_path(path: str) -> str:
+    """As Spark reads it as one path: it takes some characters for a pattern of several."""
+    return re.sub(r"([\\\[\]{}*?])", r"\\\1", path)
 
 
 def log_store_problem(address: str, conf: Callable[[str], str | None]) -> str | None:
@@ -154,8 +163,8 @@ class SinkTable:
         """Known once the table is prepared."""
         self._spark: SparkSession | None = None
         self._spark_address = ""
-        """Where the session finds the table; known once it is to write."""
-        self._handles = HandlePerThread(self._opened)
+        """Where the session finds the table's folder; known once it is to write."""
+        self._handles: HandlePerThread[SinkLog] = HandlePerThread(self._opened)
         self.upkeep = UpkeepThread("sink", path, storage)
 
     def prepare(self, schema: pa.Schema) -> None:
@@ -169,19 +178,18 @@ class SinkTable:
             features=frozenset(),
         )
         check_wanted(self.path, wanted)
-        log = open_log(self.path, self.storage, merges=bool(self.merge_keys))
+        log = self.open()
         if log is None:
-            table = create_table(self.path, schema, self.partition_by, self.storage)
-            log = TableLog(table, self.storage, merges=bool(self.merge_keys))
+            log = self._created(schema)
             logger.info("sink table created path=%s", masked(self.path))
         else:
-            check_exclusive_create(self.path)
+            self._check_place()
             # Of both, so that a column that differs in case only is not told as one that is missing.
             _check_names(self.path, [*(column.name for column in log.form().columns), *schema.names])
             if self.schema_evolution:
                 self._add_missing_columns(log, schema)
         form = log.form()
-        check_columns(self.path, form, wanted, may_differ=self.schema_evolution)
+        self._check_columns(form, wanted)
         check_wanted(self.path, replace(wanted, partition_by=form.partition_by))
         self._wanted, self.schema = wanted, schema
         self._handles.keep(log)
@@ -194,12 +202,37 @@ class SinkTable:
             log.version,
         )
 
-    def newest_log(self) -> TableLog:
+    @property
+    def place(self) -> str:
+        """What the table is called in every run of a query."""
+        return normal_place(self.path)
+
+    @property
+    def rows_uri(self) -> str:
+        """Where tasks write their rows; known once the table is prepared."""
+        return self.path
+
+    def open(self) -> SinkLog | None:
+        """The log at its newest version; None without a table."""
+        return open_log(self.path, self.storage, merges=bool(self.merge_keys))
+
+    def _created(self, schema: pa.Schema) -> SinkLog:
+        table = create_table(self.path, schema, self.partition_by, self.storage)
+        return TableLog(table, self.storage, merges=bool(self.merge_keys))
+
+    def _check_place(self) -> None:
+        """Refuse a table where commits could overwrite each other."""
+        check_exclusive_create(self.path)
+
+    def _check_columns(self, form: TableForm, wanted: TableForm) -> None:
+        check_columns(self.path, form, wanted, may_differ=self.schema_evolution)
+
+    def newest_log(self) -> SinkLog:
         """This thread's handle, moved to the newest version."""
         return self._handles.newest()
 
-    def _opened(self) -> TableLog:
-        log = open_log(self.path, self.storage, merges=bool(self.merge_keys))
+    def _opened(self) -> SinkLog:
+        log = self.open()
         if log is None:
             raise SchemaError(
                 f"There is no Delta table at {self.path}. Put it back if it was there before, and start the "
@@ -207,7 +240,7 @@ class SinkTable:
             )
         return log
 
-    def look_after(self, log: TableLog) -> None:
+    def look_after(self, log: SinkLog) -> None:
         """After a commit of files, have a checkpoint made when one is due; returns at once."""
         every = checkpoint_interval(log.form().configuration)
         self.upkeep.written(
@@ -232,7 +265,7 @@ class SinkTable:
         logger.info("sink table looked after path=%s version=%d", masked(self.path), table.version())
 
     def group_commit(
-        self, log: TableLog, consumer_group: str, generations: Iterable[tuple[MessageQueue, int]]
+        self, log: SinkLog, consumer_group: str, generations: Iterable[tuple[MessageQueue, int]]
     ) -> GroupCommit:
         """How far the table has come with the group, in these generations and all that Spark's writer knew.
 
@@ -244,18 +277,29 @@ class SinkTable:
         number = stored.pop(group_app_id(consumer_group), 0)
         newest = log.newest_commit(consumer_group) if number else None
         if number and newest is None:
-            raise SinkConflict(
-                f"The Delta table {self.path} has rows of group {consumer_group}, but the log entry that "
-                "tells how far they go has been cleaned up. Say it with DeltaSink.rewind(consumer_group, "
-                "{queue: highest queueOffset + 1}) for every queue, and start the query again; and keep the "
-                "log longer than the group may stand still (delta.logRetentionDuration)."
-            )
+            raise self._forgotten(consumer_group)
         made = GroupCommit.of(newest) if newest is not None else None
         # Where Spark's commit says nothing, the queue's last rows came by files.
         watermarks = stored if made is None else {**stored, **made.watermarks}
         return GroupCommit(watermarks=watermarks, number=number, is_by_spark=made is not None)
 
-    def check_not_restored(self, log: TableLog, consumer_group: str) -> None:
+    def _forgotten(self, consumer_group: str) -> SinkConflict:
+        return SinkConflict(
+            f"The Delta table {self.path} has rows of group {consumer_group}, but the log entry that tells "
+            "how far they go has been cleaned up. Say it with DeltaSink.rewind(consumer_group, {queue: "
+            "highest queueOffset + 1}) for every queue, and start the query again; and keep the log longer "
+            "than the group may stand still (delta.logRetentionDuration)."
+        )
+
+    def last_known_commit(self, log: SinkLog, consumer_group: str) -> GroupCommit:
+        """As :meth:`group_commit`; what cannot be told any more is what an operator is about to say."""
+        try:
+            return self.group_commit(log, consumer_group, ())
+        except SinkConflict:
+            counter = group_app_id(consumer_group)
+            return GroupCommit(number=log.transaction_versions([counter]).get(counter, 0))
+
+    def check_not_restored(self, log: SinkLog, consumer_group: str) -> None:
         """Refuse a table from which a RESTORE took rows away since the group's last commit.
 
         Raises:
@@ -286,7 +330,7 @@ class SinkTable:
                 f"The sink {self.path} does not know its rows' columns yet. Call prepare with their schema "
                 "first."
             )
-        check_columns(self.path, form, self._wanted, may_differ=self.schema_evolution)
+        self._check_columns(form, self._wanted)
         return self.refused(form)
 
     def refused(self, form: TableForm) -> tuple[str, ...]:
@@ -317,7 +361,7 @@ class SinkTable:
 
     def append_by_spark(
         self,
-        log: TableLog,
+        log: SinkLog,
         files: Sequence[WrittenFile],
         before: GroupCommit,
         commit: SinkCommit,
@@ -331,41 +375,52 @@ class SinkTable:
             DeltaError: If Spark skipped it, because another commit of the group came first.
         """
         begun_at, number = log.version, before.number + 1
-        progress = {_WATERMARKS: {**before.watermarks, **commit.watermarks}, _NUMBER: number}
-        metadata = commit.metadata(**progress, **log.seen())
+        progress = {WATERMARKS: {**before.watermarks, **commit.watermarks}, _NUMBER: number}
+        metadata = commit.metadata(**progress, **self._more_metadata, **log.seen())
         rows_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
-        # Spark takes some characters for a pattern of several paths.
-        paths = [re.sub(r"([\\\[\]{}*?])", r"\\\1", f"{self._spark_address}/{file.path}") for file in files]
+        paths = [plain_path(f"{self._spark_address}/{file.path}") for file in files]
         rows = (
             self._session.read.schema(rows_schema).parquet(*paths)
             if files
             else self._session.createDataFrame([], rows_schema)
         )
-        (
-            rows.write.format("delta")
-            .mode("append")
-            .options(**metadata, txnAppId=group_app_id(commit.consumer_group), txnVersion=number)
-            .save(self._spark_address)
+        self._append(
+            rows, {**metadata, "txnAppId": group_app_id(commit.consumer_group), "txnVersion": number}
         )
         log.refresh()
         return log.version_of(commit, begun_at)
+
+    _more_metadata: Mapping[str, Any] = MappingProxyType({})
+    """What Spark's commits say besides."""
+
+    def _append(self, rows: DataFrame, options: Mapping[str, Any]) -> None:
+        rows.write.format("delta").mode("append").options(**options).save(self._spark_address)
+
+    @property
+    def _sql_name(self) -> str:
+        return f"delta.{quoted_name(self._spark_address)}"
+
+    def schema_without_rows(self, log: SinkLog) -> pa.Schema:
+        """Columns of a commit that adds none."""
+        given = given_columns(log.form())
+        return pa.schema([field for field in log.arrow_schema if field.name in given])
 
     @property
     def _session(self) -> SparkSession:
         assert self._spark is not None, "refused() comes first"
         return self._spark
 
-    def _add_missing_columns(self, log: TableLog, schema: pa.Schema) -> None:
+    def _add_missing_columns(self, log: SinkLog, schema: pa.Schema) -> None:
         known = {column.name for column in log.form().columns}
         missing = pa.schema([field for field in schema if field.name not in known])
         if not len(missing):
             return
         if self.refused(log.form()):
             columns = ", ".join(
-                f"{_quoted(column.name)} {column.dataType.simpleString()}"
+                f"{quoted_name(column.name)} {column.dataType.simpleString()}"
                 for column in from_arrow_schema(missing, prefer_timestamp_ntz=True)
             )
-            self._session.sql(f"ALTER TABLE delta.{_quoted(self._spark_address)} ADD COLUMNS ({columns})")
+            self._session.sql(f"ALTER TABLE {self._sql_name} ADD COLUMNS ({columns})")
             log.refresh()
         else:
             log.add_columns(missing)
@@ -375,10 +430,6 @@ def checkpoint_interval(configuration: Mapping[str, str]) -> int:
     """Versions from one checkpoint to the next, by a table's properties."""
     wanted = configuration.get("delta.checkpointInterval", "")
     return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else _CHECKPOINT_EVERY
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _check_names(path: str, names: Sequence[str]) -> None:
