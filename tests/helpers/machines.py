@@ -77,6 +77,15 @@ class Machines(ABC):
         """SIGKILL to all that runs on it, at once."""
         _kill_with_descendants(self._machines[name])
 
+    def freeze_machine(self, name: str) -> None:
+        """SIGSTOP to all that runs on it, as if the network had lost it."""
+        _freeze(self._machines[name].pid)
+
+    def thaw_machine(self, name: str) -> None:
+        """Let it go on."""
+        pid = self._machines[name].pid
+        _signal([*descendants_of(pid), pid], signal.SIGCONT)
+
     def start_machines(self, names: Sequence[str]) -> None:
         """Start them, again if they were killed, and wait for all machines that live."""
         for name in names:
@@ -111,13 +120,18 @@ def _number(name: str) -> int:
 def _kill_with_descendants(process: JavaProcess) -> None:
     if process.has_ended:
         return
-    # Stopped first, until nobody is new: nobody starts another process, or sees another one die.
-    doomed: list[int] = []
-    while len(found := [process.pid, *descendants_of(process.pid)]) > len(doomed):
-        doomed = found
-        _signal(doomed, signal.SIGSTOP)
-    _signal(doomed, signal.SIGKILL)
+    # Nobody starts another process, or sees another one die.
+    _signal(_freeze(process.pid), signal.SIGKILL)
     process.kill()
+
+
+def _freeze(pid: int) -> Sequence[int]:
+    """SIGSTOP to a process and its descendants, until none is new."""
+    frozen: list[int] = []
+    while len(found := [pid, *descendants_of(pid)]) > len(frozen):
+        frozen = found
+        _signal(frozen, signal.SIGSTOP)
+    return frozen
 
 
 def _signal(pids: Sequence[int], number: signal.Signals) -> None:

@@ -20,14 +20,13 @@ from typing import TypeVar
 import pytest
 from deltalake.exceptions import TableNotFoundError
 
-from broker_sim.cluster import SimCluster
-from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from tests.applications.order_flow import OrderFlow, not_as_sent, stored_orders
 from tests.applications.verdict import judge
 from tests.docs.pages import ROOT, blocks
 from tests.helpers import submitted_job
+from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.driver_process import consume_command, running
 from tests.helpers.machines import Machines
 from tests.helpers.orders import Orders, produce_orders
@@ -37,15 +36,13 @@ from tests.helpers.standalone_cluster import StandaloneCluster
 from tests.helpers.wait import wait_until
 from tests.helpers.yarn_cluster import YarnCluster
 
-pytestmark = [pytest.mark.driver, pytest.mark.sim, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.driver, pytest.mark.long, pytest.mark.timeout(600)]
 
 PATIENCE_S = 240.0
 """More than a job takes to start or to end on a busy machine."""
 PAGE = "docs/how-to/deployment.md"
 PRIVATE = "/proc/self/cwd/private"
 """Another folder for each process."""
-FORGETFUL_S = 5.0
-"""After so long the simulated brokers forget locks and members."""
 DELTA_JARS = ROOT / ".cache" / f"delta-jars-{version('delta-spark')}"
 
 T = TypeVar("T")
@@ -55,7 +52,7 @@ import sys
 from pyspark.sql import SparkSession
 
 spark = SparkSession.builder.getOrCreate()
-options = {"nameServers": sys.argv[1], "topic": "orders", "startingOffsets": "earliest"}
+options = {"nameServers": sys.argv[1], "topic": sys.argv[2], "startingOffsets": "earliest"}
 messages = spark.read.format("rocketmq").options(**options).load()
 print("messages", messages.select("keys").distinct().count(), messages.count())
 query = (
@@ -73,19 +70,6 @@ print("executors import", where)
 
 
 @pytest.fixture(scope="module")
-def brokers() -> Iterator[SimCluster]:
-    settings = BrokerSettings(lock_max_live_s=FORGETFUL_S, channel_expired_s=FORGETFUL_S)
-    with SimCluster(brokers=1, queues=4, settings=settings) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def orders(brokers: SimCluster) -> Orders:
-    """What was sent to topic ``orders``: a thousand messages in four queues."""
-    return produce_orders(brokers.name_servers, "orders", 200)
-
-
-@pytest.fixture(scope="module")
 def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
     with StandaloneCluster(tmp_path_factory.mktemp("standalone"), machines=2) as cluster:
         yield cluster
@@ -97,10 +81,10 @@ def yarn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[YarnCluster]:
         yield cluster
 
 
-@pytest.fixture(params=["standalone", "yarn"])
+@pytest.fixture
 def machines(request: pytest.FixtureRequest) -> Machines:
-    cluster: Machines = request.getfixturevalue(request.param)
-    return cluster
+    found: Machines = request.getfixturevalue(request.param)
+    return found
 
 
 def environment_of(cluster: Machines, **more: str) -> dict[str, str]:
@@ -116,10 +100,10 @@ def environment_of(cluster: Machines, **more: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def topic(request: pytest.FixtureRequest, brokers: SimCluster) -> str:
-    """One of this test's own, with four queues."""
-    name = re.sub(r"\W", "-", request.node.name)[-60:]
-    brokers.create_topic(name, queues=4)
+def topic(cluster: ClusterUnderTest) -> str:
+    """One of this test's own."""
+    name = cluster.unique_name("orders")
+    cluster.create_topic(name, queues=4)
     return name
 
 
@@ -162,9 +146,17 @@ def packed_environment(wheel: Path, tmp_path: Path) -> Path:
 class Submission:
     """What is submitted from ``folder``, and what is known of it from outside."""
 
-    def __init__(self, cluster: Machines, brokers: SimCluster, folder: Path, topic: str) -> None:
-        self.cluster = cluster
+    def __init__(self, machines: Machines, brokers: ClusterUnderTest, folder: Path, topic: str) -> None:
+        self.machines = machines
         self.folder = folder
+        self.more = {
+            "spark.executor.memory": "512m",
+            "spark.driver.memory": "512m",
+            "spark.executor.instances": "2",
+            f"spark.executorEnv.{submitted_job.FOLDER}": str(folder),
+            **machines.settings,
+        }
+        """What this cluster and this test want from ``spark-submit``."""
         self.log = folder / "log"
         self.sink = str(folder / "sink")
         self.flow = OrderFlow(brokers.name_servers, topic, per_second=50.0)
@@ -193,17 +185,9 @@ class Submission:
 
     @property
     def environment(self) -> dict[str, str]:
-        """With ``MORE``, what this cluster and test want from ``spark-submit``."""
-        more = {
-            "spark.executor.memory": "512m",
-            "spark.driver.memory": "512m",
-            "spark.executor.instances": "2",
-            f"spark.executorEnv.{submitted_job.FOLDER}": str(self.folder),
-            **self.cluster.settings,
-        }
-        return environment_of(
-            self.cluster, MORE=" ".join(f"--conf {name}={value}" for name, value in more.items())
-        )
+        """With :attr:`more` in ``MORE``."""
+        more = " ".join(f"--conf {name}={value}" for name, value in self.more.items())
+        return environment_of(self.machines, MORE=more)
 
     @contextmanager
     def run(self, commands: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -216,11 +200,15 @@ class Submission:
             self._job = job
             yield job
 
+    def said(self) -> str:
+        """The end of what the job printed."""
+        return self.log.read_text()[-6000:]
+
     def until(self, condition: Callable[[], T | None], reason: str) -> T:
         """Wait for it while the job runs."""
 
         def met() -> T | None:
-            assert self._job.poll() is None, self.log.read_text()[-6000:]
+            assert self._job.poll() is None, self.said()
             return condition()
 
         return wait_until(met, PATIENCE_S, reason=reason)
@@ -270,56 +258,99 @@ class Submission:
         return {queue: row.next_offset for queue, row in rows_but_retries(rows).items()}
 
 
-def test_a_machine_that_is_killed_under_a_job_costs_nothing_but_time(
-    machines: Machines, brokers: SimCluster, packed_environment: Path, topic: str
-) -> None:
-    """Row J6, H1, H5: daemon, executors and their Python, by SIGKILL in the middle of a listener's call;
-    then, when it is back, the other machine.
-    """
-    submission = Submission(machines, brokers, packed_environment, topic)
-    conf = packed_environment / "job.toml"
+def consume_there(submission: Submission) -> str:
+    """The page's commands that submit job ``consume``."""
+    folder = submission.folder
+    conf = folder / "job.toml"
     conf.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in submission.options.items()))
     unpack = documented("mkdir -p environment").splitlines()[0]
     submit = documented(
-        "SPARK_SUBMIT_ARGS", "packed.tar.gz",
+        "SPARK_SUBMIT_ARGS",
+        "packed.tar.gz",
         **{
-            "spark://master:7077": machines.master,
-            './spark-submit.sh': str(ROOT / "spark-submit.sh"),
+            "spark://master:7077": submission.machines.master,
+            "./spark-submit.sh": str(ROOT / "spark-submit.sh"),
             '.gz#environment"': '.gz#environment $MORE"',
             "conf/consume.example.toml": str(conf),
         },
-    )  # fmt: skip
+    )
+    return f"{unpack}\nexec env {submit}"
 
-    with submission.run(f"{unpack}\nexec env {submit}") as job:
+
+@pytest.mark.parametrize(
+    ("machines", "cluster"),
+    [
+        pytest.param("standalone", "real", marks=pytest.mark.real),
+        pytest.param("yarn", "sim", marks=pytest.mark.sim),
+    ],
+    indirect=True,
+)
+def test_a_machine_that_is_killed_under_a_job_costs_nothing_but_time(
+    machines: Machines, cluster: ClusterUnderTest, packed_environment: Path, topic: str
+) -> None:
+    """Row J6, H1, H5: daemon, executors and their Python, by SIGKILL in the middle of a listener's call."""
+    submission = Submission(machines, cluster, packed_environment, topic)
+
+    with submission.run(consume_there(submission)) as job:
         submission.await_progress()
-        for _ in range(2):
-            doomed = machines.machine_of(submission.in_a_call())
-            machines.kill_machine(doomed)
-            submission.go_on()
-            submission.await_progress()
-            machines.start_machines([doomed])
+        doomed = machines.machine_of(submission.in_a_call())
+        machines.kill_machine(doomed)
+        submission.go_on()
+        submission.await_progress()
+        machines.start_machines([doomed])
         stored = submission.await_all()
         job.send_signal(signal.SIGTERM)
-        assert job.wait(PATIENCE_S) == 128 + signal.SIGTERM, submission.log.read_text()[-4000:]
+        assert job.wait(PATIENCE_S) == 128 + signal.SIGTERM, submission.said()
 
     assert "Lost executor" in submission.log.read_text()
     submission.check(stored)
 
 
-@pytest.mark.usefixtures("orders")
+@SIM_ONLY
+def test_a_machine_that_stands_still_under_a_job_and_goes_on_doubles_nothing(
+    standalone: StandaloneCluster, cluster: ClusterUnderTest, packed_environment: Path, topic: str
+) -> None:
+    """Row J6, H1, H5: its tasks were tried again elsewhere when it goes on, in a listener's call."""
+    submission = Submission(standalone, cluster, packed_environment, topic)
+    # Spark gives an executor up after two minutes else.
+    submission.more |= {
+        "spark.executor.heartbeatInterval": "2s",
+        "spark.network.timeout": "8s",
+        "spark.network.timeoutInterval": "1s",
+        "spark.storage.blockManagerHeartbeatTimeoutMs": "8000",
+    }
+
+    with submission.run(consume_there(submission)) as job:
+        submission.await_progress()
+        frozen = standalone.machine_of(submission.in_a_call())
+        standalone.freeze_machine(frozen)
+        submission.await_progress()
+        submission.go_on()
+        standalone.thaw_machine(frozen)
+        submission.await_progress()
+        stored = submission.await_all()
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(PATIENCE_S) == 128 + signal.SIGTERM, submission.said()
+
+    assert "Lost executor" in submission.log.read_text()
+    submission.check(stored)
+
+
+@SIM_ONLY
 def test_executors_run_in_an_environment_that_came_packed(
-    standalone: StandaloneCluster, brokers: SimCluster, packed_environment: Path
+    standalone: StandaloneCluster, cluster: ClusterUnderTest, packed_environment: Path, topic: str
 ) -> None:
     """A program of one's own; nothing of ours is installed on the cluster,
     and the source is found by its name: in a batch, a stream and SQL.
     """
+    produce_orders(cluster.name_servers, topic, 200)
     (packed_environment / "your_job.py").write_text(READ_BY_NAME)
     log = packed_environment / "log"
     commands = documented(
         "mkdir -p environment",
         **{
             "spark://master:7077": standalone.master,
-            "your_job.py": f"--conf spark.executor.memory=512m your_job.py {brokers.name_servers}",
+            "your_job.py": f"--conf spark.executor.memory=512m your_job.py {cluster.name_servers} {topic}",
         },
     )
     environment = environment_of(standalone)
@@ -334,11 +365,12 @@ def test_executors_run_in_an_environment_that_came_packed(
     ), printed
 
 
+@SIM_ONLY
 def test_an_offset_store_that_only_the_driver_can_see_is_refused(
-    standalone: StandaloneCluster, brokers: SimCluster, tmp_path: Path, topic: str
+    standalone: StandaloneCluster, cluster: ClusterUnderTest, tmp_path: Path, topic: str
 ) -> None:
     """Row J6: nothing is consumed, and no table is left."""
-    submission = Submission(standalone, brokers, tmp_path, topic)
+    submission = Submission(standalone, cluster, tmp_path, topic)
     options = {**submission.options, "offsetStore": f"{PRIVATE}/offsets"}
     submit = consume_command(options)
     environment = submission.environment
@@ -351,13 +383,14 @@ def test_an_offset_store_that_only_the_driver_can_see_is_refused(
     assert not list(tmp_path.glob("*/**/*.json"))
 
 
+@SIM_ONLY
 def test_yarn_starts_a_killed_driver_again_and_nothing_is_lost(
-    yarn: YarnCluster, brokers: SimCluster, packed_environment: Path, topic: str
+    yarn: YarnCluster, cluster: ClusterUnderTest, packed_environment: Path, topic: str
 ) -> None:
     """Row J6, H1, H5: the machine of the driver is killed while a listener's call runs. A table that each
     machine sees elsewhere is refused before.
     """
-    submission = Submission(yarn, brokers, packed_environment, topic)
+    submission = Submission(yarn, cluster, packed_environment, topic)
     shared = {
         name: str(packed_environment / f"refused-{name}") for name in ("sink", "offsetStore", "checkpoint")
     }
@@ -383,7 +416,7 @@ def test_yarn_starts_a_killed_driver_again_and_nothing_is_lost(
         yarn.start_machines([doomed])
         stored = submission.await_all()
         (packed_environment / "enough").touch()
-        assert job.wait(PATIENCE_S) == 0, submission.log.read_text()[-4000:]
+        assert job.wait(PATIENCE_S) == 0, submission.said()
 
     submission.check(stored)
     for driver in drivers():
