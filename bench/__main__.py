@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from bench import (
+    compaction,
     consume,
     consume_concurrent,
     delta_sink,
@@ -46,6 +47,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "offset_commit": offset_commit.run,
     "delta_sink": delta_sink.run,
     "old_sinks": old_sinks.run,
+    "compaction": compaction.run,
     "growth": growth.run,
     "groups": groups.run,
     "simulator": simulator.run,
@@ -66,7 +68,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     type=int,
     help=(
         "pull, source, sink, micro_batch, consume, consume_concurrent, suspended, latency, delta_sink, "
-        "old_sinks, growth, groups, simulator: rounds that count."
+        "old_sinks, compaction, growth, groups, simulator: rounds that count."
     ),
 )
 @click.option(
@@ -77,7 +79,9 @@ _RUNS: dict[str, Callable[..., Result]] = {
 @click.option(
     "--batches", type=int, help="micro_batch, consume, consume_concurrent, suspended: micro-batches per run."
 )
-@click.option("--seconds", type=float, help="latency, memory: length of a run; offset_commit: at most.")
+@click.option(
+    "--seconds", type=float, help="latency, memory, compaction: length of a run; offset_commit: at most."
+)
 @click.option("--backend", type=click.Choice(["real", "sim"]), help="micro_batch: the broker.")
 @click.option("--triggers", type=int, help="planner, groups: triggers that count.")
 @click.option("--commits", type=int, help="offset_commit: commits that count.")

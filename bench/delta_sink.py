@@ -186,9 +186,9 @@ class _Contest:
 class Ours:
     """A committer with a sink and a store of its own."""
 
-    def __init__(self, spark: SparkSession, table: Path, offsets: Path) -> None:
+    def __init__(self, spark: SparkSession, table: Path, offsets: Path, *, compaction: bool = True) -> None:
         self._spark = spark
-        self._sink, self._store = DeltaSink(table), DeltaOffsetStore(offsets)
+        self._sink, self._store = DeltaSink(table, compaction=compaction), DeltaOffsetStore(offsets)
         self._sink.prepare(ROWS)
         claimed = self._store.claim(GROUP, "bench", dict.fromkeys(_all_queues(), 0))
         self._epochs = {queue: row.epoch for queue, row in claimed.items()}
@@ -286,7 +286,7 @@ def _queues_of_task() -> list[MessageQueue]:
 def _made_of(queue: MessageQueue, batch: Batch) -> Iterator[pa.RecordBatch]:
     start, end = batch.range_of(queue.queue_id)
     for first in range(start, end, _ARROW_ROWS):
-        yield _made(queue, np.arange(first, min(first + _ARROW_ROWS, end)))
+        yield made(queue, np.arange(first, min(first + _ARROW_ROWS, end)))
 
 
 def _tasks(spark: SparkSession) -> DataFrame:
@@ -294,7 +294,8 @@ def _tasks(spark: SparkSession) -> DataFrame:
     return spark.range(0, CORES, 1, CORES).select(sf.lit(None).cast("binary"))
 
 
-def _made(queue: MessageQueue, offsets: np.ndarray) -> pa.RecordBatch:
+def made(queue: MessageQueue, offsets: np.ndarray) -> pa.RecordBatch:
+    """Rows of one queue at these offsets."""
     count = len(offsets)
     ids = pa.array(offsets * 7_919 % 1_000_003)
     text = ids.cast(pa.string())

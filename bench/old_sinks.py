@@ -103,6 +103,11 @@ def make_table(path: Path, schema: pa.Schema, *, commits: int, files_each: int) 
     return path
 
 
+def file_name(number: int) -> str:
+    """Of the table's files by the order in which they were added."""
+    return f"part-{number:032x}.parquet"
+
+
 def _write(log: Path, version: int, actions: list[dict[str, Any]]) -> None:
     (log / f"{version:020d}.json").write_text("".join(f"{json.dumps(action)}\n" for action in actions))
 
@@ -139,7 +144,7 @@ def _file(number: int) -> dict[str, Any]:
     }
     return {
         "add": {
-            "path": f"part-{number:032x}.parquet",
+            "path": file_name(number),
             "partitionValues": {},
             "size": 5_000,
             "modificationTime": 1,

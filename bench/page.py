@@ -128,6 +128,11 @@ _SECTIONS: Final = {
             "data, 200,000 files, ms",
         ),
     ),
+    "compaction": _Section(
+        "Micro-batches of 100,000 rows while a thread of the same process compacts the table's 10,000 files, "
+        "beside the same without it.",
+        ("alone, rows/s", "beside compaction, rows/s", "files compacted a second"),
+    ),
     "growth": _Section(
         "Micro-batches into a Delta sink, exactly once, as the table gets commits and files and the "
         "group gets queues. *Before*: an earlier commit.",

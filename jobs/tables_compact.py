@@ -14,7 +14,7 @@ from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, open_table, 
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.offsets.delta_rows import VERSION_PROPERTY
-from pyspark_rocketmq.sinks.compaction import compact
+from pyspark_rocketmq.sinks.compaction import Compacted, compact
 from pyspark_rocketmq.sinks.delta_rules import refused_features
 
 
@@ -46,12 +46,18 @@ def compact_table(settings: TablesCompactSettings, console: Console) -> None:
             f"The table {where} could not be compacted: {storage.told(error)} Its rows are as they "
             "were. Check the storage, and run the job again."
         ) from error
-    console.print(
-        f"{where}: {done.files_removed:,} files are {done.files_added:,} now. The old ones are kept for "
-        "queries that read them and for time travel, until VACUUM.",
-        markup=False,
-        highlight=False,
-    )
+    console.print(f"{where}: {_told(done)}", markup=False, highlight=False)
+
+
+def _told(done: Compacted) -> str:
+    changed = f"Another commit changed what was read of {done.files_changed:,} files: run the job again."
+    if done.files_removed:
+        told = (
+            f"{done.files_removed:,} files are {done.files_added:,} now. The old ones are kept for queries "
+            "that read them and for time travel, until VACUUM."
+        )
+        return f"{told} {changed}" if done.files_changed else told
+    return changed if done.files_changed else "there is nothing to do: no partition has two small files."
 
 
 def _problem(where: str, form: TableForm, *, takes_commits: bool) -> str | None:

@@ -264,6 +264,7 @@ def test_files_that_somebody_else_changes_meanwhile_are_left_alone(
     act: Callable[[Path], object],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """J3, H1: each row that is there after the other change is there once."""
     run(sink_of(path, compaction=False), 12)
@@ -279,6 +280,7 @@ def test_files_that_somebody_else_changes_meanwhile_are_left_alone(
 
     assert offsets_of(path) == after[0]
     assert "files changed while they were compacted" in caplog.text
+    assert "Another commit changed what was read of 12 files: run the job again." in capsys.readouterr().out
 
 
 def test_a_commit_that_a_mount_reports_as_somebody_else_s_is_known_as_own(
@@ -351,6 +353,9 @@ def test_a_command_compacts_on_demand(path: Path, capsys: pytest.CaptureFixture[
     assert job("--option", f"table={path}") == 0
     assert f"{EVERY} files are 1 now" in capsys.readouterr().out
     assert (files_of(path), offsets_of(path)) == (1, list(range(EVERY)))
+
+    assert job("--option", f"table={path}") == 0
+    assert "there is nothing to do: no partition has two small files." in capsys.readouterr().out
 
 
 def test_a_command_refuses_what_it_must_not_compact(

@@ -67,6 +67,8 @@ class Compacted(NamedTuple):
 
     files_removed: int = 0
     files_added: int = 0
+    files_changed: int = 0
+    """Left as they are, since another commit came first."""
 
 
 def target_of(sizes: Iterable[int], targets: Sequence[int] = TARGETS) -> int | None:
@@ -277,9 +279,10 @@ class _Rewriting:
         if not old:
             return
         if self._put(old, new):
-            removed, added = self._done
-            self._done = Compacted(removed + len(old), added + len(new))
+            removed, added, changed = self._done
+            self._done = Compacted(removed + len(old), added + len(new), changed)
         else:
+            self._done = self._done._replace(files_changed=self._done.files_changed + len(old))
             logger.info("files changed while they were compacted path=%s", masked(self._log.table_uri))
 
     def _put(self, old: Sequence[StoredFile], new: Sequence[WrittenFile]) -> bool:

@@ -1,0 +1,123 @@
+"""Micro-batches into a Delta sink while its small files are compacted in the same process, next to the same alone."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bench.delta_sink import ROWS, Batch, Ours, made
+from bench.measure import Result, Spread, Target, load_average
+from bench.old_sinks import file_name, make_table
+from bench.session import CORES, bench_session
+from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.delta.table import open_table
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.sinks.compaction import compact_if_worth_it
+
+_FILES: Final = 10_000
+_FILES_EACH: Final = 2_000
+_ROWS_OF_A_FILE: Final = 100
+_BATCH_ROWS: Final = 100_000
+_WARM_UP: Final = 5
+_METHOD: Final = """\
+Micro-batches of {rows:,} rows of 8 queues by `BatchCommitter` on `local[{cores}]`, one after the other, into a table of {files:,} files of {each} rows each: {seconds:g} s alone, then
+until a thread of the driver has compacted the files as the sink does in the background; {rounds} rounds, each with a new table."""
+
+
+def run(*, seconds: float = 15.0, rounds: int = 5) -> Result:
+    """Measure ``rounds`` pairs of stretches of ``seconds`` each."""
+    before = load_average()
+    found: list[tuple[float, float]] = []
+    compacted: list[float] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        bench_session(Path(folder)) as spark,
+    ):
+        for number in range(rounds):
+            table = _make_table(Path(folder) / f"table {number}")
+            batches = _Batches(Ours(spark, table, Path(folder) / f"offsets {number}", compaction=False))
+            for _ in range(_WARM_UP):
+                batches.run()
+            alone = batches.rate(lambda taken_s: taken_s >= seconds)
+            thread = threading.Thread(target=_compact, args=(table, compacted))
+            thread.start()
+            beside = batches.rate(partial(_has_ended, thread))
+            found.append((alone, beside))
+            print(
+                f"  rows/s alone {alone:,.0f}, beside {beside:,.0f}; files/s {compacted[-1]:,.0f}", flush=True
+            )
+    return Result(
+        name="compaction",
+        title="Compaction beside micro-batches",
+        method=_METHOD.format(
+            rows=_BATCH_ROWS,
+            cores=CORES,
+            files=_FILES,
+            each=_ROWS_OF_A_FILE,
+            seconds=seconds,
+            rounds=rounds,
+        ),
+        columns=("what", "min", "median", "max"),
+        rows=(
+            ("alone, rows/s", *Spread.of(alone for alone, _ in found).cells(",.0f")),
+            ("beside compaction, rows/s", *Spread.of(beside for _, beside in found).cells(",.0f")),
+            ("files compacted a second", *Spread.of(compacted).cells(",.0f")),
+        ),
+        targets=(
+            Target(
+                what="beside compaction / alone",
+                seen=Spread.of(beside / alone for alone, beside in found),
+                bound=0.9,
+                at_most=False,
+            ),
+        ),
+        load=(before, load_average()),
+    )
+
+
+def _make_table(path: Path) -> Path:
+    make_table(path, ROWS, commits=_FILES // _FILES_EACH, files_each=_FILES_EACH)
+    rows = made(MessageQueue("orders", "broker-a", 0), np.arange(_ROWS_OF_A_FILE))
+    pq.write_table(pa.Table.from_batches([rows]), path / file_name(0), compression="zstd")
+    for number in range(1, _FILES):
+        (path / file_name(number)).hardlink_to(path / file_name(0))
+    return path
+
+
+class _Batches:
+    """One after the other."""
+
+    def __init__(self, ours: Ours) -> None:
+        self._ours = ours
+        self._number = 0
+
+    def run(self) -> None:
+        """The next one."""
+        self._ours.commit(Batch(self._number, _BATCH_ROWS))
+        self._number += 1
+
+    def rate(self, is_over: Callable[[float], bool]) -> float:
+        """Rows a second until this says of the seconds taken that they are enough."""
+        first, started_s = self._number, time.perf_counter()
+        while not is_over(time.perf_counter() - started_s):
+            self.run()
+        return (self._number - first) * _BATCH_ROWS / (time.perf_counter() - started_s)
+
+
+def _has_ended(thread: threading.Thread, _: float) -> bool:
+    return not thread.is_alive()
+
+
+def _compact(table: Path, files_per_s: list[float]) -> None:
+    started_s = time.perf_counter()
+    done = compact_if_worth_it(open_table(str(table)), LogFiles(str(table)))
+    files_per_s.append(done.files_removed / (time.perf_counter() - started_s))
