@@ -180,12 +180,15 @@ def _serve(name_servers: str, work: Path) -> None:
 class Tree:
     """A work tree's process."""
 
-    def __init__(self, path: Path, name_servers: str, work: Path) -> None:
+    def __init__(self, path: Path, name_servers: str, work: Path, spark: str | None = None) -> None:
         work.mkdir()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path / "connector"), str(path)])}
         # What is run must be the same: this file, with the other tree's modules.
+        python = [sys.executable]
+        if spark is not None:
+            python = [str(path / "scripts" / "with-env.sh"), f"spark-{spark}", "python"]
         command = [
-            sys.executable, "-c",
+            *python, "-c",
             (f"import runpy; runpy.run_path({__file__!r})['_serve']({name_servers!r}, "
             f"__import__('pathlib').Path({str(work)!r}))"),
         ]  # fmt: skip
@@ -270,6 +273,9 @@ def _compare(
 
 @click.command()
 @click.argument("other", type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path))
+@click.option(
+    "--other-spark", help="Run OTHER, which may be this tree, on another Spark, as 4.1; its figures divide."
+)
 @click.option("--only", multiple=True, help="source, stream, direct, arrow, sink, latency; all by default.")
 @click.option("--rounds", default=5, show_default=True, help="Rounds that count.")
 @click.option(
@@ -279,7 +285,9 @@ def _compare(
     help="Of a topic that is read; half as many are written.",
 )
 @click.option("--seconds", default=12.0, show_default=True, help="Length of a run that measures latencies.")
-def main(other: Path, only: tuple[str, ...], rounds: int, messages: int, seconds: float) -> None:
+def main(
+    other: Path, *, other_spark: str | None, only: tuple[str, ...], rounds: int, messages: int, seconds: float
+) -> None:
     """Compare this work tree with the one at OTHER."""
     this = Path(__file__).parent.parent
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, real_cluster() as cluster:
@@ -289,8 +297,8 @@ def main(other: Path, only: tuple[str, ...], rounds: int, messages: int, seconds
             fill(cluster.name_servers, size, queues=QUEUES, per_queue=messages // QUEUES, message=message)
         cluster.create_topic(_LIVE_TOPIC, QUEUES)
         trees = [
-            Tree(path, cluster.name_servers, Path(folder) / name)
-            for name, path in (("this", this), ("other", other))
+            Tree(path, cluster.name_servers, Path(folder) / name, spark)
+            for name, path, spark in (("this", this, None), ("other", other, other_spark))
         ]
         try:
             for job in _jobs(messages, seconds):

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.source.schema import spark_schema
+from pyspark_rocketmq.source.spark_version import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
 
 @dataclass(frozen=True)
