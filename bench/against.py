@@ -31,6 +31,7 @@ from bench import latency, source
 from bench.cluster import QUEUES, fill, real_cluster
 from bench.consume import do_nothing
 from bench.measure import load_average
+from bench.prebuilt_source import PrebuiltSource
 from bench.session import CORES, bench_session
 from bench.streams import Backlog, drain
 from pyspark_rocketmq import ConsumeOrderlyContext, by_sharding_key, register
@@ -64,6 +65,15 @@ class Runs:
         """A batch read into ``noop``."""
         reader = self._spark.read.format("rocketmq").options(nameServers=self._name_servers, topic=topic)
         rows = reader.options(**options).load()
+        return _rate(messages, lambda: _into_noop(rows))
+
+    def prebuilt(self, folder: Path, topic: str, messages: int) -> Figures:
+        """As many rows as a source of Python's hands Spark when they are there: what Spark itself costs."""
+        file = folder.with_suffix(".arrow")
+        partitions = source.first_batch(topic, self._name_servers, file)
+        self._spark.dataSource.register(PrebuiltSource)
+        reader = self._spark.read.format("prebuilt")
+        rows = reader.options(file=str(file), rows=messages, partitions=len(partitions)).load()
         return _rate(messages, lambda: _into_noop(rows))
 
     def stream(self, folder: Path, topic: str, messages: int) -> Figures:
@@ -242,6 +252,7 @@ def _jobs(messages: int, seconds: float) -> list[_Job]:
         jobs += [
             _Job(f"source, {size}", "source", size, {"messages": messages}),
             _Job(f"source, three columns, {size}", "source", size, three),
+            _Job(f"prebuilt rows, {size}", "prebuilt", size, {"messages": messages}),
             _Job(f"stream, {size}", "stream", size, {"messages": messages}),
         ]
     jobs.append(_Job("direct, 1KiB", "direct", "1KiB", {"messages": messages}))
@@ -276,7 +287,9 @@ def _compare(
 @click.option(
     "--other-spark", help="Run OTHER, which may be this tree, on another Spark, as 4.1; its figures divide."
 )
-@click.option("--only", multiple=True, help="source, stream, direct, arrow, sink, latency; all by default.")
+@click.option(
+    "--only", multiple=True, help="source, prebuilt, stream, direct, arrow, sink, latency; all by default."
+)
 @click.option("--rounds", default=5, show_default=True, help="Rounds that count.")
 @click.option(
     "--messages",

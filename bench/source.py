@@ -141,11 +141,7 @@ class Contest:
         """Take the ranges to read, and one batch as the source yields it for the prebuilt rows."""
         register(spark)
         spark.dataSource.register(PrebuiltSource)
-        reader = RocketMQBatchReader(_default_options(topic, cluster.name_servers))
-        partitions = tuple(each for each in reader.partitions() if isinstance(each, QueuePartition))
-        batch = next(reader.read(partitions[0]))
-        with pa.OSFile(str(arrow_file), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as file:
-            file.write_batch(batch)
+        partitions = first_batch(topic, cluster.name_servers, arrow_file)
         java = LitePull(arrow_file.parent)
         return cls(spark, cluster.name_servers, topic, partitions, arrow_file, java)
 
@@ -253,6 +249,16 @@ def _seconds_to_noop(rows: DataFrame) -> float:
     started_s = time.perf_counter()
     rows.write.format("noop").mode("overwrite").save()
     return time.perf_counter() - started_s
+
+
+def first_batch(topic: str, name_servers: str, arrow_file: Path) -> tuple[QueuePartition, ...]:
+    """Write one batch as the source yields it; what the source would read."""
+    reader = RocketMQBatchReader(_default_options(topic, name_servers))
+    partitions = tuple(each for each in reader.partitions() if isinstance(each, QueuePartition))
+    batch = next(reader.read(partitions[0]))
+    with pa.OSFile(str(arrow_file), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as file:
+        file.write_batch(batch)
+    return partitions
 
 
 def _default_options(topic: str, name_servers: str) -> ReadOptions:
