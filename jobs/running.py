@@ -50,7 +50,12 @@ def spark_session(job: str) -> Iterator[SparkSession]:
     print("Starting Spark, which takes some seconds.", file=sys.stderr)
     started_s = time.monotonic()
     spark = SparkSession.builder.appName(f"pyspark-rocketmq {job}").getOrCreate()
-    check_classic(spark, f"Job '{job}'", "it does its work in this process, which is not the driver there")
+    check_classic(
+        spark,
+        f"Job '{job}'",
+        "spark-submit starts a job beside its driver, whose signals and progress it needs; unset "
+        "SPARK_REMOTE, or use the package's classes from a client of Spark Connect",
+    )
     # Spark's own handler asks the JVM to cancel its jobs first.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     pyspark_rocketmq.register(spark)

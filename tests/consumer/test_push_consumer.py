@@ -6,7 +6,6 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,7 @@ from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
-from pyspark_rocketmq.errors import OptionError, RocketMQError
+from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageModel
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
@@ -28,7 +27,6 @@ from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options.consumer import consume_time
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.replay.replay import Replay
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.source.session import check_speculation
 from tests.helpers.fake_clock import FakeClock
@@ -395,21 +393,6 @@ def test_a_composed_query_must_say_how_dead_letters_are_sent() -> None:
         RangeConsumer(lambda messages, context: None, output, settings)
 
 
-def test_a_session_of_spark_connect_is_refused_in_a_sentence() -> None:
-    """H1: before anything of Spark's fails there in words of its own."""
-    connect = SimpleNamespace(conf={})
-    consumer = PushConsumer(consumer_group="g", name_servers="a:1", offset_store=DeltaOffsetStore("unused"))
-    consumer.subscribe("orders")
-    consumer.register_message_listener(lambda messages, context: None, orderly=True, output_schema="a int")
-
-    with pytest.raises(
-        RocketMQError, match=r"A PushConsumer does not work with Spark Connect: .*classic session"
-    ):
-        consumer.start(connect, checkpoint="unused")  # type: ignore[arg-type]
-    with pytest.raises(RocketMQError, match=r"A Replay does not work with Spark Connect"):
-        Replay(connect, {"nameServers": "a:1", "topic": "orders"})  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("is_on", [True, False])
 def test_a_session_that_starts_slow_tasks_twice_is_refused(is_on: bool) -> None:
     """D1: both copies of a task would call the listener with the same messages."""
@@ -440,9 +423,8 @@ def test_offsets_are_mirrored_unless_the_group_is_broadcasting(
     )
 
     options = ReadOptions.parse(consumer._source_options())
-    committer = consumer._committer(
-        options, consumer._store(options), None, Future(), engine=None, hub=None, drains=False
-    )
+    store = consumer._store(options)
+    committer = consumer._parts(options, store, None, None, drains=False).committer(store, str, None)
 
     assert (committer._mirror is not None) is is_mirrored
 

@@ -113,8 +113,36 @@ def test_a_session_without_delta_lake_is_told_what_it_lacks(
 ) -> None:
     """Row J4; as of ``SparkSession.builder.getOrCreate()``."""
     monkeypatch.setattr("pyspark_rocketmq.source.session.HAS_DELTA", has_delta)
-    without: Any = MagicMock(version="4.3.0")
+    without: Any = MagicMock(spec=SparkSession, version="4.3.0")
+    without._jvm = MagicMock()
     without._jvm.io.delta.tables.DeltaTable = JavaPackage("io.delta.tables.DeltaTable", None)
 
     with pytest.raises(RocketMQError, match=told):
         check_delta(without)
+
+
+@pytest.mark.parametrize("version", ["4.4.0", "4.0.1"])
+def test_delta_lake_for_another_spark_is_refused_before_a_table_is_made(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row J4; its reads of a table fail with a NoSuchMethodError on Spark 4.3."""
+    monkeypatch.setattr("pyspark_rocketmq.source.session.HAS_DELTA", False)
+    session: Any = MagicMock(spec=SparkSession, version="4.3.0")
+    session._jvm = MagicMock()
+    session._jvm.io.delta.package.VERSION.return_value = version
+
+    with pytest.raises(RocketMQError, match=r"no release for Spark 4\.3\.0, and this session has none that"):
+        check_delta(session)
+
+
+@pytest.mark.parametrize("told", [{"return_value": "4.5.0"}, {"side_effect": TypeError("not callable")}])
+def test_delta_lake_that_is_newer_or_a_platform_s_own_is_tried(
+    told: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row J4."""
+    monkeypatch.setattr("pyspark_rocketmq.source.session.HAS_DELTA", False)
+    session: Any = MagicMock(spec=SparkSession, version="4.3.0")
+    session._jvm = MagicMock()
+    session._jvm.io.delta.package.VERSION.configure_mock(**told)
+
+    check_delta(session)

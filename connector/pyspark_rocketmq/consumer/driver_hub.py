@@ -22,6 +22,7 @@ from queue import SimpleQueue
 from typing import Final, NamedTuple
 
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.server import QueryHub
 from pyspark_rocketmq.hub.state import HubState, Part, Slots
 from pyspark_rocketmq.hub.task_client import HubTerms
@@ -58,12 +59,13 @@ class DriverHub:
         clock: Clock,
         storage_options: Callable[[], Mapping[str, str]] = dict,
         look_every_s: float = _LOOK_EVERY_S,
+        ends_tasks: bool = False,
     ) -> None:
         """Listen at ``bind_host``, which planner and tasks reach as ``host``, and start the threads.
 
         ``must_ask``: every task can certainly reach this process. ``slots`` returns how many tasks can run at
         the same time now, ``read_epochs`` the epochs in the offset store, ``storage_options`` how the planner
-        reaches it.
+        reaches it. ``ends_tasks``: nobody else ends tasks when this process ends, so they must be connected.
 
         Raises:
             OSError: If nothing can listen there.
@@ -72,6 +74,7 @@ class DriverHub:
         self._slots = slots
         self._read_epochs = read_epochs
         self._look_every_s = look_every_s
+        self._ends_tasks = ends_tasks
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._over: SimpleQueue[tuple[int, Callable[[], None]] | None] = SimpleQueue()
         self._commit: Callable[[Part], None] | None = None
@@ -140,16 +143,27 @@ class DriverHub:
         self._left = []
         must_ask = self._hub.query(lambda state: state.batch_begins(batch_id))
         self._began_s = self._clock.monotonic_s()
-        return HubTerms(self._hub.address, batch_id, must_ask)
+        return HubTerms(self._hub.address, batch_id, must_ask, self._ends_tasks)
 
     def end(self, *, could_ask: bool | None) -> BatchEnd:
-        """After the job: take nothing more, and wait until what was taken is committed or has failed."""
+        """After the job: take nothing more, and wait until what was taken is committed or has failed.
+
+        Raises:
+            RocketMQError: If tasks had to connect and could not.
+        """
         self._began_s = float("inf")
         plan, taken = self._hub.batch_ends(could_ask=could_ask)
         is_through: Future[None] = Future()
         self._work.put(lambda: is_through.set_result(None))
         is_through.result()
         self._commit = None
+        if could_ask is False and self._ends_tasks:
+            raise RocketMQError(
+                f"Tasks could not connect to {self._hub.address.host}:{self._hub.address.port}, the process "
+                "in which Spark Connect runs foreachBatch, and Spark does not end them when the query ends. "
+                "Nothing was delivered. Let executors reach that host (spark.driver.host), or use a classic "
+                "session."
+            )
         return BatchEnd(plan, taken, tuple(self._left))
 
     def over(self, plan: int, is_shown: Callable[[], None]) -> None:

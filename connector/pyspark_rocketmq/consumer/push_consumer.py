@@ -13,16 +13,23 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
-from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.orderly import UNLIMITED
-from pyspark_rocketmq.consumer.commit import BatchCommitter, BatchListener
+from pyspark_rocketmq.consumer.batch_function import (
+    CommitterParts,
+    ServerFunction,
+    check_over_connect,
+    check_server_has,
+    renewed_storage,
+)
+from pyspark_rocketmq.consumer.commit import BatchListener
 from pyspark_rocketmq.consumer.driver_hub import DriverHub
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
@@ -30,14 +37,12 @@ from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import listener_schema, sink_schema
 from pyspark_rocketmq.consumer.engine.state import consume_orderly
 from pyspark_rocketmq.consumer.engine.task import Engine, PickledOnce, why_not_picklable
-from pyspark_rocketmq.consumer.failure_summary import FailureSummary
 from pyspark_rocketmq.consumer.message_table import Decode, MessageTable
 from pyspark_rocketmq.consumer.settings import ConsumerSettings, member_of, start_problems
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.format import register
 from pyspark_rocketmq.group.broker_offsets import open_group_store
 from pyspark_rocketmq.group.join import offset_key
-from pyspark_rocketmq.group.offset_mirror import OffsetMirror
 from pyspark_rocketmq.hub.state import Slots
 from pyspark_rocketmq.listeners.context import ConsumeHooks, ConsumeMessageHook
 from pyspark_rocketmq.listeners.forms import form_of, named
@@ -49,7 +54,6 @@ from pyspark_rocketmq.model import (
     OrderlyEngineKind,
     UndecodableMessages,
 )
-from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetKey, OffsetStore
 from pyspark_rocketmq.options.consumer import DEFAULT_MAX_OFFSETS_PER_TRIGGER
@@ -63,11 +67,13 @@ from pyspark_rocketmq.sinks.standing import check_has_all, forgotten_by, lost_by
 from pyspark_rocketmq.source.cluster_view import check_topics
 from pyspark_rocketmq.source.ranges import tickets_alone
 from pyspark_rocketmq.source.session import (
-    check_classic,
+    BatchFunction,
+    check_session,
     check_speculation,
     clear_unwritten_plan,
     driver_address,
     is_active,
+    is_classic,
     stoppable,
     task_slots,
 )
@@ -184,6 +190,20 @@ def log_unused_start(store: OffsetStore, consumer_group: str, where: ConsumeFrom
 
 
 _QUERY_ID_TIMEOUT_S = 60.0
+
+
+class _Wanted(NamedTuple):
+    """What :meth:`PushConsumer.start` was given of the query."""
+
+    sink: Sink | None
+    checkpoint: str
+    trigger: Mapping[str, Any]
+    query_name: str | None
+
+    @property
+    def drains(self) -> bool:
+        """Whether the query ends with what is there now."""
+        return "availableNow" in self.trigger
 
 
 class PushConsumer:
@@ -357,7 +377,8 @@ class PushConsumer:
         """Start consuming.
 
         Args:
-            spark: A classic session (foreachBatch runs in this process).
+            spark: A classic session, or one of Spark Connect: there this process makes and checks the tables,
+                and a process of the server writes them.
             sink: Where emitted rows go: a ``DeltaSink``, a ``DatabaseSink``, or several, each with the rows
                 its ``Route`` says; None when the listener's side effects are all that is wanted.
             checkpoint: Folder of Spark's checkpoint. It may be lost: the offset store holds the progress.
@@ -370,43 +391,45 @@ class PushConsumer:
             SchemaError: If the sink's table does not fit the listener's output.
             StorageNotShared: If an executor has another folder at the path of a table.
             TopicNotFound: If a topic is not there; nothing was made then.
-            RocketMQError: If the cluster does not answer, the executors' Python lacks this package, or the
-                session is one of Spark Connect.
+            RocketMQError: If the cluster does not answer, or the executors' Python lacks this package.
         """
         options = self._source_options(sink, start_problems(sink, checkpoint, trigger))
-        check_classic(
-            spark,
-            "A PushConsumer",
-            "it commits data and offsets in this process, and there foreachBatch runs in a process of the "
-            "server",
-        )
+        check_session(spark, "A PushConsumer")
         check_speculation(spark)
         register(spark)
         if sink is not None:
             sink = one_sink(sink)
+        every_second = {"processingTime": "1 second"}
+        wanted = _Wanted(sink, str(checkpoint), every_second if trigger is None else trigger, query_name)
+        store = self._store(ReadOptions.parse(options))
+        if storage := renewed_storage(store):
+            options |= {"storageSecrets": json.dumps(storage)}
+        if is_classic(spark):
+            return self._start_here(spark, options, store, wanted)
+        return self._start_at_server(spark, options, store, wanted)
+
+    def _start_here(
+        self, spark: SparkSession, options: dict[str, str], store: OffsetStore, wanted: _Wanted
+    ) -> StreamingQuery:
+        """Start a query whose batches are committed by this process."""
         parsed = ReadOptions.parse(options)
-        store = self._store(parsed)
         hub = self._hub(spark, parsed, store)
         if hub is not None:
             options |= {"hubSecret": hub.secret}
-        if storage := _renewed_storage(store):
-            options |= {"storageSecrets": json.dumps(storage)}
         query_id: Future[str] = Future()
-        drains = "availableNow" in (trigger or ())
-        if drains and not TELLS_TRIGGER:
+        trigger = wanted.trigger
+        if wanted.drains and not TELLS_TRIGGER:
             options, trigger = _drained_by(hub, options)
         try:
             messages = spark.readStream.format("rocketmq").options(**options).load()
             rows, engine, schema = self._rows(messages, parsed)
-            self._check_and_prepare(spark, parsed, store, sink, schema)
-            clear_unwritten_plan(spark, str(checkpoint))
-            committer = self._committer(parsed, store, sink, query_id, engine=engine, hub=hub, drains=drains)
+            self._check_and_prepare(spark, parsed, store, wanted.sink, schema)
+            clear_unwritten_plan(spark, wanted.checkpoint)
+            parts = self._parts(parsed, store, wanted.sink, engine, drains=wanted.drains)
+            committer = parts.committer(store, partial(_await_query_id, query_id), hub)
+            name = wanted.query_name or self._free_name(spark)
             query = (
-                rows.writeStream.foreachBatch(stoppable(committer))
-                .queryName(query_name or self._free_name(spark))
-                .option("checkpointLocation", str(checkpoint))
-                .trigger(**(dict(trigger) if trigger is not None else {"processingTime": "1 second"}))
-                .start()
+                _written_by(stoppable(committer), rows, name, wanted.checkpoint).trigger(**trigger).start()
             )
         except BaseException:
             if hub is not None:
@@ -417,6 +440,20 @@ class PushConsumer:
             hub.lives_with(partial(is_active, query), query.stop)
             self._hubs[str(query.runId)] = hub
         return query
+
+    def _start_at_server(
+        self, spark: SparkSession, options: dict[str, str], store: OffsetStore, wanted: _Wanted
+    ) -> StreamingQuery:
+        """Start a query of Spark Connect, whose batches are committed by a process of the server."""
+        parsed = ReadOptions.parse(options)
+        messages = spark.readStream.format("rocketmq").options(**options).load()
+        rows, engine, schema = self._rows(messages, parsed)
+        parts = self._parts(parsed, store, wanted.sink, engine, drains=wanted.drains)
+        check_over_connect(parts, crosses_spark=engine is None and self._table is None)
+        self._check_and_prepare(spark, parsed, store, wanted.sink, schema)
+        name = wanted.query_name or self._free_name(spark)
+        function = ServerFunction(parts, arrow_schema(schema), name)
+        return _written_by(function, rows, name, wanted.checkpoint).trigger(**wanted.trigger).start()
 
     def stop(self, query: StreamingQuery, within_s: float = 30.0) -> bool:
         """Stop a query of this consumer after the listener's running calls, and commit its batch.
@@ -429,7 +466,8 @@ class PushConsumer:
 
         Returns:
             Whether the batch was committed in time. A batch of engine ``state``, or one whose tasks cannot
-            connect to the driver, must end by itself in that time.
+            connect to the driver, must end by itself in that time. False over Spark Connect, which has no
+            connection to the process that commits.
         """
         hub = self._hubs.pop(str(query.runId), None)
         is_committed = hub is not None and is_active(query) and hub.stop_tasks(within_s)
@@ -451,7 +489,7 @@ class PushConsumer:
         check_apart(tables)
         # Before anything is made that would be left behind.
         check_topics(options)
-        check_shared(spark, tables)
+        (check_shared if is_classic(spark) else check_server_has)(spark, tables)
         key = offset_key(options)
         if sink is not None:
             check_sink(store, sink, key)
@@ -510,69 +548,48 @@ class PushConsumer:
             store.open_anew()
         return store
 
-    def _committer(
+    def _parts(
         self,
         options: ReadOptions,
         store: OffsetStore,
         sink: Sink | None,
-        query_id: Future[str],
-        *,
         engine: Engine | None,
-        hub: DriverHub | None,
+        *,
         drains: bool,
-    ) -> BatchCommitter:
-        name = offset_key(options)
-        is_shown = (
-            self._settings.mirror_offsets
-            and self._settings.message_model is MessageModel.CLUSTERING
-            and not isinstance(store, BrokerOffsetStore)
-        )
-        summary = FailureSummary(
-            self._settings.consumer_group,
-            SystemClock(),
-            tries_for_ever=self._is_orderly and self._settings.max_reconsume_times == UNLIMITED,
-            drains=drains,
-        )
-        return BatchCommitter(
-            consumer_group=name,
-            store=store,
+    ) -> CommitterParts:
+        settings = self._settings
+        return CommitterParts(
+            options=options,
+            # One that is named is opened where it is used.
+            store=None if isinstance(settings.offset_store, str) else store,
             sink=sink,
-            query_id=partial(_await_query_id, query_id),
-            listeners=[summary, *self._batch_listeners],
-            mirror=OffsetMirror(options, store, name) if is_shown else None,
             engine=engine,
-            hub=hub,
-            before_batch=partial(_renewed_storage, store),
+            listeners=tuple(self._batch_listeners),
+            is_mirrored=settings.mirror_offsets and settings.message_model is MessageModel.CLUSTERING,
+            tries_for_ever=self._is_orderly and settings.max_reconsume_times == UNLIMITED,
+            drains=drains,
         )
 
     def _hub(self, spark: SparkSession, options: ReadOptions, store: OffsetStore) -> DriverHub | None:
         """The server for planner and tasks; None if nothing can listen."""
-        name = offset_key(options)
         host, bind_host, is_local = driver_address(spark)
         has_engine = options.hand_over_ranges and self._table is None
-
-        def epochs() -> dict[MessageQueue, int]:
-            # Brokers as a store keep no epochs.
-            is_fenced = not isinstance(store, BrokerOffsetStore)
-            return {queue: row.epoch for queue, row in store.read(name).items()} if is_fenced else {}
-
+        parts = self._parts(options, store, None, None, drains=False)
         try:
-            return DriverHub(
+            return parts.hub(
+                store,
                 host,
                 bind_host,
                 must_ask=is_local and has_engine,
                 # With more tasks than slots, a task with a suspended queue must end for one that waits.
                 slots=lambda: task_slots(spark) if has_engine and self._is_orderly else Slots(),
-                read_epochs=epochs,
-                storage_options=partial(_renewed_storage, store),
-                clock=SystemClock(),
             )
         except OSError as error:
             logger.warning(
                 "nothing can listen at %s (spark.driver.bindAddress), so queues change hands between two "
                 "batches only group=%s: %s",
                 bind_host,
-                name,
+                offset_key(options),
                 error,
             )
             return None
@@ -627,9 +644,8 @@ def _tables(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
     return tables if spec.kind is not StoreKind.DELTA else tables | {"offset_store": spec.place}
 
 
-def _renewed_storage(store: OffsetStore) -> dict[str, str]:
-    """How to reach the store from now on; empty if nothing needs to be said."""
-    return store.renew_storage() if isinstance(store, DeltaOffsetStore) else {}
+def _written_by(function: BatchFunction, rows: DataFrame, name: str, checkpoint: str) -> DataStreamWriter:
+    return rows.writeStream.foreachBatch(function).queryName(name).option("checkpointLocation", checkpoint)
 
 
 def _drained_by(

@@ -32,6 +32,8 @@ _TAKEN_S: Final = 30.0
 """How long a driver may take to say that it has a part."""
 _AGAIN_AFTER_S: Final = 60.0
 """How long a driver that could not be reached is not tried again."""
+_CALLS_END_S: Final = 2.0
+"""How long the call in hand may go on then; as Spark's ``spark.python.task.killTimeout``."""
 _LARGEST_COPY: Final = 256 << 10
 """Characters of a result that the driver gets a copy of."""
 
@@ -43,6 +45,8 @@ class HubTerms(NamedTuple):
     batch_id: int
     must_ask: bool
     """Whether a task that cannot reach the driver must leave its ranges as they are."""
+    ends_tasks: bool = False
+    """Whether a task, the call in hand too, must end when the driver does: Spark does not end it."""
 
 
 class Fate(Enum):
@@ -239,7 +243,8 @@ class TaskInstructions(RangeInstructions):
 class _DriverConnection:
     """This process's connection to one driver."""
 
-    def __init__(self, address: HubAddress) -> None:
+    def __init__(self, address: HubAddress, *, ends_tasks: bool) -> None:
+        self._ends_tasks = ends_tasks
         self.place = f"{address.host}:{address.port}"
         self.is_lost = False
         self._tasks: dict[str, TaskInstructions] = {}
@@ -267,6 +272,16 @@ class _DriverConnection:
         self.is_lost = True
         for instructions in list(self._tasks.values()):
             instructions.lost()
+        if self._ends_tasks and self._tasks:
+            timer = threading.Timer(_CALLS_END_S, self._end_calls)
+            timer.daemon = True
+            timer.start()
+
+    def _end_calls(self) -> None:
+        if self._tasks:
+            logger.warning("this worker ends within the listener's call: its query has ended")
+            # Nothing else ends a call; Spark makes another worker.
+            os._exit(1)
 
 
 _connections: dict[HubAddress, _DriverConnection] = {}
@@ -298,7 +313,7 @@ def ask_driver(
         epochs: Of its ranges, by queue.
         tasks: How many the batch has.
     """
-    connection = _connected(terms.address)
+    connection = _connected(terms)
     if connection is None:
         return None
     instructions = connection.begin(epochs)
@@ -308,7 +323,8 @@ def ask_driver(
     return None
 
 
-def _connected(address: HubAddress) -> _DriverConnection | None:
+def _connected(terms: HubTerms) -> _DriverConnection | None:
+    address = terms.address
     with _guard:
         found = _connections.get(address)
         if found is not None and not found.is_lost:
@@ -316,7 +332,7 @@ def _connected(address: HubAddress) -> _DriverConnection | None:
         if time.monotonic() - _failed_s.get(address, float("-inf")) < _AGAIN_AFTER_S:
             return None
     try:
-        made = _DriverConnection(address)
+        made = _DriverConnection(address, ends_tasks=terms.ends_tasks)
     except TransportError as error:
         logger.warning(
             "the driver cannot be reached from this worker, so its queues change hands between two batches "

@@ -9,6 +9,7 @@ in every process that plans, which needs pandas for nothing else.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from operator import attrgetter
@@ -37,7 +38,8 @@ def to_numbers(values: Sequence[int | None], arrow_type: pa.DataType) -> pa.Arra
     Raises:
         OverflowError: If a number does not fit into ``arrow_type``.
     """
-    numbers = np.array([0 if value is None else value for value in values], f"i{arrow_type.bit_width // 8}")
+    # Unlike an array of numpy before 2.0, this refuses what does not fit.
+    numbers = array({32: "i", 64: "q"}[arrow_type.bit_width], (value or 0 for value in values))
     return pa.Array.from_buffers(arrow_type, len(values), [_validity(values), pa.py_buffer(numbers)])
 
 

@@ -16,12 +16,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pyspark.sql import SparkSession
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.planning import split_ranges
 from pyspark_rocketmq.delta.storage import StorageOptions, TableName
 from pyspark_rocketmq.display import peer_text
-from pyspark_rocketmq.errors import OptionError, SchemaError
+from pyspark_rocketmq.errors import OptionError, RocketMQError, SchemaError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.options.parsers import MAX_TOPIC_LENGTH, resource_name
 from pyspark_rocketmq.options.read import ReadOptions
@@ -41,7 +43,16 @@ from pyspark_rocketmq.sinks.shared_storage import check_shared, is_on_one_machin
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.readers import RocketMQBatchReader
 from pyspark_rocketmq.source.schema import spark_schema
-from pyspark_rocketmq.source.session import check_classic, check_delta, check_speculation
+from pyspark_rocketmq.source.session import (
+    NO_DELTA,
+    check_classic,
+    check_delta,
+    check_session,
+    check_speculation,
+    cores,
+    is_classic,
+    qualified,
+)
 from pyspark_rocketmq.wire.namespace import without_namespace
 
 logger = logging.getLogger(__name__)
@@ -83,19 +94,15 @@ class Replay:
         """Check the options, without a request to the cluster.
 
         Args:
-            spark: A classic session, for a table one with Delta Lake.
+            spark: For a topic a classic session, for a table one with Delta Lake.
             options: Those of ``spark.read.format("rocketmq")``: what to read, from where to where, how.
             offsets_per_step: About how many offsets are read between two commits.
 
         Raises:
             OptionError: If an option is wrong, or is one of streams.
-            RocketMQError: If the session is one of Spark Connect.
+            RocketMQError: If there is no session.
         """
-        check_classic(
-            spark,
-            "A Replay",
-            "it plans, records and counts cores in this process, which is not the driver there",
-        )
+        check_session(spark, "A Replay")
         self._spark = spark
         self._options = options if isinstance(options, ReadOptions) else ReadOptions.parse(options)
         self._offsets_per_step = offsets_per_step
@@ -126,31 +133,23 @@ class Replay:
             raise OptionError(
                 (f"option 'includeColumns' leaves out {missed}, by which a table is kept free of doubles",)
             )
-        check_delta(self._spark)
-        from delta.tables import DeltaTable  # not every Spark has it
-
-        name = TableName.of(path)
-        make = DeltaTable.createIfNotExists(self._spark).addColumns(names)
-        (make.location(path) if name is None else make.tableName(name.sql)).execute()
-        table = (
-            DeltaTable.forPath(self._spark, path)
-            if name is None
-            else DeltaTable.forName(self._spark, name.sql)
-        )
-        _check_columns(path, table.toDF().columns, names.fieldNames())
-        if not is_on_one_machine(self._spark):
+        spark, name = self._spark, TableName.of(path)
+        check_delta(spark)
+        table = _made_table(spark, path, name, names)
+        _check_columns(path, table.columns, names.fieldNames())
+        if is_classic(spark) and not is_on_one_machine(spark):
             # A path without a scheme is on Spark's own file system here, which only Spark knows.
-            check_shared(self._spark, {"table": table.detail().select("location").collect()[0]["location"]})
+            check_shared(spark, {"table": qualified(spark, path) if name is None else _location(spark, name)})
 
         def write(parts: list[QueuePartition]) -> int:
             rows = run_tasks(self._spark, ReadRanges(parts), len(parts), names)
-            merged = (
-                table.alias("t")
-                .merge(rows.alias("s"), _same_position([part.planned for part in parts]))
-                .whenNotMatchedInsertAll()
-                .execute()
-            )
-            [counts] = merged.collect()
+            # One statement, one commit; Spark Connect has no DeltaTable of its own.
+            [counts] = spark.sql(
+                "MERGE INTO {table} AS t USING {rows} AS s ON "
+                f"{_same_position([part.planned for part in parts])} WHEN NOT MATCHED THEN INSERT *",
+                table=table,
+                rows=rows,
+            ).collect()
             return int(counts["num_inserted_rows"])
 
         return self._run(_partitions(options), write, on_step, in_order=False)
@@ -176,6 +175,13 @@ class Replay:
             RocketMQError: If messages cannot be read or sent. What is stored of the step under way is not
                 sent again.
         """
+        check_classic(
+            self._spark,
+            "A Replay to a topic",
+            "when this process dies, Spark's server goes on with the step that it has begun, for minutes, "
+            "and the next run would send what that still sends; replay into a table, and publish its rows by "
+            "df.write, or use a classic session",
+        )
         check_speculation(self._spark)
         options = self._options
         topic = _topic_name(without_namespace(options.namespace or "", topic))
@@ -278,8 +284,28 @@ class Replay:
 
     def _split(self, step: Sequence[QueueRange]) -> list[QueueRange]:
         """Use all cores, however few queues there are."""
-        wanted = self._options.min_partitions or self._spark.sparkContext.defaultParallelism
+        wanted = self._options.min_partitions or cores(self._spark)
         return split_ranges(step, min_partitions=wanted, max_records=self._options.max_records_per_partition)
+
+
+def _location(spark: SparkSession, name: TableName) -> str:
+    [detail] = spark.sql(f"DESCRIBE DETAIL {name.sql}").collect()
+    return str(detail["location"])
+
+
+def _made_table(spark: SparkSession, path: str, name: TableName | None, columns: StructType) -> DataFrame:
+    """The table, made if it is missing."""
+    writer = spark.createDataFrame([], columns).write.format("delta").mode("ignore")
+    try:
+        if name is not None:
+            writer.saveAsTable(name.sql)
+            return spark.read.table(name.sql)
+        writer.save(path)
+        return spark.read.format("delta").load(path)
+    except PySparkException as error:
+        if error.getCondition() != "DATA_SOURCE_NOT_FOUND":
+            raise
+        raise RocketMQError(NO_DELTA) from error
 
 
 def _partitions(options: ReadOptions) -> dict[MessageQueue, QueuePartition]:

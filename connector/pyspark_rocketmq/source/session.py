@@ -7,19 +7,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 from py4j.java_gateway import JavaPackage
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, RocketMQError
 from pyspark_rocketmq.hub.state import Slots
-from pyspark_rocketmq.source.spark_version import HAS_DELTA
+from pyspark_rocketmq.source.spark_version import HAS_DELTA, NEWEST_DELTA
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +41,18 @@ _GROWS_WITH_TASKS: Final = {
     "spark.databricks.clusterUsageTags.clusterScalingType": "autoscaling",
 }
 """Settings of clusters that get executors when tasks wait for them: fewer tasks would keep them away."""
+_MANY: Final = 10_000
+"""Rows, of which every task gets some."""
 _PROBE: Final = "import pandas, pyarrow, pyspark_rocketmq.wire.columnar.decode"
 _PROBE_TIMEOUT_S: Final = 60.0
+
+
+NO_DELTA: Final = (
+    "This Spark session has no Delta Lake. Start it with "
+    "configure_spark_with_delta_pip(builder).getOrCreate() of package delta, or with Delta's jars in "
+    "spark.jars, and with spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
+    "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog."
+)
 
 
 class BatchInterrupted(Exception):
@@ -74,6 +84,14 @@ def clear_unwritten_plan(spark: SparkSession, checkpoint: str) -> None:
                 "leftover of a plan that was never written whole removed path=%s", masked(str(path))
             )
             files.delete(path, False)
+
+
+def qualified(spark: SparkSession, path: str) -> str:
+    """The URI of a path as Spark takes it."""
+    jvm: Any = spark._jvm  # noqa: SLF001 - only Spark knows its file systems
+    place = jvm.org.apache.hadoop.fs.Path(path)
+    files = place.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
+    return str(files.makeQualified(place))
 
 
 def stoppable(function: BatchFunction) -> BatchFunction:
@@ -114,11 +132,14 @@ def is_classic(spark: object) -> TypeGuard[SparkSession]:
     return isinstance(spark, SparkSession)
 
 
+def _settings(spark: SparkSession) -> Any:
+    # The context's setting counts; Connect shows the session's copy alone.
+    return spark.sparkContext.getConf() if is_classic(spark) else spark.conf
+
+
 def is_speculative(spark: SparkSession) -> bool:
     """Whether Spark starts a second copy of a slow task."""
-    # The context's setting counts; Connect shows the session's copy alone.
-    settings = spark.sparkContext.getConf() if is_classic(spark) else spark.conf
-    return str(settings.get("spark.speculation", "false")).strip().lower() == "true"
+    return str(_settings(spark).get("spark.speculation", "false")).strip().lower() == "true"
 
 
 def check_speculation(spark: SparkSession) -> None:
@@ -148,29 +169,44 @@ def check_classic(spark: SparkSession, what: str, why: str) -> None:
     """Raise RocketMQError for a session of Spark Connect, whose driver is another process."""
     check_session(spark, what)
     if not is_classic(spark):
-        raise RocketMQError(
-            f"{what} does not work with Spark Connect: {why}. Start it with a classic session, where the "
-            "driver is (spark-submit, or a notebook without Connect); format('rocketmq') by itself can be "
-            "read and written through Spark Connect."
-        )
+        raise RocketMQError(f"{what} does not work with Spark Connect: {why}.")
 
 
 def check_delta(spark: SparkSession) -> None:
-    """Raise RocketMQError for a JVM without Delta Lake; Py4J's error does not say what is missing."""
+    """Raise RocketMQError for a session without Delta Lake, or with one made for another Spark.
+
+    Over Spark Connect only a use of it shows whether it is there.
+    """
+    if not is_classic(spark):
+        return
     jvm: Any = spark._jvm  # noqa: SLF001 - there is no other way to its classes
-    has_delta = find_spec("delta") is not None and not isinstance(jvm.io.delta.tables.DeltaTable, JavaPackage)
-    if not has_delta and not HAS_DELTA:
+    has_delta = not isinstance(jvm.io.delta.tables.DeltaTable, JavaPackage)
+    if not HAS_DELTA and (not has_delta or _is_too_old(jvm)):
         raise RocketMQError(
-            f"Delta Lake has no release for Spark {spark.version}, and this session has none. Use Spark 4.2, "
-            "4.1 or 4.0 for this; a DeltaSink, an offset store and a replay into a topic do without."
+            f"Delta Lake has no release for Spark {spark.version}, and this session has none that works. Use "
+            "Spark 4.2, 4.1 or 4.0 for this; a DeltaSink, an offset store and a replay into a topic do "
+            "without."
         )
     if not has_delta:
-        raise RocketMQError(
-            "This Spark session has no Delta Lake. Start it with "
-            "configure_spark_with_delta_pip(builder).getOrCreate() of package delta, or with Delta's jars in "
-            "spark.jars, and with spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
-            "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog."
-        )
+        raise RocketMQError(NO_DELTA)
+
+
+def _is_too_old(jvm: Any) -> bool:
+    """Whether it is a release for Spark 4.2, whose reads of a table fail on a newer one."""
+    try:
+        version = str(jvm.io.delta.package.VERSION())
+        return tuple(map(int, version.split(".")[:2])) <= NEWEST_DELTA
+    except (Py4JError, TypeError, ValueError):
+        # A platform's own.
+        return False
+
+
+def cores(spark: SparkSession) -> int:
+    """How many tasks Spark runs at once, by its default; over Spark Connect a job finds out."""
+    if is_classic(spark):
+        return int(spark.sparkContext.defaultParallelism)
+    numbers = spark.range(_MANY).select(sf.spark_partition_id().alias("number"))
+    return len(numbers.distinct().collect())
 
 
 def check_worker_python(spark: SparkSession) -> None:
@@ -213,12 +249,12 @@ def _check(executable: str) -> None:
 
 def driver_address(spark: SparkSession) -> tuple[str, str, bool]:
     """Where workers find this process, where it can listen, and whether all are on this machine."""
-    settings = spark.sparkContext.getConf()
-    master = settings.get("spark.master") or ""
+    settings = _settings(spark)
+    master = settings.get("spark.master", None) or ""
     if master == "local" or master.startswith("local["):
         return "127.0.0.1", "127.0.0.1", True
-    host = settings.get("spark.driver.host") or "127.0.0.1"
-    return host, settings.get("spark.driver.bindAddress") or host, False
+    host = settings.get("spark.driver.host", None) or "127.0.0.1"
+    return host, settings.get("spark.driver.bindAddress", None) or host, False
 
 
 def task_slots(spark: SparkSession) -> Slots:

@@ -21,7 +21,9 @@ _STREAMS_TAKE_ARROW: Final = hasattr(datasource, "DataSourceStreamArrowWriter")
 STATE_FAILS: Final = pyspark.__version__ in {"4.1.0", "4.1.1"}
 """Whether ``applyInPandasWithState`` fails by itself: it cuts Arrow data at an offset that became a float."""
 HAS_DELTA: Final = tuple(map(int, pyspark.__version__.split(".")[:2])) <= (4, 2)
-"""Whether Delta Lake, 4.4 at most, has a release for it; a platform may have one of its own."""
+"""Whether Delta Lake has a release for it; a platform may have one of its own."""
+NEWEST_DELTA: Final = (4, 4)
+"""Its newest release, made for Spark 4.2."""
 
 if TYPE_CHECKING or TELLS_TRIGGER:
     from pyspark.sql.streaming.datasource import (
@@ -63,6 +65,7 @@ def arrow_schema(columns: StructType) -> pa.Schema:
 
 __all__ = [
     "HAS_DELTA",
+    "NEWEST_DELTA",
     "STATE_FAILS",
     "TELLS_TRIGGER",
     "DataSourceStreamArrowWriter",

@@ -1,0 +1,245 @@
+"""Makes a consumer's ``foreachBatch`` function, where Spark calls it.
+
+A classic session calls it in the process that has started the query. Spark Connect pickles it into a process
+of the server, one for each run of the query, where committer and hub are made before the first batch.
+
+Spark Connect goes on with the job of a batch when the query is stopped, and when that process dies. The
+query would then be started again while listeners are still called. So the job's tasks are connected to the
+process: without the connection they deliver nothing, and when it ends they end, too.
+"""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consumer.commit import BatchCommitter, BatchListener
+from pyspark_rocketmq.consumer.driver_hub import DriverHub
+from pyspark_rocketmq.consumer.engine.task import Engine, why_not_picklable
+from pyspark_rocketmq.consumer.failure_summary import FailureSummary
+from pyspark_rocketmq.delta.storage import folder_here
+from pyspark_rocketmq.errors import OptionError, RocketMQError, StorageNotShared
+from pyspark_rocketmq.group.broker_offsets import open_group_store
+from pyspark_rocketmq.group.join import offset_key
+from pyspark_rocketmq.group.offset_mirror import OffsetMirror
+from pyspark_rocketmq.hub.state import Slots
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.offsets.store import OffsetStore
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.sinks.base import Sink
+from pyspark_rocketmq.sinks.shared_storage import Look
+from pyspark_rocketmq.source.session import driver_address
+from pyspark_rocketmq.source.spark_version import TELLS_TRIGGER
+
+_LOOKS: Final = 8
+"""Tasks that look for a folder: how many executors there are is not known."""
+
+
+def renewed_storage(store: OffsetStore) -> dict[str, str]:
+    """How to reach the store from now on; empty if nothing needs to be said."""
+    return store.renew_storage() if isinstance(store, DeltaOffsetStore) else {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitterParts:
+    """What a query's committer and hub are made of."""
+
+    options: ReadOptions
+    store: OffsetStore | None
+    """None: the one that option ``offsetStore`` names."""
+    sink: Sink | None
+    engine: Engine | None
+    listeners: tuple[BatchListener, ...]
+    is_mirrored: bool
+    tries_for_ever: bool
+    drains: bool
+
+    def opened_store(self) -> OffsetStore:
+        """The offset store."""
+        return open_group_store(self.options) if self.store is None else self.store
+
+    def committer(
+        self, store: OffsetStore, query_id: Callable[[], str], hub: DriverHub | None
+    ) -> BatchCommitter:
+        """The function to call for each batch."""
+        options, name = self.options, offset_key(self.options)
+        is_shown = self.is_mirrored and not isinstance(store, BrokerOffsetStore)
+        assert options.consumer_group is not None
+        summary = FailureSummary(
+            options.consumer_group, SystemClock(), tries_for_ever=self.tries_for_ever, drains=self.drains
+        )
+        return BatchCommitter(
+            consumer_group=name,
+            store=store,
+            sink=self.sink,
+            query_id=query_id,
+            listeners=[summary, *self.listeners],
+            mirror=OffsetMirror(options, store, name) if is_shown else None,
+            engine=self.engine,
+            hub=hub,
+            before_batch=partial(renewed_storage, store),
+        )
+
+    def hub(
+        self,
+        store: OffsetStore,
+        host: str,
+        bind_host: str,
+        *,
+        must_ask: bool,
+        slots: Callable[[], Slots] = Slots,
+        ends_tasks: bool = False,
+    ) -> DriverHub:
+        """The server for planner and tasks.
+
+        Raises:
+            OSError: If nothing can listen there.
+        """
+        name = offset_key(self.options)
+
+        def epochs() -> dict[MessageQueue, int]:
+            # Brokers as a store keep no epochs.
+            is_fenced = not isinstance(store, BrokerOffsetStore)
+            return {queue: row.epoch for queue, row in store.read(name).items()} if is_fenced else {}
+
+        return DriverHub(
+            host,
+            bind_host,
+            must_ask=must_ask,
+            slots=slots,
+            read_epochs=epochs,
+            storage_options=partial(renewed_storage, store),
+            clock=SystemClock(),
+            ends_tasks=ends_tasks,
+        )
+
+
+class ServerFunction:
+    """The function of a query of Spark Connect."""
+
+    def __init__(self, parts: CommitterParts, columns: pa.Schema, query_name: str) -> None:
+        """Make nothing yet.
+
+        Args:
+            parts: What is made at the first batch.
+            columns: Of the sink's rows.
+            query_name: The query's; its session has no other one of this name.
+        """
+        self._parts = parts
+        self._columns = columns
+        self._query_name = query_name
+        self._committer: BatchCommitter | None = None
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Commit a batch; see ``BatchCommitter``."""
+        if self._committer is None:
+            self._committer = self._made(batch.sparkSession)
+        self._committer(batch, batch_id)
+
+    def _made(self, spark: SparkSession) -> BatchCommitter:
+        ids = {query.name: str(query.id) for query in spark.streams.active}
+        if self._query_name not in ids:
+            raise RocketMQError(
+                f"The session of Spark Connect has no query of the name {self._query_name!r} any more; start "
+                "the consumer again."
+            )
+        if self._parts.sink is not None:
+            self._parts.sink.prepare(self._columns)
+        store = self._parts.opened_store()
+        hub = None
+        # A table's tasks call nobody.
+        if self._parts.engine is not None:
+            host, bind_host, _ = driver_address(spark)
+            hub = self._parts.hub(store, host, bind_host, must_ask=True, ends_tasks=True)
+        return self._parts.committer(store, lambda: ids[self._query_name], hub)
+
+
+def check_over_connect(parts: CommitterParts, *, crosses_spark: bool) -> None:
+    """Refuse what Spark Connect makes impossible.
+
+    ``crosses_spark``: messages reach the listener through Spark's shuffle (``orderly_engine='state'``).
+
+    Raises:
+        OptionError: With all of that.
+    """
+    problems = []
+    if crosses_spark:
+        problems.append(
+            "orderly_engine='state' is not possible: Spark Connect goes on with the job of a batch when its "
+            "query is stopped, and nothing else ends the listener's calls in it; use "
+            "orderly_engine='direct'"
+        )
+    if parts.drains and not TELLS_TRIGGER:
+        problems.append(
+            "trigger availableNow is not possible: Spark before 4.2 does not tell a Python source of it; use "
+            "a processingTime trigger, or Spark 4.2 or newer"
+        )
+    if isinstance(parts.store, DeltaOffsetStore) and parts.store.storage.is_renewable:
+        problems.append(
+            "the storage_options of the offset store are a callable, which the query's planner, a process "
+            "of Spark's server, cannot ask for new ones; give a mapping, or let the server's environment "
+            "have the credentials"
+        )
+    for what, one in (
+        ("offset_store", parts.store),
+        ("sink", parts.sink),
+        *(("batch listener", listener) for listener in parts.listeners),
+    ):
+        reason = why_not_picklable(one)
+        if reason is not None:
+            problems.append(
+                f"the {what} cannot be sent to the server, where Spark Connect runs foreachBatch in a "
+                f"process of its own: {reason}; use a classic session for it"
+            )
+    if problems:
+        raise OptionError(tuple(problems), where="PushConsumer over Spark Connect")
+
+
+def check_server_has(spark: SparkSession, places: Mapping[str, str]) -> None:
+    """See that the server's machines have the same folders as this one.
+
+    Args:
+        spark: A session of Spark Connect.
+        places: Paths by what they are called; those that are URIs of shared storage are not looked for.
+
+    Raises:
+        StorageNotShared: With the first that is another one there.
+    """
+    for name, path in places.items():
+        folder = folder_here(path)
+        if folder is not None and (host := _host_without(spark, Path(folder))) is not None:
+            raise StorageNotShared(
+                f"{name}={folder!r} is another folder on {host}, where Spark's server runs, than on "
+                f"{socket.gethostname()}, where this process looks at the tables before the query starts, or "
+                "none there. Name storage that both share (an object store, HDFS, the same mount), or start "
+                "the consumer on the server's machine."
+            )
+
+
+def _host_without(spark: SparkSession, folder: Path) -> str | None:
+    """A host where a new file of ``folder`` is not seen."""
+    marker = folder / f"_rocketmq_{uuid.uuid4()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    marker.touch()
+    try:
+        looks = spark.range(0, _LOOKS, 1, _LOOKS).mapInArrow(
+            Look([str(marker)]), "marker string, host string"
+        )
+        rows: Sequence[tuple[str, str]] = [(row["marker"], row["host"]) for row in looks.collect()]
+    finally:
+        marker.unlink(missing_ok=True)
+    return rows[0][1] if rows else None
+
+
+__all__ = ["CommitterParts", "ServerFunction", "check_over_connect", "check_server_has", "renewed_storage"]
