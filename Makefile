@@ -42,7 +42,7 @@ test: fetch ## All tests but the long ones, the real RocketMQ broker included
 
 long-test: fetch ## The tests marked long: processes that are killed, Spark clusters, other Sparks, Java's and Go's clients, all pages
 	@$(CHECK) python -m tests.go_client.program
-	@$(ENV) --maven dev python -m tests.helpers.yarn_cluster
+	@$(ENV) --maven dev python -m tests.helpers.hadoop
 	@$(ENV) dev $(PYTEST) --long $(ARGS)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory spark-test)
 

@@ -103,15 +103,6 @@ class Machines(ABC):
     def _living(self) -> int:
         """How many machines the cluster believes to have."""
 
-    def _start(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], *, is_machine: bool = False
-    ) -> JavaProcess:
-        """A daemon, which logs to ``name``.log."""
-        process = JavaProcess(command, dict(environment), self.folder / f"{name}.log")
-        if not is_machine:
-            self._managers.append(process)
-        return process
-
 
 def _number(name: str) -> int:
     return int(name.rpartition("-")[2])

@@ -26,6 +26,7 @@ class StandaloneCluster(Machines):
             # Ports are chosen by who binds them: one that was free a
             # moment ago may be somebody's page by now.
             master = self._start_daemon("master", "master.Master", HOST, "--port", "0")
+            self._managers.append(master)
             self.master = _said_by(master, r"Starting Spark master at (spark://\S+)")
             self._page = _said_by(master, r"Bound MasterWebUI to .* and started at (http://\S+)") + "/json/"
             self.start_machines([f"machine-{number}" for number in range(machines)])
@@ -57,7 +58,7 @@ class StandaloneCluster(Machines):
         }
         start = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{main_class}"]
         command = [*start, "--host", address, "--webui-port", "0", *arguments]
-        return self._start(name, command, environment, is_machine="worker" in main_class)
+        return JavaProcess(command, environment, self.folder / f"{name}.log")
 
 
 def _said_by(process: JavaProcess, what: str) -> str:

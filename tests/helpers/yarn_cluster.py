@@ -1,31 +1,22 @@
 """Hadoop's YARN on this host: a ResourceManager and NodeManagers, each a JVM with folders and an address of its own.
 
-    python -m tests.helpers.yarn_cluster     # what Spark's distribution lacks of it into .cache/, as `make long-test` does
-
-There is no HDFS: the default file system is this machine's, which all "machines" share.
+The default file system is this machine's, which all "machines" share.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import urllib.request
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
+from tests.helpers.hadoop import PORT_ATTEMPTS, answer_of, hadoop_process
 from tests.helpers.machines import HOST, PATIENCE_S, SPARK_HOME, Machines
-from tests.helpers.quick_jvm import QUICK_JVM
 from tests.helpers.wait import wait_until
-from tests.real_broker.artifacts import fetch_hadoop_jars, require_program
 from tests.real_broker.java_process import JavaProcess
 from tests.real_broker.ports import free_ports
 
 _SERVER = "org.apache.hadoop.yarn.server"
 _PORTS = ("", "scheduler.", "resource-tracker.", "admin.", "webapp.")
-_PORT_ATTEMPTS = 3
 _LOST_AFTER_MS = 3_000
 """For so long a machine may be silent, instead of ten minutes."""
 _CONTAINER_MB = 896
@@ -47,7 +38,6 @@ class YarnCluster(Machines):
             # A lost machine leaves fewer executors than a driver waits for.
             "spark.scheduler.maxRegisteredResourcesWaitingTime": "5s",
         }
-        self._jars = fetch_hadoop_jars()
         try:
             self._start_manager()
             self.start_machines([f"machine-{number}" for number in range(machines)])
@@ -56,7 +46,7 @@ class YarnCluster(Machines):
             raise
 
     def _start_manager(self) -> None:
-        for _ in range(_PORT_ATTEMPTS):
+        for _ in range(PORT_ATTEMPTS):
             manager = self._start_manager_at(free_ports(*range(len(_PORTS))))
             wait_until(lambda: self._is_up() or manager.has_ended, PATIENCE_S, reason="YARN's manager")  # noqa: B023 - called at once
             if self._is_up():
@@ -70,7 +60,9 @@ class YarnCluster(Machines):
             for number, name in enumerate(_PORTS)
         }
         self._nodes = f"http://{HOST}:{port + len(_PORTS) - 1}/ws/v1/cluster/nodes?states=RUNNING"
-        return self._start_daemon("manager", "resourcemanager.ResourceManager", HOST, {})
+        manager = self._start_daemon("manager", "resourcemanager.ResourceManager", HOST, {})
+        self._managers.append(manager)
+        return manager
 
     def _is_up(self) -> bool:
         return self._answer() is not None
@@ -92,32 +84,15 @@ class YarnCluster(Machines):
         return self._start_daemon(name, "nodemanager.NodeManager", address, own)
 
     def _start_daemon(self, name: str, main_class: str, address: str, own: Mapping[str, str]) -> JavaProcess:
-        java = Path(require_program("java", "install a JDK of version 17 or later")).resolve()
-        folder = self.folder / f"conf-{name}"
-        folder.mkdir(exist_ok=True)
-        tmp = {"hadoop.tmp.dir": str(self.folder / f"{name}-tmp")}
-        (folder / "core-site.xml").write_text(_xml(tmp))
-        (folder / "yarn-site.xml").write_text(_xml({**_SHARED, **self._manager, **own}))
-        (folder / "capacity-scheduler.xml").write_text(_xml(_QUEUES))
-        (folder / "log4j2.properties").write_text(_LOGGING)
-        environment = {
-            **{name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON},
-            "CLASSPATH": os.pathsep.join([str(folder), f"{self._jars}/*", f"{SPARK_HOME}/jars/*"]),
-            "JAVA_HOME": str(java.parents[1]),
-            "JDK_JAVA_OPTIONS": QUICK_JVM,
-            "SPARK_LOCAL_IP": address,
-        }
-        command = [str(java), "-Xmx256m", f"{_SERVER}.{main_class}"]
-        return self._start(name, command, environment, is_machine="nodemanager" in main_class)
+        sites = {"yarn-site": {**_SHARED, **self._manager, **own}, "capacity-scheduler": _QUEUES}
+        return hadoop_process(self.folder, name, sites, f"{_SERVER}.{main_class}", address=address)
 
     def _living(self) -> int:
         nodes = (self._answer() or {}).get("nodes") or {}
         return len(nodes.get("node", ()))
 
     def _answer(self) -> dict[str, Any] | None:
-        with suppress(OSError, ValueError), urllib.request.urlopen(self._nodes, timeout=5.0) as answer:
-            return dict(json.loads(answer.read()))
-        return None
+        return answer_of(self._nodes)
 
 
 _SHARED = {
@@ -133,24 +108,3 @@ _QUEUES = {
     # An application's executors are spread over the machines.
     "yarn.scheduler.capacity.per-node-heartbeat.multiple-assignments-enabled": "false",
 }
-_LOGGING = """
-rootLogger.level = info
-rootLogger.appenderRef.stdout.ref = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
-"""
-_NOT_PASSED_ON = {"PYTHONPATH", "SPARK_CONF_DIR", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"}
-
-
-def _xml(settings: Mapping[str, str]) -> str:
-    properties = "".join(
-        f"<property><name>{escape(name)}</name><value>{escape(value)}</value></property>\n"
-        for name, value in settings.items()
-    )
-    return f"<configuration>\n{properties}</configuration>\n"
-
-
-if __name__ == "__main__":
-    fetch_hadoop_jars()

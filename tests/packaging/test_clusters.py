@@ -28,6 +28,7 @@ from tests.docs.pages import ROOT, blocks
 from tests.helpers import submitted_job
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.driver_process import consume_command, running
+from tests.helpers.hadoop import Hdfs
 from tests.helpers.machines import Machines
 from tests.helpers.orders import Orders, produce_orders
 from tests.helpers.quick_jvm import QUICK_JVM
@@ -79,6 +80,12 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneC
 def yarn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[YarnCluster]:
     with YarnCluster(tmp_path_factory.mktemp("yarn"), machines=2) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
+    with Hdfs(tmp_path_factory.mktemp("hdfs")) as file_system:
+        yield file_system
 
 
 @pytest.fixture
@@ -146,7 +153,17 @@ def packed_environment(wheel: Path, tmp_path: Path) -> Path:
 class Submission:
     """What is submitted from ``folder``, and what is known of it from outside."""
 
-    def __init__(self, machines: Machines, brokers: ClusterUnderTest, folder: Path, topic: str) -> None:
+    def __init__(
+        self,
+        machines: Machines,
+        brokers: ClusterUnderTest,
+        folder: Path,
+        topic: str,
+        *,
+        lake: str | None = None,
+    ) -> None:
+        """Prepare it; its tables are in ``lake``, or in the folder itself."""
+        lake = lake or str(folder)
         self.machines = machines
         self.folder = folder
         self.more = {
@@ -158,17 +175,17 @@ class Submission:
         }
         """What this cluster and this test want from ``spark-submit``."""
         self.log = folder / "log"
-        self.sink = str(folder / "sink")
+        self.sink = f"{lake}/sink"
         self.flow = OrderFlow(brokers.name_servers, topic, per_second=50.0)
         self._brokers = brokers
-        self._store = DeltaOffsetStore(folder / "offsets")
+        self._store = DeltaOffsetStore(f"{lake}/offsets")
         self.settings = {
             "nameServers": brokers.name_servers,
             "topic": topic,
             "consumerGroup": f"group-of-{topic}",
             "sink": self.sink,
-            "offsetStore": str(folder / "offsets"),
-            "checkpoint": str(folder / "checkpoint"),
+            "offsetStore": f"{lake}/offsets",
+            "checkpoint": f"{lake}/checkpoint",
         }
 
     @property
@@ -385,12 +402,12 @@ def test_an_offset_store_that_only_the_driver_can_see_is_refused(
 
 @SIM_ONLY
 def test_yarn_starts_a_killed_driver_again_and_nothing_is_lost(
-    yarn: YarnCluster, cluster: ClusterUnderTest, packed_environment: Path, topic: str
+    yarn: YarnCluster, hdfs: Hdfs, cluster: ClusterUnderTest, packed_environment: Path, topic: str
 ) -> None:
-    """Row J6, H1, H5: the machine of the driver is killed while a listener's call runs. A table that each
-    machine sees elsewhere is refused before.
+    """Row J6, H1, H5: the machine of the driver is killed while a listener's call runs; tables and
+    checkpoint are on HDFS. A table that each machine sees elsewhere is refused before.
     """
-    submission = Submission(yarn, cluster, packed_environment, topic)
+    submission = Submission(yarn, cluster, packed_environment, topic, lake=f"{hdfs.uri}/lake")
     shared = {
         name: str(packed_environment / f"refused-{name}") for name in ("sink", "offsetStore", "checkpoint")
     }
