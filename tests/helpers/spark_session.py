@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 
 from pyspark.sql import SparkSession
 
@@ -44,13 +46,18 @@ def extra_jars() -> list[Path]:
 
 
 def make_session(
-    work: Path, *, python: str = sys.executable, max_failures: int = 1, jvm: str | None = None
+    work: Path,
+    *,
+    python: str = sys.executable,
+    max_failures: int = 1,
+    jvm: str | None = None,
+    settings: Mapping[str, str] = MappingProxyType({}),
 ) -> SparkSession:
     """A local session on two cores with the jars for Delta and Avro, whose every larger sort spills.
 
     A task may fail ``max_failures - 1`` times before its query ends. The tests' modules are on
     the workers' path, since listeners are pickled by reference. ``jvm`` are the options of its
-    JVM, in place of those that make it quick.
+    JVM, in place of those that make it quick; ``settings`` are Spark's that it has besides.
     """
     jars = extra_jars()
     options = f"-Dlog4j2.configurationFile={_CONF / 'log4j2.properties'} {jvm or with_archive(jars)}"
@@ -67,7 +74,7 @@ def make_session(
     return (
         SparkSession.builder.master(f"local[2,{max_failures}]")
         .appName("pyspark-rocketmq tests")
-        .config(map={**_defaults(has_delta=bool(delta_jars()))})
+        .config(map={**_defaults(has_delta=bool(delta_jars())), **settings})
         .config("spark.driver.extraClassPath", os.pathsep.join(map(str, jars)))
         .config("spark.shuffle.spill.numElementsForceSpillThreshold", str(SPILL_THRESHOLD))
         .config("spark.sql.warehouse.dir", str(work / "warehouse"))

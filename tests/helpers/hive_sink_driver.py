@@ -1,0 +1,145 @@
+"""A consumer whose sink is a table of a Hive metastore: it dies by SIGKILL at one step after the other.
+
+``python -m tests.helpers.hive_sink_driver CONFIG_JSON``: started anew after each death until it exits by
+itself. In each start it dies the second time it comes to its point. Before each commit of its own another
+writer of Spark's adds a row. In the end it writes what the table holds, and what a start says after the table
+was dropped and made anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from pyspark.sql import DataFrame, SparkSession
+
+from pyspark_rocketmq.consumer.push_consumer import PushConsumer
+from pyspark_rocketmq.errors import SinkSetBack
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
+from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
+from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.offsets.store import CommitResult, QueueCommit
+from pyspark_rocketmq.sinks.catalog_table import CatalogTable
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from tests.helpers.orders import OUTPUT_SCHEMA
+from tests.helpers.spark_session import make_session
+
+KILL_POINTS = ("before_append", "after_append", "after_offset_commit", "before_spark_commit")
+TABLE = "shop.orders"
+_COLUMNS = "topic STRING, brokerName STRING, queueId INT, queueOffset BIGINT, " + OUTPUT_SCHEMA
+_SKIPPED_TIMES = 1
+
+
+class Killer:
+    """Kills the whole process group at its point."""
+
+    def __init__(self, folder: Path, points: Sequence[str]) -> None:
+        self._folder = folder
+        self._turn = len(list(folder.glob("killed-*")))
+        self._point = next(iter(points[self._turn : self._turn + 1]), None)
+        self._times = 0
+
+    def reached(self, point: str) -> None:
+        """Die here if this is the point, and a batch has passed it."""
+        if point != self._point:
+            return
+        self._times += 1
+        if self._times > _SKIPPED_TIMES:
+            (self._folder / f"killed-{self._turn}").touch()
+            os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+class KillingStore(DeltaOffsetStore):
+    """Dies when the offsets are committed."""
+
+    killer: Killer
+
+    def commit(
+        self, consumer_group: str, commits: Sequence[QueueCommit], *, query_id: str, batch_id: int
+    ) -> CommitResult:
+        """Commit, then perhaps die."""
+        result = super().commit(consumer_group, commits, query_id=query_id, batch_id=batch_id)
+        self.killer.reached("after_offset_commit")
+        return result
+
+
+def kill_around_appends(killer: Killer) -> None:
+    """Have the sink die before and after Spark's commit, which another one comes before."""
+    append = CatalogTable._append
+
+    def killing(table: CatalogTable, rows: DataFrame, options: Mapping[str, Any]) -> None:
+        killer.reached("before_append")
+        rows.sparkSession.sql(f"INSERT INTO {TABLE} VALUES ('other', 'b', 0, 0, 'o', 's', 0)")
+        append(table, rows, options)
+        killer.reached("after_append")
+
+    patch.object(CatalogTable, "_append", killing).start()
+
+
+def on_orders(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    """Emit the message."""
+    (message,) = messages
+    order_id, _, step = message.body.decode().partition(":")
+    context.emit(order_id=order_id, step=step, delivered_ns=message.queue_offset)
+    return ConsumeOrderlyStatus.SUCCESS
+
+
+def consume(spark: SparkSession, config: Mapping[str, Any], killer: Killer) -> None:
+    """Consume all that is there."""
+    work = Path(config["work"])
+    store = KillingStore(work / "offsets")
+    store.killer = killer
+    consumer = PushConsumer(
+        consumer_group=config["group"],
+        name_servers=config["nameServers"],
+        offset_store=store,
+        consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+        max_offsets_per_trigger=config["maxOffsetsPerTrigger"],
+        instance_name="killed",
+    )
+    consumer.subscribe(config["topic"])
+    consumer.register_message_listener(on_orders, output_schema=OUTPUT_SCHEMA)
+    consumer.register_batch_listener(lambda _: killer.reached("before_spark_commit"))
+    consumer.start(
+        spark, sink=DeltaSink(TABLE), checkpoint=str(work / "checkpoint"), trigger={"availableNow": True}
+    ).awaitTermination()
+
+
+def main(config: Mapping[str, Any]) -> None:
+    """See the module."""
+    work = Path(config["work"])
+    killer = Killer(work, config["points"])
+    kill_around_appends(killer)
+    spark = make_session(
+        work,
+        settings={
+            "spark.sql.catalogImplementation": "hive",
+            "spark.hadoop.javax.jdo.option.ConnectionURL": (
+                f"jdbc:derby:;databaseName={work}/metastore;create=true"
+            ),
+        },
+    )
+    spark.sql("CREATE DATABASE IF NOT EXISTS shop")
+    create = f"{TABLE} ({_COLUMNS}) USING delta TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
+    spark.sql(f"CREATE TABLE IF NOT EXISTS {create}")
+    consume(spark, config, killer)
+    rows = spark.table(TABLE).orderBy("queueOffset").collect()
+    found: dict[str, Any] = {"rows": [row.asDict() for row in rows], "refusal": None}
+    spark.sql(f"DROP TABLE {TABLE}")
+    spark.sql(f"CREATE TABLE {create}")
+    try:
+        consume(spark, config, killer)
+    except SinkSetBack as error:
+        found["refusal"] = str(error)
+    Path(config["result"]).write_text(json.dumps(found))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
