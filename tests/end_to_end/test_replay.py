@@ -103,6 +103,22 @@ def test_a_table_gets_every_message_once_although_ranges_overlap(
         )
 
 
+@SIM_ONLY
+def test_a_table_of_a_catalog_gets_every_message_once(
+    spark: SparkSession, cluster: ClusterUnderTest, topic: str
+) -> None:
+    """H3, J5."""
+    spark.sql("CREATE DATABASE IF NOT EXISTS replayed")
+    try:
+        first = Replay(spark, options_of(cluster, topic, **only_first(topic, 20))).to_table("replayed.orders")
+        more = Replay(spark, options_of(cluster, topic)).to_table("spark_catalog.replayed.`orders`")
+
+        assert (first.written, more.planned, more.written) == (40, 60, 20)
+        assert spark.table("replayed.orders").count() == 60
+    finally:
+        spark.sql("DROP DATABASE replayed CASCADE")
+
+
 @pytest.mark.every_spark
 @LONG_ON_REAL
 def test_a_topic_gets_the_messages_in_order_with_all_they_had_and_once(

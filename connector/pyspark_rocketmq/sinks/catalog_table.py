@@ -30,7 +30,7 @@ from py4j.protocol import Py4JError
 from pyarrow import fs
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_rocketmq.delta.log import CommitFile
 from pyspark_rocketmq.delta.storage import (
@@ -55,6 +55,7 @@ from pyspark_rocketmq.sinks.delta_table import (
     log_store_problem,
     plain_path,
 )
+from pyspark_rocketmq.source.spark_version import HAS_DELTA, arrow_schema
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ _GONE: Final = frozenset(
     }
 )
 """What Spark says where there is no table, or its folder is gone."""
+_NO_TABLES: Final = ("`DETAIL`", "`HISTORY`")
 _PAGES: Final = (20, 200, 2_000, None)
 """How many commits are asked for, until they are enough; few or many take 0.2 s on a local disk."""
 _TOLD: Final = ("version", "timestamp", "operation", "operationParameters", "userMetadata")
@@ -95,12 +97,22 @@ def _rows(spark: SparkSession, sql: str) -> list[Row]:
         return spark.sql(sql).collect()
     except _ERRORS as error:
         if isinstance(error, PySparkException) and error.getCondition() in _GONE:
+            if (error.getMessageParameters() or {}).get("relationName") in _NO_TABLES:
+                # Without Delta it is a question for a column of a table with that name.
+                raise _NoDelta from error
             raise TableNotFoundError(f"There is no Delta table for {sql}.") from error
         raise DeltaError(f"Spark could not run {sql}: {_first_line(error)}") from error
 
 
 def _first_line(error: BaseException) -> str:
-    return masked(str(error).strip().partition("\n")[0])
+    """What says most: Py4J puts a line before."""
+    lines = str(error).strip().splitlines()
+    said = lines[1:2] if isinstance(error, Py4JError) and len(lines) > 1 else lines[:1]
+    return masked("".join(said).lstrip(": "))
+
+
+class _NoDelta(Exception):
+    """The session does not know Delta's statements."""
 
 
 class CatalogHistory:
@@ -227,7 +239,7 @@ class CatalogLog(SinkLog):
     @property
     def arrow_schema(self) -> pa.Schema:
         """See :meth:`SinkLog.arrow_schema`."""
-        return to_arrow_schema(self._schema, timezone="UTC")
+        return arrow_schema(self._schema)
 
     def form(self) -> TableForm:
         """See :meth:`SinkLog.form`."""
@@ -367,6 +379,13 @@ class CatalogTable(SinkTable):
             [detail] = _rows(self._session, f"DESCRIBE DETAIL {self._sql_name}")
         except TableNotFoundError:
             return None
+        except _NoDelta as error:
+            problem = f"{self._name} is the name of a table, and this Spark session has no Delta Lake, " + (
+                "whose extension and catalog it needs"
+                if HAS_DELTA
+                else "which has no release for its Spark; use Spark 4.2, 4.1 or 4.0, or name a path"
+            )
+            raise OptionError((problem,), where="Delta sink") from error
         except DeltaError as error:
             if isinstance(error.__cause__, AnalysisException):
                 problem = (
