@@ -489,7 +489,8 @@ class PushConsumer:
         check_apart(tables)
         # Before anything is made that would be left behind.
         check_topics(options)
-        (check_shared if is_classic(spark) else check_server_has)(spark, tables)
+        check = check_shared if is_classic(spark) else check_server_has
+        check(spark, tables)
         key = offset_key(options)
         if sink is not None:
             check_sink(store, sink, key)
@@ -498,7 +499,7 @@ class PushConsumer:
             # By now it is known where tables are that a catalog names.
             found = _tables(sink, store)
             check_apart(found)
-            check_shared(spark, {name: path for name, path in found.items() if path not in tables.values()})
+            check(spark, {name: path for name, path in found.items() if path not in tables.values()})
         log_unused_start(store, key, self._settings.consume_from_where)
 
     def _free_name(self, spark: SparkSession) -> str:

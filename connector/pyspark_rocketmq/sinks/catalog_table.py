@@ -544,10 +544,10 @@ class CatalogTable(SinkTable):
                 "DeltaSink.rewind(consumer_group, {queue: highest queueOffset + 1}) for every queue."
             )
         number = stored.pop(group_app_id(consumer_group), 0)
-        if made is None and number:
+        if newest is None and number:
             raise self._forgotten(consumer_group)
         if made is None:
-            return GroupCommit(watermarks=stored, is_by_spark=True)
+            return GroupCommit(watermarks=stored, number=number, is_by_spark=True)
         return replace(made, watermarks={**stored, **made.watermarks})
 
     def _stored_by_path(self, log: CatalogLog, consumer_group: str) -> dict[str, int] | None:
