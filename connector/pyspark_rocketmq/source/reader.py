@@ -34,6 +34,7 @@ from pyspark_rocketmq.model import MessageQueue, PulledBody
 from pyspark_rocketmq.source.fetcher import Fetcher
 from pyspark_rocketmq.source.ranges import QueuePartition, Ticket
 from pyspark_rocketmq.source.schema import EndReason, RangeEnd, ReadPiece, spark_rows, with_origin_topics
+from pyspark_rocketmq.source.spark_version import keep_archives
 from pyspark_rocketmq.wire.columnar.decode import Undecodable, decode_in_turn, decode_together, row_of
 from pyspark_rocketmq.wire.subscription import build_subscription
 
@@ -512,10 +513,13 @@ def freeze_modules() -> None:
     """Exempt the objects that a worker's first task leaves, modules above all, from garbage collection.
 
     Spark collects garbage in a worker after every task, 20 to 50 ms of a core. Reference counting still frees
-    frozen objects. Does nothing outside of a task.
+    frozen objects. Archives of modules are kept, too. Does nothing outside of a task.
     """
     global _is_frozen  # noqa: PLW0603 - one per process is the point
-    if not _is_frozen and TaskContext.get() is not None:
+    if TaskContext.get() is None:
+        return
+    keep_archives()
+    if not _is_frozen:
         _is_frozen = True
         gc.collect()
         gc.freeze()

@@ -6,9 +6,13 @@ asks for the latest offset without a word, and takes what it gets as one micro-b
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Final
+from zipimport import zipimporter
 
 import pyarrow as pa
 import pyspark
@@ -63,6 +67,36 @@ def arrow_schema(columns: StructType) -> pa.Schema:
     return to_arrow_schema(columns, **_IN_UTC)
 
 
+class _OfArchive:
+    """Python's way to read an archive's directory again, for one that has changed since."""
+
+    def __init__(self, finder: zipimporter) -> None:
+        self._finder = finder
+        self._seen = self._stamp()
+
+    def _stamp(self) -> tuple[int, int] | None:
+        with suppress(OSError):
+            found = os.stat(self._finder.archive)  # noqa: PTH116 - a path is made for each
+            return found.st_mtime_ns, found.st_size
+        return None
+
+    def __call__(self) -> None:
+        stamp = self._stamp()
+        if stamp != self._seen or stamp is None:
+            self._seen = stamp
+            zipimporter.invalidate_caches(self._finder)
+
+
+def keep_archives() -> None:
+    """Keep what this worker knows of the archives on Python's path until one changes.
+
+    Spark before 4.2 forgets it before every task: reading pyspark's own again takes 0.1 s of a core.
+    """
+    for finder in () if TELLS_TRIGGER else list(sys.path_importer_cache.values()):
+        if isinstance(finder, zipimporter) and "invalidate_caches" not in vars(finder):
+            vars(finder)["invalidate_caches"] = _OfArchive(finder)
+
+
 __all__ = [
     "HAS_DELTA",
     "NEWEST_DELTA",
@@ -75,4 +109,5 @@ __all__ = [
     "SupportsTriggerAvailableNow",
     "arrow_schema",
     "arrow_type",
+    "keep_archives",
 ]
