@@ -10,6 +10,8 @@ SPARKS   ?= 4.0 4.1 4.3
 SECONDS  ?= 300
 # Of make chaos: sim or real; the seed of an earlier run, to see it again; how many processes to kill, instead of SECONDS
 BACKEND  ?= sim
+# Where its tables are: local or s3, an emulator that fails, too
+STORAGE  ?= local
 SEED     ?=
 KILLS    ?=
 
@@ -63,9 +65,9 @@ kill-test: ## Kill the consumer 3 times at each step of a batch, simulator and r
 	@KILLS_PER_POINT=3 $(ENV) dev $(PYTEST) tests/end_to_end/test_kill.py $(ARGS)
 
 chaos: SECONDS = 900
-chaos: ## Break everything around 3 applications of a group: SECONDS=900 or KILLS=200, BACKEND=sim SEED=7
+chaos: ## Break everything around 3 applications of a group: SECONDS=900 or KILLS=200, BACKEND=sim STORAGE=s3 SEED=7
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
-	@$(ENV) dev python -m tests.applications.chaos --seconds $(SECONDS) $(if $(KILLS),--kills $(KILLS)) --backend $(BACKEND) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	@$(ENV) dev python -m tests.applications.chaos --seconds $(SECONDS) $(if $(KILLS),--kills $(KILLS)) --backend $(BACKEND) --storage $(STORAGE) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 stress: SECONDS = 600
 stress: ## Read a stream while its topics and brokers change at random, on the simulator: SECONDS=600 SEED=7

@@ -24,6 +24,7 @@ from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, Messa
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.applications.quick_source import source_with
+from tests.applications.storage import KeysInFile
 from tests.helpers.spark_session import make_session
 
 OUTPUT_SCHEMA = "order_id string, step string, delivered_ns bigint, stored_ms bigint, instance string"
@@ -61,10 +62,11 @@ def main(config: Mapping[str, Any]) -> None:
     spark.sparkContext.setLogLevel("WARN")
     source = source_with(MembershipTiming(**config["timing"]))
     patch.object(push_consumer, "register", lambda spark: spark.dataSource.register(source)).start()
+    keys = KeysInFile(Path(config["keys"])) if config["keys"] else None
     consumer = push_consumer.PushConsumer(
         consumer_group=config["group"],
         name_servers=config["nameServers"],
-        offset_store=DeltaOffsetStore(config["offsets"]),
+        offset_store=DeltaOffsetStore(config["offsets"], storage_options=keys),
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
         max_offsets_per_trigger=2_000,
         instance_name=config["instance"],
@@ -75,10 +77,16 @@ def main(config: Mapping[str, Any]) -> None:
         consumer.subscribe(topic)
     consumer.register_message_listener(Listener(config["instance"]), output_schema=OUTPUT_SCHEMA)
     query = consumer.start(
-        spark, sink=DeltaSink(config["sink"]), checkpoint=config["checkpoint"], trigger=config["trigger"]
+        spark,
+        sink=DeltaSink(config["sink"], storage_options=keys),
+        checkpoint=config["checkpoint"],
+        trigger=config["trigger"],
     )
-    threading.Thread(target=_stop_at_the_end_of_input, args=(query,), daemon=True).start()
+    stopping = threading.Thread(target=_stop_at_the_end_of_input, args=(query,), daemon=True)
+    stopping.start()
     query.awaitTermination()
+    # Spark must not stop before the query has.
+    stopping.join()
     spark.stop()
 
 

@@ -28,7 +28,6 @@ from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from tests.applications.fresh_topic import FRESH_TOPIC, FreshTopic
 from tests.applications.operator import Operator
 from tests.applications.order_flow import OrderFlow, not_as_sent, stored_orders
@@ -39,13 +38,16 @@ from tests.applications.schedule import (
     GROUP,
     KILLS,
     NAME_SERVER,
+    STORAGE,
     TOPIC,
     Event,
     Kind,
     counted,
     schedule,
     seconds_for,
+    storage_schedule,
 )
+from tests.applications.storage import Storage, storage_of
 from tests.applications.verdict import judge
 from tests.helpers.cluster import ClusterUnderTest
 from tests.real_broker import plain_remoting
@@ -159,8 +161,7 @@ class Slot:
 
         def has_queues() -> bool:
             self.look()
-            # Opened anew: the table may have been deleted since.
-            rows = DeltaOffsetStore(self._group.offsets).read(self._group.group).values()
+            rows = self._group.rows().values()
             return self.application is not application or any(
                 row.owner == application.client_id for row in rows
             )
@@ -190,8 +191,10 @@ class Slot:
         """In good order."""
         if self.application is not None:
             self.application.ask_to_stop()
-            if self._await_end_of(self.application) != 0:
-                self._problem(f"{self.application.instance} did not stop well:\n{_tail(self.application)}")
+            code = self._await_end_of(self.application)
+            if code != 0:
+                told = f"{self.application.instance} did not stop well, with code {code}:"
+                self._problem(f"{told}\n{_tail(self.application)}")
 
     def close(self) -> None:
         """Leave nothing behind."""
@@ -212,7 +215,9 @@ class Slot:
 class Chaos:
     """One run."""
 
-    def __init__(self, cluster: ClusterUnderTest, folder: Path, seed: int, seconds: float) -> None:
+    def __init__(
+        self, cluster: ClusterUnderTest, storage: Storage, folder: Path, seed: int, seconds: float
+    ) -> None:
         self._cluster = cluster
         self._seconds = seconds
         self._problems: list[str] = []
@@ -226,6 +231,7 @@ class Chaos:
             timing=TIMING,
             more_topics=(self._keyed, FRESH_TOPIC),
             topics_change=True,
+            on=storage,
         )
         self._is_over = False
         self._fresh = FreshTopic(cluster, self._group, lambda: self._is_over)
@@ -235,9 +241,11 @@ class Chaos:
         self._events = schedule(
             seed, seconds, slots=_SLOTS, brokers=sorted(cluster.broker_addresses), forgetful_s=FORGETFUL_S
         )
+        if storage.keys is not None:
+            self._events = sorted([*self._events, *storage_schedule(seed, seconds)])
         self._workers = {
             target: ThreadPoolExecutor(1, thread_name_prefix=f"chaos-{target}")
-            for target in (*_SLOTS, *cluster.broker_addresses, NAME_SERVER, TOPIC, GROUP)
+            for target in (*_SLOTS, *cluster.broker_addresses, NAME_SERVER, TOPIC, GROUP, STORAGE)
         }
         self._late_s = dict.fromkeys(self._workers, 0.0)
         """How far each target is behind its schedule."""
@@ -274,7 +282,8 @@ class Chaos:
         if (brokers := self._cluster.routed_brokers(self._keyed)) != {_KEYED_BROKER}:
             self._problems.append(f"topic {self._keyed} is on {sorted(brokers)}: its keys have moved")
         self._problems += self._fresh.problems()[:5]
-        verdict = judge(self._group.sink, stored, but=FRESH_TOPIC)
+        storage = self._group.storage
+        verdict = judge(self._group.sink, stored, but=FRESH_TOPIC, storage_options=storage.options)
         self._sum_up(f"{verdict.text}\n{self._fresh.counts()}")
         return verdict.is_clean and not self._problems
 
@@ -309,6 +318,8 @@ class Chaos:
         self._say(f"{event.target}: {event.kind}{how}{slowly}")
         if event.target in self._slots:
             self._slots[event.target].do(event)
+        elif event.target == STORAGE:
+            self._group.storage.do(event.kind)
         else:
             self._do_to_others(event)
 
@@ -362,7 +373,7 @@ class Chaos:
     def _await_drained(self, ends: Mapping[MessageQueue, int]) -> None:
         def behind() -> list[str]:
             self._look()
-            rows = DeltaOffsetStore(self._group.offsets).read(self._group.group)
+            rows = self._group.rows()
             return [
                 f"{queue} {rows[queue].next_offset if queue in rows else None} of {end}"
                 for queue, end in ends.items()
@@ -403,6 +414,7 @@ def main() -> None:
         "--kills", type=int, help="go on until so many processes were killed, instead of --seconds"
     )
     parser.add_argument("--backend", choices=["sim", "real"], default="sim")
+    parser.add_argument("--storage", choices=["local", "s3"], default="local", help="of sink and offsets")
     parser.add_argument("--seed", type=int, help="of the schedule; another one each time by default")
     parser.add_argument("--keep", type=Path, help="folder for logs and tables, which is kept")
     chosen = parser.parse_args()
@@ -414,11 +426,11 @@ def main() -> None:
         seconds = seconds_for(
             seed, chosen.kills, slots=_SLOTS, brokers=("broker-a", "broker-b"), forgetful_s=FORGETFUL_S
         )
-    sys.stdout.write(f"seed {seed}, {seconds:g} s on {chosen.backend}\n")
+    sys.stdout.write(f"seed {seed}, {seconds:g} s on {chosen.backend}, tables on {chosen.storage}\n")
     is_clean = False
     try:
-        with cluster_of(chosen.backend) as cluster:
-            chaos = Chaos(cluster, folder, seed, seconds)
+        with cluster_of(chosen.backend) as cluster, storage_of(chosen.storage, folder, seed) as storage:
+            chaos = Chaos(cluster, storage, folder, seed, seconds)
             try:
                 is_clean = chaos.run()
             finally:

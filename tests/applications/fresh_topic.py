@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import QueryBuilder
 
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import Message, MessageQueue
-from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from tests.applications.running_application import Group, wait_patiently
 from tests.helpers.cluster import ClusterUnderTest
 from tests.real_broker import plain_remoting
@@ -42,7 +41,6 @@ class FreshTopic:
         """``stop`` says when waiting has no sense any more."""
         self._cluster = cluster
         self._group = group
-        self._sink = group.sink
         self._stop = stop
         self._generation = 0
         self._sent: set[str] = set()
@@ -65,7 +63,9 @@ class FreshTopic:
             self.await_all()
             with self._lock:
                 # A RESTORE may have taken them away again.
-                version = DeltaTable(self._sink).version()
+                sink = self._group.storage.table("sink")
+                assert sink is not None
+                version = sink.version()
                 is_seen = not self._missing()
                 if is_seen:
                     self.seen_version = version
@@ -136,7 +136,7 @@ class FreshTopic:
         )
 
     def _is_begun_anew(self) -> bool:
-        rows = DeltaOffsetStore(self._group.offsets).read(self._group.group)
+        rows = self._group.rows()
         return all(row.next_offset == 0 for queue, row in rows.items() if queue.topic == FRESH_TOPIC)
 
     def _missing(self) -> set[str]:
@@ -144,11 +144,12 @@ class FreshTopic:
 
     def _rows(self) -> list[_Row]:
         """In the order of delivery."""
-        if not DeltaTable.is_deltatable(self._sink):
+        sink = self._group.storage.table("sink")
+        if sink is None:
             return []
         rows = (
             QueryBuilder()
-            .register("sink", DeltaTable(self._sink))
+            .register("sink", sink)
             .execute(
                 f"SELECT order_id, \"queueOffset\" FROM sink WHERE topic = '{FRESH_TOPIC}' "
                 'ORDER BY delivered_ns, "queueOffset"'

@@ -4,16 +4,12 @@ tables restored and deleted.
 
 from __future__ import annotations
 
-import shutil
 import time
-
-from deltalake import DeltaTable
 
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.applications.running_application import Group, wait_patiently
 from tests.helpers.administrator import Administrator
@@ -47,7 +43,7 @@ class Operator:
         admin = Administrator(self._pool, SystemClock(), request_timeout_s=30.0)
         brokers = BrokerClient(self._pool, SystemClock(), request_timeout_s=30.0)
         time_ms = int((time.time() - _BACK_S) * 1000)
-        rows = DeltaOffsetStore(self._group.offsets).read(self._group.group)
+        rows = self._group.rows()
         done = []
         for name, address in self._cluster.broker_addresses.items():
             mine = {
@@ -83,15 +79,18 @@ class Operator:
 
     def restore_sink(self, not_before: int) -> str:
         """Take the sink's newest versions away and have the group follow; every application must be away."""
-        table = DeltaTable(self._group.sink)
+        storage = self._group.storage
+        table = storage.table("sink")
+        assert table is not None
         target = max(table.version() - _RESTORED_VERSIONS, not_before)
         if target >= table.version():
             return "nothing to take away"
         table.restore(target)
-        DeltaSink(self._group.sink).follow_restore(self._group.group, DeltaOffsetStore(self._group.offsets))
+        sink = DeltaSink(self._group.sink, storage_options=storage.options)
+        sink.follow_restore(self._group.group, storage.store("offsets"))
         return f"to version {target}"
 
     def delete_store(self) -> str:
         """Lose the group's offsets; every application must be away."""
-        shutil.rmtree(self._group.offsets)
+        self._group.storage.remove("offsets")
         return "gone"

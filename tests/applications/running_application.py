@@ -10,12 +10,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pyspark_rocketmq.consume.membership import MembershipTiming
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.store import OffsetRow
+from tests.applications.storage import Storage
 from tests.helpers.driver_process import ENVIRONMENT, REPO
 from tests.helpers.processes import all_pids, is_jvm, is_planner, is_worker_daemon, parent_of, session_of
 
@@ -30,21 +33,33 @@ class Group:
     topic: str
     group: str
     folder: Path
+    """For logs, checkpoints, and the tables where no storage is named."""
     timing: MembershipTiming
     more_topics: tuple[str, ...] = ()
     """Subscribed to besides."""
     topics_change: bool = False
     """Whether topics are deleted and made anew, so that offsets begin again (``failOnDataLoss=false``)."""
 
+    on: Storage | None = None
+
+    @property
+    def storage(self) -> Storage:
+        """Where the tables are."""
+        return self.on or Storage(self.folder)
+
     @property
     def offsets(self) -> str:
         """The group's offset store."""
-        return str(self.folder / "offsets")
+        return self.storage.uri("offsets")
 
     @property
     def sink(self) -> str:
         """The table all applications write to."""
-        return str(self.folder / "sink")
+        return self.storage.uri("sink")
+
+    def rows(self) -> Mapping[MessageQueue, OffsetRow]:
+        """The group's offsets, none without a store."""
+        return self.storage.store("offsets").read(self.group) if self.storage.table("offsets") else {}
 
 
 def wait_patiently(condition: Callable[[], bool], timeout_s: float, *, reason: str) -> None:
@@ -95,6 +110,7 @@ class RunningApplication:
             "group": group.group,
             "offsets": group.offsets,
             "sink": group.sink,
+            "keys": str(group.storage.keys.path) if group.storage.keys else None,
             "timing": asdict(group.timing),
             "instance": instance,
             "work": str(group.folder / f"{instance}-work"),

@@ -41,6 +41,14 @@ class Kind(StrEnum):
     RESET_AWAY = "offsets reset while all are away"
     SINK_RESTORED = "sink restored while all are away"
     STORE_DELETED = "offset store deleted while all are away"
+    STORAGE_BUSY = "storage busy (503)"
+    STORAGE_SILENT = "answers of storage lost"
+    STORAGE_SLOW = "storage slow"
+    STORAGE_KEYS = "keys of storage renewed"
+    STORAGE_STOP = "storage stopped"
+    STORAGE_START = "storage started"
+    STORAGE_HOLD = "storage hangs"
+    STORAGE_GO_ON = "storage goes on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -50,14 +58,14 @@ class Event:
     at_s: float
     kind: Kind
     target: str
-    """Slot of an application, a broker's name, ``NAME_SERVER``, ``TOPIC`` or ``GROUP``."""
+    """Slot of an application, a broker's name, ``NAME_SERVER``, ``TOPIC``, ``GROUP`` or ``STORAGE``."""
     same_name: bool = False
     """JOIN: under the instance name of the slot's last application, whose checkpoint it goes on from."""
     is_slow: bool = False
     """JOIN: with a micro-batch every few minutes only."""
 
 
-NAME_SERVER, TOPIC, GROUP = "name server", "topic", "group"
+NAME_SERVER, TOPIC, GROUP, STORAGE = "name server", "topic", "group", "storage"
 """Targets besides applications and brokers."""
 
 _WEIGHTS = {
@@ -101,6 +109,16 @@ _PAIRED = {
 }
 _ALONE = frozenset({Kind.KILL_WORKER, *_TARGETS}) - {Kind.FORBID_READING}
 """Nothing ends them."""
+_OF_STORAGE = {
+    Kind.STORAGE_BUSY: 4,
+    Kind.STORAGE_SILENT: 5,
+    Kind.STORAGE_SLOW: 3,
+    Kind.STORAGE_STOP: 2,
+    Kind.STORAGE_HOLD: 2,
+}
+_STORAGE_PAIRED = {Kind.STORAGE_STOP: Kind.STORAGE_START, Kind.STORAGE_HOLD: Kind.STORAGE_GO_ON}
+_KEYS_EVERY_S = 60.0
+"""A key is good for twice as long."""
 _AWAY_S, _ANEW_S = 50.0, 60.0
 """How long all being away, or a topic being made anew, takes at most, about."""
 
@@ -156,6 +174,26 @@ def schedule(
         events.append(
             Event(at_s=at_s + lasts_s, kind=after, target=target, same_name=same_name, is_slow=is_slow)
         )
+
+
+def storage_schedule(seed: int, seconds: float) -> list[Event]:
+    """Faults of object storage, each of which passes; they go with every schedule."""
+    rng = random.Random(seed)
+    events = [
+        Event(at_s=number * _KEYS_EVERY_S, kind=Kind.STORAGE_KEYS, target=STORAGE)
+        for number in range(1, int(seconds / _KEYS_EVERY_S))
+    ]
+    at_s = 0.0
+    while True:
+        at_s += rng.uniform(4.0, 16.0)
+        kind = rng.choices(list(_OF_STORAGE), list(_OF_STORAGE.values()))[0]
+        lasts_s = rng.uniform(0.5, 8.0)
+        if at_s + lasts_s > seconds:
+            return sorted(events)
+        events.append(Event(at_s=at_s, kind=kind, target=STORAGE))
+        if kind in _STORAGE_PAIRED:
+            at_s += lasts_s
+            events.append(Event(at_s=at_s, kind=_STORAGE_PAIRED[kind], target=STORAGE))
 
 
 def counted(events: Sequence[Event]) -> Counter[Kind]:

@@ -11,6 +11,7 @@ from tests.applications.schedule import (
     counted,
     schedule,
     seconds_for,
+    storage_schedule,
 )
 
 SLOTS, BROKERS = ("a", "b", "c"), ("broker-a", "broker-b")
@@ -28,9 +29,10 @@ def test_a_seed_always_gives_the_same_events() -> None:
 def test_half_an_hour_has_everything_in_it_many_times() -> None:
     for seed in range(20):
         counts = counted(events_of(seed, 1800.0))
-        assert set(Kind) - set(counts) <= AWAY
+        assert {kind for kind in Kind if "STORAGE" not in kind.name} - set(counts) <= AWAY
         assert sum(counts.values()) > 100
-    assert set(counted(events_of(0, 7200.0))) == set(Kind)
+    of_storage = storage_schedule(0, 7200.0)
+    assert set(counted([*events_of(0, 7200.0), *of_storage])) == set(Kind)
 
 
 def test_every_fault_ends_and_one_application_always_works() -> None:
@@ -52,6 +54,15 @@ def test_every_fault_ends_and_one_application_always_works() -> None:
             assert any(up[broker] for broker in BROKERS)
         assert all(up.values())
         assert max(event.at_s for event in events) <= 300.0
+
+
+def test_every_fault_of_storage_ends() -> None:
+    for seed in range(50):
+        kinds = [event.kind for event in storage_schedule(seed, 300.0) if event.kind is not Kind.STORAGE_KEYS]
+        for begin, end in ((Kind.STORAGE_STOP, Kind.STORAGE_START), (Kind.STORAGE_HOLD, Kind.STORAGE_GO_ON)):
+            assert [at + 1 for at, kind in enumerate(kinds) if kind is begin] == [
+                at for at, kind in enumerate(kinds) if kind is end
+            ]
 
 
 def test_so_many_kills_as_are_asked_for_and_a_worker_of_an_application_that_works() -> None:

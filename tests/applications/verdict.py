@@ -43,10 +43,12 @@ class Verdict:
         return tuple(wait for wait in self.waits if wait.before != wait.after)
 
 
-def judge(sink: Path | str, stored: Orders, *, but: str = "") -> Verdict:
+def judge(
+    sink: Path | str, stored: Orders, *, but: str = "", storage_options: dict[str, str] | None = None
+) -> Verdict:
     """Compare a sink with what the brokers hold, ``but`` for one topic."""
-    report = check_sink(sink, stored, but=but)
-    waits = _waits(sink, but)
+    report = check_sink(sink, stored, but=but, storage_options=storage_options)
+    waits = _waits(DeltaTable(str(sink), storage_options=storage_options), but)
     handovers = [wait.seconds for wait in waits if wait.before != wait.after]
     lines = [
         str(report),
@@ -60,11 +62,11 @@ def judge(sink: Path | str, stored: Orders, *, but: str = "") -> Verdict:
     return Verdict(is_clean=report.is_clean, text="\n".join(lines), waits=waits)
 
 
-def _waits(sink: Path | str, but: str) -> tuple[Wait, ...]:
+def _waits(sink: DeltaTable, but: str) -> tuple[Wait, ...]:
     """Longest first."""
     table = (
         QueryBuilder()
-        .register("sink", DeltaTable(str(sink)))
+        .register("sink", sink)
         .execute(f"SELECT {_COLUMNS} FROM sink WHERE topic <> '{but}' ORDER BY \"queueOffset\"")
         .read_all()
     )

@@ -14,6 +14,7 @@ from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
 from tests.helpers.driver_process import run_driver
 from tests.helpers.kill_driver import CONCURRENT, CONSUMERS, KILL_POINTS
 from tests.helpers.orders import Orders, check_sink, produce_orders
+from tests.object_stores.server import COMMIT, Bucket
 
 Test = TypeVar("Test", bound=Callable[..., None])
 
@@ -50,37 +51,61 @@ def test_every_message_is_in_the_sink_after_kills_at_every_step_of_a_batch(
     Orderly, by either engine: each message once and in order. Concurrently: each position once;
     what a killed run sent back, and its next run did not, comes once more from the retry topic.
     """
+    kill_and_check(cluster, tmp_path, points_of_deaths())
+
+
+@pytest.mark.long
+@pytest.mark.sim
+@pytest.mark.driver
+@pytest.mark.timeout(1800 + 600 * KILLS_PER_POINT)
+def test_every_message_is_in_a_sink_on_s3_after_kills(
+    cluster: ClusterUnderTest, s3: Bucket, tmp_path: Path
+) -> None:
+    """H1, H2, J1: sink and store on an object store, some of whose answers are lost, too."""
+    few = {"direct": KILL_POINTS[2:4], CONCURRENT: KILL_POINTS[1:3]}
+    points = points_of_deaths() if KILLS_PER_POINT else few
+    s3.behave({"where": COMMIT, "times": 5})
+    kill_and_check(cluster, tmp_path, points, s3)
+
+
+def kill_and_check(
+    cluster: ClusterUnderTest, work: Path, points: Mapping[str, Sequence[str]], s3: Bucket | None = None
+) -> None:
     topic = cluster.create_topic(queues=4)
     expected = produce_orders(cluster.name_servers, topic, 200)
     group = cluster.unique_name("group")
-    points = points_of_deaths()
+    tables = str(work) if s3 is None else s3.uri("kills")
+    storage_options = None if s3 is None else s3.patient_options()
     config = {
+        "tables": tables,
+        "storageOptions": storage_options,
         "nameServers": cluster.name_servers,
         "topic": topic,
         "messages": 1000,
         "group": group,
-        "work": str(tmp_path),
+        "work": str(work),
         "points": points,
         "maxOffsetsPerTrigger": 125,
     }
     deaths = len(points[CONCURRENT])
-    log = tmp_path / "driver.log"
+    log = work / "driver.log"
 
     exit_codes = [
         run_driver("tests.helpers.kill_driver", config, log, timeout_s=550) for _ in range(deaths + 1)
     ]
 
     assert exit_codes == [-signal.SIGKILL] * deaths + [0], log.read_text()[-4000:]
-    for engine in set(CONSUMERS) - {CONCURRENT}:
-        report = check_sink(tmp_path / engine / "sink", expected)
+    for engine in points.keys() - {CONCURRENT}:
+        report = check_sink(f"{tables}/{engine}/sink", expected, storage_options=storage_options)
         assert report.is_clean, f"{engine}: {report}"
         assert report.messages == 1000
-    _check_concurrent(tmp_path / CONCURRENT / "sink", expected, topic, f"%RETRY%{group}-{CONCURRENT}")
+    concurrent = DeltaTable(f"{tables}/{CONCURRENT}/sink", storage_options=storage_options)
+    _check_concurrent(concurrent, expected, topic, f"%RETRY%{group}-{CONCURRENT}")
 
 
-def _check_concurrent(sink: Path, expected: Orders, topic: str, retry_topic: str) -> None:
+def _check_concurrent(sink: DeltaTable, expected: Orders, topic: str, retry_topic: str) -> None:
     sent = {(order_id, step) for order_id, steps in expected.items() for step in steps}
-    rows: list[Mapping[str, Any]] = DeltaTable(sink).to_pyarrow_table().to_pylist()
+    rows: list[Mapping[str, Any]] = sink.to_pyarrow_table().to_pylist()
     positions = Counter((row["topic"], row["brokerName"], row["queueId"], row["queueOffset"]) for row in rows)
     assert set(positions.values()) == {1}
     assert {(row["order_id"], row["step"]) for row in rows} == sent

@@ -206,6 +206,8 @@ class Consumer:
         work = Path(config["work"])
         self._config = config
         self._work = work / name
+        self._tables = f"{config['tables']}/{name}"
+        self._storage_options: dict[str, str] | None = config["storageOptions"]
         self._is_concurrent = name == CONCURRENT
         self.group = f"{config['group']}-{name}"
         self.killer = Killer(
@@ -219,7 +221,9 @@ class Consumer:
 
     def start(self, spark: SparkSession) -> StreamingQuery:
         """Begin to consume what is there."""
-        store, sink = KillingStore(str(self._work / "offsets")), KillingSink(str(self._work / "sink"))
+        options = self._storage_options
+        store = KillingStore(self._uri("offsets"), storage_options=options)
+        sink = KillingSink(self._uri("sink"), storage_options=options)
         store.killer = sink.killer = self.killer
         consumer = push_consumer.PushConsumer(
             consumer_group=self.group,
@@ -244,9 +248,13 @@ class Consumer:
             spark, sink=sink, checkpoint=str(self._work / "checkpoint"), trigger={"availableNow": True}
         )
 
+    def _uri(self, table: str) -> str:
+        return f"{self._tables}/{table}"
+
     def has_everything(self) -> bool:
         """Whether each message that was sent is in the sink."""
-        rows = DeltaTable(self._work / "sink").to_pyarrow_table(columns=["order_id", "step"]).to_pylist()
+        table = DeltaTable(self._uri("sink"), storage_options=self._storage_options)
+        rows = table.to_pyarrow_table(columns=["order_id", "step"]).to_pylist()
         return bool(len({(row["order_id"], row["step"]) for row in rows}) == self._config["messages"])
 
 

@@ -53,7 +53,9 @@ def _body(order_id: str, step: str, size: int) -> bytes:
     return f"{order_id}:{step}".encode().ljust(size, b".")
 
 
-def check_sink(path: Path | str, expected: Orders, *, but: str = "") -> OrderReport:
+def check_sink(
+    path: Path | str, expected: Orders, *, but: str = "", storage_options: dict[str, str] | None = None
+) -> OrderReport:
     """The order check over a sink's table with columns ``order_id``, ``step`` and ``delivered_ns``,
     ``but`` for one topic.
 
@@ -62,7 +64,7 @@ def check_sink(path: Path | str, expected: Orders, *, but: str = "") -> OrderRep
     """
     table = (
         QueryBuilder()
-        .register("sink", DeltaTable(str(path)))
+        .register("sink", DeltaTable(str(path), storage_options=storage_options))
         .execute(
             'SELECT topic, "brokerName", "queueId", "queueOffset", order_id, step FROM sink '
             f"WHERE topic <> '{but}' "

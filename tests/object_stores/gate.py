@@ -1,6 +1,6 @@
 """What stands before an emulator: it can refuse, fail and lose answers, and lets one change pass at a time.
 
-    python -m tests.object_stores.gate EMULATOR_PORT     # prints its own port
+    python -m tests.object_stores.gate EMULATOR_PORT [PORT]     # prints its own port
 
 A process of its own, because delta-rs does not let other threads run while it waits for storage. Told what to
 do at ``/-/faults``.
@@ -13,6 +13,7 @@ import json
 import re
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
@@ -79,6 +80,9 @@ class Gate:
             return _refused(403, "ExpiredToken", f"<AWSAccessKeyId>{key[1]}</AWSAccessKeyId>" if key else "")
         if fault is not None and "status" in fault:
             return _refused(fault["status"], fault["code"])
+        if fault is not None and "delay_s" in fault:
+            time.sleep(fault["delay_s"])
+            fault = None
         answer = self._passed_on(method, path, headers, body)
         return answer if fault is None else None
 
@@ -105,7 +109,7 @@ def _listed_from(start: str, answer: Answer) -> Answer:
     return answer._replace(body=re.sub(rb"<Blob>.*?</Blob>", kept, answer.body, flags=re.DOTALL))
 
 
-def main(port: int) -> None:
+def main(port: int, own_port: int = 0) -> None:
     """Serve until the process is ended."""
     gate = Gate(port)
 
@@ -136,11 +140,11 @@ def main(port: int) -> None:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
             """Nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", own_port), Handler)
     sys.stdout.write(f"{server.server_address[1]}\n")
     sys.stdout.flush()
     server.serve_forever()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))

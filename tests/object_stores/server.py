@@ -13,6 +13,7 @@ import hmac
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from collections.abc import Mapping
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import quote
 
 from pyspark_rocketmq.client.transport import Closing
 from tests.object_stores.gate import ask
@@ -75,19 +77,36 @@ class Emulator(Closing):
             told = self._log.read()[-2000:].decode(errors="replace")
             self.close()
             raise HarnessError(f"{type(self).__name__} did not start. Its output ends with:\n{told}")
-        gate = self._run([sys.executable, "-m", "tests.object_stores.gate", str(self.emulator_port)])
-        assert gate.stdout is not None
-        self.port = int(gate.stdout.readline())
+        self.open_gate()
         return self
+
+    def open_gate(self) -> None:
+        """Start the gate, after :meth:`shut_gate` under the same port."""
+        ports = [str(self.emulator_port), str(self.port)]
+        self._gate = self._run([sys.executable, "-m", "tests.object_stores.gate", *ports])
+        assert self._gate.stdout is not None
+        self.port = int(self._gate.stdout.readline())
+
+    def shut_gate(self) -> None:
+        """End the gate: nobody listens where clients look for the storage."""
+        self._end(self._gate)
+
+    def hold_gate(self, *, is_held: bool) -> None:
+        """Have the gate take connections and answer nothing, or go on."""
+        self._gate.send_signal(signal.SIGSTOP if is_held else signal.SIGCONT)
 
     def close(self) -> None:
         """End the processes."""
-        for process in self._processes:
-            process.kill()
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+        for process in [*self._processes]:
+            self._end(process)
         self._log.close()
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        self._processes.remove(process)
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
     def _launch(self, port: int) -> subprocess.Popen[bytes]:
         raise NotImplementedError
@@ -186,7 +205,7 @@ class Bucket:
         """From now on take these access keys alone (None: any), and fail as told; forget what was seen.
 
         A fault has ``where``, a pattern of ``METHOD PATH``, how many ``times``, and an error's ``status`` and
-        ``code``; without these the request is done and its answer lost.
+        ``code``, or ``delay_s``, after which it is answered; else the request is done and its answer lost.
         """
         self._control("PUT", {"at": faults, "accepted": accepted})
 
@@ -212,14 +231,32 @@ class Bucket:
         """Of a table."""
         return f"s3://{self.name}/{table}"
 
-    def storage_options(self, key: str = KEY, secret: str = SECRET) -> dict[str, str]:
-        """How to reach it."""
+    def remove(self, table: str) -> None:
+        """Remove a table."""
+        # A list has a thousand at most.
+        while found := re.findall(
+            "<Key>(.*?)</Key>", self.get(f"?list-type=2&prefix={quote(table)}/").decode()
+        ):
+            for key in found:
+                ask(self._server.emulator_port, "DELETE", f"/{self.name}/{quote(key)}")
+
+    def patient_options(
+        self, key: str = KEY, secret: str = SECRET, *, is_direct: bool = False
+    ) -> dict[str, str]:
+        """How to reach it, with delta-rs' own patience; ``is_direct``: past the gate, to look at it."""
+        port = self._server.emulator_port if is_direct else self._server.port
         return {
             "AWS_ACCESS_KEY_ID": key,
             "aws_secret_access_key": secret,
             "aws_region": "eu-central-1",
-            "aws_endpoint_url": f"http://127.0.0.1:{self._server.port}",
+            "aws_endpoint_url": f"http://127.0.0.1:{port}",
             "allow_http": "true",
+        }
+
+    def storage_options(self, key: str = KEY, secret: str = SECRET) -> dict[str, str]:
+        """How to reach it."""
+        return {
+            **self.patient_options(key, secret),
             # Tests do not wait as long for what does not come back.
             "max_retries": "3",
             "retry_timeout": "10s",

@@ -95,6 +95,36 @@ def test_storage_that_is_busy_for_a_moment_is_asked_again(s3: Bucket) -> None:
     assert store.read(GROUP)[Q0].next_offset == 4
 
 
+def test_storage_that_is_away_for_longer_than_delta_rs_waits_is_asked_again(s3: Bucket) -> None:
+    """J1: when a query starts, a batch begins and commits, and offsets are read and stored."""
+    sink, store = sink_on(s3), store_on(s3)
+    store.claim(GROUP, "client", {Q0: 0})
+    run_batch(sink, {Q0: 1}, rows(Q0, 0, 1))
+
+    def away() -> None:
+        # delta-rs gives up after four requests.
+        s3.behave({**SLOW_DOWN, "times": 10})
+
+    away()
+    (standing,) = sink.standings(GROUP, {Q0: 0})
+    away()
+    sink.prepare(SCHEMA)
+    away()
+    batch = sink.begin(GROUP, {Q0: 0})
+    files = files_of(batch.task_writer(), iter([rows(Q0, 1, 2)]))
+    away()
+    batch.commit(files, {Q0: 2})
+    away()
+    store.commit(GROUP, [committed(Q0, 2)], query_id="q", batch_id=0)
+    away()
+    read = store.read(GROUP)
+
+    s3.behave()
+    assert standing.watermarks == {Q0: 1}
+    assert offsets_in(s3) == [0, 1]
+    assert read[Q0].next_offset == 2
+
+
 @pytest.mark.parametrize("where", ["POST", COMMIT, "HEAD .*parquet"])
 def test_a_batch_that_storage_refuses_for_long_fails_and_may_run_again(s3: Bucket, where: str) -> None:
     """J1, H7"""
@@ -164,6 +194,21 @@ def test_keys_that_are_refused_are_not_shown(s3: Bucket) -> None:
     for failure in (unread, unwritten, unknown):
         check_told(failure.value)
     assert "***" in str(unread.value)
+
+
+def test_a_start_while_storage_does_not_answer_is_told(s3: Bucket) -> None:
+    """J1: how far the sink has come, and whether its table is there."""
+    sink = sink_on(s3)
+    run_batch(sink, {Q0: 1}, rows(Q0, 0, 1))
+    s3.behave({**SLOW_DOWN, "times": 1000})
+    with pytest.raises(RocketMQError) as unknown:
+        sink.standings(GROUP, {Q0: 0})
+    with pytest.raises(RocketMQError) as unprepared:
+        sink.prepare(SCHEMA)
+
+    for failure in (unknown, unprepared):
+        check_told(failure.value)
+        assert "SlowDown" in str(failure.value)
 
 
 def test_a_bucket_that_is_gone_ends_a_batch(s3: Bucket) -> None:

@@ -21,12 +21,14 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from pyspark_rocketmq.clock import Clock, SystemClock
+from pyspark_rocketmq.clock import Clock, SystemClock, commit_with_retry
 from pyspark_rocketmq.delta.log import CommitFile, LogFiles
 from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, check_exclusive_create, folder_here
 from pyspark_rocketmq.display import masked
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 STORAGE_ERRORS = (DeltaError, OSError)
 """What delta-rs raises when a table or its storage does not answer; storage errors are no ``DeltaError``."""
@@ -34,6 +36,8 @@ STORAGE_ERRORS = (DeltaError, OSError)
 ONLY_COMMIT: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 """A commit does not wait for what :class:`UpkeepThread` does: delta-rs would look for expired files each
 time, which takes seconds in a log of 100,000."""
+_PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Before storage of other machines is asked again."""
 _TIMES_OPENED: Final = 9
 """Before an error of it is believed."""
 SURELY_KEPT_S: Final = 3600.0
@@ -127,6 +131,29 @@ def _type_text(type_: Any) -> str:
     if isinstance(type_, str):
         return type_
     return json.dumps(type_, sort_keys=True)
+
+
+def ask_patiently(
+    what: str, uri: str, storage: StorageOptions, ask: Callable[[], T], sleep: Callable[[float], object]
+) -> T:
+    """What ``ask`` returns; of storage of other machines it is asked again if it does not answer.
+
+    delta-rs tries ten times itself, which take a second and a half where nobody listens.
+
+    Raises:
+        DeltaError, OSError: If it did not answer for long.
+    """
+    pauses_s = _PAUSES_S if folder_here(uri) is None else ()
+
+    def attempt(_: Exception | None) -> T:
+        try:
+            return ask()
+        except STORAGE_ERRORS as error:
+            # What is logged of it shows no secret.
+            storage.told(error)
+            raise
+
+    return commit_with_retry(what, attempt, pauses_s, sleep, unknown=STORAGE_ERRORS)
 
 
 def open_table(uri: str, storage: StorageOptions = NO_OPTIONS, *, version: int | None = None) -> DeltaTable:

@@ -40,6 +40,7 @@ from pyspark_rocketmq.delta.table import (
     HandlePerThread,
     TableForm,
     TableHandle,
+    ask_patiently,
     column_differences,
     create_table,
     open_table,
@@ -160,8 +161,18 @@ class DeltaOffsetStore(RowOffsetStore):
         Raises:
             OffsetStoreUnavailable: If the storage does not answer.
         """
-        with self._told(f"The offsets of group {consumer_group}"):
+        what = f"The offsets of group {consumer_group}"
+        with self._told(what):
+            return ask_patiently(
+                what, self._path, self.storage, lambda: self._newest_rows(consumer_group), self._sleep
+            )
+
+    def _newest_rows(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
+        try:
             return dict(self._rows(self._handles.newest().table, consumer_group).rows)
+        except STORAGE_ERRORS:
+            self._handles.forget()
+            raise
 
     @contextmanager
     def _told(self, what: str) -> Iterator[None]:

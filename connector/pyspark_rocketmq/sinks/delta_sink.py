@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
@@ -36,7 +36,7 @@ from pyspark.errors import PySparkException
 
 from pyspark_rocketmq.clock import commit_with_retry
 from pyspark_rocketmq.delta.storage import Given, StorageOptions, TableName, table_uri
-from pyspark_rocketmq.delta.table import STORAGE_ERRORS
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS, ask_patiently
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, SinkMoved, StorageNotShared
 from pyspark_rocketmq.model import MessageQueue
@@ -50,6 +50,8 @@ from pyspark_rocketmq.sinks.delta_table import GroupCommit, SinkTable
 from pyspark_rocketmq.sinks.standing import SinkStanding
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _PAUSES_S = (0.0, 0.01, 0.05, 0.2, 0.5)
 """Before each further try of a commit that lost against a change of other rows (DELETE, MERGE, ALTER)."""
@@ -111,16 +113,20 @@ class DeltaBatch:
         )
         if not grown:
             return None
+        path, storage = self.table.path, self.table.storage
         try:
-            # The batch may have taken longer than its credentials are good for.
-            self.log.renew()
-            self._check_seen(files)
+            ask_patiently(f"files for {path}", path, storage, lambda: self._look_at(files), self.sleep)
         except STORAGE_ERRORS as error:
             raise SinkConflict(
-                f"What tasks wrote for {self.table.path} could not be looked at: "
-                f"{self.table.storage.told(error)} Nothing of this batch was added; it may run again."
+                f"What tasks wrote for {path} could not be looked at: {storage.told(error)} "
+                "Nothing of this batch was added; it may run again."
             ) from error
         return self._commit(files, grown)
+
+    def _look_at(self, files: Sequence[WrittenFile]) -> None:
+        # The batch may have taken longer than its credentials are good for.
+        self.log.renew()
+        self._check_seen(files)
 
     def _check_seen(self, files: Sequence[WrittenFile]) -> None:
         """Refuse files that are not where the table's readers will look for them."""
@@ -323,8 +329,9 @@ class DeltaSink:
                 them.
             OptionError: If the table has features that forbid adding files, partition columns cannot be such,
                 or a merge key is no column.
+            OffsetError: If the storage does not answer.
         """
-        self._table.prepare(schema)
+        self._ask(f"The Delta table {self.path}", lambda: self._table.prepare(schema))
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> DeltaBatch:
         """Take a fresh snapshot and the group's watermark of each queue, in the generation given.
@@ -335,16 +342,22 @@ class DeltaSink:
             OptionError: If the table got features since that forbid adding files.
             OffsetError: If the table cannot be read.
         """
+        what = f"How far group {consumer_group} has come in {self.path}"
+        return self._ask(what, lambda: self._begin(consumer_group, queues))
+
+    def _ask(self, what: str, ask: Callable[[], T]) -> T:
+        """As ``ask_patiently``; raises OffsetError where the storage does not answer."""
+        storage = self._table.storage
         try:
-            self._table.storage.renew()
-            return self._begin(consumer_group, queues)
+            return ask_patiently(what, self.path, storage, ask, self._sleep)
         except STORAGE_ERRORS as error:
             raise OffsetError(
-                f"How far group {consumer_group} has come in {self.path} could not be read: "
-                f"{self._table.storage.told(error)} Check that the storage can be reached and the table read."
+                f"{what} could not be read: {storage.told(error)} Check that the storage can be reached and "
+                "the table read."
             ) from error
 
     def _begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> DeltaBatch:
+        self._table.storage.renew()
         log = self._table.newest_log()
         form = log.form()
         refused = self._table.check_unaltered(form)
@@ -380,12 +393,17 @@ class DeltaSink:
 
         Raises:
             SinkConflict: If the log does not tell any more how far a group has come.
+            OffsetError: If the table cannot be read.
         """
+        what = f"How far group {consumer_group} has come in {self.path}"
+        return (self._ask(what, lambda: self._standing_now(consumer_group, queues)),)
+
+    def _standing_now(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkStanding:
         log = self._table.open()
         if log is None:
-            return (SinkStanding(masked(self._table.place), None, {}, self._path_for_commands),)
+            return SinkStanding(masked(self._table.place), None, {}, self._path_for_commands)
         before = self._table.group_commit(log, consumer_group, queues.items())
-        return (self._standing(log, _in_generations(before, consumer_group, queues)),)
+        return self._standing(log, _in_generations(before, consumer_group, queues))
 
     def _standing(self, log: SinkLog, watermarks: Mapping[MessageQueue, int]) -> SinkStanding:
         return SinkStanding(masked(self._table.place), log.table_id, watermarks, self._path_for_commands)

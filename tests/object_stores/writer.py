@@ -1,0 +1,97 @@
+"""A writer of a Delta table among others: ``python -m tests.object_stores.writer CONFIG_JSON``.
+
+Prints how many rows it has added, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
+
+from pyspark_rocketmq.errors import SinkConflict
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from tests.helpers.sink_rows import files_of
+from tests.sinks.sink_conformance import SCHEMA, rows
+
+_MOST_ROWS = 4
+
+
+def queue_of(writer: str) -> MessageQueue:
+    """What it writes rows of."""
+    return MessageQueue(writer, "broker-a", 0)
+
+
+class Writer:
+    """Its rounds."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._name: str = config["name"]
+        self._uri: str = config["uri"]
+        self._options: dict[str, str] = config["options"]
+        self._random = random.Random(f"{config['seed']} {self._name}")
+        self._queue = queue_of(self._name)
+        self._end = 0
+
+    def sink(self, rounds: int) -> None:
+        """Batches of a group of this name, some of them run again in whole or in part."""
+        sink = DeltaSink(self._uri, storage_options=self._options)
+        sink.prepare(SCHEMA)
+        for _ in range(rounds):
+            self._end += self._random.randint(1, _MOST_ROWS)
+            while not self._is_committed(sink):
+                pass
+            if self._random.random() < 0.2:
+                self._is_committed(sink)
+
+    def _is_committed(self, sink: DeltaSink) -> bool:
+        batch = sink.begin(self._name, {self._queue: 0})
+        start = max(0, batch.watermarks[self._queue] - self._random.randint(0, 3))
+        files = files_of(batch.task_writer(), iter([rows(self._queue, start, self._end)]))
+        try:
+            batch.commit(files, {self._queue: self._end})
+        except SinkConflict:
+            # It says that nothing was added, and that the batch may run again.
+            return False
+        return True
+
+    def append(self, rounds: int) -> None:
+        """Plain appends by delta-rs."""
+        for _ in range(rounds):
+            start, self._end = self._end, self._end + self._random.randint(1, _MOST_ROWS)
+            made = pa.Table.from_batches([rows(self._queue, start, self._end)])
+            write_deltalake(self._uri, made, mode="append", storage_options=self._options)
+
+    def maintain(self, rounds: int) -> None:
+        """What operators run: each may be refused because of another commit.
+
+        VACUUM removes at once what OPTIMIZE has replaced; what nobody has committed yet it leaves alone.
+        """
+        for _ in range(rounds):
+            table = DeltaTable(self._uri, storage_options=self._options)
+            work: list[Callable[[], object]] = [
+                table.optimize.compact,
+                lambda table=table: table.vacuum(0, dry_run=False, enforce_retention_duration=False),  # type: ignore[misc]
+                table.create_checkpoint,
+            ]
+            try:
+                self._random.choice(work)()
+            except DeltaError as error:
+                sys.stderr.write(f"{self._name}: {error}\n")
+
+    def run(self, kind: str, rounds: int) -> int:
+        """The rows that it has added."""
+        {"sink": self.sink, "append": self.append, "maintain": self.maintain}[kind](rounds)
+        return self._end
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    sys.stdout.write(json.dumps(Writer(given).run(given["kind"], given["rounds"])))
