@@ -19,6 +19,7 @@ from bench import (
     latency,
     memory,
     micro_batch,
+    object_store,
     offset_commit,
     old_sinks,
     planner,
@@ -48,6 +49,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     "delta_sink": delta_sink.run,
     "old_sinks": old_sinks.run,
     "compaction": compaction.run,
+    "object_store": object_store.run,
     "growth": growth.run,
     "groups": groups.run,
     "simulator": simulator.run,
@@ -68,7 +70,7 @@ _RUNS: dict[str, Callable[..., Result]] = {
     type=int,
     help=(
         "pull, source, sink, micro_batch, consume, consume_concurrent, suspended, latency, delta_sink, "
-        "old_sinks, compaction, growth, groups, simulator: rounds that count."
+        "old_sinks, compaction, object_store, growth, groups, simulator: rounds that count."
     ),
 )
 @click.option(

@@ -133,6 +133,19 @@ _SECTIONS: Final = {
         "beside the same without it.",
         ("alone, rows/s", "beside compaction, rows/s", "files compacted a second"),
     ),
+    "object_store": _Section(
+        "20,000 rows into a Delta sink and the offsets' commit on an emulator of S3, beside "
+        "`write_deltalake` and the same commit. *Open*: with a `DeltaTable` that stays open. Requests are "
+        "GET, HEAD, LIST, PUT and POST.",
+        (
+            "ours, ms",
+            "delta-rs, ms",
+            "delta-rs, open table, ms",
+            "ours, requests",
+            "delta-rs, requests",
+            "delta-rs, open table, requests",
+        ),
+    ),
     "growth": _Section(
         "Micro-batches into a Delta sink, exactly once, as the table gets commits and files and the "
         "group gets queues. *Before*: an earlier commit.",

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 from deltalake import DeltaTable
 
-from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
+from tests.helpers.cluster import REAL_ONLY, SIM_ONLY, ClusterUnderTest
 from tests.helpers.driver_process import run_driver
 from tests.helpers.kill_driver import CONCURRENT, CONSUMERS, KILL_POINTS
 from tests.helpers.orders import Orders, check_sink, produce_orders
@@ -55,7 +55,7 @@ def test_every_message_is_in_the_sink_after_kills_at_every_step_of_a_batch(
 
 
 @pytest.mark.long
-@pytest.mark.sim
+@SIM_ONLY
 @pytest.mark.driver
 @pytest.mark.timeout(1800 + 600 * KILLS_PER_POINT)
 def test_every_message_is_in_a_sink_on_s3_after_kills(

@@ -230,6 +230,22 @@ def test_a_bucket_that_is_gone_ends_a_batch(s3: Bucket) -> None:
         check_told(failure.value)
 
 
+def test_a_batch_makes_few_requests(s3: Bucket) -> None:
+    """J1: each takes tens of milliseconds."""
+    sink, store = sink_on(s3), store_on(s3)
+    store.claim(GROUP, "client", {Q0: 0})
+    for end in (1, 2):
+        s3.behave()
+        run_batch(sink, {Q0: end}, rows(Q0, end - 1, end))
+        of_data = len(s3.seen)
+        s3.behave()
+        store.commit(GROUP, [committed(Q0, end)], query_id="q", batch_id=end)
+        of_offsets = len(s3.seen)
+
+    assert of_data <= 21
+    assert of_offsets <= 12
+
+
 def test_two_writers_at_once_make_one_history(s3: Bucket) -> None:
     """J1, H5: of two groups with their sinks, and of two members with one offset store."""
     batches = 6

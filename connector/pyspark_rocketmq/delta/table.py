@@ -285,7 +285,7 @@ class LogHandle:
         self._looked_s = self._clock.monotonic_s()
         """When newer commits were looked for last."""
         self._tip = log.commit_file(version)
-        self._checkpoint = log.last_checkpoint_file()
+        self._checkpoint = self._last_checkpoint_file()
         """What named the newest checkpoint then."""
 
     @property
@@ -337,11 +337,15 @@ class LogHandle:
         looked_s, age_s = self._clock.monotonic_s(), self._age_s()
         # If this fails, the next look believes nothing.
         self._looked_s = -math.inf
-        checkpoint = self.log.last_checkpoint_file()
+        checkpoint = self._last_checkpoint_file()
         version = self._newest_version(age_s)
         self._looked_s, self._checkpoint = looked_s, checkpoint
         if version != self._tip.version:
             self._tip = self.log.commit_file(version)
+
+    def _last_checkpoint_file(self) -> tuple[int | None, int | None] | None:
+        # Where delta-rs alone can tell what is new, nobody looks at it, and it takes two requests.
+        return self.log.last_checkpoint_file() if self.log.is_local else None
 
     def _may_lack_commits_after(self, version: int) -> bool:
         # What the last look has coped with is not read again.
