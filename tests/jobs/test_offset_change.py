@@ -392,6 +392,12 @@ def test_a_missing_sink_is_reported(shop: Shop, tmp_path: Path) -> None:
         shop.do(reset, ToOffset(20), sink=str(tmp_path / "nowhere"))
 
 
+def test_a_sink_that_is_named_is_left_to_a_session(shop: Shop) -> None:
+    """J5."""
+    with pytest.raises(JobFailed, match=r"main\.shop\.orders is the name of a table.*rmq\.reset_to_sink"):
+        shop.do(reset, ToOffset(20), sink="main.shop.orders")
+
+
 def test_a_sink_is_not_set_back_under_a_running_query(tmp_path: Path, sink: DeltaSink) -> None:
     """C5: --force does not help, the query would go on writing."""
     store = DeltaOffsetStore(tmp_path / "offsets")

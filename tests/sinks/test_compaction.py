@@ -382,3 +382,10 @@ def test_a_file_of_the_table_that_is_gone_ends_the_command_with_a_sentence(
 
     assert job("--option", f"table={path}") == 1
     assert f"The table {path} could not be compacted: " in capsys.readouterr().err
+
+
+def test_a_table_that_is_named_is_left_to_spark(capsys: pytest.CaptureFixture[str]) -> None:
+    """J3, J5."""
+    assert job("--option", "table=main.shop.orders") == 2
+
+    assert "run OPTIMIZE main.shop.orders in Spark" in " ".join(capsys.readouterr().err.split())

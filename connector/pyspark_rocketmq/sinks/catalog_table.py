@@ -31,6 +31,7 @@ from pyarrow import fs
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.delta.log import CommitFile
 from pyspark_rocketmq.delta.storage import (
@@ -111,7 +112,7 @@ def _first_line(error: BaseException) -> str:
     return masked("".join(said).lstrip(": "))
 
 
-class _NoDelta(Exception):
+class _NoDelta(DeltaError):
     """The session does not know Delta's statements."""
 
 
@@ -219,7 +220,7 @@ class CatalogLog(SinkLog):
         super().__init__(history, history.look(), rows_uri)
         self._detail = detail
         self.table_id = str(detail["id"])
-        self._schema = spark.table(name.sql).schema
+        self._schema = self._columns()
 
     @property
     def commits_by(self) -> str:
@@ -281,13 +282,16 @@ class CatalogLog(SinkLog):
         if version != self.version:
             if not self._keep_form_up_to(version):
                 self._detail = self._described()
-            try:
-                self._schema = self._spark.table(self._name.sql).schema
-            except _ERRORS as error:
-                raise DeltaError(
-                    f"The columns of {self._name} could not be read: {_first_line(error)}"
-                ) from error
+            self._schema = self._columns()
         return version
+
+    def _columns(self) -> StructType:
+        try:
+            return self._spark.table(self._name.sql).schema
+        except _ERRORS as error:
+            raise DeltaError(
+                f"The columns of {self._name} could not be read: {_first_line(error)}"
+            ) from error
 
     def _open_again(self) -> None:
         self._open_rows(self._rows_uri)
