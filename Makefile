@@ -48,7 +48,9 @@ long-test: fetch ## The tests marked long: processes that are killed, Spark clus
 	@$(ENV) dev $(PYTEST) --long $(ARGS)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory spark-test)
 
-spark-test: wheel fetch ## The tests marked every_spark, and the wheel, on other Sparks: SPARKS="4.0 4.3"
+spark-test: wheel fetch ## The wheel on every Python found, with its lowest and highest packages; it and the tests marked every_spark on other Sparks: SPARKS="4.0 4.3"
+	@$(ENV) dev python -m tests.packaging.platform_check dist/pyspark_rocketmq-*.whl
+	@$(ENV) dev python -m tests.packaging.python_check dist/pyspark_rocketmq-*.whl
 	@for each in $(SPARKS); do \
 	  $(ENV) spark-$$each python -m tests.packaging.platform_check dist/pyspark_rocketmq-*.whl && \
 	  $(ENV) spark-$$each python -m pytest -q -m "every_spark and not real" -p no:cacheprovider \

@@ -53,9 +53,18 @@ def run(wheel: Path) -> str:
     Raises:
         CalledProcessError: If pip refuses the wheel, or the program fails.
     """
-    with tempfile.TemporaryDirectory(prefix="wheel-") as folder, _orders() as cluster:
+    with tempfile.TemporaryDirectory(prefix="wheel-") as folder:
         root = Path(folder)
-        python = _environment(root / "env", wheel)
+        return consumed_by(_environment(root / "env", wheel), root)
+
+
+def consumed_by(python: Path, root: Path) -> str:
+    """Run the program in the environment of ``python``; what it printed at its end.
+
+    Raises:
+        SystemExit: If it failed, or has not consumed and read everything.
+    """
+    with _orders() as cluster:
         program = root / "program.py"
         program.write_text(_program(root / "lake", cluster.name_servers))
         elsewhere = {
@@ -70,9 +79,14 @@ def run(wheel: Path) -> str:
             text=True,
             timeout=240,
         )
-        if started.returncode != 0:
-            raise SystemExit(started.stderr[-4000:])
-        return started.stdout.splitlines()[-1]
+    if started.returncode != 0:
+        raise SystemExit(started.stderr[-4000:])
+    told = started.stdout.splitlines()[-1]
+    if f"consumed {2 * _ORDERS} read {len(_STEPS) * _ORDERS} " not in told:
+        raise SystemExit(
+            f"{told}\n{2 * _ORDERS} messages were to be consumed and {len(_STEPS) * _ORDERS} to be read."
+        )
+    return told
 
 
 @contextmanager
@@ -129,7 +143,4 @@ def _program(lake: Path, name_servers: str) -> str:
 
 if __name__ == "__main__":
     (built,) = map(Path, sys.argv[1:])
-    told = run(built)
-    sys.stdout.write(f"{told}\n")
-    if f"consumed {2 * _ORDERS} read {len(_STEPS) * _ORDERS} " not in told:
-        sys.exit(f"{2 * _ORDERS} messages were to be consumed and {len(_STEPS) * _ORDERS} to be read.")
+    sys.stdout.write(f"{run(built)}\n")

@@ -7,8 +7,11 @@ from __future__ import annotations
 import json
 from unittest.mock import create_autospec
 
+import pytest
+
 from pyspark_rocketmq.group.driver_connection import DriverConnection
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.source import readers
 from tests.helpers.stream_read import StreamUnderTest
 from tests.source.conftest import Topics
 
@@ -78,3 +81,36 @@ def test_a_consumer_that_is_to_end_reads_what_was_there_at_its_start_and_tells_i
     driver.drained.assert_not_called()
     assert stream.next_offsets() is None
     driver.drained.assert_called_once()
+
+
+@pytest.mark.parametrize(
+    ("tells_trigger", "options", "warned"),
+    [
+        (
+            False,
+            {"maxOffsetsPerTrigger": "2", "maxBytesPerTrigger": "99"},
+            "maxOffsetsPerTrigger=2, maxBytes",
+        ),
+        (False, {}, None),
+        (True, {"maxOffsetsPerTrigger": "2"}, None),
+    ],
+)
+def test_limits_are_warned_of_where_spark_ends_a_stream_after_one_micro_batch(
+    tells_trigger: bool,
+    options: dict[str, str],
+    warned: str | None,
+    *,
+    topics: Topics,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Rows H4, J4: ``availableNow`` would read a part and end without a word."""
+    monkeypatch.setattr(readers, "TELLS_TRIGGER", tells_trigger)
+
+    old_stream(topics, topics.make(3), **options).next_offsets()
+
+    told = [
+        record.getMessage() for record in caplog.records if "tells a Python source" in record.getMessage()
+    ]
+    assert len(told) == (warned is not None)
+    assert (warned or "") in "".join(told)

@@ -39,7 +39,7 @@ HOSTS = st.one_of(
     st.builds("{}:{}".format, st.ip_addresses(v=4), PORTS),
     st.builds(
         lambda ip, port: (
-            "[" + ":".join(f"{int(group, 16):x}" for group in ip.exploded.split(":")) + f"]:{port}"
+            "[" + ":".join(f"{int(ip) >> shift & 0xFFFF:x}" for shift in range(112, -1, -16)) + f"]:{port}"
         ),
         st.ip_addresses(v=6),
         PORTS,

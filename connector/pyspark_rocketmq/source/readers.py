@@ -47,6 +47,7 @@ from pyspark_rocketmq.source.ranges import (
 )
 from pyspark_rocketmq.source.reader import freeze_gc_after, read_queue
 from pyspark_rocketmq.source.spark_version import (
+    TELLS_TRIGGER,
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
@@ -137,6 +138,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         pool = process_pool(ConnectionSettings.of(self._options))
         view = ClusterView(self._options, pool, clock)
         progress = _progress(self._options, view, clock, self.timing, self._driver)
+        if not TELLS_TRIGGER:
+            _warn_of_limits(self._options)
         sizes = None
         if self._options.max_bytes_per_trigger is not None:
             brokers = Cluster.of(self._options, clock, pool=pool).brokers()
@@ -229,6 +232,24 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Offset) -> None:
         """Nothing: Spark calls this one batch late, and not for the last; ``foreachBatch`` commits."""
+
+
+def _warn_of_limits(options: ReadOptions) -> None:
+    """Where Spark gives no limit, a query with ``availableNow`` ends after the first micro-batch.
+
+    Of a trigger it says nothing, so this is logged for every plain stream with limits.
+    """
+    limits = {
+        "maxOffsetsPerTrigger": options.max_offsets_per_trigger,
+        "maxBytesPerTrigger": options.max_bytes_per_trigger,
+    }
+    given = ", ".join(f"{name}={limit}" for name, limit in limits.items() if limit is not None)
+    if given and options.consumer_group is None:
+        logger.warning(
+            "Spark before 4.2 tells a Python source of no trigger: with availableNow or once this stream "
+            "ends after one micro-batch, which %s bounds; leave that out to read all that is there",
+            given,
+        )
 
 
 def _storage(options: ReadOptions, driver: DriverConnection | None) -> StorageOptions:
