@@ -34,6 +34,7 @@ _SELECTED = (
     "tests/consume/test_plan.py",
     "tests/offsets/test_arrow_lists.py",
     "tests/source/test_queue_reader.py",
+    "tests/sinks/test_delta_merge.py",
     "tests/sinks/test_delta_sink.py",
 )
 _TOOLS = ("pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.100")

@@ -69,6 +69,8 @@ def newest_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     whole = numbered.drop_null()
     last = whole.group_by(list(keys)).aggregate([(_ROW, "max")])[f"{_ROW}_max"].combine_chunks()
     without_key = pc.invert(pc.is_in(numbered[_ROW], value_set=whole[_ROW].combine_chunks()))
+    # In one piece: of none at all, indices_nonzero of Arrow before 26 crashes the process.
+    without_key = without_key.combine_chunks()
     return in_order.take(pa.concat_arrays([last, pc.indices_nonzero(without_key).cast(pa.int64())]).sort())
 
 
