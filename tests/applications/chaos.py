@@ -74,6 +74,8 @@ _PER_GENERATION = 20
 """Messages to each queue of the topic that is made anew."""
 _SLOW = "2 minutes"
 _AWAY_S = 300.0
+_REGISTERED_S = 5.0
+"""After a restart of the name server; of a real one within 30 s."""
 _PER_SECOND = 40.0
 """Messages to each of the two brokers."""
 _DRAIN_S = 300.0
@@ -330,7 +332,7 @@ class Chaos:
             elif event.kind is Kind.RESET_LIVE:
                 self._say(f"reset: {self._operator.reset_back()}")
             elif event.kind is Kind.NAME_SERVER_RESTART:
-                self._cluster.restart_name_server()
+                self._restart_name_server()
             elif event.kind in {Kind.FORBID_READING, Kind.ALLOW_READING}:
                 self._operator.permit(_QUEUES, reading=event.kind is Kind.ALLOW_READING)
             elif event.kind is Kind.TOPIC_ANEW:
@@ -341,6 +343,13 @@ class Chaos:
                 self._cluster.start_broker(event.target)
         except AssertionError as error:
             self._problem(f"{event.kind}: {error}")
+
+    def _restart_name_server(self) -> None:
+        self._cluster.restart_name_server()
+        if self._cluster.kind == "sim":
+            # Real brokers register again by themselves.
+            time.sleep(_REGISTERED_S)
+            self._cluster.register_brokers()
 
     def _while_all_are_away(self, kind: Kind) -> None:
         gone, done = Barrier(len(self._slots) + 1), Barrier(len(self._slots) + 1)
