@@ -395,7 +395,7 @@ def test_types_that_mean_the_same_are_taken(name: str, column: pa.Array, value: 
         ("day", pa.array([NOON])),
         ("parts", pa.array([["a"]])),
         ("map", pa.array([["a"]])),
-        ("pair", pa.array([{"b": "x", "a": 1}])),
+        ("pair", pa.array([{"b": "x", "a": 1}], pa.struct({"b": pa.string(), "a": pa.int64()}))),
         ("pair", pa.array([{"a": 1}])),
         ("nam", pa.array(["a"])),
     ],
