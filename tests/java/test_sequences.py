@@ -416,6 +416,11 @@ def test_a_sql92_subscriber_lives_as_recorded(stage: Stage) -> None:
     stage.log.taken()
     consumer = stage.push("sql", "FrSqlG", "FrSql", sql="n > 5")
     consumer.delivered(1)
+    passed = ("client->broker", "PULL_MESSAGE", "FrSql", 20)
+    # Else the other queue may not have been pulled when the consumer stops.
+    wait_until(
+        lambda: passed in observed(stage.log.so_far()), ANSWER_S, reason="The message that does not match"
+    )
     consumer.persist()
     consumer.stop().result(2 * ANSWER_S)
     rows = stage.await_rows("sql92", NOISE | {"SEND_MESSAGE_V2"})
