@@ -43,6 +43,7 @@ import json, sys, time
 from pathlib import Path
 from pyspark import cloudpickle
 from bench import delta_sink
+from bench.session import bench_session
 folder, queues, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 warm_up, least, rows_each, enough_s = map(int, sys.argv[4:])
 names = vars(delta_sink)

@@ -20,9 +20,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, BrokenBarrierError
 
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
@@ -152,8 +152,10 @@ class Slot:
     def away(self, gone: Barrier, done: Barrier) -> None:
         """Stop, stay away until all others are away, too, and what is to be done is ``done``; then go on."""
         self.stop()
-        gone.wait(_AWAY_S)
-        done.wait(_AWAY_S)
+        # Who waits with this one tells of it.
+        with suppress(BrokenBarrierError):
+            gone.wait(_AWAY_S)
+            done.wait(_AWAY_S)
         self.join(same_name=True)
 
     def await_member(self) -> None:
@@ -341,8 +343,8 @@ class Chaos:
                 self._cluster.stop_broker(event.target)
             else:
                 self._cluster.start_broker(event.target)
-        except AssertionError as error:
-            self._problem(f"{event.kind}: {error}")
+        except (AssertionError, BrokenBarrierError) as error:
+            self._problem(f"{event.kind}: {error!r}")
 
     def _restart_name_server(self) -> None:
         self._cluster.restart_name_server()

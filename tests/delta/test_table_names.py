@@ -31,7 +31,11 @@ def test_names_are_read_as_spark_reads_them(text: str, parts: tuple[str, ...], s
 
 
 @pytest.mark.parametrize(
-    "place", ["/lake/orders", "./orders", "lake/a.b", "s3://lake/a.b", "..", Path("orders"), Path("a.b")]
+    "place",
+    [
+        *("/lake/orders", "/lake/a `b` c", "./orders", "./a`b", "../a`b", "lake/a.b", "s3://lake/a.b", ".."),
+        *(Path("orders"), Path("a.b")),
+    ],
 )
 def test_what_has_a_slash_or_a_scheme_is_a_path(place: str | Path) -> None:
     """J5: as before."""

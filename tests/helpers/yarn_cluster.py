@@ -77,7 +77,9 @@ class YarnCluster(Machines):
             "yarn.nodemanager.log-dirs": str(self.folder / f"{name}-logs"),
             "yarn.nodemanager.resource.memory-mb": str(3 * _CONTAINER_MB),
             "yarn.nodemanager.vmem-check-enabled": "false",
+            # However full the disk is: it is looked at once even if never again.
             "yarn.nodemanager.disk-health-checker.enable": "false",
+            "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": "100",
             # What containers get of this process's environment.
             "yarn.nodemanager.env-whitelist": "JAVA_HOME,JDK_JAVA_OPTIONS,SPARK_LOCAL_IP",
         }

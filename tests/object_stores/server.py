@@ -9,6 +9,7 @@ own.
 from __future__ import annotations
 
 import base64
+import hashlib
 import hmac
 import json
 import os
@@ -233,12 +234,15 @@ class Bucket:
 
     def remove(self, table: str) -> None:
         """Remove a table."""
-        # A list has a thousand at most.
+        # A list has a thousand at most, and so may one request to remove them.
         while found := re.findall(
             "<Key>(.*?)</Key>", self.get(f"?list-type=2&prefix={quote(table)}/").decode()
         ):
-            for key in found:
-                ask(self._server.emulator_port, "DELETE", f"/{self.name}/{quote(key)}")
+            objects = "".join(f"<Object><Key>{key}</Key></Object>" for key in found)
+            body = f"<Delete>{objects}</Delete>".encode()
+            digest = {"content-md5": base64.b64encode(hashlib.md5(body).digest()).decode()}
+            answer = ask(self._server.emulator_port, "POST", f"/{self.name}?delete", digest, body)
+            assert answer.status == 200, answer.body
 
     def patient_options(
         self, key: str = KEY, secret: str = SECRET, *, is_direct: bool = False

@@ -553,3 +553,15 @@ def test_storage_that_does_not_answer_is_an_error_that_may_pass(tmp_path: Path) 
         store.read("g")
 
     assert caught.value.retryable
+
+
+def test_a_file_that_the_storage_does_not_give_is_an_error_that_may_pass(path: Path) -> None:
+    """F3: delta-rs' SQL raises a bare ``Exception`` then."""
+    DeltaOffsetStore(path).claim("g", "me", {MessageQueue("t", "b", 0): 0})
+    for file in path.rglob("*.parquet"):
+        file.unlink()
+
+    with pytest.raises(OffsetStoreUnavailable, match="offsets of group g could not be read") as caught:
+        DeltaOffsetStore(path).read("g")
+
+    assert caught.value.retryable

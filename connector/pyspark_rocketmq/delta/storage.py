@@ -57,7 +57,8 @@ class TableName(NamedTuple):
             OptionError: If it could be either, or is none.
         """
         text = str(place)
-        is_path = isinstance(place, Path) or "://" in text or not text.strip(".")
+        # A part of a name has a slash within backquotes alone, and none begins with it.
+        is_path = isinstance(place, Path) or "://" in text or text.startswith(("/", ".", os.sep))
         if is_path or (("/" in text or os.sep in text) and "`" not in text):
             return None
         folder = f"for a folder write './{text}'" if "`" not in text else "for a folder write its path"

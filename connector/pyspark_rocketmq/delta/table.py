@@ -214,10 +214,20 @@ def sql_literal(text: str) -> str:
 
 
 def query_rows(table: DeltaTable, sql: str) -> pa.Table:
-    """The answer to ``sql`` about ``rows``, as which it knows the version that ``table`` stands at."""
+    """The answer to ``sql`` about ``rows``, as which it knows the version that ``table`` stands at.
+
+    Raises:
+        DeltaError, OSError: If the table's files cannot be read.
+    """
     # QueryBuilder, because delta-rs' Arrow data set reads NULLs from tables with mapped columns; from_stream,
     # because pa.table() loads pandas to see whether it is given a DataFrame.
-    found = QueryBuilder().register("rows", table).execute(sql).read_all()
+    try:
+        found = QueryBuilder().register("rows", table).execute(sql).read_all()
+    except Exception as error:
+        if type(error) is Exception:
+            # So it tells of a file that the storage does not give.
+            raise DeltaError(str(error)) from error
+        raise
     return pa.RecordBatchReader.from_stream(found).read_all()
 
 
