@@ -149,7 +149,6 @@ def _drawn(points: list[Point]) -> str:
             x=alt.X("size:Q", title=axis, scale=alt.Scale(type="log")),
             y=alt.Y("ms:Q", title="batch, ms", scale=alt.Scale(type="log", domainMin=10)),
             color=alt.Color("tree:N", title=None, sort=[*_TREES]),
-            strokeDash=alt.StrokeDash("tree:N", title=None, sort=[*_TREES]),
         )
         .properties(width=270, height=130)
         for axis in _SIZES
