@@ -140,7 +140,7 @@ class RequestTimeout(TransportError):
 class BrokerError(RocketMQError):
     """The server answered with an error code that has no class of its own.
 
-    Do: Its remark says why.
+    Do: Read its remark, which says why.
     """
 
     advice: ClassVar[str] = ""
@@ -212,7 +212,7 @@ class NoPermission(BrokerError):
 class ConsumptionForbidden(NoPermission):
     """An operator has switched reading off for a broker, a topic or a group; a consumer waits, a read ends.
 
-    Do: ``mqadmin updateTopicPerm``, ``updateSubGroup -s true``, or ``brokerPermission``.
+    Do: Give it back: ``mqadmin updateTopicPerm``, ``updateSubGroup -s true``, or ``brokerPermission``.
 
     Source: ``PullMessageProcessor.processRequest``, ``ForbiddenType``.
     """
@@ -226,7 +226,7 @@ class ConsumptionForbidden(NoPermission):
 class GroupNotFound(BrokerError):
     """The broker has no such consumer group and makes none (SUBSCRIPTION_GROUP_NOT_EXIST).
 
-    Do: ``mqadmin updateSubGroup``.
+    Do: Create it with ``mqadmin updateSubGroup``.
     """
 
     advice: ClassVar[str] = (
@@ -285,7 +285,7 @@ class SubscriptionNotLatest(BrokerError):
 class NoWritableQueue(RocketMQError):
     """The topic exists, but no living master offers a queue of it for writing.
 
-    Do: Start its brokers, or permission 6.
+    Do: Start its brokers, or set permission 6.
     """
 
     retryable: ClassVar[bool] = True
@@ -346,7 +346,7 @@ class RowNotSent(RocketMQError):
 class KeysOutOfOrder(RocketMQError):
     """Two tasks of a write sent rows of one sharding key, in no order; all rows of the write are stored.
 
-    Do: ``by_sharding_key``, or ``checkShardingKeys=false`` ([order](how-to/writing.md#order)).
+    Do: Use ``by_sharding_key``, or set ``checkShardingKeys=false`` ([order](how-to/writing.md#order)).
     """
 
     def __init__(self, sharding_keys: Sequence[str]) -> None:
@@ -391,7 +391,7 @@ class UndecodableMessage(OffsetError):
 class DataLoss(OffsetError):
     """Messages of a planned range are no longer on the broker.
 
-    Do: ``failOnDataLoss=false``, or reset the group.
+    Do: Set ``failOnDataLoss=false``, or reset the group.
     """
 
     def __init__(self, queue: str, wanted: int, available: str, remedy: str = "") -> None:
@@ -567,7 +567,7 @@ class BrokerOffsetUnavailable(OffsetError):
 class StorageNotShared(RocketMQError):
     """A path names another folder on an executor than on the driver: rows written there would be lost.
 
-    Do: [shared storage](how-to/deployment.md#settings-that-matter).
+    Do: Use [shared storage](how-to/deployment.md#settings-that-matter).
     """
 
 

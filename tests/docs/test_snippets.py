@@ -65,7 +65,7 @@ class Shop:
 
     def fitted(self, text: str) -> str:
         """``text`` with this test's address, folder and time."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
         return (
             re.sub(r"(?<![\w.])/lake\b", str(self.folder / "lake"), text)
             .replace("127.0.0.1:9876", self.cluster.name_servers)

@@ -11,10 +11,10 @@ import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from xml.sax.saxutils import escape
 
+from pyspark_rocketmq.client.transport import Closing
 from tests.helpers.machines import HOST, PATIENCE_S, SPARK_HOME
 from tests.helpers.quick_jvm import QUICK_JVM
 from tests.helpers.wait import wait_until
@@ -78,7 +78,7 @@ def _xml(settings: Mapping[str, str]) -> str:
     return f"<configuration>\n{properties}</configuration>\n"
 
 
-class Hdfs:
+class Hdfs(Closing):
     """A NameNode and a DataNode; a context manager that leaves no process behind."""
 
     def __init__(self, folder: Path) -> None:
@@ -89,14 +89,6 @@ class Hdfs:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Kill both."""

@@ -23,10 +23,9 @@ from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import SinkSetBack
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
-from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
-from pyspark_rocketmq.offsets.store import CommitResult, QueueCommit
 from pyspark_rocketmq.sinks.catalog_table import CatalogTable
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from tests.helpers.kill_driver import KillingStore
 from tests.helpers.orders import OUTPUT_SCHEMA
 from tests.helpers.spark_session import make_session
 
@@ -45,7 +44,7 @@ class Killer:
         self._point = next(iter(points[self._turn : self._turn + 1]), None)
         self._times = 0
 
-    def reached(self, point: str) -> None:
+    def reached(self, point: str, batch_id: int | None = None) -> None:
         """Die here if this is the point, and a batch has passed it."""
         if point != self._point:
             return
@@ -53,20 +52,6 @@ class Killer:
         if self._times > _SKIPPED_TIMES:
             (self._folder / f"killed-{self._turn}").touch()
             os.killpg(os.getpgid(0), signal.SIGKILL)
-
-
-class KillingStore(DeltaOffsetStore):
-    """Dies when the offsets are committed."""
-
-    killer: Killer
-
-    def commit(
-        self, consumer_group: str, commits: Sequence[QueueCommit], *, query_id: str, batch_id: int
-    ) -> CommitResult:
-        """Commit, then perhaps die."""
-        result = super().commit(consumer_group, commits, query_id=query_id, batch_id=batch_id)
-        self.killer.reached("after_offset_commit")
-        return result
 
 
 def kill_around_appends(killer: Killer) -> None:

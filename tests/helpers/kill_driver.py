@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from unittest.mock import patch
 
 from deltalake import DeltaTable
@@ -116,10 +116,18 @@ class KillingReader(RocketMQStreamReader):
         return super().partitions(start, end)
 
 
+class Dying(Protocol):
+    """Decides where a process dies."""
+
+    def reached(self, point: str, batch_id: int | None = None) -> None:
+        """Die here if this is the point."""
+        ...
+
+
 class KillingStore(DeltaOffsetStore):
     """Dies when the offsets are committed."""
 
-    killer: Killer
+    killer: Dying
 
     def commit(
         self, consumer_group: str, commits: Sequence[QueueCommit], *, query_id: str, batch_id: int

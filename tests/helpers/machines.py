@@ -10,11 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Self
+from types import MappingProxyType
 
 import pyspark
 
+from pyspark_rocketmq.client.transport import Closing
 from tests.helpers.processes import descendants_of, parent_of
 from tests.helpers.wait import wait_until
 from tests.real_broker.java_process import JavaProcess
@@ -26,7 +26,7 @@ HOST = "127.0.0.1"
 """Of masters and drivers; what listens there is not found at a machine's address."""
 
 
-class Machines(ABC):
+class Machines(Closing, ABC):
     """What runs an application's executors; a context manager that leaves no process behind."""
 
     master: str
@@ -42,14 +42,6 @@ class Machines(ABC):
         self._managers: list[JavaProcess] = []
         """Those that no test kills."""
         self._machines: dict[str, JavaProcess] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Kill all that was started here, and what that started."""

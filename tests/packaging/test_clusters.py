@@ -261,6 +261,11 @@ class Submission:
         )
         return stored
 
+    def end(self, job: subprocess.Popen[bytes]) -> None:
+        """Have the job stop in good order."""
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(PATIENCE_S) == 128 + signal.SIGTERM, self.said()
+
     def check(self, stored: Orders) -> None:
         """Nothing is lost, doubled or out of order."""
         assert not_as_sent(self.flow.sent, stored) == []
@@ -316,8 +321,7 @@ def test_a_machine_that_is_killed_under_a_job_costs_nothing_but_time(
         submission.await_progress()
         machines.start_machines([doomed])
         stored = submission.await_all()
-        job.send_signal(signal.SIGTERM)
-        assert job.wait(PATIENCE_S) == 128 + signal.SIGTERM, submission.said()
+        submission.end(job)
 
     assert "Lost executor" in submission.log.read_text()
     submission.check(stored)
@@ -346,8 +350,7 @@ def test_a_machine_that_stands_still_under_a_job_and_goes_on_doubles_nothing(
         standalone.thaw_machine(frozen)
         submission.await_progress()
         stored = submission.await_all()
-        job.send_signal(signal.SIGTERM)
-        assert job.wait(PATIENCE_S) == 128 + signal.SIGTERM, submission.said()
+        submission.end(job)
 
     assert "Lost executor" in submission.log.read_text()
     submission.check(stored)

@@ -2,8 +2,8 @@
 
 The machine knows neither sockets nor threads nor time: its driver reports what happened (a route, a list of
 members, an answer to a lock call) with the monotonic second of the moment, takes what is
-:meth:`~Membership.due`, does it, and reports the result. The phases of a single queue are the table
-``TRANSITIONS``.
+:meth:`~Membership.due`, does it, and reports the result. The table ``TRANSITIONS`` says how a single queue
+comes into this member's hands and out again.
 
 1. What is not known changes nothing. Without a list of members, or with an empty one, the allocation stays
    as it is (B4); so does a topic's whose share cannot be computed (B2). A lock call that fails leaves the

@@ -53,7 +53,7 @@ def renewed_storage(store: OffsetStore) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class CommitterParts:
-    """What a query's committer and hub are made of."""
+    """What a query's committer is made of."""
 
     options: ReadOptions
     store: OffsetStore | None
@@ -91,38 +91,39 @@ class CommitterParts:
             before_batch=partial(renewed_storage, store),
         )
 
-    def hub(
-        self,
-        store: OffsetStore,
-        host: str,
-        bind_host: str,
-        *,
-        must_ask: bool,
-        slots: Callable[[], Slots] = Slots,
-        ends_tasks: bool = False,
-    ) -> DriverHub:
-        """The server for planner and tasks.
 
-        Raises:
-            OSError: If nothing can listen there.
-        """
-        name = offset_key(self.options)
+def hub_of(
+    options: ReadOptions,
+    store: OffsetStore,
+    host: str,
+    bind_host: str,
+    *,
+    must_ask: bool,
+    slots: Callable[[], Slots] = Slots,
+    ends_tasks: bool = False,
+) -> DriverHub:
+    """The server for a query's planner and tasks; see ``DriverHub``.
 
-        def epochs() -> dict[MessageQueue, int]:
-            # Brokers as a store keep no epochs.
-            is_fenced = not isinstance(store, BrokerOffsetStore)
-            return {queue: row.epoch for queue, row in store.read(name).items()} if is_fenced else {}
+    Raises:
+        OSError: If nothing can listen there.
+    """
+    name = offset_key(options)
 
-        return DriverHub(
-            host,
-            bind_host,
-            must_ask=must_ask,
-            slots=slots,
-            read_epochs=epochs,
-            storage_options=partial(renewed_storage, store),
-            clock=SystemClock(),
-            ends_tasks=ends_tasks,
-        )
+    def epochs() -> dict[MessageQueue, int]:
+        # Brokers as a store keep no epochs.
+        is_fenced = not isinstance(store, BrokerOffsetStore)
+        return {queue: row.epoch for queue, row in store.read(name).items()} if is_fenced else {}
+
+    return DriverHub(
+        host,
+        bind_host,
+        must_ask=must_ask,
+        slots=slots,
+        read_epochs=epochs,
+        storage_options=partial(renewed_storage, store),
+        clock=SystemClock(),
+        ends_tasks=ends_tasks,
+    )
 
 
 class ServerFunction:
@@ -161,7 +162,7 @@ class ServerFunction:
         # A table's tasks call nobody.
         if self._parts.engine is not None:
             host, bind_host, _ = driver_address(spark)
-            hub = self._parts.hub(store, host, bind_host, must_ask=True, ends_tasks=True)
+            hub = hub_of(self._parts.options, store, host, bind_host, must_ask=True, ends_tasks=True)
         return self._parts.committer(store, lambda: ids[self._query_name], hub)
 
 
@@ -242,4 +243,11 @@ def _host_without(spark: SparkSession, folder: Path) -> str | None:
     return rows[0][1] if rows else None
 
 
-__all__ = ["CommitterParts", "ServerFunction", "check_over_connect", "check_server_has", "renewed_storage"]
+__all__ = [
+    "CommitterParts",
+    "ServerFunction",
+    "check_over_connect",
+    "check_server_has",
+    "hub_of",
+    "renewed_storage",
+]

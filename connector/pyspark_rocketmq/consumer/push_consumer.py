@@ -27,6 +27,7 @@ from pyspark_rocketmq.consumer.batch_function import (
     ServerFunction,
     check_over_connect,
     check_server_has,
+    hub_of,
     renewed_storage,
 )
 from pyspark_rocketmq.consumer.commit import BatchListener
@@ -575,9 +576,9 @@ class PushConsumer:
         """The server for planner and tasks; None if nothing can listen."""
         host, bind_host, is_local = driver_address(spark)
         has_engine = options.hand_over_ranges and self._table is None
-        parts = self._parts(options, store, None, None, drains=False)
         try:
-            return parts.hub(
+            return hub_of(
+                options,
                 store,
                 host,
                 bind_host,
