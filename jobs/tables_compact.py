@@ -34,7 +34,7 @@ def compact_table(settings: TablesCompactSettings, console: Console) -> None:
     try:
         table, log = open_table(settings.table, storage), LogFiles(settings.table, storage)
         form = read_form(table)
-        problem = _problem(where, form, takes_commits=log.takes_commits)
+        problem = _problem(where, form)
         if problem is not None:
             raise OptionError((problem,), where="tables compact")
         done = compact(table, log)
@@ -60,12 +60,10 @@ def _told(done: Compacted) -> str:
     return changed if done.files_changed else "there is nothing to do: no partition has two small files."
 
 
-def _problem(where: str, form: TableForm, *, takes_commits: bool) -> str | None:
+def _problem(where: str, form: TableForm) -> str | None:
     """Why this job must leave a table alone; None if it may write it."""
     if VERSION_PROPERTY in form.configuration:
         return f"{where} is an offset table, which looks after itself"
-    if not takes_commits:
-        return f"{where} is on an object store, where this job makes no commits; run OPTIMIZE in Spark"
     if refused := refused_features(form):
         return f"{where} has what delta-rs must not write: {', '.join(refused)}; run OPTIMIZE in Spark"
     return None

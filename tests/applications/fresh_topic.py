@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from deltalake import QueryBuilder
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
 from pyspark_rocketmq.client.producer.producer import Producer
+from pyspark_rocketmq.delta.storage import StorageOptions, filesystem_of
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.sinks.compaction import stored_files
 from tests.applications.running_application import Group, wait_patiently
 from tests.helpers.cluster import ClusterUnderTest
 from tests.real_broker import plain_remoting
@@ -24,9 +28,14 @@ _CHANGE_S = 120.0
 _DELETE_AT_BROKER, _DELETE_AT_NAME_SERVER = 215, 216
 
 
+_COLUMNS = ["order_id", "queueOffset", "delivered_ns", "topic"]
+
+
 class _Row(NamedTuple):
     key: str
     queue_offset: int
+    delivered_ns: int
+    topic: str
 
 
 class FreshTopic:
@@ -47,6 +56,8 @@ class FreshTopic:
         """Keys ``generation-GENERATION-QUEUE-NUMBER``; a send whose outcome is unknown is repeated,
         so that some are stored twice.
         """
+        self._read: dict[str, list[_Row]] = {}
+        """Rows by the sink's file."""
         self._lock = threading.Lock()
         self.seen_version = -1
         """The sink's version with all messages of former generations, which no RESTORE may go behind."""
@@ -66,7 +77,7 @@ class FreshTopic:
                 sink = self._group.storage.table("sink")
                 assert sink is not None
                 version = sink.version()
-                is_seen = not self._missing()
+                is_seen = not self._missing(self._rows_of(sink))
                 if is_seen:
                     self.seen_version = version
         self._patiently(self._delete)
@@ -139,26 +150,25 @@ class FreshTopic:
         rows = self._group.rows()
         return all(row.next_offset == 0 for queue, row in rows.items() if queue.topic == FRESH_TOPIC)
 
-    def _missing(self) -> set[str]:
-        return self._sent - {row.key for row in self._rows()}
+    def _missing(self, rows: Iterable[_Row] | None = None) -> set[str]:
+        return self._sent - {row.key for row in (self._rows() if rows is None else rows)}
 
     def _rows(self) -> list[_Row]:
         """In the order of delivery."""
         sink = self._group.storage.table("sink")
-        if sink is None:
-            return []
-        rows = (
-            QueryBuilder()
-            .register("sink", sink)
-            .execute(
-                f"SELECT order_id, \"queueOffset\" FROM sink WHERE topic = '{FRESH_TOPIC}' "
-                'ORDER BY delivered_ns, "queueOffset"'
-            )
-            .read_all()
-        )
-        return [
-            _Row(*row) for row in zip(rows.column(0).to_pylist(), rows.column(1).to_pylist(), strict=True)
-        ]
+        return [] if sink is None else self._rows_of(sink)
+
+    def _rows_of(self, sink: DeltaTable) -> list[_Row]:
+        # A file never changes, and an emulator of storage would do nothing but serve them again and again.
+        paths = [file.path for file in stored_files(sink)]
+        filesystem, folder = filesystem_of(self._group.sink, StorageOptions(self._group.storage.options))
+        for path in paths:
+            if path not in self._read:
+                found = pq.read_table(f"{folder}/{path}", filesystem=filesystem, columns=_COLUMNS)
+                found = found.filter(pc.field("topic") == FRESH_TOPIC)
+                self._read[path] = [_Row(*row) for row in zip(*found.to_pydict().values(), strict=True)]
+        rows = (row for path in paths for row in self._read[path])
+        return sorted(rows, key=lambda row: (row.delivered_ns, row.queue_offset))
 
     def _delete(self) -> None:
         address = self._cluster.broker_addresses[_BROKER]

@@ -23,6 +23,8 @@ from tests.helpers.driver_process import ENVIRONMENT, REPO
 from tests.helpers.processes import all_pids, is_jvm, is_planner, is_worker_daemon, parent_of, session_of
 
 _POLL_S = 0.25
+_PAUSES = 4.0
+"""Between two looks, as times of what the last one took."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +71,15 @@ def wait_patiently(condition: Callable[[], bool], timeout_s: float, *, reason: s
         AssertionError: If it did not come true within ``timeout_s``.
     """
     deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() >= deadline_s:
+    while True:
+        began_s = time.monotonic()
+        if condition():
+            return
+        now_s = time.monotonic()
+        if now_s >= deadline_s:
             raise AssertionError(f"{reason} did not come true within {timeout_s:g} s.")
-        time.sleep(_POLL_S)
+        # An emulator of storage serves all from one core.
+        time.sleep(max(_POLL_S, _PAUSES * (now_s - began_s)))
 
 
 _PLANNING = ("PythonPlannerRunner.runInPython", "PythonStreamingSourceRunner")

@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,25 +127,39 @@ def writers(request: pytest.FixtureRequest) -> Callable[..., Writers]:
     return make
 
 
-def run_all(writers: Writers, rounds: int) -> None:
+def run_all(writers: Writers, rounds: int, maintainers: Iterable[str] = ("compact", "compact")) -> None:
     for name in SINKS:
         writers.start("sink", name, rounds)
     writers.start("append", "appender", rounds)
-    # delta-rs' OPTIMIZE doubles rows beside another one: there is one.
-    writers.start("maintain", "maintainer", rounds)
+    for number, kind in enumerate(maintainers):
+        writers.start(kind, f"maintainer {number}", rounds)
     writers.check()
 
 
-@pytest.mark.timeout(PATIENCE_S)
-def test_writers_of_a_table_here_make_one_history(writers: Callable[..., Writers], tmp_path: Path) -> None:
-    """J1, H1, H5: sinks of two groups, appends, OPTIMIZE, VACUUM and checkpoints by delta-rs."""
-    run_all(writers(str(tmp_path / "table")), 40)
+MAINTAINERS = pytest.mark.parametrize(
+    # delta-rs' OPTIMIZE doubles rows beside any other one.
+    "maintainers",
+    [("maintain",), ("compact", "compact")],
+    ids=["delta-rs", "tables compact"],
+)
 
 
+@MAINTAINERS
 @pytest.mark.timeout(PATIENCE_S)
-def test_writers_of_a_table_on_s3_make_one_history(writers: Callable[..., Writers], s3: Bucket) -> None:
+def test_writers_of_a_table_here_make_one_history(
+    maintainers: Sequence[str], writers: Callable[..., Writers], tmp_path: Path
+) -> None:
+    """J1, H1, H5: sinks of two groups, appends, OPTIMIZE, VACUUM and checkpoints."""
+    run_all(writers(str(tmp_path / "table")), 40, maintainers)
+
+
+@MAINTAINERS
+@pytest.mark.timeout(PATIENCE_S)
+def test_writers_of_a_table_on_s3_make_one_history(
+    maintainers: Sequence[str], writers: Callable[..., Writers], s3: Bucket
+) -> None:
     """J1, H1, H5"""
-    run_all(writers(s3.uri("table"), s3.storage_options()), 10)
+    run_all(writers(s3.uri("table"), s3.storage_options()), 10, maintainers)
 
 
 @pytest.mark.timeout(PATIENCE_S)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from jobs.cli import main
+from pyspark_rocketmq.delta.table import query_rows
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, run_batch
-from tests.object_stores.server import KEY, SECRET, Bucket
+from tests.object_stores.server import COMMIT, KEY, SECRET, Bucket
 from tests.sinks.sink_conformance import SCHEMA, rows
 
 
@@ -47,6 +49,32 @@ def test_offsets_on_an_object_store_are_shown_and_moved(
 
     assert code == 0, told.err
     assert GROUP in told.out
+
+
+@pytest.mark.parametrize("lost_answers", [0, 1])
+def test_a_table_on_an_object_store_is_compacted(
+    lost_answers: int, conf: Path, s3: Bucket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """J1, J3, H1"""
+    options = s3.storage_options()
+    sink = DeltaSink(s3.uri("sink"), storage_options=options)
+    sink.prepare(SCHEMA)
+    run_batch(sink, {Q0: 4}, rows(Q0, 3, 4))
+    s3.behave({"where": COMMIT, "times": lost_answers})
+    settings = conf.read_text(encoding="utf-8").partition("[storageSecrets]")[2]
+    conf.write_text(f'table = "{s3.uri("sink")}"\n[storageSecrets]{settings}', encoding="utf-8")
+
+    assert main(["tables", "compact", "--conf", str(conf)]) == 0
+
+    assert "2 files are 1 now" in capsys.readouterr().out
+    table = DeltaTable(s3.uri("sink"), storage_options=options)
+    assert len(table.file_uris()) == 1
+    assert sorted(query_rows(table, 'SELECT "queueOffset" FROM rows')["queueOffset"].to_pylist()) == [
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
 @pytest.mark.parametrize("arguments", [("show",), ("reset", "--to", "1", "--force", "--sink", "SINK")])

@@ -13,10 +13,13 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import DeltaError
 
+from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.delta.storage import StorageOptions
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS
 from pyspark_rocketmq.errors import SinkConflict
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.sinks.compaction import compact
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import files_of
 from tests.sinks.sink_conformance import SCHEMA, rows
@@ -70,25 +73,40 @@ class Writer:
             write_deltalake(self._uri, made, mode="append", storage_options=self._options)
 
     def maintain(self, rounds: int) -> None:
-        """What operators run: each may be refused because of another commit.
+        """What operators run, delta-rs' OPTIMIZE among it."""
+        self._maintain(rounds, lambda table: table.optimize.compact())
+
+    def compact(self, rounds: int) -> None:
+        """The same with this package's compaction instead."""
+        log = LogFiles(self._uri, StorageOptions(self._options))
+        self._maintain(rounds, lambda table: compact(table, log))
+
+    def _maintain(self, rounds: int, optimize: Callable[[DeltaTable], object]) -> None:
+        """Each may be refused because of another commit.
 
         VACUUM removes at once what OPTIMIZE has replaced; what nobody has committed yet it leaves alone.
         """
         for _ in range(rounds):
             table = DeltaTable(self._uri, storage_options=self._options)
             work: list[Callable[[], object]] = [
-                table.optimize.compact,
+                lambda table=table: optimize(table),  # type: ignore[misc]
                 lambda table=table: table.vacuum(0, dry_run=False, enforce_retention_duration=False),  # type: ignore[misc]
                 table.create_checkpoint,
             ]
             try:
                 self._random.choice(work)()
-            except DeltaError as error:
+            except STORAGE_ERRORS as error:
                 sys.stderr.write(f"{self._name}: {error}\n")
 
     def run(self, kind: str, rounds: int) -> int:
         """The rows that it has added."""
-        {"sink": self.sink, "append": self.append, "maintain": self.maintain}[kind](rounds)
+        kinds = {
+            "sink": self.sink,
+            "append": self.append,
+            "maintain": self.maintain,
+            "compact": self.compact,
+        }
+        kinds[kind](rounds)
         return self._end
 
 

@@ -7,14 +7,18 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from deltalake import DeltaTable, Field
+from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
-from hypothesis import given
+from deltalake.transaction import RemoveAction
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.cli import main
@@ -29,6 +33,7 @@ from pyspark_rocketmq.sinks.compaction import (
     StoredFile,
     bins_of,
     compact_if_worth_it,
+    is_as_delta_rs_writes,
     largest_target,
     target_of,
     targets_of,
@@ -130,9 +135,12 @@ def test_work_beside_batches_takes_a_fifth_of_a_core_and_ends_with_the_process()
     assert not pace.goes_on()
 
 
-@pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(params=["itself", "delta-rs"])
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     """Where a table is whose files are many when they are ten, and looked at with each checkpoint."""
+    if request.param == "delta-rs":
+        # As on storage of other machines.
+        monkeypatch.setattr(LogFiles, "takes_commits", False)
     monkeypatch.setattr(compaction, "WORTH_IT", 10)
     monkeypatch.setattr(delta_table, "_COMPACT_EVERY", EVERY)
     return tmp_path / "orders"
@@ -283,21 +291,53 @@ def test_files_that_somebody_else_changes_meanwhile_are_left_alone(
     assert "Another commit changed what was read of 12 files: run the job again." in capsys.readouterr().out
 
 
-def test_a_commit_that_a_mount_reports_as_somebody_else_s_is_known_as_own(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("told", [FileExistsError, DeltaError])
+def test_a_commit_that_storage_reports_as_another_s_or_as_failed_is_known_as_own(
+    path: Path, told: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(sink_of(path, compaction=False), 12)
-    real = LogFiles.put
+    real = compaction._Rewriting._commit_next
 
-    def told_twice(self: LogFiles, version: int, actions: Any) -> None:
-        real(self, version, actions)
-        raise FileExistsError
+    def told_twice(self: compaction._Rewriting, *arguments: Any) -> None:
+        real(self, *arguments)
+        raise told
 
     with monkeypatch.context() as patched:
-        patched.setattr(LogFiles, "put", told_twice)
+        patched.setattr(compaction._Rewriting, "_commit_next", told_twice)
         assert job("--option", f"table={path}") == 0
 
     assert (files_of(path), offsets_of(path)) == (1, list(range(12)))
+
+
+def test_a_table_that_delta_rs_compacts_too_is_left_to_it(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """J3, H1: its OPTIMIZE (1.6.6) doubles the rows of files that another one has replaced meanwhile."""
+    sink = sink_of(path)
+    run(sink, 2 * EVERY - 3)
+    DeltaTable(path).optimize.compact()
+    run(sink, 5 * EVERY, first=2 * EVERY - 3)
+
+    assert offsets_of(path) == list(range(7 * EVERY - 3))
+    assert files_of(path) == 5 * EVERY + 1
+    assert caplog.text.count("small files are left alone from now on") == 1
+    assert "ROWS ARE DOUBLED" not in caplog.text
+
+
+def test_rows_that_delta_rs_has_doubled_are_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """J3: it began before this compaction and ended after it."""
+    sink = sink_of(path)
+    run(sink, 3 * EVERY - 2)
+    begun = DeltaTable(path)
+    run(sink, 1, first=3 * EVERY - 2)
+    begun.optimize.compact()
+    version = DeltaTable(path).version()
+    assert len(set(offsets_of(path))) < len(offsets_of(path)), "delta-rs has learned to look: allow it again"
+
+    run(sink, EVERY, first=3 * EVERY - 1)
+
+    assert f"ROWS ARE DOUBLED path={path}: version {version} is an OPTIMIZE by delta-rs" in caplog.text
+    assert f"RESTORE it to version {version - 1}" in caplog.text
 
 
 def test_a_process_that_ends_keeps_what_was_compacted_and_nothing_half_done(
@@ -341,9 +381,33 @@ def test_partitions_columns_and_values_stay_as_they_are(path: Path) -> None:
 
     assert files_of(path) == 3
     assert DeltaTable(path).to_pyarrow_table().sort_by("queueOffset") == before
-    assert DeltaTable(path).history(1)[0]["operation"] == "OPTIMIZE"
+    assert DeltaTable(path).history(1)[0]["operationParameters"]["auto"] == "true"
     found = DeltaTable(path).to_pyarrow_dataset().to_table(filter=pc.field("queueOffset") == 7)
     assert found["more"].to_pylist() == [3.5]
+
+
+@given(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=20, unique=True))
+@settings(max_examples=20)
+def test_a_path_is_compared_with_what_delta_rs_writes(names: list[str]) -> None:
+    """J3, H1: the same for what it removes as for what it adds."""
+    with TemporaryDirectory() as folder:
+        write_deltalake(folder, pa.table({"a": [1]}))
+        table = DeltaTable(folder)
+        paths = [f"x{name}y" for name in names]
+        table.create_write_transaction(
+            [RemoveAction(path, False, 1, size=1, partition_values={}) for path in paths],
+            mode="append",
+            schema=table.schema(),
+        )
+        written = LogFiles(folder).removed_paths(1)
+
+    assert {unquote(path) for path in written} == set(paths)
+    assert all(map(is_as_delta_rs_writes, written))
+
+
+@pytest.mark.parametrize("path", ["day=a b/f", "day=a%3Ab/f", "day=ü/f", "day=a%2fb/f"])
+def test_a_path_that_somebody_else_wrote_differently_is_left_alone(path: str) -> None:
+    assert not is_as_delta_rs_writes(path)
 
 
 def test_a_command_compacts_on_demand(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -259,10 +259,10 @@ class StorageOptions:
         return self.renew() if self._values is None else self._values
 
     def values_for(self, uri: str) -> dict[str, str]:
-        """What reaches the storage of ``uri``, the environment included; empty for a folder here."""
+        """What reaches the storage of ``uri``: environment and tries included; empty for a folder here."""
         if folder_here(uri) is not None:
             return {}
-        self._used = {**_environment_for(uri), **self.values}
+        self._used = {**_patience_for(uri), **_environment_for(uri), **self.values}
         return self._used
 
     def renew(self) -> Mapping[str, str]:
@@ -405,6 +405,15 @@ _FAMILY_OF: Final = {
     **dict.fromkeys(("az", "adl", "azure", "abfs", "abfss"), "az"),
     "gs": "gs",
 }
+
+
+_PATIENCE: Final = {"backoff_config.max_backoff": "1s", "max_retries": "20"}
+"""Some ten seconds.  delta-rs by itself tries ten times and sleeps for up to 15 s in between, however soon
+the storage is back."""
+
+
+def _patience_for(uri: str) -> dict[str, str]:
+    return _PATIENCE if urlsplit(uri).scheme.lower() in _FAMILY_OF else {}
 
 
 def _environment_for(uri: str) -> dict[str, str]:

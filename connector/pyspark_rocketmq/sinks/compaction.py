@@ -3,10 +3,10 @@
 A micro-batch leaves a file or more in each partition it writes to, so a day of batches leaves 86,400.  Files
 grow in steps (:data:`TARGETS`): a row is rewritten about once a step, and not each time that new files come.
 
-The commit is made as a sink's own is, so only where those are (``LogFiles.takes_commits``).  delta-rs
-(1.6.6) compacts, too, but does not notice that another OPTIMIZE has replaced the same files: both versions of
-the rows stay.  Here each commit made meanwhile is looked at first, and files that one of them removed are
-left alone.
+delta-rs (1.6.6) compacts, too, but does not notice that another OPTIMIZE has replaced the same files: both
+versions of the rows stay.  Here each commit made meanwhile is looked at first, and files that one of them
+removed are left alone; but where delta-rs' OPTIMIZE comes second, nothing here can stop it.  So a
+:class:`Compactor` leaves a table alone in which it sees one.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable
+from deltalake.transaction import AddAction, RemoveAction
 
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.storage import filesystem_of
-from pyspark_rocketmq.display import masked
+from pyspark_rocketmq.delta.table import ONLY_COMMIT, STORAGE_ERRORS, open_table
+from pyspark_rocketmq.display import counted, masked
 from pyspark_rocketmq.sinks.delta_files import GrowingFile, WrittenFile, conform, partition_text
 from pyspark_rocketmq.sinks.delta_log import add_action, commit_info
 
@@ -47,6 +49,10 @@ _PAUSES: Final = 4.0
 _TARGET_PROPERTY: Final = "delta.targetFileSize"
 _UNITS: Final = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 _COMMIT_ID: Final = "compactionId"
+_PLAIN: Final = "!$&'()+,-./:;=@_~"
+"""What delta-rs does not encode in a path, besides letters and digits."""
+_LOOKED_BACK: Final = 100
+"""Versions before the first look."""
 
 
 PartitionValues = tuple[tuple[str, str | None], ...]
@@ -147,6 +153,63 @@ class Beside(Pace):
         return self._is_wanted()
 
 
+class Compactor:
+    """Compacts a sink's table now and then, unless delta-rs' OPTIMIZE does that, too."""
+
+    def __init__(self) -> None:
+        self._looked_at: int | None = None
+        """The newest version that was looked at for an OPTIMIZE by delta-rs."""
+        self._is_foreign = False
+
+    def compact_if_worth_it(self, table: DeltaTable, log: LogFiles) -> None:
+        """Compact the table at its version; raises as :func:`compact`."""
+        version = int(table.version())
+        since = version - _LOOKED_BACK if self._looked_at is None else self._looked_at
+        found = optimized_by_delta_rs(log, since, version)
+        self._looked_at = version
+        if found is not None:
+            self._is_foreign = True
+            _tell_of_foreign(log, found, since)
+        if not self._is_foreign:
+            compact_if_worth_it(table, log)
+
+
+def optimized_by_delta_rs(log: LogFiles, since: int, version: int) -> int | None:
+    """The newest version behind ``since``, up to ``version``, that an OPTIMIZE by delta-rs has made."""
+    for info in log.commit_infos_below(version + 1):
+        if info["version"] <= since:
+            break
+        if info.get("operation") == "OPTIMIZE" and str(info.get("engineInfo")).startswith("delta-rs"):
+            return int(info["version"])
+    return None
+
+
+def _tell_of_foreign(log: LogFiles, version: int, since: int) -> None:
+    removed = log.removed_paths(version)
+    doubled = set[str]()
+    for info in log.commit_infos_below(version):
+        if info["version"] <= since - _LOOKED_BACK:
+            break
+        if _COMMIT_ID in info:
+            doubled |= removed & log.removed_paths(info["version"])
+    if doubled:
+        logger.error(
+            "ROWS ARE DOUBLED path=%s: version %d is an OPTIMIZE by delta-rs, which does not notice that "
+            "files were replaced since it began: rows of %s are there twice. Stop the table's queries, "
+            "RESTORE it to version %d, and start them as their error then says.",
+            masked(log.table_uri),
+            version,
+            counted(len(doubled), "file"),
+            version - 1,
+        )
+    logger.warning(
+        "small files are left alone from now on path=%s: version %d is an OPTIMIZE by delta-rs, which "
+        "doubles rows beside another compaction. Set compaction=False, or run `tables compact` in its place.",
+        masked(log.table_uri),
+        version,
+    )
+
+
 def compact_if_worth_it(table: DeltaTable, log: LogFiles, pace: Pace | None = None) -> Compacted:
     """Compact the files of each partition that has many small ones, slowly; raises as :func:`compact`."""
     targets = targets_of(table.metadata().configuration)
@@ -173,7 +236,8 @@ def _compact(
     rewriting = _Rewriting(table, log, pace)
     by_partition: dict[PartitionValues, list[StoredFile]] = {}
     for file in stored_files(table):
-        by_partition.setdefault(file.partition, []).append(file)
+        if log.takes_commits or is_as_delta_rs_writes(file.path):
+            by_partition.setdefault(file.partition, []).append(file)
     for files in by_partition.values():
         target = target_for(files)
         for each in bins_of(files, target) if target is not None else ():
@@ -203,6 +267,14 @@ def stored_files(table: DeltaTable) -> Iterator[StoredFile]:
         # A shallow clone names files of another table.
         if "://" not in path and not path.startswith("/"):
             yield StoredFile(path, size, tuple(zip(names, values, strict=True)))
+
+
+def is_as_delta_rs_writes(path: str) -> bool:
+    """Whether delta-rs, which is to remove a file, would write its path just as the log has it.
+
+    Other writers URL-encode other characters, and a path that is written differently names another file.
+    """
+    return quote(unquote(path), safe=_PLAIN) == path
 
 
 class _Rewriting:
@@ -289,46 +361,99 @@ class _Rewriting:
         """Commit behind what others have committed; False if that changed these files, or more than files."""
         paths, commit_id = {file.path for file in old}, str(uuid.uuid4())
         for _ in range(_TIMES_BEATEN):
-            if self._log.commit_file(self._version) != self._tip:
-                # Another table, or the same one put back.
-                return False
-            while (commit := self._log.commit_info(self._version + 1)) is not None:
-                if commit.get(_COMMIT_ID) == commit_id:
-                    # On a mount whose server answered twice.
-                    return True
-                if not self._log.keeps_form(self._version + 1):
-                    return False
-                self._gone |= self._log.removed_paths(self._version + 1)
-                self._move_on()
+            is_there = self._followed(commit_id)
+            if is_there is not None:
+                return is_there
             if self._log.may_lack_commits_after(self._version) or not self._gone.isdisjoint(paths):
                 return False
             try:
-                self._log.put(self._version + 1, self._actions(old, new, commit_id))
-            except FileExistsError:
+                self._commit_next(old, new, commit_id)
+            except STORAGE_ERRORS as error:
+                # Another commit came first, or this one is there and the answer was lost.
+                if not isinstance(error, FileExistsError) and not self._has_next():
+                    raise
                 continue
             self._move_on()
             return True
         return False
 
+    def _followed(self, commit_id: str) -> bool | None:
+        """Look at what was committed since; None to go on behind it, else whether this commit is there."""
+        if self._log.commit_file(self._version) != self._tip:
+            # Another table, or the same one put back.
+            return False
+        while (commit := self._log.commit_info(self._version + 1)) is not None:
+            if commit.get(_COMMIT_ID) == commit_id:
+                return True
+            if not self._log.keeps_form(self._version + 1):
+                return False
+            self._gone |= self._log.removed_paths(self._version + 1)
+            self._move_on()
+        return None
+
+    def _has_next(self) -> bool:
+        return self._log.commit_info(self._version + 1) is not None
+
+    def _commit_next(self, old: Sequence[StoredFile], new: Sequence[WrittenFile], commit_id: str) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        parameters = {"predicate": "[]", "auto": "true"}
+        if self._log.takes_commits:
+            about = commit_info(
+                now_ms, "OPTIMIZE", parameters, is_blind_append=False, **{_COMMIT_ID: commit_id}
+            )
+            self._log.put(self._version + 1, _actions(about, old, new, now_ms))
+            return
+        actions: list[AddAction | RemoveAction] = [
+            *(
+                RemoveAction(
+                    unquote(file.path), False, now_ms, size=file.size, partition_values=dict(file.partition)
+                )
+                for file in old
+            ),
+            *(
+                AddAction(
+                    path=file.path,
+                    size=file.size,
+                    partition_values=file.partition_values,
+                    modification_time=now_ms,
+                    data_change=False,
+                    stats=file.stats_json,
+                )
+                for file in new
+            ),
+        ]
+        table = open_table(self._log.table_uri, self._log.storage, version=self._version)
+        table.create_write_transaction(
+            actions,
+            mode="append",
+            schema=table.schema(),
+            partition_by=list(self._partition_by),
+            # As the next version or not at all: else it would go behind another OPTIMIZE of the same files.
+            commit_properties=CommitProperties(
+                custom_metadata={_COMMIT_ID: commit_id, "operationParameters": parameters},
+                max_commit_retries=0,
+            ),
+            post_commithook_properties=ONLY_COMMIT,
+        )
+
     def _move_on(self) -> None:
         self._version += 1
         self._tip = self._log.commit_file(self._version)
 
-    def _actions(
-        self, old: Sequence[StoredFile], new: Sequence[WrittenFile], commit_id: str
-    ) -> Iterator[dict[str, Any]]:
-        now_ms = time.time_ns() // 1_000_000
-        parameters = {"predicate": "[]", "auto": "true"}
-        yield commit_info(now_ms, "OPTIMIZE", parameters, is_blind_append=False, **{_COMMIT_ID: commit_id})
-        for file in old:
-            yield {
-                "remove": {
-                    "path": file.path,
-                    "deletionTimestamp": now_ms,
-                    "dataChange": False,
-                    "extendedFileMetadata": True,
-                    "partitionValues": dict(file.partition),
-                    "size": file.size,
-                }
+
+def _actions(
+    about: Mapping[str, Any], old: Sequence[StoredFile], new: Sequence[WrittenFile], now_ms: int
+) -> Iterator[Mapping[str, Any]]:
+    yield about
+    for file in old:
+        yield {
+            "remove": {
+                "path": file.path,
+                "deletionTimestamp": now_ms,
+                "dataChange": False,
+                "extendedFileMetadata": True,
+                "partitionValues": dict(file.partition),
+                "size": file.size,
             }
-        yield from (add_action(file, now_ms, data_change=False) for file in new)
+        }
+    yield from (add_action(file, now_ms, data_change=False) for file in new)

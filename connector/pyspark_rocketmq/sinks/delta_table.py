@@ -41,7 +41,7 @@ from pyspark_rocketmq.delta.table import (
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.sinks.compaction import compact_if_worth_it
+from pyspark_rocketmq.sinks.compaction import Compactor
 from pyspark_rocketmq.sinks.delta_files import WrittenFile
 from pyspark_rocketmq.sinks.delta_log import SinkLog, TableLog, open_log
 from pyspark_rocketmq.sinks.delta_rules import (
@@ -156,6 +156,7 @@ class SinkTable:
         self.merge_keys = merge_keys
         self.schema_evolution = schema_evolution
         self.compaction = compaction
+        self._compactor = Compactor()
         self._wanted: TableForm | None = None
         self.schema = pa.schema([])
         """Of the rows; empty until the table is prepared."""
@@ -260,8 +261,8 @@ class SinkTable:
         if cleans_up and configuration.get("delta.enableExpiredLogCleanup", "true").lower() == "true":
             table.cleanup_metadata()
             log.remove_unfinished()
-        if compacts and log.takes_commits and not refused_features(read_form(table)):
-            compact_if_worth_it(table, log)
+        if compacts and not refused_features(read_form(table)):
+            self._compactor.compact_if_worth_it(table, log)
         logger.info("sink table looked after path=%s version=%d", masked(self.path), table.version())
 
     def group_commit(
