@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.delta import _read_rows
 from pyspark_rocketmq.offsets.store import OffsetRow
 from tests.applications.storage import Storage
 from tests.helpers.driver_process import ENVIRONMENT, REPO
@@ -61,7 +62,8 @@ class Group:
 
     def rows(self) -> Mapping[MessageQueue, OffsetRow]:
         """The group's offsets, none without a store."""
-        return self.storage.store("offsets").read(self.group) if self.storage.table("offsets") else {}
+        table = self.storage.table("offsets")
+        return {} if table is None else _read_rows(table, self.group)
 
 
 def wait_patiently(condition: Callable[[], bool], timeout_s: float, *, reason: str) -> None:

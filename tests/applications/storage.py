@@ -8,11 +8,14 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from deltalake import DeltaTable
 
+from pyspark_rocketmq.delta.storage import StorageOptions
+from pyspark_rocketmq.delta.table import HandlePerThread, TableHandle, open_table
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from tests.applications.schedule import Kind
 from tests.object_stores.server import COMMIT, KEY, SECRET, Bucket, S3Server
@@ -37,6 +40,7 @@ class Storage:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._handles: dict[str, HandlePerThread[TableHandle]] = {}
 
     def uri(self, table: str) -> str:
         """Of a table."""
@@ -48,10 +52,16 @@ class Storage:
         return {}
 
     def table(self, table: str) -> DeltaTable | None:
-        """The table, if it is there."""
-        place = self.uri(table), self.options
-        is_there = DeltaTable.is_deltatable(place[0], storage_options=place[1])
-        return DeltaTable(place[0], storage_options=place[1]) if is_there else None
+        """The table at its newest version, if it is there; until this thread asks again."""
+        if not DeltaTable.is_deltatable(self.uri(table), storage_options=self.options):
+            return None
+        # An emulator of storage serves all from one core, and opening a table reads a hundred commits.
+        handles = self._handles.setdefault(table, HandlePerThread(partial(self._opened, table)))
+        return handles.newest().table
+
+    def _opened(self, table: str) -> TableHandle:
+        options = StorageOptions(self.options)
+        return TableHandle(open_table(self.uri(table), options), storage=options)
 
     def store(self, table: str) -> DeltaOffsetStore:
         """The offset store in a table; opened anew, for the table may have been deleted since."""

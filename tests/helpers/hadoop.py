@@ -18,7 +18,7 @@ from pyspark_rocketmq.client.transport import Closing
 from tests.helpers.machines import HOST, PATIENCE_S, SPARK_HOME
 from tests.helpers.quick_jvm import QUICK_JVM
 from tests.helpers.wait import wait_until
-from tests.real_broker.artifacts import fetch_hadoop_jars, require_program
+from tests.real_broker.artifacts import fetch_hadoop_jars, fetch_s3a_jars, require_program
 from tests.real_broker.java_process import JavaProcess
 from tests.real_broker.ports import free_ports
 
@@ -140,3 +140,4 @@ class Hdfs(Closing):
 
 if __name__ == "__main__":
     fetch_hadoop_jars()
+    fetch_s3a_jars()

@@ -1,5 +1,5 @@
 """Jars, fetched once through Maven: RocketMQ's with our Java programs compiled against them,
-Spark's for Avro and YARN's servers; packages of programs beside the tests, through pip and npm.
+Spark's for Avro and for S3, and YARN's servers; packages of programs beside the tests, through pip and npm.
 
 Everything lands in ``.cache/`` of the repository. A finished directory appears by one rename, so that an
 interrupted or a second, concurrent run never leaves or sees half of it.
@@ -23,6 +23,7 @@ _HERE = Path(__file__).parent
 _POM = _HERE / "pom.xml"
 _SPARK_POM = _HERE / "spark.pom.xml"
 _HADOOP_POM = _HERE / "hadoop.pom.xml"
+_S3A_POM = _HERE / "s3a.pom.xml"
 _JAVA_SOURCES = _HERE / "java"
 CACHE = _HERE.parents[1] / ".cache"
 """Where what was fetched is kept."""
@@ -84,6 +85,16 @@ def fetch_hadoop_jars() -> Path:
     """
     lib = CACHE / f"hadoop-{_property('hadoop.version', _HADOOP_POM)}"
     return fetch_once("YARN", _HADOOP_POM, lib)
+
+
+def fetch_s3a_jars() -> Path:
+    """Directory of what Spark needs to reach S3; downloads it if it is not there yet.
+
+    Raises:
+        HarnessError: If Maven is missing or could not fetch it.
+    """
+    lib = CACHE / f"s3a-{_property('hadoop.version', _S3A_POM)}"
+    return fetch_once("Hadoop's part for S3", _S3A_POM, lib)
 
 
 def fetch_once(what: str, pom: Path, lib: Path, unpack: Callable[[Path], None] = lambda _: None) -> Path:

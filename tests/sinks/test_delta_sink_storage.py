@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
+from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.errors import SchemaError, SinkMoved, StorageNotShared
 from pyspark_rocketmq.sinks.delta_files import WrittenFile
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
@@ -92,6 +93,22 @@ def test_a_table_that_was_made_anew_is_noticed_however_many_commits_it_has(
         before._commit(files, {Q0: 4})
 
     assert DeltaTable(path).version() == commits
+
+
+@pytest.mark.parametrize("takes_commits", [True, False], ids=["own commits", "by delta-rs"])
+def test_a_commit_that_another_writer_has_overwritten_is_noticed(
+    path: Path, takes_commits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H7, J7: as Spark's default log store can on S3; the watermark of before tells that rows are gone."""
+    monkeypatch.setattr(LogFiles, "takes_commits", takes_commits)
+    sink = sink_at(path)
+    for end in (1, 2, 3):
+        version = run_batch(sink, {Q0: end}, rows(Q0, end - 1, end))
+    overwritten = path / "_delta_log" / f"{version:020d}.json"
+    overwritten.unlink()
+    overwritten.write_text('{"commitInfo": {"operation": "OPTIMIZE"}}\n')
+
+    assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 2}
 
 
 def test_a_table_that_is_deleted_is_not_made_anew_by_a_batch(path: Path) -> None:

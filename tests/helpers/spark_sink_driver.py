@@ -1,9 +1,10 @@
-"""A consumer whose sink is a table of a Hive metastore: it dies by SIGKILL at one step after the other.
+"""A consumer whose sink Spark writes, a table of a Hive metastore or one on S3: it dies by SIGKILL at one step
+after the other.
 
-``python -m tests.helpers.hive_sink_driver CONFIG_JSON``: started anew after each death until it exits by
+``python -m tests.helpers.spark_sink_driver CONFIG_JSON``: started anew after each death until it exits by
 itself. In each start it dies the second time it comes to its point. Before each commit of its own another
-writer of Spark's adds a row. In the end it writes what the table holds, and what a start says after the table
-was dropped and made anew.
+writer of Spark's adds a row. In the end it writes what the table holds, and, of a metastore's, what a start
+says after the table was dropped and made anew.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from unittest.mock import patch
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
+from pyspark_rocketmq.delta.storage import TableName, storage_options_of_spark
 from pyspark_rocketmq.errors import SinkSetBack
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.sinks.catalog_table import CatalogTable
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta_table import SinkTable
 from tests.helpers.kill_driver import KillingStore
 from tests.helpers.orders import OUTPUT_SCHEMA
 from tests.helpers.spark_session import make_session
 
 KILL_POINTS = ("before_append", "after_append", "after_offset_commit", "before_spark_commit")
-TABLE = "shop.orders"
 _COLUMNS = "topic STRING, brokerName STRING, queueId INT, queueOffset BIGINT, " + OUTPUT_SCHEMA
 _SKIPPED_TIMES = 1
 
@@ -54,17 +56,17 @@ class Killer:
             os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
-def kill_around_appends(killer: Killer) -> None:
+def kill_around_appends(killer: Killer, kind: type[SinkTable], name: str) -> None:
     """Have the sink die before and after Spark's commit, which another one comes before."""
-    append = CatalogTable._append
+    append = kind._append
 
-    def killing(table: CatalogTable, rows: DataFrame, options: Mapping[str, Any]) -> None:
+    def killing(table: SinkTable, rows: DataFrame, options: Mapping[str, Any]) -> None:
         killer.reached("before_append")
-        rows.sparkSession.sql(f"INSERT INTO {TABLE} VALUES ('other', 'b', 0, 0, 'o', 's', 0)")
+        rows.sparkSession.sql(f"INSERT INTO {name} VALUES ('other', 'b', 0, 0, 'o', 's', 0)")
         append(table, rows, options)
         killer.reached("after_append")
 
-    patch.object(CatalogTable, "_append", killing).start()
+    patch.object(kind, "_append", killing).start()
 
 
 def on_orders(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
@@ -77,8 +79,8 @@ def on_orders(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) ->
 
 def consume(spark: SparkSession, config: Mapping[str, Any], killer: Killer) -> None:
     """Consume all that is there."""
-    work = Path(config["work"])
-    store = KillingStore(work / "offsets")
+    work, options = Path(config["work"]), storage_options_of_spark(config["settings"], config["sink"])
+    store = KillingStore(config["store"], storage_options=options)
     store.killer = killer
     consumer = PushConsumer(
         consumer_group=config["group"],
@@ -92,36 +94,36 @@ def consume(spark: SparkSession, config: Mapping[str, Any], killer: Killer) -> N
     consumer.register_message_listener(on_orders, output_schema=OUTPUT_SCHEMA)
     consumer.register_batch_listener(lambda _: killer.reached("before_spark_commit"))
     consumer.start(
-        spark, sink=DeltaSink(TABLE), checkpoint=str(work / "checkpoint"), trigger={"availableNow": True}
+        spark,
+        sink=DeltaSink(config["sink"], storage_options=options),
+        checkpoint=str(work / "checkpoint"),
+        trigger={"availableNow": True},
     ).awaitTermination()
 
 
 def main(config: Mapping[str, Any]) -> None:
     """See the module."""
     work = Path(config["work"])
+    sink: str = config["sink"]
+    is_named = TableName.is_one(sink)
+    name = sink if is_named else f"delta.`{sink.replace('s3:', 's3a:', 1)}`"
     killer = Killer(work, config["points"])
-    kill_around_appends(killer)
-    spark = make_session(
-        work,
-        settings={
-            "spark.sql.catalogImplementation": "hive",
-            "spark.hadoop.javax.jdo.option.ConnectionURL": (
-                f"jdbc:derby:;databaseName={work}/metastore;create=true"
-            ),
-        },
-    )
-    spark.sql("CREATE DATABASE IF NOT EXISTS shop")
-    create = f"{TABLE} ({_COLUMNS}) USING delta TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
+    kill_around_appends(killer, CatalogTable if is_named else SinkTable, name)
+    spark = make_session(work, settings=config["settings"])
+    if is_named:
+        spark.sql("CREATE DATABASE IF NOT EXISTS shop")
+    create = f"{name} ({_COLUMNS}) USING delta TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
     spark.sql(f"CREATE TABLE IF NOT EXISTS {create}")
     consume(spark, config, killer)
-    rows = spark.table(TABLE).orderBy("queueOffset").collect()
+    rows = spark.table(name).orderBy("queueOffset").collect()
     found: dict[str, Any] = {"rows": [row.asDict() for row in rows], "refusal": None}
-    spark.sql(f"DROP TABLE {TABLE}")
-    spark.sql(f"CREATE TABLE {create}")
-    try:
-        consume(spark, config, killer)
-    except SinkSetBack as error:
-        found["refusal"] = str(error)
+    if is_named:
+        spark.sql(f"DROP TABLE {name}")
+        spark.sql(f"CREATE TABLE {create}")
+        try:
+            consume(spark, config, killer)
+        except SinkSetBack as error:
+            found["refusal"] = str(error)
     Path(config["result"]).write_text(json.dumps(found))
     spark.stop()
 
