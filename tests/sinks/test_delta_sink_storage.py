@@ -103,8 +103,8 @@ def test_a_commit_that_another_writer_has_overwritten_is_noticed(
     monkeypatch.setattr(LogFiles, "takes_commits", takes_commits)
     sink = sink_at(path)
     for end in (1, 2, 3):
-        version = run_batch(sink, {Q0: end}, rows(Q0, end - 1, end))
-    overwritten = path / "_delta_log" / f"{version:020d}.json"
+        run_batch(sink, {Q0: end}, rows(Q0, end - 1, end))
+    overwritten = path / "_delta_log" / f"{3:020d}.json"
     overwritten.unlink()
     overwritten.write_text('{"commitInfo": {"operation": "OPTIMIZE"}}\n')
 
