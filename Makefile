@@ -56,7 +56,7 @@ spark-test: wheel fetch ## The wheel on every Python found, with its lowest and 
 	  $(ENV) spark-$$each python -m pytest -q -m "every_spark and not real" -p no:cacheprovider \
 	    -o filterwarnings=default --disable-warnings tests/end_to_end $(ARGS) || exit 1; \
 	done
-	@$(ENV) spark-4.0 python -m pytest -q -m "every_spark and long" -p no:cacheprovider \
+	@$(ENV) spark-4.0 python -m pytest -q -m "every_spark and real" -p no:cacheprovider \
 	  -o filterwarnings=default --disable-warnings tests/end_to_end/test_kill.py
 
 option-test: ## Show that the test of each option fails where the option is ignored: ARGS="topic readFrom"

@@ -54,6 +54,7 @@ def test_every_message_is_in_the_sink_after_kills_at_every_step_of_a_batch(
     kill_and_check(cluster, tmp_path, points_of_deaths())
 
 
+@pytest.mark.every_spark
 @pytest.mark.long
 @SIM_ONLY
 @pytest.mark.driver
@@ -61,7 +62,7 @@ def test_every_message_is_in_the_sink_after_kills_at_every_step_of_a_batch(
 def test_every_message_is_in_a_sink_on_s3_after_kills(
     cluster: ClusterUnderTest, s3: Bucket, tmp_path: Path
 ) -> None:
-    """H1, H2, J1: sink and store on an object store, some of whose answers are lost, too."""
+    """H1, H2, J1, J4: sink and store on an object store, some of whose answers are lost, too."""
     few = {"direct": KILL_POINTS[2:4], CONCURRENT: KILL_POINTS[1:3]}
     points = points_of_deaths() if KILLS_PER_POINT else few
     s3.behave({"where": COMMIT, "times": 5})

@@ -175,13 +175,14 @@ def test_writers_of_a_table_on_azure_make_one_history(
 def test_spark_and_sinks_at_once_make_one_history(
     writers: Callable[..., Writers], spark: SparkSession, tmp_path: Path
 ) -> None:
-    """J1, H1, H5: Spark appends, optimizes, and removes what OPTIMIZE has replaced."""
+    """J1, J3, H1, H5: Spark appends, optimizes, and removes what OPTIMIZE has replaced; so do others."""
     uri = str(tmp_path / "table")
     table = writers(uri)
     spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
     for name in SINKS:
         table.start("sink", name, 30)
     table.start("append", "appender", 30)
+    table.start("compact", "maintainer", 30)
     rng = random.Random(table.seed)
     end = 0
     name = f"delta.`{uri}`"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -243,6 +244,17 @@ def test_a_batch_makes_few_requests(s3: Bucket) -> None:
     s3.behave()
     store.commit(GROUP, [committed(Q0, 2)], query_id="q", batch_id=2)
     assert len(s3.seen) <= 12
+
+
+def test_a_start_tells_that_spark_could_overwrite_commits(
+    s3: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """J1: by Delta's default log store."""
+    DeltaSink(tmp_path / "here").prepare(SCHEMA)
+    assert "overwrite" not in caplog.text
+
+    sink_on(s3)
+    assert "where Spark writes path=s3://lake/sink, too, as by OPTIMIZE, its commits on S3 could" in caplog.text
 
 
 def test_two_writers_at_once_make_one_history(s3: Bucket) -> None:

@@ -104,7 +104,7 @@ def spark_address(spark: SparkSession | None, path: str) -> str | None:
     """
     if spark is None:
         return None
-    for address in (path, f"s3a{path[2:]}") if path.startswith("s3://") else (path,):
+    for address in _addresses(path):
         try:
             _ = spark.read.format("delta").load(address).schema
         except (PySparkException, Py4JError):
@@ -112,6 +112,10 @@ def spark_address(spark: SparkSession | None, path: str) -> str | None:
         else:
             return address
     return None
+
+
+def _addresses(path: str) -> tuple[str, ...]:
+    return (path, f"s3a{path[2:]}") if path.startswith("s3://") else (path,)
 
 
 def plain_path(path: str) -> str:
@@ -196,12 +200,26 @@ class SinkTable:
         self._handles.keep(log)
         self.table_id = log.table_id
         refused = self.refused(form)
+        if not refused:
+            self._warn_of_spark()
         logger.info(
             "sink writes files and commits by %s path=%s version=%d",
             f"Spark because of {', '.join(refused)}" if refused else log.commits_by,
             masked(self.path),
             log.version,
         )
+
+    def _warn_of_spark(self) -> None:
+        """Tell if commits of Spark, which other jobs may make, could overwrite those of this sink."""
+        session = SparkSession.getActiveSession()
+
+        def setting(name: str) -> str | None:
+            return None if session is None else session.conf.get(name, None)
+
+        problems = [log_store_problem(address, setting) for address in _addresses(self.path)]
+        if all(problems):
+            path = masked(self.path)
+            logger.warning("where Spark writes path=%s, too, as by OPTIMIZE, %s", path, problems[-1])
 
     @property
     def place(self) -> str:
