@@ -254,7 +254,9 @@ def test_a_start_tells_that_spark_could_overwrite_commits(
     assert "overwrite" not in caplog.text
 
     sink_on(s3)
-    assert "where Spark writes path=s3://lake/sink, too, as by OPTIMIZE, its commits on S3 could" in caplog.text
+    assert (
+        "where Spark writes path=s3://lake/sink, too, as by OPTIMIZE, its commits on S3 could" in caplog.text
+    )
 
 
 def test_two_writers_at_once_make_one_history(s3: Bucket) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.storage import StorageOptions
@@ -70,7 +70,14 @@ class Writer:
         for _ in range(rounds):
             start, self._end = self._end, self._end + self._random.randint(1, _MOST_ROWS)
             made = pa.Table.from_batches([rows(self._queue, start, self._end)])
-            write_deltalake(self._uri, made, mode="append", storage_options=self._options)
+            write_deltalake(
+                self._uri,
+                made,
+                mode="append",
+                storage_options=self._options,
+                # By default it gives up against writers that are quicker.
+                commit_properties=CommitProperties(max_commit_retries=1_000),
+            )
 
     def maintain(self, rounds: int) -> None:
         """What operators run, delta-rs' OPTIMIZE among it."""

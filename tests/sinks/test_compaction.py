@@ -156,7 +156,7 @@ def sink_of(path: Path, **more: Any) -> DeltaSink:
 def run(sink: DeltaSink, count: int, *, first: int = 0) -> None:
     for number in range(first, first + count):
         run_batch(sink, {Q0: number + 1}, rows(Q0, number, number + 1), queues=[Q0])
-        sink._table.upkeep.wait(_TIMEOUT_S)
+        sink._table.wait_for_upkeep(_TIMEOUT_S)
 
 
 def files_of(path: Path) -> int:
@@ -197,7 +197,7 @@ def test_a_table_that_was_given_a_feature_for_spark_s_writer_alone_is_left_alone
         run_batch(other, {Q0: number + 1}, rows(Q0, number, number + 1), queues=[Q0])
     DeltaTable(path).alter.add_constraint({"positive": "queueOffset >= 0"})
 
-    sink._table._look_after(cleans_up=False, compacts=True)
+    sink._table._compact()
 
     assert files_of(path) == 12
 
@@ -243,6 +243,43 @@ def test_a_batch_that_is_committed_while_files_are_compacted_stays(
     assert offsets_of(path) == sorted([0, 1, *range(count + 1)])
     assert other.begin("late group", {Q0: 0}).watermarks == {Q0: 7}
     run(sink, 1, first=count + 1)
+
+
+def test_a_commit_that_comes_at_the_last_moment_is_looked_at(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J3, H1: another compaction of the same files, after this one has looked and before it commits."""
+    run(sink_of(path, compaction=False), 12)
+    real, others = compaction._Rewriting._commit_next, [lambda: job("--option", f"table={path}")]
+
+    def late(self: compaction._Rewriting, *arguments: Any) -> None:
+        if others:
+            others.pop()()
+        real(self, *arguments)
+
+    monkeypatch.setattr(compaction._Rewriting, "_commit_next", late)
+    assert job("--option", f"table={path}") == 0
+
+    assert (files_of(path), offsets_of(path)) == (1, list(range(12)))
+
+
+def test_files_whose_paths_delta_rs_would_write_differently_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J3, H1: it would remove others, and the rows would be there twice."""
+    path = tmp_path / "orders"
+    sink = DeltaSink(path, compaction=False, partition_by=["step"])
+    sink.prepare(SCHEMA)
+    for number in range(6):
+        row = batch_of(SCHEMA, [(Q0, number, ("even", "odd")[number % 2])])
+        run_batch(sink, {Q0: number + 1}, row, queues=[Q0])
+    for commit in (path / "_delta_log").glob("*.json"):
+        commit.write_text(commit.read_text().replace('"step=odd/', '"step%3Dodd/'))
+    monkeypatch.setattr(LogFiles, "takes_commits", False)
+
+    assert job("--option", f"table={path}") == 0
+
+    assert (files_of(path), offsets_of(path)) == (4, list(range(6)))
 
 
 def job(*arguments: str) -> int:
@@ -336,8 +373,9 @@ def test_rows_that_delta_rs_has_doubled_are_told(path: Path, caplog: pytest.LogC
 
     run(sink, EVERY, first=3 * EVERY - 1)
 
-    assert f"ROWS ARE DOUBLED path={path}: version {version} is an OPTIMIZE by delta-rs" in caplog.text
-    assert f"RESTORE it to version {version - 1}" in caplog.text
+    told = f"ROWS ARE DOUBLED path={path}: version {version}, an OPTIMIZE by delta-rs, has compacted 13 files"
+    assert told in caplog.text
+    assert f"RESTORE it to version {version - 1} " in caplog.text
 
 
 def test_a_process_that_ends_keeps_what_was_compacted_and_nothing_half_done(

@@ -35,7 +35,7 @@ def sink_of(path: Path, merge_keys: tuple[str, ...] = (), **properties: str) -> 
 def run(sink: DeltaSink, count: int, *, first: int = 0) -> None:
     for number in range(first, first + count):
         run_batch(sink, {Q0: number + 1}, rows(Q0, number, number + 1), queues=[Q0])
-        sink._table.upkeep.wait(_TIMEOUT_S)
+        sink._table.wait_for_upkeep(_TIMEOUT_S)
 
 
 def names_in(path: Path, pattern: str) -> list[int]:
@@ -88,7 +88,7 @@ def test_batches_do_not_wait_for_it_nor_fail_with_it(
         for number in range(EVERY + 1):
             run_batch(sink, {Q0: number + 1}, rows(Q0, number, number + 1), queues=[Q0])
         goes_on.set()
-        sink._table.upkeep.wait(_TIMEOUT_S)
+        sink._table.wait_for_upkeep(_TIMEOUT_S)
 
     assert DeltaTable.create_checkpoint is real
     assert "sink table not looked after, to be done later" in caplog.text

@@ -262,7 +262,8 @@ class StorageOptions:
         """What reaches the storage of ``uri``: environment and tries included; empty for a folder here."""
         if folder_here(uri) is not None:
             return {}
-        self._used = {**_patience_for(uri), **_environment_for(uri), **self.values}
+        given = {**_environment_for(uri), **self.values}
+        self._used = {**_patience_for(uri, given), **given}
         return self._used
 
     def renew(self) -> Mapping[str, str]:
@@ -412,8 +413,12 @@ _PATIENCE: Final = {"backoff_config.max_backoff": "1s", "max_retries": "20"}
 the storage is back."""
 
 
-def _patience_for(uri: str) -> dict[str, str]:
-    return _PATIENCE if urlsplit(uri).scheme.lower() in _FAMILY_OF else {}
+def _patience_for(uri: str, given: Iterable[str]) -> dict[str, str]:
+    if urlsplit(uri).scheme.lower() not in _FAMILY_OF:
+        return {}
+    # delta-rs knows each by several names, and which of two wins is left to chance.
+    known = {name.rpartition(".")[2].lower() for name in given}
+    return {name: text for name, text in _PATIENCE.items() if name.rpartition(".")[2] not in known}
 
 
 def _environment_for(uri: str) -> dict[str, str]:

@@ -138,7 +138,7 @@ def ask_patiently(
 ) -> T:
     """What ``ask`` returns; of storage of other machines it is asked again if it does not answer.
 
-    delta-rs tries ten times itself, which take a second and a half where nobody listens.
+    delta-rs tries twenty times itself, unless the storage options say otherwise, which take some ten seconds.
 
     Raises:
         DeltaError, OSError: If it did not answer for long.

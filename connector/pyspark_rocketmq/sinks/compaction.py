@@ -11,11 +11,14 @@ removed are left alone; but where delta-rs' OPTIMIZE comes second, nothing here 
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import takewhile
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -39,6 +42,7 @@ WORTH_IT: Final = 64
 """Small files of a partition at which they are compacted."""
 _BYTES_A_COMMIT: Final = 256 << 20
 _FILES_A_COMMIT: Final = 10_000
+_SECONDS_A_COMMIT: Final = 60.0
 """What was compacted until then is kept if the process ends."""
 _TIMES_BEATEN: Final = 100
 _ROWS_AT_ONCE: Final = 16 * 1024
@@ -46,6 +50,8 @@ _ROWS_AT_ONCE: Final = 16 * 1024
 _WORKS_S: Final = 0.05
 _PAUSES: Final = 4.0
 """Between two pieces of work, as times of what the last one took: a fifth of a core is the batches' loss."""
+_PAUSES_ELSEWHERE: Final = 1.0
+"""Of storage of other machines: most of what it takes is waiting."""
 _TARGET_PROPERTY: Final = "delta.targetFileSize"
 _UNITS: Final = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 _COMMIT_ID: Final = "compactionId"
@@ -131,16 +137,18 @@ class Pace:
 
 
 class Beside(Pace):
-    """Takes a fifth of a core, and ends with the process's main thread."""
+    """Takes a fifth of a core by default, and ends with the process's main thread."""
 
     def __init__(
         self,
         now_s: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         is_wanted: Callable[[], bool] | None = None,
+        *,
+        pauses: float = _PAUSES,
     ) -> None:
-        """Begin to work; arguments are for tests."""
-        self._now_s, self._sleep = now_s, sleep
+        """Begin to work; ``pauses`` are as times of the work, other arguments are for tests."""
+        self._now_s, self._sleep, self._pauses = now_s, sleep, pauses
         self._is_wanted = is_wanted or threading.main_thread().is_alive
         self._since_s = now_s()
 
@@ -148,7 +156,7 @@ class Beside(Pace):
         """See :class:`Pace`."""
         worked_s = self._now_s() - self._since_s
         if worked_s >= _WORKS_S:
-            self._sleep(worked_s * _PAUSES)
+            self._sleep(worked_s * self._pauses)
             self._since_s = self._now_s()
         return self._is_wanted()
 
@@ -159,61 +167,65 @@ class Compactor:
     def __init__(self) -> None:
         self._looked_at: int | None = None
         """The newest version that was looked at for an OPTIMIZE by delta-rs."""
-        self._is_foreign = False
+        self._is_left_alone = False
 
     def compact_if_worth_it(self, table: DeltaTable, log: LogFiles) -> None:
         """Compact the table at its version; raises as :func:`compact`."""
         version = int(table.version())
         since = version - _LOOKED_BACK if self._looked_at is None else self._looked_at
-        found = optimized_by_delta_rs(log, since, version)
+        for found in optimized_by_delta_rs(log, since, version):
+            self._leave_alone(log, found)
         self._looked_at = version
-        if found is not None:
-            self._is_foreign = True
-            _tell_of_foreign(log, found, since)
-        if not self._is_foreign:
+        if not self._is_left_alone:
             compact_if_worth_it(table, log)
 
+    def _leave_alone(self, log: LogFiles, version: int) -> None:
+        path = masked(log.table_uri)
+        if not self._is_left_alone:
+            logger.warning(
+                "small files are left alone from now on path=%s: version %d is an OPTIMIZE by delta-rs, "
+                "which doubles rows beside another compaction. Set compaction=False, or run "
+                "`tables compact` in its place.",
+                path,
+                version,
+            )
+        self._is_left_alone = True
+        if doubled := doubled_by(log, version):
+            logger.error(
+                "ROWS ARE DOUBLED path=%s: version %d, an OPTIMIZE by delta-rs, has compacted %s that had "
+                "been replaced since it began. Stop the table's queries, RESTORE it to version %d (later "
+                "rows of all writers go), and start them as their error then says.",
+                path,
+                version,
+                counted(doubled, "file"),
+                version - 1,
+            )
 
-def optimized_by_delta_rs(log: LogFiles, since: int, version: int) -> int | None:
-    """The newest version behind ``since``, up to ``version``, that an OPTIMIZE by delta-rs has made."""
-    for info in log.commit_infos_below(version + 1):
-        if info["version"] <= since:
-            break
-        if info.get("operation") == "OPTIMIZE" and str(info.get("engineInfo")).startswith("delta-rs"):
-            return int(info["version"])
-    return None
 
-
-def _tell_of_foreign(log: LogFiles, version: int, since: int) -> None:
-    removed = log.removed_paths(version)
-    doubled = set[str]()
-    for info in log.commit_infos_below(version):
-        if info["version"] <= since - _LOOKED_BACK:
-            break
-        if _COMMIT_ID in info:
-            doubled |= removed & log.removed_paths(info["version"])
-    if doubled:
-        logger.error(
-            "ROWS ARE DOUBLED path=%s: version %d is an OPTIMIZE by delta-rs, which does not notice that "
-            "files were replaced since it began: rows of %s are there twice. Stop the table's queries, "
-            "RESTORE it to version %d, and start them as their error then says.",
-            masked(log.table_uri),
-            version,
-            counted(len(doubled), "file"),
-            version - 1,
-        )
-    logger.warning(
-        "small files are left alone from now on path=%s: version %d is an OPTIMIZE by delta-rs, which "
-        "doubles rows beside another compaction. Set compaction=False, or run `tables compact` in its place.",
-        masked(log.table_uri),
-        version,
+def optimized_by_delta_rs(log: LogFiles, since: int, version: int) -> list[int]:
+    """The versions behind ``since``, up to ``version``, that delta-rs' OPTIMIZE has made."""
+    infos = takewhile(lambda info: info["version"] > since, log.commit_infos_below(version + 1))
+    return sorted(
+        info["version"]
+        for info in infos
+        if info.get("operation") == "OPTIMIZE" and str(info.get("engineInfo")).startswith("delta-rs")
     )
+
+
+def doubled_by(log: LogFiles, version: int) -> int:
+    """How many files the commit of a version removes that the version before did not have any more."""
+    if version - 1 not in log.readable_versions():
+        return 0
+    before = open_table(log.table_uri, log.storage, version=version - 1)
+    there = {unquote(file.path) for file in stored_files(before)}
+    removed = {unquote(path) for path in log.removed_paths(version) if _is_below(path)}
+    return len(removed - there)
 
 
 def compact_if_worth_it(table: DeltaTable, log: LogFiles, pace: Pace | None = None) -> Compacted:
     """Compact the files of each partition that has many small ones, slowly; raises as :func:`compact`."""
     targets = targets_of(table.metadata().configuration)
-    pace = pace or Beside()
+    pace = pace or Beside(pauses=_PAUSES if log.is_local else _PAUSES_ELSEWHERE)
     return _compact(table, log, lambda files: target_of((file.size for file in files), targets), pace)
 
 
@@ -264,9 +276,13 @@ def stored_files(table: DeltaTable) -> Iterator[StoredFile]:
     for path, size, values in zip(
         files["path"].to_pylist(), files["size_bytes"].to_pylist(), partitions, strict=True
     ):
-        # A shallow clone names files of another table.
-        if "://" not in path and not path.startswith("/"):
+        if _is_below(path):
             yield StoredFile(path, size, tuple(zip(names, values, strict=True)))
+
+
+def _is_below(path: str) -> bool:
+    """A shallow clone names files of another table, too."""
+    return "://" not in path and not path.startswith("/")
 
 
 def is_as_delta_rs_writes(path: str) -> bool:
@@ -281,7 +297,9 @@ class _Rewriting:
     """Writes and commits the files of one compaction."""
 
     def __init__(self, table: DeltaTable, log: LogFiles, pace: Pace) -> None:
+        self._table = table
         self._log = log
+        self._values = log.storage.values
         self._pace = pace
         self._version = int(table.version())
         self._tip = log.commit_file(self._version)
@@ -294,9 +312,20 @@ class _Rewriting:
         self._gone: set[str] = set()
         """Files that others have removed since."""
         self._done = Compacted()
+        self._committed_s = time.monotonic()
+
+    def _take_options(self) -> None:
+        """Keys may expire while a large table is compacted."""
+        self._log.storage.renew()
+        if self._log.storage.values is not self._values:
+            self._values = self._log.storage.values
+            self._log = LogFiles(self._log.table_uri, self._log.storage)
+            self._filesystem, self._folder = filesystem_of(self._log.table_uri, self._log.storage)
+            self._table = open_table(self._log.table_uri, self._log.storage, version=self._version)
 
     def rewrite(self, files: Sequence[StoredFile]) -> bool:
         """Make one file of these, of one partition; False if there is to be no more work."""
+        self._take_options()
         made = GrowingFile(self._filesystem, self._folder, self._schema, dict(files[0].partition))
         try:
             is_whole = self._copy(files, made)
@@ -309,14 +338,15 @@ class _Rewriting:
             self._abandon(made)
             return False
         self._old += files
-        nbytes = sum(file.size for file in self._old)
-        if nbytes >= _BYTES_A_COMMIT or len(self._old) >= _FILES_A_COMMIT:
+        nbytes, taken_s = sum(file.size for file in self._old), time.monotonic() - self._committed_s
+        if nbytes >= _BYTES_A_COMMIT or len(self._old) >= _FILES_A_COMMIT or taken_s >= _SECONDS_A_COMMIT:
             self._commit()
         return True
 
     def _abandon(self, made: GrowingFile) -> None:
         made.close_quietly()
-        self._filesystem.delete_file(f"{self._folder}/{made.path}")
+        with suppress(OSError):
+            self._filesystem.delete_file(f"{self._folder}/{made.path}")
 
     def _copy(self, files: Sequence[StoredFile], made: GrowingFile) -> bool:
         gathered: list[pa.RecordBatch] = []
@@ -340,14 +370,17 @@ class _Rewriting:
         return self._done
 
     def _rows_of(self, file: StoredFile) -> Iterator[pa.RecordBatch]:
+        # Whole: an object store would be asked for each column.
         with self._filesystem.open_input_file(f"{self._folder}/{unquote(file.path)}") as stored:
-            # Threads cost more than they gain where files are small: 0.6 ms instead of 0.3.
-            for batch in pq.ParquetFile(stored, pre_buffer=False).iter_batches(use_threads=False):
-                kept = [name for name in batch.schema.names if name not in self._partition_by]
-                yield conform(batch.select(kept), self._schema, fills_missing=True)
+            content = stored.read_buffer()
+        # Threads cost more than they gain where files are small: 0.6 ms instead of 0.3.
+        for batch in pq.ParquetFile(pa.BufferReader(content)).iter_batches(use_threads=False):
+            kept = [name for name in batch.schema.names if name not in self._partition_by]
+            yield conform(batch.select(kept), self._schema, fills_missing=True)
 
     def _commit(self) -> None:
         old, new, self._old, self._new = self._old, self._new, [], []
+        self._committed_s = time.monotonic()
         if not old:
             return
         if self._put(old, new):
@@ -422,11 +455,13 @@ class _Rewriting:
                 for file in new
             ),
         ]
-        table = open_table(self._log.table_uri, self._log.storage, version=self._version)
-        table.create_write_transaction(
+        self._table.update_incremental()
+        if self._table.version() != self._version:
+            raise FileExistsError(errno.EEXIST, f"There is a commit after version {self._version}")
+        self._table.create_write_transaction(
             actions,
             mode="append",
-            schema=table.schema(),
+            schema=self._table.schema(),
             partition_by=list(self._partition_by),
             # As the next version or not at all: else it would go behind another OPTIMIZE of the same files.
             commit_properties=CommitProperties(

@@ -170,7 +170,8 @@ class SinkTable:
         self._spark_address = ""
         """Where the session finds the table's folder; known once it is to write."""
         self._handles: HandlePerThread[SinkLog] = HandlePerThread(self._opened)
-        self.upkeep = UpkeepThread("sink", path, storage)
+        self._upkeep = UpkeepThread("sink", path, storage)
+        self._compactions = UpkeepThread("sink", path, storage)
 
     def prepare(self, schema: pa.Schema) -> None:
         """Make the table if it is missing, else check it; see ``DeltaSink.prepare``."""
@@ -260,28 +261,41 @@ class SinkTable:
         return log
 
     def look_after(self, log: SinkLog) -> None:
-        """After a commit of files, have a checkpoint made when one is due; returns at once."""
+        """After a commit of files, have a checkpoint and a compaction made when due; returns at once."""
         every = checkpoint_interval(log.form().configuration)
-        self.upkeep.written(
+        self._upkeep.written(
             log.version - 1,
             every,
-            lambda number: self._look_after(
-                cleans_up=number % max(1, _CLEAN_UP_EVERY // every) == 0,
-                compacts=self.compaction and number % max(1, _COMPACT_EVERY // every) == 0,
-            ),
+            lambda number: self._look_after(cleans_up=number % max(1, _CLEAN_UP_EVERY // every) == 0),
         )
+        if self.compaction:
+            # On a thread of its own: a large table's takes long, and checkpoints do not wait for it.
+            self._compactions.written(log.version - 1, _COMPACT_EVERY, lambda _: self._compact())
 
-    def _look_after(self, *, cleans_up: bool, compacts: bool) -> None:
+    def wait_for_upkeep(self, timeout_s: float) -> None:
+        """Until what was begun beside the commits is done.
+
+        Raises:
+            TimeoutError: If that takes longer.
+        """
+        for thread in (self._upkeep, self._compactions):
+            thread.wait(timeout_s)
+
+    def _look_after(self, *, cleans_up: bool) -> None:
         self.storage.renew()
-        table, log = open_table(self.path, self.storage), LogFiles(self.path, self.storage)
+        table = open_table(self.path, self.storage)
         table.create_checkpoint()
         configuration = table.metadata().configuration
         if cleans_up and configuration.get("delta.enableExpiredLogCleanup", "true").lower() == "true":
             table.cleanup_metadata()
-            log.remove_unfinished()
-        if compacts and not refused_features(read_form(table)):
-            self._compactor.compact_if_worth_it(table, log)
+            LogFiles(self.path, self.storage).remove_unfinished()
         logger.info("sink table looked after path=%s version=%d", masked(self.path), table.version())
+
+    def _compact(self) -> None:
+        self.storage.renew()
+        table = open_table(self.path, self.storage)
+        if not refused_features(read_form(table)):
+            self._compactor.compact_if_worth_it(table, LogFiles(self.path, self.storage))
 
     def group_commit(
         self, log: SinkLog, consumer_group: str, generations: Iterable[tuple[MessageQueue, int]]
