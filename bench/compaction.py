@@ -23,21 +23,24 @@ from pyspark_rocketmq.delta.table import open_table
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.compaction import compact_if_worth_it
 
-_FILES: Final = 10_000
+_FILES: Final = 200_000
 _FILES_EACH: Final = 2_000
 _ROWS_OF_A_FILE: Final = 100
 _BATCH_ROWS: Final = 100_000
 _WARM_UP: Final = 5
 _METHOD: Final = """\
 Micro-batches of {rows:,} rows of 8 queues by `BatchCommitter` on `local[{cores}]`, one after the other, into a table of {files:,} files of {each} rows each: {seconds:g} s alone, then
-until a thread of the driver has compacted the files as the sink does in the background; {rounds} rounds, each with a new table."""
+until a thread of the driver has compacted the files as the sink does in the background; {rounds} rounds, each with a new table. *Memory*: by how much the driver's Python process was
+larger at most than before, batches included."""
 
 
-def run(*, seconds: float = 15.0, rounds: int = 5) -> Result:
+def run(*, seconds: float = 30.0, rounds: int = 2) -> Result:
     """Measure ``rounds`` pairs of stretches of ``seconds`` each."""
     before = load_average()
     found: list[tuple[float, float]] = []
     compacted: list[float] = []
+    left: list[float] = []
+    mib: list[float] = []
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
         bench_session(Path(folder)) as spark,
@@ -48,12 +51,16 @@ def run(*, seconds: float = 15.0, rounds: int = 5) -> Result:
             for _ in range(_WARM_UP):
                 batches.run()
             alone = batches.rate(lambda taken_s: taken_s >= seconds)
-            thread = threading.Thread(target=_compact, args=(table, compacted))
+            before_mib = _forget_most_mib()
+            thread = threading.Thread(target=_compact, args=(table, compacted, left))
             thread.start()
             beside = batches.rate(partial(_has_ended, thread))
             found.append((alone, beside))
+            mib.append(_mib("VmHWM") - before_mib)
             print(
-                f"  rows/s alone {alone:,.0f}, beside {beside:,.0f}; files/s {compacted[-1]:,.0f}", flush=True
+                f"  rows/s alone {alone:,.0f}, beside {beside:,.0f}; files/s {compacted[-1]:,.0f}, left "
+                f"{left[-1]:,.0f}; {mib[-1]:,.0f} MiB more",
+                flush=True,
             )
     return Result(
         name="compaction",
@@ -71,6 +78,7 @@ def run(*, seconds: float = 15.0, rounds: int = 5) -> Result:
             ("alone, rows/s", *Spread.of(alone for alone, _ in found).cells(",.0f")),
             ("beside compaction, rows/s", *Spread.of(beside for _, beside in found).cells(",.0f")),
             ("files compacted a second", *Spread.of(compacted).cells(",.0f")),
+            ("memory, MiB more", *Spread.of(mib).cells(",.0f")),
         ),
         targets=(
             Target(
@@ -79,6 +87,7 @@ def run(*, seconds: float = 15.0, rounds: int = 5) -> Result:
                 bound=0.9,
                 at_most=False,
             ),
+            Target(what="files left of them", seen=Spread.of(left), bound=1_000, at_most=True),
         ),
         load=(before, load_average()),
     )
@@ -113,11 +122,25 @@ class _Batches:
         return (self._number - first) * _BATCH_ROWS / (time.perf_counter() - started_s)
 
 
+def _forget_most_mib() -> float:
+    """From now on VmHWM is the most since now; what it is now."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _mib("VmRSS")
+
+
+def _mib(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
+
+
 def _has_ended(thread: threading.Thread, _: float) -> bool:
     return not thread.is_alive()
 
 
-def _compact(table: Path, files_per_s: list[float]) -> None:
+def _compact(table: Path, files_per_s: list[float], left: list[float]) -> None:
     started_s = time.perf_counter()
-    done = compact_if_worth_it(open_table(str(table)), LogFiles(str(table)))
+    stored = open_table(str(table))
+    before = len(stored.file_uris())
+    done = compact_if_worth_it(stored, LogFiles(str(table)))
     files_per_s.append(done.files_removed / (time.perf_counter() - started_s))
+    left.append(before - done.files_removed + done.files_added)
