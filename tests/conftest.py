@@ -15,7 +15,7 @@ from tests.helpers.backend_counts import BackendCounts
 from tests.helpers.cluster import Backend, ClusterUnderTest
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.running import running
-from tests.object_stores.server import AzureServer, Bucket, S3Server
+from tests.object_stores.server import AzureServer, Bucket, GoogleServer, S3Server
 from tests.real_broker.harness import RealCluster
 
 if TYPE_CHECKING:
@@ -96,6 +96,12 @@ def s3_server() -> Iterator[S3Server]:
 def azure_server() -> Iterator[AzureServer]:
     """An Azure Blob Storage on the loopback interface."""
     yield from running(AzureServer())
+
+
+@pytest.fixture(scope="session")
+def google_server() -> Iterator[GoogleServer]:
+    """A Google Cloud Storage on the loopback interface."""
+    yield from running(GoogleServer())
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
-"""Apache's Go client for RocketMQ: fetched, built, and run as a process of its own.
+"""Programs in Go: Apache's client for RocketMQ, run as a process of its own, and an emulator of storage.
 
-    python -m tests.go_client.program     # Go and the client into .cache/, as `make long-test` does
+    python -m tests.go_client.program     # Go and the programs into .cache/, as `make long-test` does
 
-Go's own module proxy brings both: the tool chain as a module of a known digest, the client by ``go.sum``.
+Go's own module proxy brings all: the tool chain as a module of a known digest, the rest by ``go.sum``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.real_broker.artifacts import CACHE
 from tests.real_broker.errors import HarnessError
 
 _HERE: Final = Path(__file__).parent
-_SOURCES: Final = tuple(_HERE / name for name in ("main.go", "go.mod", "go.sum"))
+_FAKE_GCS: Final = _HERE.parent / "object_stores" / "fake_gcs"
 _GO: Final = "golang.org/toolchain@v0.0.1-go1.26.8.linux-amd64"
 _GO_URL: Final = f"https://proxy.golang.org/{_GO.replace('@', '/@v/')}.zip"
 _GO_SHA256: Final = "30c2b1bf7dcc88d3eb0a1364e47ddd9128edb3110a30e8a0ef61cd5856b31de7"
@@ -48,18 +48,28 @@ class GoMessage(NamedTuple):
 
 
 def go_program() -> Path:
-    """The built program; fetches Go and the client, and builds it, if that was not done yet.
+    """The client's program; fetches Go and the client, and builds it, if that was not done yet.
 
     Raises:
         HarnessError: If there is no Go for this machine, or something could not be fetched or built.
     """
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES)).hexdigest()[:16]
-    program = CACHE / "go" / f"client-{digest}"
+    return _built("client", _HERE, ".")
+
+
+def fake_gcs_server() -> Path:
+    """The same of an emulator of Google's Cloud Storage."""
+    return _built("fake-gcs-server", _FAKE_GCS, "github.com/fsouza/fake-gcs-server")
+
+
+def _built(name: str, folder: Path, package: str) -> Path:
+    sources = sorted(file for file in folder.iterdir() if file.name.startswith("go.") or file.suffix == ".go")
+    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    program = CACHE / "go" / f"{name}-{digest}"
     if not program.is_file():
         go = _tool_chain() / "bin" / "go"
         with tempfile.TemporaryDirectory(dir=program.parent, prefix="partial-") as partial:
-            built = Path(partial) / "client"
-            _build(go, built)
+            built = Path(partial) / name
+            _build(go, folder, package, built)
             built.rename(program)
     return program
 
@@ -102,19 +112,18 @@ def _tool_chain() -> Path:
     return found
 
 
-def _build(go: Path, program: Path) -> None:
-    folder = CACHE / "go"
+def _build(go: Path, folder: Path, package: str, program: Path) -> None:
     environment = os.environ | {
-        "GOCACHE": str(folder / "build"),
-        "GOPATH": str(folder / "path"),
+        "GOCACHE": str(CACHE / "go" / "build"),
+        "GOPATH": str(CACHE / "go" / "path"),
         "GOTOOLCHAIN": "local",
         "GOFLAGS": "-mod=readonly -modcacherw -buildvcs=false",
         "CGO_ENABLED": "0",
     }
     environment.pop("GOROOT", None)
     done = subprocess.run(
-        [str(go), "build", "-o", str(program), "."],
-        cwd=_HERE,
+        [str(go), "build", "-o", str(program), package],
+        cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -123,7 +132,7 @@ def _build(go: Path, program: Path) -> None:
         check=False,
     )
     if done.returncode:
-        raise HarnessError(f"The Go client did not build:\n{done.stdout.decode(errors='replace')[-2000:]}")
+        raise HarnessError(f"{program.name} did not build:\n{done.stdout.decode(errors='replace')[-2000:]}")
 
 
 def produced_by_go(name_servers: str, topic: str, count: int, tags: str) -> list[GoMessage]:
@@ -201,4 +210,4 @@ def _messages(lines: list[str]) -> Iterator[GoMessage]:
 
 
 if __name__ == "__main__":
-    sys.stderr.write(f"The Go client is {go_program()}.\n")
+    sys.stderr.write(f"The Go client is {go_program()}, the emulator {fake_gcs_server()}.\n")

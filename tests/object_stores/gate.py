@@ -1,6 +1,8 @@
 """What stands before an emulator: it can refuse, fail and lose answers, and lets one change pass at a time.
 
-    python -m tests.object_stores.gate EMULATOR_PORT [PORT]     # prints its own port
+    python -m tests.object_stores.gate EMULATOR_PORT PORT [KIND]     # prints its own port, any if PORT is 0
+
+Of KIND ``google`` it translates: delta-rs speaks the storage's XML API, the emulator most of its JSON API.
 
 A process of its own, because delta-rs does not let other threads run while it waits for storage. Told what to
 do at ``/-/faults``.
@@ -16,7 +18,8 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+from xml.sax.saxutils import unescape
 
 _TIMEOUT_S = 60.0
 _OF_A_CONNECTION = frozenset({"connection", "content-length", "transfer-encoding"})
@@ -99,6 +102,76 @@ class Gate:
             return ask(self._port, method, path, headers, body)
 
 
+GOOGLE_HOST = "storage.googleapis.com"
+"""What the emulator takes for its own name."""
+
+
+class GoogleGate(Gate):
+    """Before fake-gcs-server."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(port)
+        self._uploads: dict[str, dict[int, bytes]] = {}
+
+    def _passed_on(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        place = urlsplit(path)
+        _, bucket, *rest = place.path.split("/", 2)
+        name = quote(unquote(rest[0]), safe="") if rest and rest[0] else None
+        if name is None:
+            answer = ask(self._port, method, f"/?{place.query}", {"host": f"{bucket}.{GOOGLE_HOST}"})
+            start = parse_qs(place.query).get("start-after")
+            return answer if start is None else _contents_after(start[0], answer)
+        if method in ("GET", "HEAD"):
+            return ask(self._port, method, f"/download/storage/v1/b/{bucket}/o/{name}?alt=media", headers)
+        with self._changes:
+            query = parse_qs(place.query, keep_blank_values=True)
+            if "uploads" in query or "uploadId" in query:
+                return self._in_parts(method, bucket, name, query, body)
+            if method == "DELETE":
+                return ask(self._port, method, f"/storage/v1/b/{bucket}/o/{name}")
+            return self._stored(bucket, name, headers.get("x-goog-if-generation-match"), body)
+
+    def _in_parts(
+        self, method: str, bucket: str, name: str, query: dict[str, list[str]], body: bytes
+    ) -> Answer:
+        """An upload in parts, which are kept here until it ends."""
+        if "uploads" in query:
+            upload = str(len(self._uploads))
+            self._uploads[upload] = {}
+            told = f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId>"
+            return Answer(200, {}, f"{told}</InitiateMultipartUploadResult>".encode())
+        [upload] = query["uploadId"]
+        if method == "PUT":
+            [number] = query["partNumber"]
+            self._uploads[upload][int(number)] = body
+            return Answer(200, {"etag": f'"{number}"'}, b"")
+        parts = self._uploads.pop(upload)
+        if method == "DELETE":
+            return Answer(204, {}, b"")
+        stored = self._stored(bucket, name, None, b"".join(parts[number] for number in sorted(parts)))
+        told = f"<CompleteMultipartUploadResult><ETag>{stored.headers['etag']}</ETag>"
+        return stored._replace(body=f"{told}</CompleteMultipartUploadResult>".encode())
+
+    def _stored(self, bucket: str, name: str, generation: str | None, body: bytes) -> Answer:
+        condition = "" if generation is None else f"&ifGenerationMatch={generation}"
+        query = f"uploadType=media&name={name}{condition}"
+        stored = ask(self._port, "POST", f"/upload/storage/v1/b/{bucket}/o?{query}", {}, body)
+        if stored.status != 200:
+            return stored
+        about = json.loads(stored.body)
+        return Answer(200, {"etag": about["etag"], "x-goog-generation": str(about["generation"])}, b"")
+
+
+def _contents_after(start: str, answer: Answer) -> Answer:
+    """A bucket's list behind a name: the emulator does not know ``start-after``, and lists all."""
+
+    def kept(found: re.Match[bytes]) -> bytes:
+        name = re.search(rb"<Key>(.*?)</Key>", found[0])
+        return found[0] if name is not None and unescape(name[1].decode()) > start else b""
+
+    return answer._replace(body=re.sub(rb"<Contents>.*?</Contents>", kept, answer.body, flags=re.DOTALL))
+
+
 def _listed_from(start: str, answer: Answer) -> Answer:
     """A container's list from a name on: Azurite does not know ``startFrom``, and lists all."""
 
@@ -109,9 +182,8 @@ def _listed_from(start: str, answer: Answer) -> Answer:
     return answer._replace(body=re.sub(rb"<Blob>.*?</Blob>", kept, answer.body, flags=re.DOTALL))
 
 
-def main(port: int, own_port: int = 0) -> None:
+def main(own_port: int, gate: Gate) -> None:
     """Serve until the process is ended."""
-    gate = Gate(port)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -147,4 +219,5 @@ def main(port: int, own_port: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    _, emulator, own, *kind = sys.argv
+    main(int(own), {"google": GoogleGate}.get("".join(kind), Gate)(int(emulator)))

@@ -1,4 +1,4 @@
-"""An S3 and an Azure of their own on the loopback interface: moto's and Azurite, each behind a gate.
+"""An S3, an Azure and a Google Cloud Storage of their own on the loopback interface, each behind a gate.
 
     python -m tests.object_stores.server     # their programs into .cache/, as `make test` does
 
@@ -26,6 +26,7 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from pyspark_rocketmq.client.transport import Closing
+from tests.go_client.program import fake_gcs_server
 from tests.object_stores.gate import ask
 from tests.real_broker.artifacts import CACHE, fetch_node_packages, fetch_packages, require_program
 from tests.real_broker.errors import HarnessError
@@ -67,6 +68,9 @@ class Emulator(Closing):
         HarnessError: If it could not be fetched or did not come up.
     """
 
+    gate_kind: tuple[str, ...] = ()
+    """For the gate's command line."""
+
     def __init__(self) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -84,7 +88,8 @@ class Emulator(Closing):
     def open_gate(self) -> None:
         """Start the gate, after :meth:`shut_gate` under the same port."""
         ports = [str(self.emulator_port), str(self.port)]
-        self._gate = self._run([sys.executable, "-m", "tests.object_stores.gate", *ports])
+        command = [sys.executable, "-m", "tests.object_stores.gate", *ports, *self.gate_kind]
+        self._gate = self._run(command)
         assert self._gate.stdout is not None
         self.port = int(self._gate.stdout.readline())
 
@@ -189,6 +194,39 @@ class AzureServer(Emulator):
             "azure_storage_endpoint": f"http://127.0.0.1:{self.port}/{_AZURE_ACCOUNT}",
             "allow_http": "true",
         }
+
+
+class GoogleServer(Emulator):
+    """fake-gcs-server; every test has a bucket of its own."""
+
+    gate_kind = ("google",)
+
+    def __init__(self) -> None:
+        self._program = fake_gcs_server()
+        super().__init__()
+
+    def _launch(self, port: int) -> subprocess.Popen[bytes]:
+        place = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory"]
+        return self._run([str(self._program), *place])
+
+    def make_bucket(self) -> str:
+        """Make a bucket; its name."""
+        name = f"b{uuid.uuid4().hex}"
+        body = json.dumps({"name": name}).encode()
+        answer = ask(self.emulator_port, "POST", "/storage/v1/b", {"content-type": "application/json"}, body)
+        assert answer.status == 200, answer
+        return name
+
+    def storage_options(self) -> dict[str, str]:
+        """How to reach it."""
+        account = {
+            "gcs_base_url": f"http://127.0.0.1:{self.port}",
+            "disable_oauth": True,
+            "client_email": "",
+            "private_key": "",
+            "private_key_id": "",
+        }
+        return {"google_service_account_key": json.dumps(account), "allow_http": "true"}
 
 
 class Bucket:

@@ -23,7 +23,7 @@ from pyspark_rocketmq.delta.table import query_rows
 from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.driver_process import ENVIRONMENT, REPO
-from tests.object_stores.server import AzureServer, Bucket
+from tests.object_stores.server import AzureServer, Bucket, GoogleServer
 from tests.object_stores.writer import queue_of
 from tests.sinks.sink_conformance import SCHEMA, rows
 
@@ -168,6 +168,15 @@ def test_writers_of_a_table_on_azure_make_one_history(
 ) -> None:
     """J1, H1, H5"""
     run_all(writers(f"az://{azure_server.make_container()}/t", azure_server.storage_options()), 10)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(PATIENCE_S)
+def test_writers_of_a_table_on_google_make_one_history(
+    writers: Callable[..., Writers], google_server: GoogleServer
+) -> None:
+    """J1, H1, H5"""
+    run_all(writers(f"gs://{google_server.make_bucket()}/t", google_server.storage_options()), 10)
 
 
 @pytest.mark.spark

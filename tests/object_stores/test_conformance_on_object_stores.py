@@ -16,7 +16,7 @@ from pyspark_rocketmq.sinks.base import Sink
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import Q0, run_batch
-from tests.object_stores.server import AzureServer, Bucket
+from tests.object_stores.server import AzureServer, Bucket, GoogleServer
 from tests.offsets.conformance import PositionConformance
 from tests.sinks.sink_conformance import SCHEMA, SinkConformance, Stored, rows
 
@@ -71,6 +71,12 @@ class OnAzure(OnAStore):
         return f"az://{azure_server.make_container()}/a table é", azure_server.storage_options()
 
 
+class OnGoogle(OnAStore):
+    @pytest.fixture
+    def place(self, google_server: GoogleServer) -> Place:
+        return f"gs://{google_server.make_bucket()}/a table é", google_server.storage_options()
+
+
 class TestOffsetStoreOnS3(OnS3, PositionConformance):
     """J1"""
 
@@ -84,6 +90,16 @@ class TestOffsetStoreOnAzure(OnAzure, PositionConformance):
 
 
 class TestSinkOnAzure(OnAzure, SinkConformance):
+    """J1"""
+
+
+@pytest.mark.long
+class TestOffsetStoreOnGoogle(OnGoogle, PositionConformance):
+    """J1"""
+
+
+@pytest.mark.long
+class TestSinkOnGoogle(OnGoogle, SinkConformance):
     """J1"""
 
 
