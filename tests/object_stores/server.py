@@ -39,7 +39,7 @@ KEY, SECRET = "AKIAMARKERFORTESTS", "marker-of-a-secret-8f2e"
 _AZURE_ACCOUNT = "devstoreaccount1"
 _AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """Those of every Azurite, from its documentation."""
-COMMIT = r"PUT /.*/_delta_log/\d{20}\.json$"
+COMMIT = r"PUT /.*/_delta_log/\d{20}\.json"
 """A request that commits."""
 
 
@@ -100,6 +100,28 @@ class Emulator(Closing):
     def hold_gate(self, *, is_held: bool) -> None:
         """Have the gate take connections and answer nothing, or go on."""
         self._gate.send_signal(signal.SIGSTOP if is_held else signal.SIGCONT)
+
+    def behave(self, *faults: dict[str, Any], accepted: list[str] | None = None) -> None:
+        """From now on take these access keys alone (None: any), and fail as told; forget what was seen.
+
+        A fault has ``where``, a pattern of ``METHOD PATH``, how many ``times``, and an error's ``status`` and
+        ``code``, or ``delay_s``, after which it is answered; else the request is done and its answer lost.
+        """
+        self._control("PUT", {"at": faults, "accepted": accepted})
+
+    def seen(self) -> list[str]:
+        """Requests since then: ``METHOD PATH``."""
+        found: list[str] = self._control("GET", {})["seen"]
+        return found
+
+    def faults_left(self) -> int:
+        """How often faults are still to come."""
+        return sum(fault["times"] for fault in self._control("GET", {})["faults"]["at"])
+
+    def _control(self, method: str, state: dict[str, Any]) -> dict[str, Any]:
+        answer = ask(self.port, method, "/-/faults", {}, json.dumps(state).encode())
+        found: dict[str, Any] = json.loads(answer.body)
+        return found
 
     def close(self) -> None:
         """End the processes."""
@@ -186,6 +208,10 @@ class AzureServer(Emulator):
         assert answer.status == 201, answer
         return name
 
+    def make_place(self) -> str:
+        """Make a container; its URI."""
+        return f"az://{self.make_container()}"
+
     def storage_options(self) -> dict[str, str]:
         """How to reach it."""
         return {
@@ -209,13 +235,13 @@ class GoogleServer(Emulator):
         place = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-backend", "memory"]
         return self._run([str(self._program), *place])
 
-    def make_bucket(self) -> str:
-        """Make a bucket; its name."""
+    def make_place(self) -> str:
+        """Make a bucket; its URI."""
         name = f"b{uuid.uuid4().hex}"
         body = json.dumps({"name": name}).encode()
         answer = ask(self.emulator_port, "POST", "/storage/v1/b", {"content-type": "application/json"}, body)
         assert answer.status == 200, answer
-        return name
+        return f"gs://{name}"
 
     def storage_options(self) -> dict[str, str]:
         """How to reach it."""
@@ -241,18 +267,13 @@ class Bucket:
         assert ask(server.emulator_port, "PUT", f"/{self.name}").status == 200
 
     def behave(self, *faults: dict[str, Any], accepted: list[str] | None = None) -> None:
-        """From now on take these access keys alone (None: any), and fail as told; forget what was seen.
-
-        A fault has ``where``, a pattern of ``METHOD PATH``, how many ``times``, and an error's ``status`` and
-        ``code``, or ``delay_s``, after which it is answered; else the request is done and its answer lost.
-        """
-        self._control("PUT", {"at": faults, "accepted": accepted})
+        """See :meth:`Emulator.behave`."""
+        self._server.behave(*faults, accepted=accepted)
 
     @property
     def seen(self) -> list[str]:
         """Requests since then: ``METHOD PATH``."""
-        found: list[str] = self._control("GET", {})["seen"]
-        return found
+        return self._server.seen()
 
     def lose(self) -> None:
         """Remove the bucket with all that is in it."""
@@ -305,11 +326,6 @@ class Bucket:
             "backoff_config.init_backoff": "1ms",
             "backoff_config.max_backoff": "10ms",
         }
-
-    def _control(self, method: str, state: dict[str, Any]) -> dict[str, Any]:
-        answer = ask(self._server.port, method, "/-/faults", {}, json.dumps(state).encode())
-        found: dict[str, Any] = json.loads(answer.body)
-        return found
 
 
 class RenewedKeys:

@@ -167,7 +167,7 @@ def test_writers_of_a_table_on_azure_make_one_history(
     writers: Callable[..., Writers], azure_server: AzureServer
 ) -> None:
     """J1, H1, H5"""
-    run_all(writers(f"az://{azure_server.make_container()}/t", azure_server.storage_options()), 10)
+    run_all(writers(f"{azure_server.make_place()}/t", azure_server.storage_options()), 10)
 
 
 @pytest.mark.long
@@ -176,7 +176,7 @@ def test_writers_of_a_table_on_google_make_one_history(
     writers: Callable[..., Writers], google_server: GoogleServer
 ) -> None:
     """J1, H1, H5"""
-    run_all(writers(f"gs://{google_server.make_bucket()}/t", google_server.storage_options()), 10)
+    run_all(writers(f"{google_server.make_place()}/t", google_server.storage_options()), 10)
 
 
 @pytest.mark.spark

@@ -16,7 +16,7 @@ from pyspark_rocketmq.sinks.base import Sink
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import Q0, run_batch
-from tests.object_stores.server import AzureServer, Bucket, GoogleServer
+from tests.object_stores.server import COMMIT, AzureServer, Bucket, GoogleServer
 from tests.offsets.conformance import PositionConformance
 from tests.sinks.sink_conformance import SCHEMA, SinkConformance, Stored, rows
 
@@ -68,13 +68,13 @@ class OnS3(OnAStore):
 class OnAzure(OnAStore):
     @pytest.fixture
     def place(self, azure_server: AzureServer) -> Place:
-        return f"az://{azure_server.make_container()}/a table é", azure_server.storage_options()
+        return f"{azure_server.make_place()}/a table é", azure_server.storage_options()
 
 
 class OnGoogle(OnAStore):
     @pytest.fixture
     def place(self, google_server: GoogleServer) -> Place:
-        return f"gs://{google_server.make_bucket()}/a table é", google_server.storage_options()
+        return f"{google_server.make_place()}/a table é", google_server.storage_options()
 
 
 class TestOffsetStoreOnS3(OnS3, PositionConformance):
@@ -101,6 +101,27 @@ class TestOffsetStoreOnGoogle(OnGoogle, PositionConformance):
 @pytest.mark.long
 class TestSinkOnGoogle(OnGoogle, SinkConformance):
     """J1"""
+
+
+@pytest.mark.parametrize("status", [None, 503], ids=["answers lost", "busy"])
+@pytest.mark.parametrize("storage", ["azure_server", pytest.param("google_server", marks=pytest.mark.long)])
+def test_what_fails_for_a_moment_is_stored_once(
+    storage: str, status: int | None, request: pytest.FixtureRequest
+) -> None:
+    """J1, H1: as on S3, for files and commits."""
+    server: AzureServer | GoogleServer = request.getfixturevalue(storage)
+    place = f"{server.make_place()}/t", server.storage_options()
+    sink = made_sink(place)
+    fault = {"times": 2} if status is None else {"times": 2, "status": status, "code": "ServerBusy"}
+    try:
+        for end, where in enumerate(("PUT|POST", COMMIT, "GET"), 1):
+            server.behave({"where": where, **fault})
+            run_batch(sink, {Q0: end}, rows(Q0, end - 1, end))
+            assert server.faults_left() < 2
+    finally:
+        server.behave()
+
+    assert [offset for _, offset, _ in rows_in(place)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -97,3 +97,33 @@ def test_a_consumer_goes_on_when_keys_expire(spark: SparkSession, s3: Bucket, tm
     for secret in (KEY, SECRET):
         assert secret.encode() not in left
         assert secret not in f"{consumer!r} {consumer.source_options()} {rows._jdf.queryExecution()}"
+
+
+def test_what_the_driver_s_environment_says_reaches_planner_and_tasks(
+    spark: SparkSession, s3: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J1: which began before it said so."""
+    for name, text in s3.patient_options().items():
+        monkeypatch.setenv(f"AWS_{name.upper().removeprefix('AWS_')}", text)
+    with SimCluster(brokers=1) as cluster:
+        cluster.create_topic(TOPIC, 1)
+        produce(cluster.name_servers, 0, 20)
+        store = DeltaOffsetStore(s3.uri("offsets"))
+        consumer = PushConsumer(
+            consumer_group=GROUP,
+            name_servers=cluster.name_servers,
+            offset_store=store,
+            consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+        )
+        consumer.subscribe(TOPIC)
+        consumer.register_message_listener(on_order, output_schema="body string")
+        query = consumer.start(
+            spark,
+            sink=DeltaSink(s3.uri("sink")),
+            checkpoint=tmp_path / "checkpoint",
+            trigger={"availableNow": True},
+        )
+        assert query.awaitTermination(PATIENCE_S)
+
+    assert query_rows(DeltaTable(s3.uri("sink")), "SELECT * FROM rows").num_rows == 20
+    assert store.read(GROUP)[MessageQueue(TOPIC, "broker-a", 0)].next_offset == 20
