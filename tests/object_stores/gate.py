@@ -91,7 +91,7 @@ class Gate:
 
     @staticmethod
     def _is_at(fault: dict[str, Any], method: str, path: str) -> bool:
-        return fault["times"] > 0 and re.search(fault["where"], f"{method} {path}") is not None
+        return fault["times"] > 0 and re.search(fault["where"], f"{method} {unquote(path)}") is not None
 
     def _passed_on(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
         if method in ("GET", "HEAD"):

@@ -123,7 +123,7 @@ def test_what_the_driver_s_environment_says_reaches_planner_and_tasks(
             checkpoint=tmp_path / "checkpoint",
             trigger={"availableNow": True},
         )
-        assert query.awaitTermination(PATIENCE_S)
+        assert query.awaitTermination(int(PATIENCE_S))
 
     assert query_rows(DeltaTable(s3.uri("sink")), "SELECT * FROM rows").num_rows == 20
     assert store.read(GROUP)[MessageQueue(TOPIC, "broker-a", 0)].next_offset == 20
