@@ -219,7 +219,8 @@ def use(names: dict[str, Any]) -> None:
             value.limit(1).collect()
         elif name.startswith("test_"):
             value()
-        elif isinstance(value, rmq.PrometheusEndpoint):
+        elif isinstance(value, rmq.PrometheusEndpoint | rmq.QueryMonitor):
+            # Else it would look at the next test's queries, too.
             value.close()
 
 
