@@ -129,9 +129,9 @@ _SECTIONS: Final = {
         ),
     ),
     "compaction": _Section(
-        "Micro-batches of 100,000 rows while a thread of the same process compacts the table's 10,000 files, "
+        "Micro-batches of 100,000 rows while a thread of the same process compacts the table's 200,000 files, "
         "beside the same without it.",
-        ("alone, rows/s", "beside compaction, rows/s", "files compacted a second"),
+        ("alone, rows/s", "beside compaction, rows/s", "files compacted a second", "memory, MiB more"),
     ),
     "object_store": _Section(
         "20,000 rows into a Delta sink and the offsets' commit on an emulator of S3, beside "
