@@ -117,7 +117,7 @@ def test_what_fails_for_a_moment_is_stored_once(
         for end, where in enumerate(("PUT|POST", COMMIT, "GET"), 1):
             server.behave({"where": where, **fault})
             run_batch(sink, {Q0: end}, rows(Q0, end - 1, end))
-            assert server.faults_left() < 2
+            assert server.faults_left() < 2, server.seen()
     finally:
         server.behave()
 

@@ -32,7 +32,7 @@ from pyspark_rocketmq.delta.storage import filesystem_of
 from pyspark_rocketmq.delta.table import ONLY_COMMIT, STORAGE_ERRORS, open_table
 from pyspark_rocketmq.display import counted, masked
 from pyspark_rocketmq.sinks.delta_files import GrowingFile, WrittenFile, conform, partition_text
-from pyspark_rocketmq.sinks.delta_log import add_action, commit_info
+from pyspark_rocketmq.sinks.delta_log import add_action, add_by_delta_rs, commit_info
 
 logger = logging.getLogger(__name__)
 
@@ -443,17 +443,7 @@ class _Rewriting:
                 )
                 for file in old
             ),
-            *(
-                AddAction(
-                    path=file.path,
-                    size=file.size,
-                    partition_values=file.partition_values,
-                    modification_time=now_ms,
-                    data_change=False,
-                    stats=file.stats_json,
-                )
-                for file in new
-            ),
+            *(add_by_delta_rs(file, now_ms, data_change=False) for file in new),
         ]
         self._table.update_incremental()
         if self._table.version() != self._version:

@@ -126,6 +126,18 @@ def commit_info(
     }
 
 
+def add_by_delta_rs(file: WrittenFile, now_ms: int, *, data_change: bool = True) -> AddAction:
+    """What delta-rs is told of a file it is to add."""
+    return AddAction(
+        path=file.path,
+        size=file.size,
+        partition_values=file.partition_values,
+        modification_time=now_ms,
+        data_change=data_change,
+        stats=file.stats_json,
+    )
+
+
 def add_action(file: WrittenFile, now_ms: int, *, data_change: bool = True) -> dict[str, Any]:
     """What a commit says of a file it adds."""
     return {
@@ -450,17 +462,7 @@ class TableLog(SinkLog):
             self.log.put(begun_at + 1, self._actions(files, commit, now_ms))
             self._tip = self.log.commit_file(begun_at + 1)
             return self._made(begun_at, commit)
-        actions: list[AddAction | RemoveAction] = [
-            AddAction(
-                path=file.path,
-                size=file.size,
-                partition_values=file.partition_values,
-                modification_time=now_ms,
-                data_change=True,
-                stats=file.stats_json,
-            )
-            for file in files
-        ]
+        actions: list[AddAction | RemoveAction] = [add_by_delta_rs(file, now_ms) for file in files]
         self._table.create_write_transaction(
             actions,
             mode="append",
