@@ -40,7 +40,7 @@ STEPS = (
 )
 LEFT = {
     *("storage-checkpoint", "checkpoint", "concurrent-checkpoint", "stream-checkpoint", "refused-checkpoint"),
-    *("events", "offsets", "concurrent-offsets", "sink", "concurrent-sink", "rows.sqlite"),
+    *("web", "events", "offsets", "concurrent-offsets", "sink", "concurrent-sink", "rows.sqlite"),
 }
 
 
@@ -52,9 +52,10 @@ def test_secrets_are_in_no_log_plan_checkpoint_table_or_error(tmp_path: Path, s3
     """A5 ★, J1: batches, streams, consumers and jobs read and write a secured topic;
     everything they left is searched.
 
-    Searched are output and logs of driver, workers and JVM (INFO), plans in every form, progress, the event
-    log, checkpoints, tables, a database, error texts, what the command line says of settings typed nearly
-    right, and the reprs of options, readers, writers, partitions, consumers, sinks and stores.
+    Searched are output and logs of driver, workers and JVM (INFO), plans in every form, progress, Spark's
+    web pages, the event log, checkpoints, tables, a database, error texts, what the command line says of
+    settings typed nearly right, and the reprs of options, readers, writers, partitions, consumers, sinks
+    and stores.
     """
     # One key is of a user, and one is not.
     s3.behave(accepted=[KEY])

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import html
 import io
 import json
 import logging
 import os
 import pickle
+import re
 import sqlite3
 import sys
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,6 +94,9 @@ def main(folder: Path, options: Mapping[str, str], storage: Mapping[str, Any]) -
     events = folder / "events"
     events.mkdir()
     confs = {
+        "spark.ui.enabled": "true",
+        "spark.ui.port": "0",
+        "spark.ui.killEnabled": "false",
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": events.as_uri(),
         "spark.eventLog.compress": "false",
@@ -110,6 +116,7 @@ def main(folder: Path, options: Mapping[str, str], storage: Mapping[str, Any]) -
     _refused(spark, options, folder)
     _objects(options)
     _jobs(options, folder)
+    _web_pages(spark, folder / "web")
     spark.stop()
     _say("done")
 
@@ -337,6 +344,28 @@ def _objects(options: Mapping[str, str]) -> None:
         _say(repr(thing), str(thing))
     if options["secretKey"].encode() not in pickle.dumps(partition):
         raise AssertionError("A task could not sign its pulls: its partition has no secret.")
+
+
+def _web_pages(spark: SparkSession, folder: Path) -> None:
+    """What Spark's web pages show, each in a file: all that are linked, and what its REST API tells."""
+    folder.mkdir()
+    base = spark.sparkContext.uiWebUrl
+    told = f"/api/v1/applications/{spark.sparkContext.applicationId}"
+    to_read = ["/", *(f"{told}/{what}" for what in ("environment", "sql?details=true", "jobs", "stages"))]
+    read: set[str] = set()
+    while to_read:
+        link = to_read.pop()
+        if link in read or link.startswith("/static"):
+            continue
+        read.add(link)
+        with urllib.request.urlopen(f"{base}{link}", timeout=60) as answer:
+            page = answer.read()
+        (folder / str(len(read))).write_bytes(link.encode() + b"\n" + page)
+        to_read += map(html.unescape, re.findall(r'href="(/[^"#]*)', page.decode()))
+    for name in ("environment", "SQL/execution", "StreamingQuery/statistics", "stages/stage", "executors"):
+        if not any(link.startswith(f"/{name}") for link in read):
+            raise AssertionError(f"There is no page of {name} among {sorted(read)}.")
+    _say("web pages", len(read))
 
 
 def _show_plans(rows: DataFrame) -> None:
