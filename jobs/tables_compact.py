@@ -12,17 +12,17 @@ from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.storage import StorageOptions, TableName, check_exclusive_create
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, open_table, read_form
 from pyspark_rocketmq.display import masked
-from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.offsets.delta_rows import VERSION_PROPERTY
 from pyspark_rocketmq.sinks.compaction import Compacted, compact
-from pyspark_rocketmq.sinks.delta_rules import refused_features
+from pyspark_rocketmq.sinks.delta_rules import uncompacted_features
 
 
 def compact_table(settings: TablesCompactSettings, console: Console) -> None:
     """Compact all files below the table's own size of files, 128 MiB by default.
 
     Raises:
-        OptionError: If there is no such table, or delta-rs must not write it.
+        OptionError: If there is no such table, or only Spark may compact it.
         JobFailed: If the storage does not answer, or a file is damaged.
     """
     where = masked(settings.table)
@@ -41,9 +41,9 @@ def compact_table(settings: TablesCompactSettings, console: Console) -> None:
     except TableNotFoundError:
         problem = f"there is no Delta table at {where}; check option 'table'"
         raise OptionError((problem,), where="tables compact") from None
-    except (*STORAGE_ERRORS, ArrowException) as error:
+    except (*STORAGE_ERRORS, ArrowException, SchemaError) as error:
         raise JobFailed(
-            f"The table {where} could not be compacted: {storage.told(error)} Its rows are as they "
+            f"Not all files of {where} could be compacted: {storage.told(error)} Its rows are as they "
             "were. Check the storage, and run the job again."
         ) from error
     console.print(f"{where}: {_told(done)}", markup=False, highlight=False)
@@ -64,6 +64,6 @@ def _problem(where: str, form: TableForm) -> str | None:
     """Why this job must leave a table alone; None if it may write it."""
     if VERSION_PROPERTY in form.configuration:
         return f"{where} is an offset table, which looks after itself"
-    if refused := refused_features(form):
-        return f"{where} has what delta-rs must not write: {', '.join(refused)}; run OPTIMIZE in Spark"
+    if refused := uncompacted_features(form):
+        return f"{where} has what only Spark compacts: {', '.join(refused)}; run OPTIMIZE in Spark"
     return None

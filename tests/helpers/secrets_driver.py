@@ -94,9 +94,6 @@ def main(folder: Path, options: Mapping[str, str], storage: Mapping[str, Any]) -
     events = folder / "events"
     events.mkdir()
     confs = {
-        "spark.ui.enabled": "true",
-        "spark.ui.port": "0",
-        "spark.ui.killEnabled": "false",
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": events.as_uri(),
         "spark.eventLog.compress": "false",
@@ -105,7 +102,9 @@ def main(folder: Path, options: Mapping[str, str], storage: Mapping[str, Any]) -
     log_conf.write_text(_LOG_CONF)
     conf_arguments = " ".join(f"--conf {key}={value}" for key, value in confs.items())
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"{conf_arguments} pyspark-shell"
-    spark = make_session(folder, jvm=f"{QUICK_JVM} -Dlog4j2.configurationFile={log_conf.as_uri()}")
+    pages = {"spark.ui.enabled": "true", "spark.ui.port": "0", "spark.ui.killEnabled": "false"}
+    jvm = f"{QUICK_JVM} -Dlog4j2.configurationFile={log_conf.as_uri()}"
+    spark = make_session(folder, jvm=jvm, settings=pages)
     register(spark)
     _batch(spark, options)
     _consumer(spark, options, folder)
@@ -355,7 +354,7 @@ def _web_pages(spark: SparkSession, folder: Path) -> None:
     read: set[str] = set()
     while to_read:
         link = to_read.pop()
-        if link in read or link.startswith("/static"):
+        if link in read or link.startswith("/static") or ".sort=" in link:
             continue
         read.add(link)
         with urllib.request.urlopen(f"{base}{link}", timeout=60) as answer:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,6 +16,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.exceptions import DeltaError
@@ -38,6 +42,8 @@ from pyspark_rocketmq.sinks.compaction import (
     target_of,
     targets_of,
 )
+from pyspark_rocketmq.sinks.delta_files import GrowingFile
+from tests.helpers.driver_process import ENVIRONMENT
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, Q0, batch_of, run_batch
 from tests.sinks.sink_conformance import SCHEMA, rows
@@ -188,7 +194,7 @@ def test_a_sink_that_is_not_to_compact_does_not(path: Path) -> None:
 
 
 def test_a_table_that_was_given_a_feature_for_spark_s_writer_alone_is_left_alone(path: Path) -> None:
-    """J3, H1: what is in a file may not be all there is to its rows, as with deletion vectors."""
+    """J3, H1."""
     sink = sink_of(path)
     run(sink, EVERY - 2)
     for number in range(EVERY - 2, 12):
@@ -200,6 +206,38 @@ def test_a_table_that_was_given_a_feature_for_spark_s_writer_alone_is_left_alone
     sink._table._compact()
 
     assert files_of(path) == 12
+
+
+@pytest.mark.parametrize(
+    ("act", "told"),
+    [
+        (lambda table: table.delete(), "a DELETE by delta-rs"),
+        (
+            lambda table: write_deltalake(table, pa.Table.from_batches([rows(Q0, 90, 91)]), mode="overwrite"),
+            "a WRITE by delta-rs",
+        ),
+    ],
+    ids=["delete", "overwrite"],
+)
+def test_rows_that_delta_rs_has_not_removed_are_told(
+    path: Path, act: Callable[[DeltaTable], object], told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """J3: it began before this compaction and ended after it."""
+    sink = sink_of(path)
+    run(sink, 3 * EVERY - 2)
+    begun = DeltaTable(path)
+    run(sink, 1, first=3 * EVERY - 2)
+    act(begun)
+    version = DeltaTable(path).version()
+    assert offsets_of(path)[: 3 * EVERY - 1] == list(range(3 * EVERY - 1)), "delta-rs has learned to look"
+
+    run(sink, EVERY, first=3 * EVERY - 1)
+
+    assert f"ROWS STAY path={path}: version {version}, {told}, has removed 13 files" in caplog.text
+    act(DeltaTable(path))
+    run(sink, EVERY, first=4 * EVERY - 1)
+    assert caplog.text.count("ROWS STAY") == 1
+    assert set(offsets_of(path)) <= {90, *range(4 * EVERY - 1, 5 * EVERY - 1)}
 
 
 def test_rows_of_one_key_are_merged_beside_it(path: Path) -> None:
@@ -284,6 +322,113 @@ def test_files_whose_paths_delta_rs_would_write_differently_are_left_alone(
 
 def job(*arguments: str) -> int:
     return main(["tables", "compact", *arguments])
+
+
+def test_nothing_is_written_in_vain_once_the_table_has_another_form(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J3."""
+    run(sink_of(path, compaction=False), 12)
+    monkeypatch.setattr(compaction, "_FILES_A_BIN", 3)
+    monkeypatch.setattr(compaction, "_FILES_A_COMMIT", 3)
+    before = set(path.glob("*.parquet"))
+    before_compacting(
+        monkeypatch, lambda: DeltaTable(path).alter.set_table_properties({"delta.appendOnly": "true"})
+    )
+
+    assert job("--option", f"table={path}") == 0
+
+    assert len(set(path.glob("*.parquet")) - before) == 1
+
+
+def test_files_that_cannot_be_read_keep_no_others_from_being_compacted(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """J3."""
+    run(sink_of(path, compaction=False), 12)
+    monkeypatch.setattr(compaction, "_FILES_A_BIN", 3)
+    damaged = path / next(compaction.stored_files(DeltaTable(path))).path
+    kept = damaged.read_bytes()
+    damaged.write_bytes(b"PAR1" + b"x" * (len(kept) - 8) + b"PAR1")
+
+    assert job("--option", f"table={path}") == 1
+
+    assert f"Not all files of {path} could be compacted: " in capsys.readouterr().err
+    damaged.write_bytes(kept)
+    assert (files_of(path), offsets_of(path)) == (3 + 3, list(range(12)))
+
+
+def test_old_timestamps_of_other_writers_stay(path: Path) -> None:
+    """J3, H1: years that nanoseconds cannot say, in the form that Spark writes them by default."""
+    wider = SCHEMA.append(pa.field("at", pa.timestamp("us", "UTC")))
+    sink = DeltaSink(path, compaction=False)
+    sink.prepare(wider)
+    years = (1, 1600, 2024, 9999)
+    for number, year in enumerate(years):
+        row = batch_of(wider, [(Q0, number, "created", datetime(year, 12, 31, tzinfo=UTC))])
+        run_batch(sink, {Q0: number + 1}, row, queues=[Q0])
+    before = DeltaTable(path).to_pyarrow_table().sort_by("queueOffset")
+    for file in path.glob("*.parquet"):
+        pq.write_table(pq.read_table(file), file, use_deprecated_int96_timestamps=True)
+
+    assert job("--option", f"table={path}") == 0
+
+    assert DeltaTable(path).to_pyarrow_table().sort_by("queueOffset") == before
+
+
+def test_a_compaction_holds_few_bytes_of_large_rows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """J3: whatever the size of a row."""
+    run(sink_of(path, compaction=False), 1)
+    other = DeltaSink(path, compaction=False)
+    other.prepare(SCHEMA)
+    large = [(Q0, number, f"{number:06d}" * 5_000) for number in range(1, 1_501)]
+    for part in (large[:700], large[700:]):
+        run_batch(other, {Q0: part[-1][1] + 1}, batch_of(SCHEMA, part), queues=[Q0])
+    most: list[int] = []
+    real = GrowingFile.add
+
+    def noted(self: GrowingFile, added: pa.RecordBatch) -> None:
+        most.append(added.nbytes)
+        real(self, added)
+
+    monkeypatch.setattr(GrowingFile, "add", noted)
+
+    assert job("--option", f"table={path}") == 0
+
+    assert max(most) <= 2 * compaction._BYTES_AT_ONCE < sum(most)
+    assert offsets_of(path) == list(range(1_501))
+
+
+def test_a_compaction_ends_with_its_process(tmp_path: Path) -> None:
+    """J3: which does not wait until all is compacted."""
+    program = """
+import threading
+from pyspark_rocketmq.delta.table import UpkeepThread
+from pyspark_rocketmq.sinks.compaction import Beside
+
+has_begun = threading.Event()
+
+def work(_):
+    pace = Beside()
+    has_begun.set()
+    while pace.goes_on():
+        pass
+    print("ended early", flush=True)
+
+UpkeepThread("sink", "/nowhere", heeds_process_ends=True).written(99, 100, work)
+has_begun.wait()
+print("the program is through", flush=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=ENVIRONMENT,
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.stdout.split("\n") == ["the program is through", "ended early", ""]
 
 
 def made_anew(path: Path) -> None:
@@ -470,7 +615,7 @@ def test_a_command_refuses_what_it_must_not_compact(
     for table, why in (
         (tmp_path / "none", f"there is no Delta table at {tmp_path}/none; check option 'table'"),
         (tmp_path / "offsets", "is an offset table, which looks after itself"),
-        (path, "has what delta-rs must not write: CHECK constraint positive; run OPTIMIZE in Spark"),
+        (path, "has what only Spark compacts: CHECK constraint positive; run OPTIMIZE in Spark"),
     ):
         assert job("--option", f"table={table}") == 2
         assert why in capsys.readouterr().err
@@ -483,7 +628,7 @@ def test_a_file_of_the_table_that_is_gone_ends_the_command_with_a_sentence(
     next(path.glob("*.parquet")).unlink()
 
     assert job("--option", f"table={path}") == 1
-    assert f"The table {path} could not be compacted: " in capsys.readouterr().err
+    assert f"Not all files of {path} could be compacted: " in capsys.readouterr().err
 
 
 def test_a_table_that_is_named_is_left_to_spark(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,11 @@ from chispa import assert_df_equality
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from jobs.cli import main
 from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.delta.table import query_rows
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.sinks import compaction
 from pyspark_rocketmq.sinks.compaction import compact
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import Q0, Q1, run_batch
@@ -101,6 +104,29 @@ def test_spark_reads_what_our_commits_say_of_themselves(spark: SparkSession, par
     assert [tuple(row) for row in found] == [
         *((at, "a b/ä%20") for at in (0, 2, 3)), (4, "created"), (5, "created"),
     ]  # fmt: skip
+
+
+def test_rows_that_spark_has_deleted_beside_their_files_stay_deleted(
+    spark: SparkSession, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """J3, H1: compaction leaves a table with deletion vectors to Spark's OPTIMIZE."""
+    monkeypatch.setattr(compaction, "WORTH_IT", 2)
+    sink, table = prepared(path), f"delta.`{path}`"
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    for number in range(4):
+        run_batch(sink, {Q0: 3 * number + 3}, rows(Q0, 3 * number, 3 * number + 3))
+    spark.sql(f"DELETE FROM {table} WHERE queueOffset IN (1, 5)")
+    left = [0, 2, 3, 4, *range(6, 12)]
+
+    sink._table._compact()
+    assert main(["tables", "compact", "--option", f"table={path}"]) == 2
+
+    assert "has what only Spark compacts: deletionVectors; run OPTIMIZE in Spark" in capsys.readouterr().err
+    for _ in range(2):
+        assert [row.queueOffset for row in spark.table(table).orderBy("queueOffset").collect()] == left
+        found = query_rows(DeltaTable(path), 'SELECT "queueOffset" FROM rows ORDER BY "queueOffset"')
+        assert found.column(0).to_pylist() == left
+        spark.sql(f"OPTIMIZE {table}")
 
 
 def test_files_of_a_batch_that_was_killed_go_with_vacuum_and_no_others(

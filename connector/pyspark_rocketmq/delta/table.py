@@ -7,6 +7,7 @@ Not for executors: importing delta-rs in a process that forks later makes the ch
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import math
@@ -16,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
+from weakref import WeakSet
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, QueryBuilder
@@ -36,6 +38,7 @@ STORAGE_ERRORS = (DeltaError, OSError)
 ONLY_COMMIT: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 """A commit does not wait for what :class:`UpkeepThread` does: delta-rs would look for expired files each
 time, which takes seconds in a log of 100,000."""
+_ENDS_WITHIN_S: Final = 30.0
 _PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Before storage of other machines is asked again."""
 _TIMES_OPENED: Final = 9
@@ -431,14 +434,38 @@ class HandlePerThread(Generic[HandleT]):
         self._local = threading.local()
 
 
+process_ends: Final = threading.Event()
+"""Set when the main thread has ended: long work beside it stops at the next occasion."""
+_cut_short: Final[WeakSet[threading.Thread]] = WeakSet()
+
+
+@atexit.register
+def _cut_upkeep_short() -> None:
+    process_ends.set()
+    for thread in list(_cut_short):
+        thread.join(_ENDS_WITHIN_S)
+
+
 class UpkeepThread:
     """Looks after one table, once at a time in this process; what fails is logged, and done the next time."""
 
-    def __init__(self, kind: str, table_uri: str, storage: StorageOptions = NO_OPTIONS) -> None:
-        """``kind`` says what the table is, in one word, for the log and the thread's name."""
+    def __init__(
+        self,
+        kind: str,
+        table_uri: str,
+        storage: StorageOptions = NO_OPTIONS,
+        *,
+        heeds_process_ends: bool = False,
+    ) -> None:
+        """``kind`` says what the table is, in one word, for the log and the thread's name.
+
+        The process waits for the work when it ends in good order, and 30 s at most for work that looks at
+        :data:`process_ends`.
+        """
         self._kind = kind
         self._table_uri = table_uri
         self._storage = storage
+        self._heeds_process_ends = heeds_process_ends
         self._guard = threading.Lock()
         self._thread: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
@@ -454,10 +481,27 @@ class UpkeepThread:
             is_due = (before if last is None else last) // every < (before + 1) // every
             if not is_due or (self._running is not None and not self._running.done()):
                 return
+            self._running = self._begin(work, (before + 1) // every)
+
+    def _begin(self, work: Callable[[int], None], number: int) -> Future[None]:
+        name = f"rocketmq-{self._kind}-upkeep"
+        if not self._heeds_process_ends:
             if self._thread is None:
-                # Its end is waited for when the process ends in good order.
-                self._thread = ThreadPoolExecutor(1, f"rocketmq-{self._kind}-upkeep")
-            self._running = self._thread.submit(self._run_logged, work, (before + 1) // every)
+                self._thread = ThreadPoolExecutor(1, name)
+            return self._thread.submit(self._run_logged, work, number)
+        done: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                self._run_logged(work, number)
+            finally:
+                done.set_result(None)
+
+        # An executor's threads are waited for before anybody can know that the process ends.
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        _cut_short.add(thread)
+        thread.start()
+        return done
 
     def wait(self, timeout_s: float) -> None:
         """Until what was begun is done.
@@ -481,5 +525,7 @@ class UpkeepThread:
                 self._storage.told(error),
             )
         except Exception:
+            if process_ends.is_set():
+                return
             # Nobody watches this thread, and commits do not depend on it.
             logger.exception("%s table not looked after path=%s", self._kind, masked(self._table_uri))

@@ -6,14 +6,14 @@ grow in steps (:data:`TARGETS`): a row is rewritten about once a step, and not e
 delta-rs (1.6.6) compacts, too, but does not notice that another OPTIMIZE has replaced the same files: both
 versions of the rows stay.  Here each commit made meanwhile is looked at first, and files that one of them
 removed are left alone; but where delta-rs' OPTIMIZE comes second, nothing here can stop it.  So a
-:class:`Compactor` leaves a table alone in which it sees one.
+:class:`Compactor` leaves a table alone in which it sees one.  delta-rs' overwrites, and its deletes of all
+rows, do not notice either, and leave the compacted rows: a :class:`Compactor` tells of those.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,11 +26,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable
 from deltalake.transaction import AddAction, RemoveAction
+from pyarrow import ArrowException
 
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.storage import filesystem_of
-from pyspark_rocketmq.delta.table import ONLY_COMMIT, STORAGE_ERRORS, open_table
+from pyspark_rocketmq.delta.table import ONLY_COMMIT, STORAGE_ERRORS, open_table, process_ends
 from pyspark_rocketmq.display import counted, masked
+from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.sinks.delta_files import GrowingFile, WrittenFile, conform, partition_text
 from pyspark_rocketmq.sinks.delta_log import add_action, add_by_delta_rs, commit_info
 
@@ -42,11 +44,15 @@ WORTH_IT: Final = 64
 """Small files of a partition at which they are compacted."""
 _BYTES_A_COMMIT: Final = 256 << 20
 _FILES_A_COMMIT: Final = 10_000
+_FILES_A_BIN: Final = 4_000
+"""Keys are renewed between bins: on slow storage that many take a minute."""
 _SECONDS_A_COMMIT: Final = 60.0
 """What was compacted until then is kept if the process ends."""
 _TIMES_BEATEN: Final = 100
 _ROWS_AT_ONCE: Final = 16 * 1024
 """Of small files, for the statistics' sake."""
+_BYTES_AT_ONCE: Final = 16 << 20
+"""Of rows in memory, and of a file that is read whole."""
 _WORKS_S: Final = 0.05
 _PAUSES: Final = 4.0
 """Between two pieces of work, as times of what the last one took: a fifth of a core is the batches' loss."""
@@ -54,6 +60,8 @@ _PAUSES_ELSEWHERE: Final = 1.0
 """Of storage of other machines: most of what it takes is waiting."""
 _TARGET_PROPERTY: Final = "delta.targetFileSize"
 _UNITS: Final = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
+_OF_FILES: Final = (ArrowException, FileNotFoundError, SchemaError)
+"""What is wrong with files that cannot be compacted; others can."""
 _COMMIT_ID: Final = "compactionId"
 _PLAIN: Final = "!$&'()+,-./:;=@_~"
 """What delta-rs does not encode in a path, besides letters and digits."""
@@ -120,7 +128,7 @@ def bins_of(files: Iterable[StoredFile], target: int) -> list[list[StoredFile]]:
     for file in files:
         if file.size >= target // 2:
             continue
-        if file.size > left:
+        if file.size > left or len(bins[-1]) == _FILES_A_BIN:
             bins.append([])
             left = target
         bins[-1].append(file)
@@ -142,14 +150,13 @@ class Beside(Pace):
     def __init__(
         self,
         now_s: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-        is_wanted: Callable[[], bool] | None = None,
+        sleep: Callable[[float], object] = process_ends.wait,
+        is_wanted: Callable[[], bool] = lambda: not process_ends.is_set(),
         *,
         pauses: float = _PAUSES,
     ) -> None:
         """Begin to work; ``pauses`` are as times of the work, other arguments are for tests."""
-        self._now_s, self._sleep, self._pauses = now_s, sleep, pauses
-        self._is_wanted = is_wanted or threading.main_thread().is_alive
+        self._now_s, self._sleep, self._is_wanted, self._pauses = now_s, sleep, is_wanted, pauses
         self._since_s = now_s()
 
     def goes_on(self) -> bool:
@@ -166,22 +173,23 @@ class Compactor:
 
     def __init__(self) -> None:
         self._looked_at: int | None = None
-        """The newest version that was looked at for an OPTIMIZE by delta-rs."""
+        """The newest version that was looked at for what delta-rs has removed."""
         self._is_left_alone = False
 
     def compact_if_worth_it(self, table: DeltaTable, log: LogFiles) -> None:
         """Compact the table at its version; raises as :func:`compact`."""
         version = int(table.version())
         since = version - _LOOKED_BACK if self._looked_at is None else self._looked_at
-        for found in optimized_by_delta_rs(log, since, version):
-            self._leave_alone(log, found)
+        for found, operation in removed_by_delta_rs(log, since, version):
+            self._look_at(log, found, operation)
         self._looked_at = version
         if not self._is_left_alone:
             compact_if_worth_it(table, log)
 
-    def _leave_alone(self, log: LogFiles, version: int) -> None:
-        path = masked(log.table_uri)
-        if not self._is_left_alone:
+    def _look_at(self, log: LogFiles, version: int, operation: str) -> None:
+        path, optimizes = masked(log.table_uri), operation == "OPTIMIZE"
+        if optimizes and not self._is_left_alone:
+            self._is_left_alone = True
             logger.warning(
                 "small files are left alone from now on path=%s: version %d is an OPTIMIZE by delta-rs, "
                 "which doubles rows beside another compaction. Set compaction=False, or run "
@@ -189,30 +197,46 @@ class Compactor:
                 path,
                 version,
             )
-        self._is_left_alone = True
-        if doubled := doubled_by(log, version):
+        missed = missed_by(log, version)
+        if missed and optimizes:
             logger.error(
                 "ROWS ARE DOUBLED path=%s: version %d, an OPTIMIZE by delta-rs, has compacted %s that had "
                 "been replaced since it began. Stop the table's queries, RESTORE it to version %d (later "
                 "rows of all writers go), and start them as their error then says.",
                 path,
                 version,
-                counted(doubled, "file"),
+                counted(missed, "file"),
                 version - 1,
+            )
+        elif missed:
+            logger.error(
+                "ROWS STAY path=%s: version %d, a %s by delta-rs, has removed %s that a compaction had "
+                "replaced since it began, so their rows are still there. Run it again.",
+                path,
+                version,
+                operation,
+                counted(missed, "file"),
             )
 
 
-def optimized_by_delta_rs(log: LogFiles, since: int, version: int) -> list[int]:
-    """The versions behind ``since``, up to ``version``, that delta-rs' OPTIMIZE has made."""
+def removed_by_delta_rs(log: LogFiles, since: int, version: int) -> list[tuple[int, str]]:
+    """Versions behind ``since``, up to ``version``, and their operations.
+
+    Of those by which delta-rs removes files without a look at what was committed since it began.
+    """
     infos = takewhile(lambda info: info["version"] > since, log.commit_infos_below(version + 1))
     return sorted(
-        info["version"]
+        (info["version"], info["operation"])
         for info in infos
-        if info.get("operation") == "OPTIMIZE" and str(info.get("engineInfo")).startswith("delta-rs")
+        if str(info.get("engineInfo")).startswith("delta-rs")
+        and (
+            info.get("operation") in {"OPTIMIZE", "DELETE"}
+            or (info.get("operationParameters") or {}).get("mode") == "Overwrite"
+        )
     )
 
 
-def doubled_by(log: LogFiles, version: int) -> int:
+def missed_by(log: LogFiles, version: int) -> int:
     """How many files the commit of a version removes that the version before did not have any more."""
     if version - 1 not in log.readable_versions():
         return 0
@@ -236,7 +260,9 @@ def compact(table: DeltaTable, log: LogFiles) -> Compacted:
     of the table, and the next VACUUM removes it.
 
     Raises:
-        OSError, ArrowException: If the storage does not answer, or a file is damaged.
+        OSError: If the storage does not answer.
+        FileNotFoundError, ArrowException, SchemaError: If a file is gone or damaged, or does not fit the
+            table; others are compacted first.
     """
     target = largest_target(table.metadata().configuration)
     return _compact(table, log, lambda _: target, Pace())
@@ -255,15 +281,7 @@ def _compact(
         for each in bins_of(files, target) if target is not None else ():
             if not rewriting.rewrite(each):
                 return rewriting.finish()
-    done = rewriting.finish()
-    if done.files_removed:
-        logger.info(
-            "files compacted path=%s from=%d to=%d",
-            masked(log.table_uri),
-            done.files_removed,
-            done.files_added,
-        )
-    return done
+    return rewriting.finish()
 
 
 def stored_files(table: DeltaTable) -> Iterator[StoredFile]:
@@ -311,6 +329,9 @@ class _Rewriting:
         self._new: list[WrittenFile] = []
         self._gone: set[str] = set()
         """Files that others have removed since."""
+        self._is_changed = False
+        """The table's form or the table itself, so nothing can be committed any more."""
+        self._failure: Exception | None = None
         self._done = Compacted()
         self._committed_s = time.monotonic()
 
@@ -331,6 +352,10 @@ class _Rewriting:
             is_whole = self._copy(files, made)
             if is_whole:
                 self._new.append(made.finish())
+        except _OF_FILES as error:
+            self._abandon(made)
+            self._failure = self._failure or error
+            return True
         except BaseException:
             self._abandon(made)
             raise
@@ -341,7 +366,7 @@ class _Rewriting:
         nbytes, taken_s = sum(file.size for file in self._old), time.monotonic() - self._committed_s
         if nbytes >= _BYTES_A_COMMIT or len(self._old) >= _FILES_A_COMMIT or taken_s >= _SECONDS_A_COMMIT:
             self._commit()
-        return True
+        return not self._is_changed
 
     def _abandon(self, made: GrowingFile) -> None:
         made.close_quietly()
@@ -350,14 +375,14 @@ class _Rewriting:
 
     def _copy(self, files: Sequence[StoredFile], made: GrowingFile) -> bool:
         gathered: list[pa.RecordBatch] = []
-        count = 0
+        count = nbytes = 0
         for file in files:
             for batch in self._rows_of(file):
                 gathered.append(batch)
-                count += batch.num_rows
-                if count >= _ROWS_AT_ONCE:
+                count, nbytes = count + batch.num_rows, nbytes + batch.nbytes
+                if count >= _ROWS_AT_ONCE or nbytes >= _BYTES_AT_ONCE:
                     made.add(pa.concat_batches(gathered))
-                    gathered, count = [], 0
+                    gathered, count, nbytes = [], 0, 0
             if not self._pace.goes_on():
                 return False
         if gathered:
@@ -365,18 +390,32 @@ class _Rewriting:
         return True
 
     def finish(self) -> Compacted:
-        """Commit what is left; what was done in all."""
+        """Commit what is left; what was done in all. Raises what kept files from being compacted."""
         self._commit()
+        if self._done.files_removed:
+            logger.info(
+                "files compacted path=%s from=%d to=%d",
+                masked(self._log.table_uri),
+                self._done.files_removed,
+                self._done.files_added,
+            )
+        if self._failure is not None:
+            raise self._failure
         return self._done
 
     def _rows_of(self, file: StoredFile) -> Iterator[pa.RecordBatch]:
-        # Whole: an object store would be asked for each column.
         with self._filesystem.open_input_file(f"{self._folder}/{unquote(file.path)}") as stored:
-            content = stored.read_buffer()
-        # Threads cost more than they gain where files are small: 0.6 ms instead of 0.3.
-        for batch in pq.ParquetFile(pa.BufferReader(content)).iter_batches(use_threads=False):
-            kept = [name for name in batch.schema.names if name not in self._partition_by]
-            yield conform(batch.select(kept), self._schema, fills_missing=True)
+            # Whole if it is small: an object store would be asked for each column.
+            source = pa.BufferReader(stored.read_buffer()) if file.size <= _BYTES_AT_ONCE else stored
+            parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
+            for number in range(parquet.num_row_groups):
+                group = parquet.metadata.row_group(number)
+                a_row = max(1, group.total_byte_size // max(1, group.num_rows))
+                at_once = max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // a_row))
+                # Threads cost more than they gain where files are small: 0.6 ms instead of 0.3.
+                for batch in parquet.iter_batches(at_once, row_groups=[number], use_threads=False):
+                    kept = [name for name in batch.schema.names if name not in self._partition_by]
+                    yield conform(batch.select(kept), self._schema, fills_missing=True)
 
     def _commit(self) -> None:
         old, new, self._old, self._new = self._old, self._new, [], []
@@ -397,7 +436,10 @@ class _Rewriting:
             is_there = self._followed(commit_id)
             if is_there is not None:
                 return is_there
-            if self._log.may_lack_commits_after(self._version) or not self._gone.isdisjoint(paths):
+            if self._log.may_lack_commits_after(self._version):
+                self._is_changed = True
+                return False
+            if not self._gone.isdisjoint(paths):
                 return False
             try:
                 self._commit_next(old, new, commit_id)
@@ -414,11 +456,13 @@ class _Rewriting:
         """Look at what was committed since; None to go on behind it, else whether this commit is there."""
         if self._log.commit_file(self._version) != self._tip:
             # Another table, or the same one put back.
+            self._is_changed = True
             return False
         while (commit := self._log.commit_info(self._version + 1)) is not None:
             if commit.get(_COMMIT_ID) == commit_id:
                 return True
             if not self._log.keeps_form(self._version + 1):
+                self._is_changed = True
                 return False
             self._gone |= self._log.removed_paths(self._version + 1)
             self._move_on()

@@ -78,6 +78,14 @@ def refused_features(form: TableForm) -> tuple[str, ...]:
     return tuple(refused)
 
 
+def uncompacted_features(form: TableForm) -> tuple[str, ...]:
+    """Name what forbids compacting the table's files; empty when nothing does.
+
+    A deletion vector lies beside its file, and delta-rs does not tell which files have one.
+    """
+    return (*refused_features(form), *sorted(form.features & {"deletionVectors"}))
+
+
 def check_columns(path: str, form: TableForm, wanted: TableForm, *, may_differ: bool = False) -> None:
     """Refuse a table that rows of ``wanted``'s columns do not fit.
 

@@ -53,6 +53,7 @@ from pyspark_rocketmq.sinks.delta_rules import (
     given_columns,
     own_metadata,
     refused_features,
+    uncompacted_features,
 )
 from pyspark_rocketmq.sinks.shared_storage import normal_place
 
@@ -171,7 +172,7 @@ class SinkTable:
         """Where the session finds the table's folder; known once it is to write."""
         self._handles: HandlePerThread[SinkLog] = HandlePerThread(self._opened)
         self._upkeep = UpkeepThread("sink", path, storage)
-        self._compactions = UpkeepThread("sink", path, storage)
+        self._compactions = UpkeepThread("sink", path, storage, heeds_process_ends=True)
 
     def prepare(self, schema: pa.Schema) -> None:
         """Make the table if it is missing, else check it; see ``DeltaSink.prepare``."""
@@ -294,7 +295,7 @@ class SinkTable:
     def _compact(self) -> None:
         self.storage.renew()
         table = open_table(self.path, self.storage)
-        if not refused_features(read_form(table)):
+        if not uncompacted_features(read_form(table)):
             self._compactor.compact_if_worth_it(table, LogFiles(self.path, self.storage))
 
     def group_commit(
