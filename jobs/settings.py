@@ -158,7 +158,8 @@ OFFSET_STORE_DOC = (
 )
 
 STORAGE_DOC = (
-    "How to reach the storage of tables: delta-rs' options, as a table of the --conf file or in JSON."
+    "How to reach the storage of tables: delta-rs' options, as a table of the --conf file or in JSON; they "
+    "stay the same while the job runs."
 )
 
 

@@ -206,7 +206,17 @@ class ReadOptions(PositionOptions):
     )
     storage_secrets: str | None = read_option("storageSecrets", secret_json, None, secret=True).doc(
         "How to reach the storage of `offsetStore`, as [storage options](sinks.md#object-stores) in JSON. "
-        "Spark masks the value for the option's name."
+        "Spark masks the value for the option's name. It stays the same while a query or a job runs: keys "
+        "that expire need a program with a callable, `DeltaOffsetStore(…, storage_options=…)`, or a role. "
+        "What is not given is taken from the driver's variables `AWS_ACCESS_KEY_ID`, "
+        "`AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_DEFAULT_REGION`, "
+        "`AWS_ENDPOINT_URL`, `AWS_ENDPOINT_URL_S3`, `AWS_ALLOW_HTTP`, `AWS_VIRTUAL_HOSTED_STYLE_REQUEST`, "
+        "`AWS_CONDITIONAL_PUT`, `AWS_COPY_IF_NOT_EXISTS`, `AWS_S3_LOCKING_PROVIDER`, "
+        "`AWS_SERVER_SIDE_ENCRYPTION`, `AWS_SSE_KMS_KEY_ID`, `AWS_SSE_BUCKET_KEY_ENABLED`, "
+        "`AWS_REQUEST_PAYER`; `AZURE_STORAGE_ACCOUNT_NAME`, `AZURE_STORAGE_ACCOUNT_KEY`, "
+        "`AZURE_STORAGE_SAS_KEY`, `AZURE_STORAGE_CLIENT_ID`, `AZURE_STORAGE_CLIENT_SECRET`, "
+        "`AZURE_STORAGE_TENANT_ID`, `AZURE_CLIENT_ID`, `AZURE_CLIENT_SECRET`, `AZURE_TENANT_ID`, "
+        "`AZURE_STORAGE_ENDPOINT`, `AZURE_STORAGE_USE_EMULATOR`; `GOOGLE_SERVICE_ACCOUNT_KEY`."
     )
     message_model: MessageModel = stream_option(
         "messageModel", one_of(MessageModel), MessageModel.CLUSTERING

@@ -265,7 +265,7 @@ class DeltaSink:
                 ``mergeSchema``; columns that only the table has are null in new rows. Types and partitioning
                 never change.
             compaction: Compact small files now and then, in a thread of this process beside the batches; not
-                on object stores, nor where Spark writes.
+                where Spark writes.
             storage_options: How to reach an object store, as delta-rs names it (``aws_access_key_id``,
                 ``allow_http`` …), or a callable that returns that, called at each batch; no text shows them.
             staging: For a table that is named: folder or storage URI where tasks put rows until Spark has
