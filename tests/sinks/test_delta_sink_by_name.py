@@ -13,7 +13,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.errors import OptionError, SchemaError, SinkConflict, SinkMoved, SinkSetBack
+from pyspark_rocketmq.errors import (
+    OffsetError,
+    OptionError,
+    SchemaError,
+    SinkConflict,
+    SinkMoved,
+    SinkSetBack,
+)
 from pyspark_rocketmq.model import QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
@@ -185,6 +192,50 @@ def test_a_restore_is_noticed_and_followed(spark: SparkSession, name: str) -> No
     assert store.read(GROUP)[Q0].next_offset == 2
     assert run(prepared(name), {Q0: 3}, rows(Q0, 0, 3, "again")) == 1
     assert [step for *_, step in stored_in(spark, name)] == ["created", "created", "again"]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_restore_while_a_batch_runs_is_noticed(
+    spark: SparkSession, name: str, is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H1, H7: before its rows are added, or by the next batch if it came while Spark added them; each row is
+    there once when it is followed.
+    """
+    make_table(spark, name)
+    sink = prepared(name)
+    run(sink, {Q0: 2}, rows(Q0, 0, 2))
+    store = MemoryOffsetStore(f"restored {name}", clock=FakeClock())
+    batch = sink.begin(GROUP, {Q0: 0})
+    written = written_by(batch, rows(Q0, 2, 3))
+
+    def restore(version: int) -> None:
+        spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {version}")
+
+    if is_late:
+        append = CatalogTable._append
+
+        def append_late(*arguments: Any) -> None:
+            restore(0)
+            append(*arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(CatalogTable, "_append", append_late)
+            assert batch.commit(written, {Q0: 3}) == 3
+        with pytest.raises(OffsetError, match="restore version 2 first"):
+            sink.follow_restore(GROUP, store)
+    else:
+        restore(0)
+        with pytest.raises(SinkConflict, match="restored at version 2, after"):
+            batch.commit(written, {Q0: 3})
+
+    for one in (sink, prepared(name)):
+        with pytest.raises(SinkConflict, match="restored at version 2"):
+            one.begin(GROUP, {Q0: 0})
+    if is_late:
+        restore(2)
+    assert sink.follow_restore(GROUP, store) == {Q0: 0}
+    run(sink, {Q0: 3}, rows(Q0, 0, 3))
+    assert [offset for _, offset, _ in stored_in(spark, name)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

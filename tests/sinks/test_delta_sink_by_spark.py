@@ -15,8 +15,9 @@ from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.errors import OptionError, SinkConflict
 from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta_table import SinkTable
 from tests.helpers.sink_rows import GROUP, Q0, Q1, batch_of, run_batch
-from tests.sinks.sink_conformance import SCHEMA, SinkConformance, Stored, rows, run
+from tests.sinks.sink_conformance import SCHEMA, SinkConformance, Stored, rows, run, written_by
 
 pytestmark = pytest.mark.spark
 
@@ -217,6 +218,41 @@ def test_rewinding_and_a_new_column(spark: SparkSession, constrained: Path, path
     found = spark.read.format("delta").load(str(path)).select("queueOffset", "step", "amount")
     expected = [(0, "created", None), (1, "again", 1.5), (2, "again", 1.5)]
     assert_df_equality(found, spark.createDataFrame(expected, found.schema), ignore_row_order=True)
+
+
+@pytest.mark.parametrize("is_late", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_restore_while_a_batch_runs_is_noticed(
+    spark: SparkSession, constrained: Path, path: Path, is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H1, H7: before its rows are added, or by the next batch if it came while Spark added them."""
+    shutil.copytree(constrained, path)
+    sink = prepared(path)
+    made_at = run_batch(sink, {Q0: 2}, rows(Q0, 0, 2))
+    assert made_at is not None
+    batch = sink.begin(GROUP, {Q0: 0})
+    written = written_by(batch, rows(Q0, 2, 3))
+
+    def restore() -> None:
+        spark.sql(f"RESTORE delta.`{path}` TO VERSION AS OF {made_at - 1}")
+
+    if is_late:
+        append = SinkTable._append
+
+        def append_late(*arguments: Any) -> None:
+            restore()
+            append(*arguments)
+
+        monkeypatch.setattr(SinkTable, "_append", append_late)
+        assert batch.commit(written, {Q0: 3}) == made_at + 2
+    else:
+        restore()
+        with pytest.raises(SinkConflict, match=f"restored at version {made_at + 1}, after"):
+            batch.commit(written, {Q0: 3})
+
+    assert len(stored_in(spark, path)) == is_late
+    for one in (sink, prepared(path)):
+        with pytest.raises(SinkConflict, match=f"restored at version {made_at + 1}"):
+            one.begin(GROUP, {Q0: 0})
 
 
 def test_the_reason_is_given_if_spark_s_writer_cannot_be_used(constrained: Path, path: Path) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from pyspark.errors import PySparkException
 
-from pyspark_rocketmq.errors import OffsetError, SinkConflict
+from pyspark_rocketmq.errors import OffsetError, SinkConflict, SinkMoved
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta_rules import restored_to
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.delta_sink import DeltaBatch, DeltaSink
+from pyspark_rocketmq.sinks.delta_table import SinkTable
 from tests.helpers.fake_clock import FakeClock
-from tests.helpers.sink_rows import GROUP, Q0, Q1
+from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of
 from tests.helpers.sink_rows import run_batch as run
 from tests.sinks.sink_conformance import SCHEMA, rows
 from tests.sinks.test_delta_sink import offsets_in
@@ -169,3 +174,178 @@ def test_watermarks_of_a_group_are_found_without_naming_its_queues(
     assert again.watermarks("another") == {}
     run(again, {Q1: 4}, rows(Q1, 2, 4))
     assert again.watermarks(GROUP) == {QueueGeneration(Q0, 0): 7, QueueGeneration(Q1, 0): 4}
+
+
+# ------------------------------------------------------------------------------- while Spark adds the rows
+
+
+class SparkWriter:
+    """Adds rows to the newest version, as Spark does: only a commit of the group's own conflicts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.meanwhile: list[Callable[[], object]] = []
+        """Done by somebody else just before the next commits, one before each."""
+        self.loses_answer = False
+
+    @property
+    def read(self) -> SparkWriter:
+        return self
+
+    def schema(self, _: object) -> SparkWriter:
+        return self
+
+    def parquet(self, *paths: str) -> pa.Table:
+        return pa.concat_tables([pq.read_table(path, partitioning=None) for path in paths])
+
+    def createDataFrame(self, *_: object) -> pa.Table:  # noqa: N802 - Spark's name
+        return SCHEMA.empty_table()
+
+    def append(self, added: pa.Table, options: Mapping[str, Any]) -> None:
+        if self.meanwhile:
+            self.meanwhile.pop(0)()
+        properties = CommitProperties(
+            custom_metadata={"userMetadata": options["userMetadata"]},
+            app_transactions=[Transaction(options["txnAppId"], options["txnVersion"])],
+        )
+        write_deltalake(
+            DeltaTable(self.path), added.cast(SCHEMA), mode="append", commit_properties=properties
+        )
+        if self.loses_answer:
+            self.loses_answer = False
+            raise PySparkException("the answer is lost")
+
+
+@pytest.fixture
+def spark_writer(path: Path, monkeypatch: pytest.MonkeyPatch) -> SparkWriter:
+    writer = SparkWriter(path)
+    monkeypatch.setattr(SinkTable, "refused", lambda *_: ("CHECK constraint known",))
+    monkeypatch.setattr(SinkTable, "_session", writer)
+    monkeypatch.setattr(SinkTable, "_append", lambda _, added, options: writer.append(added, options))
+    return writer
+
+
+@pytest.fixture
+def by_spark(path: Path, spark_writer: SparkWriter) -> DeltaSink:
+    """Version 1 has the first 3 rows of one queue."""
+    made = prepared(path)
+    run(made, {Q0: 3}, rows(Q0, 0, 3))
+    return made
+
+
+def prepared(path: Path) -> DeltaSink:
+    made = DeltaSink(path, sleep=lambda _: None)
+    made.prepare(SCHEMA)
+    made._table._spark_address = str(path)
+    return made
+
+
+def begun(sink: DeltaSink, group: str = GROUP) -> tuple[DeltaBatch, list[Any]]:
+    """A batch of the next two rows, and its files."""
+    batch = sink.begin(group, {Q0: 0})
+    return batch, list(files_of(batch.task_writer(), iter([rows(Q0, 3, 5)])))
+
+
+def test_a_restore_while_a_batch_runs_is_noticed_before_spark_adds_its_rows(
+    by_spark: DeltaSink, path: Path
+) -> None:
+    """H1, H7: Spark adds them to the newest version, whoever made that."""
+    batch, files = begun(by_spark)
+    DeltaTable(path).restore(0)
+
+    with pytest.raises(SinkConflict, match=r"restored at version 2, after group order-etl wrote to it last"):
+        batch.commit(files, {Q0: 5})
+
+    assert offsets_in(path) == []
+    assert by_spark.follow_restore(GROUP, MemoryOffsetStore("by spark", clock=FakeClock())) == {Q0: 0}
+    run(by_spark, {Q0: 5}, rows(Q0, 0, 5))
+    assert offsets_in(path) == list(range(5))
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize("loses_answer", [True, False])
+def test_a_restore_while_spark_adds_rows_is_noticed_by_the_next_batch(
+    by_spark: DeltaSink, spark_writer: SparkWriter, path: Path, is_running: bool, loses_answer: bool
+) -> None:
+    """H1, H7: whatever other groups have committed by then; followed, each row is there once."""
+    store = MemoryOffsetStore("past it", clock=FakeClock())
+    batch, files = begun(by_spark)
+    spark_writer.meanwhile = [lambda: DeltaTable(path).restore(0)]
+    spark_writer.loses_answer = loses_answer
+    assert batch.commit(files, {Q0: 5}) == 3
+    run(prepared(path), {Q1: 1}, rows(Q1, 0, 1), group="another")
+
+    for sink in (by_spark, prepared(path)) if is_running else (prepared(path),):
+        with pytest.raises(
+            SinkConflict, match=r"at version 2, while Spark added .*\(version 3\).* restore version 2, run"
+        ):
+            sink.begin(GROUP, {Q0: 0})
+    with pytest.raises(OffsetError, match=r"would be there twice: restore version 2 first"):
+        by_spark.follow_restore(GROUP, store)
+    DeltaTable(path).restore(2)
+    assert by_spark.follow_restore(GROUP, store) == {Q0: 0}
+
+    run(by_spark, {Q0: 5}, rows(Q0, 0, 5))
+    assert offsets_in(path) == list(range(5))
+
+
+def test_after_a_restore_while_spark_adds_rows_the_gap_may_be_accepted(
+    by_spark: DeltaSink, spark_writer: SparkWriter, path: Path
+) -> None:
+    batch, files = begun(by_spark)
+    spark_writer.meanwhile = [lambda: DeltaTable(path).restore(0)]
+    batch.commit(files, {Q0: 5})
+
+    by_spark.rewind(GROUP, {Q0: 5})
+
+    run(prepared(path), {Q0: 7}, rows(Q0, 5, 7))
+    assert offsets_in(path) == [3, 4, 5, 6]
+
+
+def test_a_lost_answer_of_spark_is_not_taken_for_a_restore(
+    by_spark: DeltaSink, spark_writer: SparkWriter, path: Path
+) -> None:
+    """H1: the commit is found, also below others."""
+    batch, files = begun(by_spark)
+    spark_writer.meanwhile = [lambda: write_deltalake(path, pa.table(rows(Q1, 9, 10)), mode="append")]
+    spark_writer.loses_answer = True
+
+    assert batch.commit(files, {Q0: 5}) == 3
+
+    assert by_spark.begin(GROUP, {Q0: 0}).watermarks == {Q0: 5}
+    assert offsets_in(path) == list(range(5))
+
+
+def test_what_others_commit_while_a_batch_runs_does_not_stop_spark_s_writer(
+    by_spark: DeltaSink, path: Path
+) -> None:
+    """H1, H2: another group, a part of the batch that was committed ahead, rows overwritten."""
+    batch, files = begun(by_spark)
+    other, other_files = begun(prepared(path), "another")
+    other.commit(other_files, {Q0: 5})
+    run(prepared(path), {Q1: 2}, rows(Q1, 0, 2), queues=[Q1])
+    write_deltalake(path, pa.table(rows(Q1, 7, 9)), mode="overwrite")
+
+    assert batch.commit(files, {Q0: 5}) == 5
+
+    assert by_spark.watermarks(GROUP) == {QueueGeneration(Q0, 0): 5, QueueGeneration(Q1, 0): 2}
+    assert prepared(path).begin(GROUP, {Q0: 0, Q1: 0}).watermarks == {Q0: 5, Q1: 2}
+    assert offsets_in(path) == [3, 4]
+
+
+@pytest.mark.parametrize("writer", ["sink", "by_spark"])
+def test_a_table_replaced_under_its_log_while_a_batch_runs_is_noticed(
+    path: Path, writer: str, request: pytest.FixtureRequest
+) -> None:
+    """H7: CREATE OR REPLACE TABLE makes another one, with the commits of the one before."""
+    sink: DeltaSink = request.getfixturevalue(writer)
+    batch = sink.begin(GROUP, {Q0: 0})
+    end = batch.watermarks[Q0]
+    files = files_of(batch.task_writer(), iter([rows(Q0, end, end + 1)]))
+    DeltaTable.create(path, SCHEMA, mode="overwrite")
+
+    with pytest.raises(SinkMoved, match="made anew"):
+        batch.commit(files, {Q0: end + 1})
+
+    assert offsets_in(path) == []
+    assert sink.begin(GROUP, {Q0: 0}).standings[0].identity != batch.standings[0].identity

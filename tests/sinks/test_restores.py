@@ -4,6 +4,7 @@ and commits of others cost nothing.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,13 +35,14 @@ def entry_of(version: int, group: str | None = None, operation: str = "WRITE", *
 
 
 def restored_since(entries: Mapping[int, Mapping[str, Any]], group: str) -> int | None:
-    """What a reader of these entries finds."""
-    for version in sorted(entries, reverse=True):
-        if entries[version]["operation"] == "RESTORE":
-            return version
-        if f'"consumerGroup": "{group}"' in entries[version].get("userMetadata", ""):
+    """What a reader of these entries finds: the last RESTORE, if no commit behind it knew of it."""
+    restored = [version for version, entry in entries.items() if entry["operation"] == "RESTORE"]
+    for version in range(max(restored, default=max(entries)) + 1, max(entries) + 1):
+        own = json.loads(entries[version].get("userMetadata", "{}"))
+        # A commit of an older release does not say what its writer had seen.
+        if own.get("consumerGroup") == group and own.get("seen", {"last": version})["last"] >= max(restored):
             return None
-    return None
+    return max(restored, default=None)
 
 
 class Log:
@@ -83,14 +85,17 @@ class Member:
         )
         return self.seen.restored_since(self.group)
 
-    def commit(self, meanwhile: int = 0) -> None:
-        """After a RESTORE this is the operator's; ``meanwhile`` come commits that do not conflict."""
+    def commit(self, meanwhile: int = 0, *, restores: bool = False) -> None:
+        """After a RESTORE this is the operator's; ``meanwhile`` come commits that do not conflict.
+
+        With ``restores`` there is a RESTORE among them.
+        """
         self.seen = look_back(
             self.log.version, self.seen, self.log.below, lambda seen: seen.last >= seen.first
         )
         said = self.seen.to_metadata()
-        for _ in range(meanwhile):
-            self.log.add()
+        for number in range(meanwhile):
+            self.log.add(operation="RESTORE" if restores and number == meanwhile // 2 else "WRITE")
         self.log.add(self.group, seen=said)
 
 
@@ -109,6 +114,9 @@ class World:
         if looks:
             self.members[number].look()
         self.members[number].commit(meanwhile)
+
+    def commit_past_a_restore(self, number: int, meanwhile: int) -> None:
+        self.members[number].commit(meanwhile, restores=True)
 
     def look(self, number: int) -> None:
         self.members[number].look()
@@ -134,6 +142,7 @@ GROUPS = ("a", "a", "b")
 _NUMBERS = st.integers(0, 2)
 STEPS = st.one_of(
     st.tuples(st.just("commit"), _NUMBERS, st.one_of(st.just(0), st.integers(0, 40)), st.booleans()),
+    st.tuples(st.just("commit_past_a_restore"), _NUMBERS, st.integers(1, 40)),
     st.tuples(st.sampled_from(["look", "start_again", "commit_of_an_older_release"]), _NUMBERS),
     st.tuples(st.just("others"), st.integers(1, 30)),
     st.just(("restore",)),
@@ -182,6 +191,43 @@ def test_commits_of_another_group_remember_what_is_cleaned_up(restores: bool) ->
 
     assert Member(log, "a").look() == (3 if restores else None)
     assert Member(log, "b").look() is None
+
+
+@pytest.mark.parametrize("meanwhile", [1, 50])
+def test_a_commit_that_slipped_past_a_restore_does_not_hide_it(meanwhile: int) -> None:
+    """H1, H7: not from its own group and not from what others remember of it, until one comes that knew."""
+    log = Log()
+    slipped, busy = Member(log, "a"), Member(log, "b")
+    slipped.commit()
+    busy.commit()
+    slipped.commit(meanwhile, restores=True)
+    restored = 3 + meanwhile // 2
+    assert slipped.look() == Member(log, "a").look() == restored
+
+    for _ in range(50):
+        busy.look()
+        busy.commit()
+    log.clean_up(log.version)
+
+    assert slipped.look() == Member(log, "a").look() == restored
+    assert busy.look() is None
+    Member(log, "a").commit(meanwhile)
+    assert slipped.look() is Member(log, "a").look() is None
+
+
+def test_what_came_between_a_look_and_its_commit_is_not_told_for_ever() -> None:
+    """A commit says it of another one only while a RESTORE may be between."""
+    log = Log()
+    slow, busy = Member(log, "a"), Member(log, "b")
+    slow.commit(meanwhile=3)
+    busy.commit()
+    assert "knew" not in log.all[log.version]["userMetadata"]
+    busy.commit(meanwhile=2)
+
+    Member(log, "b").commit()
+
+    told = json.loads(log.all[log.version]["userMetadata"])["seen"]
+    assert "knew" not in told
 
 
 def test_commits_of_another_group_are_not_read() -> None:
@@ -243,6 +289,10 @@ def test_a_group_of_very_many_is_found_by_itself() -> None:
         {"first": -1, "last": 4, "restored": None, "commits": {}},
         {"first": False, "last": 4, "restored": None, "commits": {}},
         {"first": 0, "last": 4, "restored": "3", "commits": {}},
+        {"first": 0, "last": 4, "restored": None, "commits": {"a": 3}, "knew": ["a"]},
+        {"first": 0, "last": 4, "restored": None, "commits": {"a": 3}, "knew": {"a": "1"}},
+        {"first": 0, "last": 4, "restored": None, "commits": {"a": 3}, "knew": {"b": 1}},
+        {"first": 0, "last": 4, "restored": None, "commits": {"a": 3}, "knew": {"a": 3}},
     ],
 )
 def test_invalid_versions_in_a_commit_are_ignored(seen: object) -> None:

@@ -282,6 +282,7 @@ class CatalogLog(SinkLog):
         if version != self.version:
             if not self._keep_form_up_to(version):
                 self._detail = self._described()
+                self.table_id = str(self._detail["id"])
             self._schema = self._columns()
         return version
 

@@ -41,7 +41,7 @@ from pyspark_rocketmq.delta.table import (
     open_table,
     read_form,
 )
-from pyspark_rocketmq.errors import SchemaError
+from pyspark_rocketmq.errors import OffsetError, SchemaError
 from pyspark_rocketmq.sinks.delta_files import NULL_PARTITION, WrittenFile, is_folder_name
 from pyspark_rocketmq.sinks.delta_rules import SinkCommit, restored_to
 from pyspark_rocketmq.sinks.restores import SeenCommits, look_back
@@ -278,8 +278,12 @@ class SinkLog(LogHandle):
         return version
 
     def restored_since_last_commit(self, consumer_group: str) -> int | None:
-        """The version of a RESTORE after the group's last commit that the log has; None without one."""
+        """The version of the log's last RESTORE if no commit of the group knew it; None without one."""
         return self._look_back(lambda seen: seen.tells_of(consumer_group)).restored_since(consumer_group)
+
+    def came_past_restore(self, consumer_group: str) -> int | None:
+        """The version of the group's commit behind that RESTORE, which came while it was made; or None."""
+        return self._look_back(lambda seen: seen.tells_of(consumer_group)).came_past(consumer_group)
 
     def newest_commit(self, consumer_group: str) -> Mapping[str, Any] | None:
         """The history's entry of the group's newest commit; None if the history has none."""
@@ -309,10 +313,19 @@ class SinkLog(LogHandle):
         Raises:
             DeltaError: If the log does not have it any more.
             ValueError: If the log does not say which one it was.
+            OffsetError: If the group's rows behind the RESTORE are to be removed first.
         """
         log: SinkLog = self
         # What was restored may have been restored itself, and the watermarks stayed each time.
         while (restored_at := log.restored_since_last_commit(consumer_group)) is not None:
+            came_past = log.came_past_restore(consumer_group)
+            if came_past is not None:
+                raise OffsetError(
+                    f"While {self.log.table_uri} was restored at version {restored_at}, Spark was adding "
+                    f"rows of group {consumer_group}, which are in version {came_past}. They are consumed "
+                    f"again, too, and would be there twice: restore version {came_past - 1} first, and call "
+                    "this again."
+                )
             entry = log.log.commit_info(restored_at)
             if entry is None:
                 raise ValueError(f"The RESTORE of version {restored_at} is not in the log any more.")

@@ -11,8 +11,8 @@ checkpoint.
 * Two consumers that write one queue conflict, since both carry its id: the second one is refused.
 * Moving a group back makes it read messages whose rows are in the table; they are dropped. To have them
   written again, delete the rows and call :meth:`DeltaSink.rewind`.
-* RESTORE takes rows away and leaves the watermarks, so it is looked for before each batch;
-  :meth:`DeltaSink.follow_restore`.
+* RESTORE takes rows away and leaves the watermarks, so it is looked for before each batch and before
+  its commit; :meth:`DeltaSink.follow_restore`.
 
 Driver side only: tasks get a ``TaskWriter``, and nothing they import may import this module.
 
@@ -158,7 +158,8 @@ class DeltaBatch:
         def attempt_once(failure: Exception | None) -> int:
             nonlocal tried_at
             self._check_still_there()
-            if failure is not None:
+            # Spark adds to the newest version, so nothing that came since would be in its way.
+            if failure is not None or (self.is_by_spark and self.log.may_have_newer()):
                 self.log.refresh()
             if self.log.version != self.version:
                 done_at = None if tried_at is None else self.log.find_commit(commit, tried_at)
@@ -183,10 +184,13 @@ class DeltaBatch:
 
     def _check_still_there(self) -> None:
         if not self.log.is_still_there():
-            raise SinkMoved(
-                f"The Delta table {self.table.path} was deleted, made anew or put back to an earlier state "
-                "while this batch ran. Nothing of this batch was added."
-            )
+            raise self._another_table()
+
+    def _another_table(self) -> SinkMoved:
+        return SinkMoved(
+            f"The Delta table {self.table.path} was deleted, made anew or put back to an earlier state "
+            "while this batch ran. Nothing of this batch was added."
+        )
 
     def _id_of(self, queue: MessageQueue) -> str:
         return app_id(self.consumer_group, queue, self.generations[queue])
@@ -212,6 +216,9 @@ class DeltaBatch:
         """Judge what others have committed since ``begin``."""
         group, path = self.consumer_group, self.table.path
         self.table.check_not_restored(self.log, group)
+        if self.log.table_id != self.standings[0].identity:
+            # CREATE OR REPLACE goes on with the log of the table before.
+            raise self._another_table()
         # What other members of the group have done with their queues is what this commit goes on from.
         self.before = self.table.group_commit(self.log, group, self.generations.items())
         found = {queue: self.before.watermarks.get(self._id_of(queue), 0) for queue in grown}

@@ -334,7 +334,7 @@ class SinkTable:
             return GroupCommit(number=log.transaction_versions([counter]).get(counter, 0))
 
     def check_not_restored(self, log: SinkLog, consumer_group: str) -> None:
-        """Refuse a table from which a RESTORE took rows away since the group's last commit.
+        """Refuse a table from which a RESTORE took rows away that the group's last commit did not know of.
 
         Raises:
             SinkConflict: If so.
@@ -342,11 +342,18 @@ class SinkTable:
         restored_at = log.restored_since_last_commit(consumer_group)
         if restored_at is None:
             return
+        came_past = log.came_past_restore(consumer_group)
+        when = (
+            f"after group {consumer_group} wrote to it last"
+            if came_past is None
+            else f"while Spark added rows of group {consumer_group} (version {came_past})"
+        )
+        first = "" if came_past is None else f"restore version {came_past - 1}, "
         raise SinkConflict(
-            f"The Delta table {self.path} was restored at version {restored_at}, after group "
-            f"{consumer_group} wrote to it last: rows may be gone, while the watermarks still say that they "
+            f"The Delta table {self.path} was restored at version {restored_at}, {when}: "
+            "rows may be gone, while the watermarks still say that they "
             "are there and would keep them from being written again. To have the messages consumed again "
-            "whose rows are gone, stop every query of the group, run "
+            f"whose rows are gone, stop every query of the group, {first}run "
             f"DeltaSink({self.path!r}).follow_restore({consumer_group!r}, STORE) with the group's offset "
             "store, for example DeltaOffsetStore(path), and start the query again. If the RESTORE was a "
             "mistake, restore the version before it first: then nothing is consumed again. To accept the "

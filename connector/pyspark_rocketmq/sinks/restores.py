@@ -6,6 +6,9 @@ What a log says of a version never changes.  So each commit of a sink says what 
 log: a range of versions without a gap, the last RESTORE among them and the last commit of each group.  A
 reader that comes to such a commit goes on below that range; commits of others are read one by one.
 
+A RESTORE may come after a writer's last look and before its commit, where Spark's writer makes that. So a
+commit counts as later than a RESTORE only if its writer had seen it.
+
 Pure: takes what the commits say of themselves.
 """
 
@@ -33,6 +36,8 @@ class SeenCommits:
     """The last RESTORE among them."""
     commits: Mapping[str, int] = field(default_factory=dict)
     """By group: its last commit among them."""
+    knew: Mapping[str, int] = field(default_factory=dict)
+    """By group: up to where its commits had seen the log, if a RESTORE may lie between that and the last."""
 
     @classmethod
     def empty(cls, version: int) -> SeenCommits:
@@ -44,13 +49,15 @@ class SeenCommits:
         """One commit."""
         version = int(entry["version"])
         own = own_metadata(entry)
-        is_own = "rocketmqCommit" in own and isinstance(own.get("consumerGroup"), str)
-        return cls(
-            version,
-            version,
-            version if entry.get("operation") == "RESTORE" else None,
-            {own["consumerGroup"]: version} if is_own else {},
-        )
+        group = own.get("consumerGroup")
+        if entry.get("operation") == "RESTORE":
+            return cls(version, version, version)
+        if "rocketmqCommit" not in own or not isinstance(group, str):
+            return cls(version, version)
+        # Older releases did not say it.
+        told = cls.seen_by(entry)
+        knew = version - 1 if told is None else told.last
+        return cls(version, version, None, {group: version}, {} if knew == version - 1 else {group: knew})
 
     @classmethod
     def seen_by(cls, entry: Mapping[str, Any]) -> SeenCommits | None:
@@ -64,7 +71,12 @@ class SeenCommits:
         told = [*commits.values(), *([] if restored is None else [restored])]
         if last >= entry["version"] or not all(_is_version(one) and first <= one <= last for one in told):
             return None
-        return cls(first, last, restored, commits)
+        knew = seen.get("knew", {})
+        if not isinstance(knew, dict) or not all(
+            _is_version(one) and one < commits.get(group, 0) for group, one in knew.items()
+        ):
+            return None
+        return cls(first, last, restored, commits, knew)
 
     def to_metadata(self) -> dict[str, Any]:
         """What a commit says of it, for :meth:`seen_by`; without its beginning if it has very many groups."""
@@ -72,25 +84,48 @@ class SeenCommits:
         named, unnamed = newest_first[:_MOST_GROUPS], newest_first[_MOST_GROUPS:]
         first = unnamed[0][1] + 1 if unnamed else self.first
         restored = self.restored if self.restored is not None and self.restored >= first else None
-        return {"first": first, "last": self.last, "restored": restored, "commits": dict(named)}
+        knew = {group: self.knew[group] for group, _ in named if group in self.knew}
+        told = {"first": first, "last": self.last, "restored": restored, "commits": dict(named)}
+        return {**told, "knew": knew} if knew else told
 
     def after(self, earlier: SeenCommits) -> SeenCommits:
         """Both as one; ``earlier`` begins below this one, and there is no version between them."""
-        restored = [one.restored for one in (earlier, self) if one.restored is not None]
+        found = [one.restored for one in (earlier, self) if one.restored is not None]
+        restored = max(found, default=None)
         commits = dict(earlier.commits)
         for group, version in self.commits.items():
             commits[group] = max(version, commits.get(group, version))
-        return SeenCommits(earlier.first, max(earlier.last, self.last), max(restored, default=None), commits)
+        knew = {
+            group: max(self._knew(group), earlier._knew(group)) for group in {**earlier.knew, **self.knew}
+        }
+        knew = {
+            group: seen
+            for group, seen in knew.items()
+            if seen + 1 < commits[group]
+            and (seen + 1 < earlier.first or (restored is not None and restored > seen))
+        }
+        return SeenCommits(earlier.first, max(earlier.last, self.last), restored, commits, knew)
+
+    def _knew(self, consumer_group: str) -> int:
+        """A RESTORE up to there is dealt with; -1 without a commit of the group."""
+        return self.knew.get(consumer_group, self.commits.get(consumer_group, -1))
 
     def tells_of(self, consumer_group: str) -> bool:
         """Whether :meth:`restored_since` says what the whole log would."""
-        return self.restored is not None or consumer_group in self.commits
+        if self.restored is not None:
+            return True
+        return consumer_group in self.commits and self.first <= self._knew(consumer_group) + 1
 
     def restored_since(self, consumer_group: str) -> int | None:
-        """The last RESTORE after the group's last commit."""
-        if self.restored is None or self.commits.get(consumer_group, -1) > self.restored:
+        """The last RESTORE that no commit of the group knew."""
+        if self.restored is None or self._knew(consumer_group) >= self.restored:
             return None
         return self.restored
+
+    def came_past(self, consumer_group: str) -> int | None:
+        """The version of the group's commit behind a RESTORE that it did not know; None without one."""
+        restored, last = self.restored_since(consumer_group), self.commits.get(consumer_group, -1)
+        return last if restored is not None and last > restored else None
 
 
 def look_back(
