@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -620,8 +622,9 @@ class PushConsumer:
             )
         if STATE_FAILS and self._settings.orderly_engine == OrderlyEngineKind.STATE:
             problems.append(
-                "orderly_engine='state' does not work on Spark 4.1.1, whose applyInPandasWithState fails; "
-                "use orderly_engine='direct', Spark 4.0.5, 4.1.4, or 4.2"
+                f"orderly_engine='state' does not work on Spark {pyspark.__version__} with pyarrow "
+                f"{pa.__version__}, where applyInPandasWithState fails; use orderly_engine='direct', Spark "
+                "4.0.5, 4.1.4, or 4.2, or an older pyarrow, such as 20, here and on the executors"
             )
         if sink is not None and self._settings.store_kind is StoreKind.BROKER:
             problems.append(
