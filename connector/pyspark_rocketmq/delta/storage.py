@@ -426,6 +426,11 @@ def _environment_for(uri: str) -> dict[str, str]:
     return {name: text for name in names if (text := os.environ.get(name))}
 
 
+def has_keys_in_environment(uri: str) -> bool:
+    """Whether this process's environment has credentials of the storage of ``uri``."""
+    return any(_SECRET.search(name) and "SSE" not in name for name in _environment_for(uri))
+
+
 NO_OPTIONS: Final = StorageOptions()
 """What the environment says, alone."""
 
