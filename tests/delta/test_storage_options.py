@@ -227,6 +227,12 @@ def test_a_scheme_that_nobody_knows_is_refused() -> None:
             {"fs.s3a.encryption.algorithm": "SSE-C", "fs.s3a.encryption.key": "Zm9v"},
             {"aws_server_side_encryption": "sse-c", "aws_sse_customer_key_base64": "Zm9v"},
         ),
+        ("s3://lake/t", {"fs.s3a.endpoint": "s3.amazonaws.com"}, {}),
+        (
+            "s3://lake/t",
+            {"fs.s3a.endpoint": "s3.eu-central-1.amazonaws.com"},
+            {"aws_endpoint_url": "https://s3.eu-central-1.amazonaws.com", "aws_region": "eu-central-1"},
+        ),
         (
             "s3://lake/t",
             {"fs.s3a.encryption.algorithm": "AES256"},

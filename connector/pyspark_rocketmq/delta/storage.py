@@ -457,6 +457,9 @@ _OWN_PROVIDER: Final = re.compile(
     r"(?:.*\.)?(?:Simple|Temporary|Default|Instance|IAM|Environment|Container|WebIdentity)\w*"
 )
 """Classes that find what delta-rs finds, too, or take the keys that it is given."""
+_AWS_ENDPOINT: Final = re.compile(
+    r"(?:https?://)?s3(?:[.-]([a-z]{2}-[a-z-]+-\d))?\.amazonaws\.com(?:\.cn)?/?"
+)
 _ACCOUNT: Final = re.compile(r"fs\.azure\..*\.([^.]+)(?:\.z\d+)?\.(?:dfs|blob)\.")
 
 
@@ -468,7 +471,7 @@ def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str,
     | ``fs.s3a.access.key`` | ``aws_access_key_id`` |
     | ``fs.s3a.secret.key`` | ``aws_secret_access_key`` |
     | ``fs.s3a.session.token`` | ``aws_session_token`` |
-    | ``fs.s3a.endpoint`` | ``aws_endpoint_url`` |
+    | ``fs.s3a.endpoint`` | ``aws_endpoint_url``; of AWS's own the region |
     | ``fs.s3a.endpoint.region`` | ``aws_region`` |
     | ``fs.s3a.path.style.access=false`` | ``aws_virtual_hosted_style_request=true`` |
     | ``fs.s3a.connection.ssl.enabled=false``, an endpoint ``http://…`` | ``allow_http=true`` |
@@ -561,31 +564,39 @@ class _HadoopSettings:
 
 
 def _of_s3a(found: _HadoopSettings) -> dict[str, str]:
-    options = found.options(_S3A)
-    is_plain = found.told("connection.ssl.enabled").lower() == "false"
-    endpoint = found.told("endpoint")
-    if endpoint:
-        scheme = "http" if is_plain else "https"
-        options["aws_endpoint_url"] = endpoint if "://" in endpoint else f"{scheme}://{endpoint}"
-    if is_plain or endpoint.startswith("http://"):
-        options["allow_http"] = "true"
+    options = _of_endpoint(found) | _of_encryption(found) | found.options(_S3A)
     if found.told("path.style.access").lower() == "false":
         options["aws_virtual_hosted_style_request"] = "true"
-    for algorithm, key in (
-        ("encryption.algorithm", "encryption.key"),
-        ("server-side-encryption-algorithm", "server-side-encryption.key"),
-    ):
-        if found.peek(algorithm):
-            options |= _of_encryption(found, algorithm, key)
-            break
     providers = "aws.credentials.provider"
     if all(map(_OWN_PROVIDER.fullmatch, found.peek(providers).replace(",", " ").split())):
         found.told(providers)
     return options
 
 
-def _of_encryption(found: _HadoopSettings, algorithm: str, key: str) -> dict[str, str]:
+def _of_endpoint(found: _HadoopSettings) -> dict[str, str]:
+    options: dict[str, str] = {}
+    is_plain = found.told("connection.ssl.enabled").lower() == "false"
+    endpoint = found.told("endpoint")
+    of_aws = _AWS_ENDPOINT.fullmatch(endpoint)
+    if of_aws is not None and of_aws[1]:
+        options["aws_region"] = of_aws[1]
+    elif of_aws is not None:
+        # To Hadoop that of every region, to delta-rs the one of a single region: it finds each by itself.
+        endpoint = ""
+    if endpoint:
+        scheme = "http" if is_plain else "https"
+        options["aws_endpoint_url"] = endpoint if "://" in endpoint else f"{scheme}://{endpoint}"
+    if is_plain or endpoint.startswith("http://"):
+        options["allow_http"] = "true"
+    return options
+
+
+def _of_encryption(found: _HadoopSettings) -> dict[str, str]:
     """Nothing of what the client does by itself, which delta-rs cannot."""
+    names = ("encryption.algorithm", "encryption.key")
+    if not found.peek(names[0]):
+        names = ("server-side-encryption-algorithm", "server-side-encryption.key")
+    algorithm, key = names
     kind = _SSE.get(found.peek(algorithm).upper())
     if kind is None:
         return {}
