@@ -7,16 +7,26 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Final
 
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 import pyspark_rocketmq as rmq
 from jobs.job_options import ConsumeSettings
-from jobs.running import RowCounter, StopSignals, await_query, check_ended_well, spark_session
+from jobs.running import (
+    RowCounter,
+    StopSignals,
+    await_query,
+    check_ended_well,
+    delta_place,
+    spark_session,
+    storage_secrets,
+)
 from jobs.settings import JobFailed
 from pyspark_rocketmq.consumer import push_consumer
 from pyspark_rocketmq.delta.storage import StorageOptions
@@ -83,14 +93,15 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
     with spark_session("consume") as spark:
         for path in settings.py_files:
             spark.sparkContext.addPyFile(path)
-        consumer = _consumer(settings)
+        of_store, of_sink = with_storage(spark, settings)
+        consumer = _consumer(of_store)
         consumer.register_batch_listener(counter)
         monitor = rmq.QueryMonitor()
         monitor.watch(spark, consumer)
         with StopSignals(spark) as signals:
             query = consumer.start(
                 spark,
-                sink=sink_of(settings),
+                sink=sink_of(of_sink),
                 checkpoint=settings.checkpoint,
                 trigger=settings.trigger.keywords(),
             )
@@ -108,6 +119,14 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
     console.print(str(counter), markup=False, highlight=False)
     if signals.received is not None:
         sys.exit(128 + signals.received)
+
+
+def with_storage(spark: SparkSession, settings: ConsumeSettings) -> tuple[ConsumeSettings, ConsumeSettings]:
+    """The settings for source and sink: each with what reaches its own table."""
+    given = settings.storage_secrets
+    of_store = storage_secrets(spark, given, delta_place(settings.offset_store))
+    of_sink = storage_secrets(spark, given, settings.sink_staging, settings.sink)
+    return replace(settings, storage_secrets=of_store), replace(settings, storage_secrets=of_sink)
 
 
 def sink_of(settings: ConsumeSettings) -> rmq.DeltaSink:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rich.console import Console
 
 from jobs.job_options import ReplaySettings
-from jobs.running import Shown, spark_session
+from jobs.running import Shown, delta_place, spark_session, storage_secrets
 from pyspark_rocketmq.replay.replay import Replay, ReplaySummary
 
 
@@ -17,6 +19,9 @@ def replay(settings: ReplaySettings, console: Console) -> None:
         RocketMQError: If messages cannot be read or written; whole steps stay.
     """
     with spark_session("replay") as spark, Shown(console, "offsets replayed") as shown:
+        places = delta_place(settings.offset_store), settings.record
+        secrets = storage_secrets(spark, settings.storage_secrets, *places)
+        settings = replace(settings, storage_secrets=secrets)
         reading = Replay(spark, settings, offsets_per_step=settings.offsets_per_step)
         if settings.to_table is not None:
             summary, what = reading.to_table(settings.to_table, shown), f"rows added to {settings.to_table}"

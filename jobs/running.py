@@ -8,6 +8,7 @@ this process.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -31,9 +32,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import pyspark_rocketmq
 from jobs.settings import JobFailed
 from pyspark_rocketmq.consumer.commit import BatchReport
+from pyspark_rocketmq.delta.storage import has_keys_in_environment, storage_options_of_spark
 from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.monitoring.batch_metrics import BatchMetrics
 from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
+from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.source.session import check_classic
 
 
@@ -69,6 +72,27 @@ def spark_session(job: str) -> Iterator[SparkSession]:
         spark.stop()
         raise
     spark.stop()
+
+
+def storage_secrets(spark: SparkSession, given: str | None, *places: str | None) -> str | None:
+    """Option ``storageSecrets`` for tables at these places: what is given, else what Spark is told of them.
+
+    Where the environment has credentials, Spark's, which may be of somebody else, do not join them.
+    """
+    if given is not None:
+        return given
+    settings = dict(spark.sparkContext.getConf().getAll())
+    options: dict[str, str] = {}
+    for place in places:
+        if place is not None and not has_keys_in_environment(place):
+            options |= storage_options_of_spark(settings, place)
+    return json.dumps(options) if options else None
+
+
+def delta_place(offset_store: str | None) -> str | None:
+    """Where the offsets are, if in a Delta table."""
+    spec = None if offset_store is None else StoreSpec.parse(offset_store)
+    return None if spec is None or spec.kind is not StoreKind.DELTA else spec.place
 
 
 logger = logging.getLogger(__name__)

@@ -12,11 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyspark
 import pytest
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consumer import push_consumer
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import OptionError
@@ -156,6 +159,21 @@ def test_an_engine_that_is_none_is_refused_naming_those_there_are() -> None:
     [problem] = problems_of(orderly_engine="fast")
 
     assert problem == "orderly_engine='fast' is none of state, direct"
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_state_engine_is_refused_where_spark_and_arrow_do_not_fit(
+    *, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row J4: naming the versions that do."""
+    monkeypatch.setattr(push_consumer, "STATE_FAILS", fails)
+
+    problems = problems_of(orderly_engine="state")
+
+    assert len(problems) == fails
+    for problem in problems:
+        assert f"does not work on Spark {pyspark.__version__} with pyarrow {pa.__version__}" in problem
+        assert "Spark 4.0.5, 4.1.4, or 4.2, or an older pyarrow, such as 20" in problem
 
 
 def test_parameters_of_another_kind_are_refused_together_where_they_are_given() -> None:

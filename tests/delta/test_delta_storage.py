@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
 
 from pyspark_rocketmq import DeltaOffsetStore, DeltaSink
 from pyspark_rocketmq.delta.storage import check_exclusive_create
@@ -136,3 +137,32 @@ def test_a_log_store_that_was_chosen_or_needs_no_choice_is_used(
     address: str, settings: dict[str, str]
 ) -> None:
     assert log_store_problem(address, settings.get) is None
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/orders", "s3a://bucket/orders"])
+@pytest.mark.parametrize("more", [{}, {"spark.delta.logStore.class": "org.example.Exclusive"}], ids=str)
+def test_databricks_orders_commits_of_its_own_writers_alone(address: str, more: dict[str, str]) -> None:
+    """J1, J5: not those of a sink that delta-rs commits."""
+    settings = {"spark.databricks.clusterUsageTags.sparkVersion": "17.3.x", **more}
+
+    assert log_store_problem(address, settings.get) is None
+    problem = log_store_problem(address, settings.get, beside_delta_rs=True)
+
+    assert problem is not None
+    assert "Databricks orders those of its own writers only" in problem
+    assert log_store_problem("abfss://c@a.dfs.core.windows.net/", settings.get, beside_delta_rs=True) is None
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/orders", "/orders"])
+def test_a_sink_on_s3_warns_of_spark_s_writers_on_databricks(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """J1, J5"""
+    settings = {"spark.databricks.clusterUsageTags.sparkVersion": "17.3.x"}
+    conf = SimpleNamespace(get=settings.get)
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: SimpleNamespace(conf=conf))
+
+    DeltaSink(path)._table._warn_of_spark()
+
+    assert len(caplog.messages) == path.startswith("s3:")
+    assert all("as by OPTIMIZE, its commits on S3 could overwrite" in text for text in caplog.messages)

@@ -213,12 +213,63 @@ def test_a_scheme_that_nobody_knows_is_refused() -> None:
             },
         ),
         (
+            "s3://lake/t",
+            {"fs.s3a.encryption.algorithm": "SSE-KMS", "fs.s3a.bucket.lake.encryption.key": "arn:of:it"},
+            {"aws_server_side_encryption": "aws:kms", "aws_sse_kms_key_id": "arn:of:it"},
+        ),
+        (
+            "s3://lake/t",
+            {"fs.s3a.server-side-encryption-algorithm": "DSSE-KMS", "fs.s3a.server-side-encryption.key": "n"},
+            {"aws_server_side_encryption": "aws:kms:dsse", "aws_sse_kms_key_id": "n"},
+        ),
+        (
+            "s3://lake/t",
+            {"fs.s3a.encryption.algorithm": "SSE-C", "fs.s3a.encryption.key": "Zm9v"},
+            {"aws_server_side_encryption": "sse-c", "aws_sse_customer_key_base64": "Zm9v"},
+        ),
+        ("s3://lake/t", {"fs.s3a.endpoint": "s3.amazonaws.com"}, {}),
+        (
+            "s3://lake/t",
+            {"fs.s3a.endpoint": "s3.eu-central-1.amazonaws.com"},
+            {"aws_endpoint_url": "https://s3.eu-central-1.amazonaws.com", "aws_region": "eu-central-1"},
+        ),
+        (
+            "s3://lake/t",
+            {"fs.s3a.encryption.algorithm": "AES256"},
+            {"aws_server_side_encryption": "AES256"},
+        ),
+        (
             "wasbs://c@acc.blob.core.windows.net/t",
             {
-                "fs.azure.account.key.acc.dfs.core.windows.net": "k",
-                "fs.azure.account.key.another.dfs.core.windows.net": "l",
+                "fs.azure.account.key.acc.blob.core.windows.net": "k",
+                "fs.azure.account.key.another.blob.core.windows.net": "l",
             },
             {"azure_storage_account_name": "acc", "azure_storage_account_key": "k"},
+        ),
+        (
+            "abfss://c@acc.dfs.core.windows.net/t",
+            {
+                "fs.azure.account.key.acc.blob.core.windows.net": "older",
+                "fs.azure.account.key.acc.dfs.core.windows.net": "k",
+            },
+            {"azure_storage_account_name": "acc", "azure_storage_account_key": "k"},
+        ),
+        (
+            "wasbs://c@acc.blob.core.windows.net/t",
+            {
+                "fs.azure.sas.c.acc.blob.core.windows.net": "sig",
+                "fs.azure.sas.another.acc.blob.core.windows.net": "sag",
+            },
+            {"azure_storage_account_name": "acc", "azure_storage_sas_key": "sig"},
+        ),
+        (
+            "az://c/t",
+            {"fs.azure.account.key.acc.dfs.core.windows.net": "k", "fs.azure.sas.c.acc.blob.other": "sig"},
+            {
+                "azure_storage_account_name": "acc",
+                "azure_storage_account_key": "k",
+                "azure_storage_sas_key": "sig",
+            },
         ),
         (
             "abfss://c@acc.dfs.core.windows.net/t",
@@ -241,11 +292,99 @@ def test_a_scheme_that_nobody_knows_is_refused() -> None:
             {"spark.hadoop.fs.gs.auth.service.account.json.keyfile": "/k.json", "fs.s3a.access.key": "a"},
             {"google_service_account": "/k.json"},
         ),
+        (
+            "gs://b/t",
+            {
+                "fs.gs.auth.service.account.email": "spark@example.org",
+                "fs.gs.auth.service.account.private.key.id": "7",
+                "fs.gs.auth.service.account.private.key": r"-----BEGIN\nEND-----",
+                "fs.gs.storage.root.url": "http://store:4443/",
+            },
+            {
+                "google_service_account_key": json.dumps(
+                    {
+                        "client_email": "spark@example.org",
+                        "private_key": "-----BEGIN\nEND-----",
+                        "private_key_id": "7",
+                    }
+                ),
+                "google_base_url": "http://store:4443",
+                "allow_http": "true",
+            },
+        ),
         ("/lake/t", {"fs.s3a.access.key": "a"}, {}),
     ],
 )
 def test_hadoop_s_settings_are_storage_options(
-    uri: str, settings: dict[str, str], options: dict[str, str]
+    uri: str, settings: dict[str, str], options: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """J1"""
     assert storage_options_of_spark(settings, uri) == options
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("uri", "name", "text"),
+    [
+        ("s3://lake/t", "fs.s3a.assumed.role.arn", SECRET),
+        ("s3://lake/t", "fs.s3a.bucket.lake.security.credential.provider.path", SECRET),
+        ("s3://lake/t", "fs.s3a.aws.credentials.provider", f"org.example.{SECRET}"),
+        ("s3://lake/t", "fs.s3a.encryption.algorithm", "CSE-KMS"),
+        ("s3://lake/t", "fs.s3a.encryption.key", SECRET),
+        ("abfss://c@acc.dfs.core.windows.net/t", "fs.azure.account.oauth2.refresh.token", SECRET),
+        (
+            "wasbs://c@acc.blob.core.windows.net/t",
+            "fs.azure.account.keyprovider.acc.blob.core.windows.net",
+            SECRET,
+        ),
+        ("gs://b/t", "fs.gs.auth.refresh.token", SECRET),
+        ("gs://b/t", "fs.gs.auth.service.account.email", SECRET),
+        ("gs://b/t", "fs.gs.auth.service.account.private.key", SECRET),
+    ],
+)
+def test_a_credential_of_hadoop_s_that_delta_rs_gets_not_is_warned_of(
+    uri: str, name: str, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """J1: by its name alone."""
+    settings = {f"spark.hadoop.{name}": text, "fs.s3a.endpoint.region": "eu"}
+
+    assert SECRET not in json.dumps(storage_options_of_spark(settings, uri))
+
+    [warning] = caplog.messages
+    assert f": {name};" in warning
+    assert text not in warning
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"fs.s3a.bucket.other.secret.key": "s", "fs.gs.auth.refresh.token": "t"},
+        {"fs.s3a.aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider"},
+        {
+            "fs.s3a.aws.credentials.provider": "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider, "
+            "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
+        },
+    ],
+)
+def test_credentials_of_others_and_those_that_delta_rs_finds_are_not_warned_of(
+    settings: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """J1"""
+    assert storage_options_of_spark(settings, "s3://lake/t") == {}
+    assert caplog.messages == []
+
+
+def test_of_several_accounts_none_is_chosen_for_a_uri_that_names_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """J1"""
+    settings = {
+        "fs.azure.account.key.one.dfs.core.windows.net": SECRET,
+        "fs.azure.account.key.two.dfs.core.windows.net": SECRET,
+    }
+
+    assert storage_options_of_spark(settings, "az://c/t") == {}
+
+    [warning] = caplog.messages
+    assert "of accounts one, two" in warning
+    assert SECRET not in warning

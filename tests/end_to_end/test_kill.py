@@ -67,6 +67,7 @@ def test_every_message_is_in_a_sink_on_s3_after_kills(
     points = points_of_deaths() if KILLS_PER_POINT else few
     s3.behave({"where": COMMIT, "times": 5})
     kill_and_check(cluster, tmp_path, points, s3)
+    assert s3.faults_left() == 0, "an answer was not lost"
 
 
 def kill_and_check(

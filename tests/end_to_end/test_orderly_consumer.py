@@ -4,7 +4,7 @@ import json
 import os
 import pickle
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from broker_sim.bodies import SubscriptionGroupConfig
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consumer import push_consumer
 from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.consumer.engine import state as orderly_engine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
@@ -187,6 +188,29 @@ def test_ordered_messages_reach_the_table_once_and_in_order(
     assert check_sink(consumption.sink, expected).rows == 500
 
 
+@pytest.mark.parametrize("engine", ["state", "direct"], indirect=True)
+@SIM_ONLY
+def test_a_checkpoint_with_state_must_be_on_storage_that_all_machines_share(
+    consumption: Consumption, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J6: tasks keep state there; of another engine's, only the driver reads and writes it.
+
+    What a look at the folder has left there, since its process was killed, does no harm.
+    """
+    looked_for: list[Mapping[str, str]] = []
+    monkeypatch.setattr(push_consumer, "check_shared", lambda _, places: looked_for.append(places))
+    place = consumption.folder / "checkpoint"
+    place.mkdir()
+    (place / "_rocketmq_left").touch()
+    expected = produce_orders(consumption.cluster.name_servers, consumption.topic, 1)
+
+    consumption.drain()
+
+    here = f"file:{place}" if consumption.engine == "state" else None
+    assert looked_for[0].get("checkpoint") == here
+    assert check_sink(consumption.sink, expected).is_clean
+
+
 @pytest.mark.every_spark
 @pytest.mark.parametrize("engine", ["state"], indirect=True)
 @SIM_ONLY
@@ -196,7 +220,7 @@ def test_order_survives_a_sort_that_spills(consumption: Consumption) -> None:
     J4: a Spark on which it fails is refused.
     """
     if STATE_FAILS:
-        with pytest.raises(OptionError, match=r"does not work on Spark 4\.1\.1.*4\.2"):
+        with pytest.raises(OptionError, match=r"does not work on Spark 4\.1\.1 with pyarrow.*4\.2"):
             consumption.drain()
         return
     orders = 3 * SPILL_THRESHOLD // 5

@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 from pyspark.sql import SparkSession
@@ -98,6 +101,24 @@ def test_messages_go_to_the_table(session: SparkSession, monkeypatch: pytest.Mon
     assert told == [session, chosen, 20, "/lake/t"]
     assert "30/60" in shown
     assert "rows added to /lake/t: 40 · steps: 3" in shown
+
+
+def test_the_record_is_reached_by_spark_s_settings_where_no_option_says_how(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """H3, J1"""
+    conf = SimpleNamespace(getAll=lambda: [("spark.hadoop.fs.s3a.endpoint.region", "eu")])
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: conf))
+    made = create_autospec(Replay)
+    made.return_value.to_topic.return_value = ReplaySummary(
+        queues=1, planned=1, recorded=0, written=1, steps=1, seconds=1
+    )
+    monkeypatch.setattr(jobs.replay, "Replay", made)
+    monkeypatch.setattr(jobs.replay, "spark_session", lambda _: nullcontext(spark))
+
+    run(settings(nameServers="h:1", topic="t", toTopic="copy", record="s3://lake/record"))
+
+    assert made.call_args.args[1].storage_secrets == '{"aws_region": "eu"}'
 
 
 @pytest.mark.parametrize(

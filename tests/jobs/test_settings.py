@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from jobs.consume import sink_of
+from jobs.consume import sink_of, with_storage
 from jobs.demo.settings import DemoSettings
 from jobs.job_options import ConsumeSettings, OffsetsLagSettings, OffsetsShowSettings, ReplaySettings, Trigger
 from jobs.settings import gather_texts, load_settings
@@ -337,3 +340,55 @@ def test_a_body_schema_stands_for_a_listener() -> None:
 
     assert (settings.listener, settings.body_schema) == (None, "a string, b int")
     assert settings.message_columns == ("keys", "tags")
+
+
+def session_with(**settings: str) -> Any:
+    """One with these settings of S3A."""
+    named = [(f"spark.hadoop.fs.s3a.{name.replace('_', '.')}", text) for name, text in settings.items()]
+    conf = SimpleNamespace(getAll=lambda: [("spark.app.name", "consume"), *named])
+    return SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: conf))
+
+
+ON_S3 = (*CONSUME, "sink=s3://lake/orders", "offsetStore=s3a://offsets/etl")
+IN_SPARK = {"access_key": "a", "bucket.offsets.access.key": "o"}
+
+
+def secrets_of(session: Any, *pairs: str) -> list[dict[str, str] | None]:
+    """Of a consumer's source and sink."""
+    parts = with_storage(session, load_settings(ConsumeSettings, "consume", None, [*ON_S3, *pairs]))
+    return [None if one.storage_secrets is None else json.loads(one.storage_secrets) for one in parts]
+
+
+def test_storage_that_no_option_reaches_is_reached_by_spark_s_settings() -> None:
+    """J1: of a consumer's offset store and sink, each as its bucket's say."""
+    of_store, of_sink = {"aws_access_key_id": "o"}, {"aws_access_key_id": "a"}
+
+    assert secrets_of(session_with(**IN_SPARK)) == [of_store, of_sink]
+    assert secrets_of(session_with(**IN_SPARK), "sink=/lake/orders") == [of_store, None]
+    assert secrets_of(session_with(**IN_SPARK), "offsetStore=broker:", "consumeOrderly=false") == [
+        None,
+        of_sink,
+    ]
+    named = ("sink=main.shop.orders", "sinkStaging=s3://lake/staging")
+    assert secrets_of(session_with(**IN_SPARK), *named) == [of_store, of_sink]
+
+
+@pytest.mark.parametrize(
+    ("variables", "pairs", "secrets"),
+    [
+        ({}, ['storageSecrets={"aws_region": "eu"}'], {"aws_region": "eu"}),
+        ({"AWS_SECRET_ACCESS_KEY": "of another"}, [], None),
+        ({"AWS_REGION": "eu", "AWS_SSE_KMS_KEY_ID": "k"}, [], {"aws_access_key_id": "a"}),
+    ],
+)
+def test_spark_s_settings_of_storage_join_no_keys_of_option_or_environment(
+    variables: dict[str, str],
+    pairs: list[str],
+    secrets: dict[str, str] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """J1: a key of one and a token of another would be refused."""
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+
+    assert secrets_of(session_with(access_key="a"), *pairs) == [secrets, secrets]

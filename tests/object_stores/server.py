@@ -275,6 +275,10 @@ class Bucket:
         """Requests since then: ``METHOD PATH``."""
         return self._server.seen()
 
+    def faults_left(self) -> int:
+        """See :meth:`Emulator.faults_left`."""
+        return self._server.faults_left()
+
     def lose(self) -> None:
         """Remove the bucket with all that is in it."""
         ask(self._server.emulator_port, "POST", "/moto-api/reset")

@@ -5,9 +5,11 @@ Prints how many rows it has added, as JSON.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,11 +27,26 @@ from tests.helpers.sink_rows import files_of
 from tests.sinks.sink_conformance import SCHEMA, rows
 
 _MOST_ROWS = 4
+_PATIENCE_S = 120.0
+"""For so long an OPTIMIZE or a VACUUM is tried."""
 
 
 def queue_of(writer: str) -> MessageQueue:
     """What it writes rows of."""
     return MessageQueue(writer, "broker-a", 0)
+
+
+def actions_of(log: LogFiles, version: int) -> list[dict[str, Any]]:
+    """What a version's commit says."""
+    with log._lines(version) as lines:
+        return [json.loads(line) for line in lines if line.strip()]
+
+
+def has_upkeep(log: LogFiles) -> bool:
+    """Whether an OPTIMIZE has replaced files, which nothing else here does, and a VACUUM has removed some."""
+    actions = [action for version in log.readable_versions() for action in actions_of(log, version)]
+    operations = {action["commitInfo"].get("operation") for action in actions if "commitInfo" in action}
+    return "VACUUM END" in operations and any("remove" in action for action in actions)
 
 
 class Writer:
@@ -89,11 +106,15 @@ class Writer:
         self._maintain(rounds, lambda table: compact(table, log))
 
     def _maintain(self, rounds: int, optimize: Callable[[DeltaTable], object]) -> None:
-        """Each may be refused because of another commit.
+        """Each may be refused because of another commit; goes on until the log has one of each by anybody.
 
         VACUUM removes at once what OPTIMIZE has replaced; what nobody has committed yet it leaves alone.
         """
-        for _ in range(rounds):
+        log = LogFiles(self._uri, StorageOptions(self._options))
+        deadline_s = time.monotonic() + _PATIENCE_S
+        for number in itertools.count():
+            if number >= rounds and (has_upkeep(log) or time.monotonic() > deadline_s):
+                return
             table = DeltaTable(self._uri, storage_options=self._options)
             work: list[Callable[[], object]] = [
                 lambda table=table: optimize(table),  # type: ignore[misc]

@@ -5,7 +5,8 @@
 Of each Python an environment is made with the lowest packages for which there is a file, and one with the
 newest; a selection of the pure tests runs there against the installed wheel, and a read and a sink's commits
 against the simulator. Into another environment of the newest Python ``WHEEL[spark]`` is installed as users
-do, for the README's consumer and a batch read. It prints what was tried, and which Pythons are not here.
+do, for the README's consumer and a batch read. It prints what was tried, and which Pythons are not here; it
+fails without the Python that runs it and, where ``CI=true``, without the newest.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from email.parser import Parser
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,6 +54,16 @@ def pythons(path: str, home: Path) -> dict[int, Path]:
                 found[minor] = one
                 break
     return found
+
+
+def needed(*, is_strict: bool) -> set[int]:
+    """Minor versions without which nothing is shown: this Python's and, where ``is_strict``, the newest."""
+    return {sys.version_info[1], *([_NEWEST] if is_strict else [])}
+
+
+def named(minors: Iterable[int]) -> str:
+    """As people call them."""
+    return ", ".join(f"3.{minor}" for minor in sorted(minors))
 
 
 def requirements(wheel: Path) -> list[str]:
@@ -132,6 +143,9 @@ class Trial:
 def tried(wheel: Path, root: Path) -> Iterator[str]:
     """Try everything; a line for each."""
     found = pythons(os.environ["PATH"], Path.home())
+    lacking = needed(is_strict=os.environ.get("CI", "").lower() == "true") - found.keys()
+    if lacking:
+        raise SystemExit(f"Not found here, on PATH or of pyenv: Python {named(lacking)}. Install it first.")
     trial = Trial(root, wheel)
     for minor, python in found.items():
         if minor < _OLDEST:
@@ -139,9 +153,9 @@ def tried(wheel: Path, root: Path) -> Iterator[str]:
             continue
         for resolution in ("lowest-direct", "highest"):
             yield f"Python 3.{minor} {resolution}: {trial.tests(minor, python, resolution)}"
-    missing = [f"3.{minor}" for minor in range(_OLDEST, _NEWEST + 1) if minor not in found]
+    missing = [minor for minor in range(_OLDEST, _NEWEST + 1) if minor not in found]
     if missing:
-        yield f"not found here, so not tried: Python {', '.join(missing)}"
+        yield f"not found here, so not tried: Python {named(missing)}"
     newest = max(found)
     yield f"Python 3.{newest} with WHEEL[spark]: {trial.readme(found[newest])}"
 

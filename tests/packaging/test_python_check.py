@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
 
-from tests.packaging.python_check import pythons, requirements
+from tests.packaging import python_check
+from tests.packaging.python_check import Trial, named, pythons, requirements, tried
+
+_MINOR = sys.version_info[1]
 
 
 def test_what_the_wheel_needs_is_read_without_its_extras(wheel: Path) -> None:
@@ -25,3 +31,19 @@ def test_a_command_that_is_another_python_than_its_name_says_is_passed_over(
     named.chmod(0o755)
 
     assert pythons(str(tmp_path), tmp_path) == ({13: named} if answer == "13" else {})
+
+
+@pytest.mark.parametrize("ci", ["", "true"])
+@pytest.mark.parametrize("found", [set(), {_MINOR}, {_MINOR + 1}])
+def test_a_check_without_this_python_or_in_ci_the_newest_fails(
+    ci: str, found: set[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Row J4: it would show nothing of them, and pass."""
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setattr(python_check, "_NEWEST", _MINOR + 1)
+    monkeypatch.setattr(python_check, "pythons", lambda *_: dict.fromkeys(found, tmp_path))
+    monkeypatch.setattr(python_check, "Trial", create_autospec(Trial))
+    lacking = {_MINOR, *([_MINOR + 1] if ci else [])} - found
+
+    with pytest.raises(SystemExit, match=f"Python {named(lacking)}. Install") if lacking else nullcontext():
+        list(tried(tmp_path, tmp_path))

@@ -12,6 +12,7 @@ import pytest
 from pyspark_rocketmq.group.driver_connection import DriverConnection
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source import readers
+from pyspark_rocketmq.source.spark_version import cuts_by_floats
 from tests.helpers.stream_read import StreamUnderTest
 from tests.source.conftest import Topics
 
@@ -114,3 +115,23 @@ def test_limits_are_warned_of_where_spark_ends_a_stream_after_one_micro_batch(
     ]
     assert len(told) == (warned is not None)
     assert (warned or "") in "".join(told)
+
+
+@pytest.mark.parametrize(
+    ("spark", "fails"),
+    [
+        ("4.0.0", True),
+        ("4.0.4", True),
+        ("4.0.5", False),
+        ("4.1.0", True),
+        ("4.1.3", True),
+        ("4.1.4", False),
+        ("4.1.10", False),
+        ("4.2.0", False),
+        ("4.2.0.dev3", False),
+        ("4.3.0", False),
+    ],
+)
+def test_each_spark_is_known_whose_state_needs_an_arrow_that_takes_floats(spark: str, *, fails: bool) -> None:
+    """Row J4: ``orderlyEngine=state``."""
+    assert cuts_by_floats(spark) is fails

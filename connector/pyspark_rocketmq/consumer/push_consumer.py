@@ -13,8 +13,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import pyarrow as pa
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -75,6 +78,7 @@ from pyspark_rocketmq.source.session import (
     driver_address,
     is_active,
     is_classic,
+    qualified,
     stoppable,
     task_slots,
 )
@@ -424,7 +428,10 @@ class PushConsumer:
         try:
             messages = spark.readStream.format("rocketmq").options(**options).load()
             rows, engine, schema = self._rows(messages, parsed)
-            self._check_and_prepare(spark, parsed, store, wanted.sink, schema)
+            # Spark's tasks keep state in the checkpoint; of a query without, only the driver writes there.
+            has_state = engine is None and self._table is None
+            states = {"checkpoint": qualified(spark, wanted.checkpoint)} if has_state else {}
+            self._check_and_prepare(spark, parsed, store, wanted.sink, schema, states=states)
             clear_unwritten_plan(spark, wanted.checkpoint)
             parts = self._parts(parsed, store, wanted.sink, engine, drains=wanted.drains)
             committer = parts.committer(store, partial(_await_query_id, query_id), hub)
@@ -484,14 +491,19 @@ class PushConsumer:
         store: OffsetStore,
         sink: Sink | None,
         schema: StructType,
+        *,
+        states: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Look at cluster, tables and offsets before the query starts; makes the sink's table."""
+        """Look at cluster, tables and offsets before the query starts; makes the sink's table.
+
+        ``states`` are places besides tables where tasks write, by what they are called.
+        """
         tables = _tables(sink, store)
         check_apart(tables)
         # Before anything is made that would be left behind.
         check_topics(options)
         check = check_shared if is_classic(spark) else check_server_has
-        check(spark, tables)
+        check(spark, {**tables, **states})
         key = offset_key(options)
         if sink is not None:
             check_sink(store, sink, key)
@@ -620,8 +632,9 @@ class PushConsumer:
             )
         if STATE_FAILS and self._settings.orderly_engine == OrderlyEngineKind.STATE:
             problems.append(
-                "orderly_engine='state' does not work on Spark 4.1.1, whose applyInPandasWithState fails; "
-                "use orderly_engine='direct', Spark 4.0.5, 4.1.4, or 4.2"
+                f"orderly_engine='state' does not work on Spark {pyspark.__version__} with pyarrow "
+                f"{pa.__version__}, where applyInPandasWithState fails; use orderly_engine='direct', Spark "
+                "4.0.5, 4.1.4, or 4.2, or an older pyarrow, such as 20, here and on the executors"
             )
         if sink is not None and self._settings.store_kind is StoreKind.BROKER:
             problems.append(

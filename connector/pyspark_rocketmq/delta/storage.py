@@ -426,6 +426,11 @@ def _environment_for(uri: str) -> dict[str, str]:
     return {name: text for name in names if (text := os.environ.get(name))}
 
 
+def has_keys_in_environment(uri: str) -> bool:
+    """Whether this process's environment has credentials of the storage of ``uri``."""
+    return any(_SECRET.search(name) and "SSE" not in name for name in _environment_for(uri))
+
+
 NO_OPTIONS: Final = StorageOptions()
 """What the environment says, alone."""
 
@@ -442,7 +447,20 @@ _AZURE: Final = {
     "account.oauth2.client.secret": "azure_storage_client_secret",
     "account.oauth2.client.endpoint": "azure_storage_tenant_id",
 }
-_GS: Final = {"auth.service.account.json.keyfile": "google_service_account"}
+_SSE: Final = {"AES256": "AES256", "SSE-KMS": "aws:kms", "DSSE-KMS": "aws:kms:dsse", "SSE-C": "sse-c"}
+_CREDENTIAL: Final = re.compile(
+    r"key|secret|token|password|credential|sas|encryption|impersonation|account\.email|assumed\.role\.arn"
+)
+"""Names of settings without which the storage may refuse, or keep what it is not to keep in the clear."""
+_OF_OTHERS: Final = re.compile(r"bucket\.|.*\.(?:dfs|blob)\.|sas\.[^.]+$")
+_OWN_PROVIDER: Final = re.compile(
+    r"(?:.*\.)?(?:Simple|Temporary|Default|Instance|IAM|Environment|Container|WebIdentity)\w*"
+)
+"""Classes that find what delta-rs finds, too, or take the keys that it is given."""
+_AWS_ENDPOINT: Final = re.compile(
+    r"(?:https?://)?s3(?:[.-]([a-z]{2}-[a-z-]+-\d))?\.amazonaws\.com(?:\.cn)?/?"
+)
+_ACCOUNT: Final = re.compile(r"fs\.azure\..*\.([^.]+)(?:\.z\d+)?\.(?:dfs|blob)\.")
 
 
 def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str, str]:
@@ -453,19 +471,26 @@ def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str,
     | ``fs.s3a.access.key`` | ``aws_access_key_id`` |
     | ``fs.s3a.secret.key`` | ``aws_secret_access_key`` |
     | ``fs.s3a.session.token`` | ``aws_session_token`` |
-    | ``fs.s3a.endpoint`` | ``aws_endpoint_url`` |
+    | ``fs.s3a.endpoint`` | ``aws_endpoint_url``; of AWS's own the region |
     | ``fs.s3a.endpoint.region`` | ``aws_region`` |
     | ``fs.s3a.path.style.access=false`` | ``aws_virtual_hosted_style_request=true`` |
     | ``fs.s3a.connection.ssl.enabled=false``, an endpoint ``http://…`` | ``allow_http=true`` |
+    | ``fs.s3a.encryption.algorithm`` | ``aws_server_side_encryption`` |
+    | ``fs.s3a.encryption.key`` | ``aws_sse_kms_key_id``, ``aws_sse_customer_key_base64`` |
     | ``fs.azure.account.key`` | ``azure_storage_account_key`` |
-    | ``fs.azure.sas.fixed.token`` | ``azure_storage_sas_key`` |
+    | ``fs.azure.sas.fixed.token``, ``fs.azure.sas.CONTAINER`` | ``azure_storage_sas_key`` |
     | ``fs.azure.account.oauth2.client.id`` | ``azure_storage_client_id`` |
     | ``fs.azure.account.oauth2.client.secret`` | ``azure_storage_client_secret`` |
     | ``fs.azure.account.oauth2.client.endpoint`` | ``azure_storage_tenant_id`` |
     | ``fs.gs.auth.service.account.json.keyfile`` | ``google_service_account`` |
+    | ``fs.gs.auth.service.account.email``, ``….private.key``, ``….id`` | ``google_service_account_key`` |
+    | ``fs.gs.storage.root.url`` | ``google_base_url`` |
 
     Settings of one bucket (``fs.s3a.bucket.BUCKET.…``) and one account
-    (``fs.azure.….ACCOUNT.dfs.core.windows.net``) win; ``spark.hadoop.`` may stand before all of them.
+    (``fs.azure.….ACCOUNT.dfs.core.windows.net``, or with ``blob``) win; ``spark.hadoop.`` may stand before
+    all of them. The older ``fs.s3a.server-side-encryption-algorithm`` is known, too. A URI that names no
+    account, as ``az://``, has the only one that settings name. Another setting that may be a credential of
+    this storage is warned of.
 
     Args:
         settings: Such as ``dict(spark.sparkContext.getConf().getAll())``.
@@ -475,51 +500,151 @@ def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str,
     place = urlsplit(table_uri(uri))
     match _FAMILY_OF.get(place.scheme.lower()):
         case "s3":
-            return _of_s3a(_narrowed(plain, "fs.s3a.", before=f"fs.s3a.bucket.{place.netloc}."))
+            found = _HadoopSettings(plain, "fs.s3a.", rf"fs\.s3a\.bucket\.{re.escape(place.netloc)}\.(.+)")
+            options = _of_s3a(found)
         case "az":
-            host = place.hostname or ""
-            return _of_azure(_narrowed(plain, "fs.azure.", behind=f".{host}"), host)
+            container, _, host = place.netloc.rpartition("@")
+            account = host.partition(".")[0] if "." in host else _only_account(plain, uri)
+            form, account_form = r"fs\.azure\.(.+)\.", rf"{re.escape(account)}(?:\.z\d+)?"
+            # Of a table's two names at Azure, the newer one's settings win.
+            own = [form + account_form + rf"\.{service}\..+" for service in ("blob", "dfs") if account]
+            found = _HadoopSettings(plain, "fs.azure.", *own, form + re.escape(host))
+            options = _of_azure(found, account, container or host)
         case "gs":
-            found = _narrowed(plain, "fs.gs.")
-            return {name: found[key] for key, name in _GS.items() if key in found}
+            found = _HadoopSettings(plain, "fs.gs.")
+            options = _of_gs(found)
         case _:
             return {}
+    if found.untold:
+        logger.warning(
+            "storage options of %s cannot say what these settings of Spark say: %s; give storage options "
+            "instead if they are needed",
+            masked(uri),
+            ", ".join(found.untold),
+        )
+    return options
 
 
-def _narrowed(
-    settings: Mapping[str, str], prefix: str, *, before: str = "", behind: str = ""
-) -> dict[str, str]:
-    """Settings with ``prefix``, without it; those of one bucket (``before``) or account (``behind``) win."""
-    found = {key.removeprefix(prefix): text for key, text in settings.items() if key.startswith(prefix)}
-    for key, text in settings.items():
-        if before and key.startswith(before):
-            found[key.removeprefix(before)] = text
-        elif behind and key.startswith(prefix) and key.endswith(behind):
-            found[key.removeprefix(prefix).removesuffix(behind)] = text
-    return found
+class _HadoopSettings:
+    """Those for one place, by their names without a prefix, its bucket and its account."""
+
+    def __init__(self, settings: Mapping[str, str], prefix: str, *own: str) -> None:
+        """Patterns of names of its own tell the rest of the name, and win: the last one first."""
+        self._settings = settings
+        self._names = {key.removeprefix(prefix): key for key in settings if key.startswith(prefix)}
+        for pattern in own:
+            of_own = ((re.fullmatch(pattern, key), key) for key in settings)
+            self._names.update({match[1]: key for match, key in of_own if match is not None})
+        self._told: set[str] = set()
+
+    def told(self, *names: str) -> str:
+        """What the first of them says that is there, which an option tells; empty if there is none."""
+        self._told.update(names)
+        return next((self._settings[self._names[name]] for name in names if name in self._names), "")
+
+    def options(self, by_name: Mapping[str, str]) -> dict[str, str]:
+        """Those of settings that only have another name."""
+        return {option: text for name, option in by_name.items() if (text := self.told(name))}
+
+    def peek(self, name: str) -> str:
+        """The same of a setting that an option may not tell."""
+        return self._settings.get(self._names.get(name, ""), "")
+
+    @property
+    def untold(self) -> list[str]:
+        """What users call those that may be credentials, and that no option tells."""
+        return [
+            key
+            for name, key in self._names.items()
+            if name not in self._told
+            and _CREDENTIAL.search(name)
+            and not _OF_OTHERS.match(name)
+            and self._settings[key].lower() not in ("true", "false")
+        ]
 
 
-def _of_s3a(found: Mapping[str, str]) -> dict[str, str]:
-    options = {name: found[key] for key, name in _S3A.items() if key in found}
-    is_plain = found.get("connection.ssl.enabled", "true").lower() == "false"
-    endpoint = found.get("endpoint", "")
+def _of_s3a(found: _HadoopSettings) -> dict[str, str]:
+    options = _of_endpoint(found) | _of_encryption(found) | found.options(_S3A)
+    if found.told("path.style.access").lower() == "false":
+        options["aws_virtual_hosted_style_request"] = "true"
+    providers = "aws.credentials.provider"
+    if all(map(_OWN_PROVIDER.fullmatch, found.peek(providers).replace(",", " ").split())):
+        found.told(providers)
+    return options
+
+
+def _of_endpoint(found: _HadoopSettings) -> dict[str, str]:
+    options: dict[str, str] = {}
+    is_plain = found.told("connection.ssl.enabled").lower() == "false"
+    endpoint = found.told("endpoint")
+    of_aws = _AWS_ENDPOINT.fullmatch(endpoint)
+    if of_aws is not None and of_aws[1]:
+        options["aws_region"] = of_aws[1]
+    elif of_aws is not None:
+        # To Hadoop that of every region, to delta-rs the one of a single region: it finds each by itself.
+        endpoint = ""
     if endpoint:
         scheme = "http" if is_plain else "https"
         options["aws_endpoint_url"] = endpoint if "://" in endpoint else f"{scheme}://{endpoint}"
     if is_plain or endpoint.startswith("http://"):
         options["allow_http"] = "true"
-    if found.get("path.style.access", "").lower() == "false":
-        options["aws_virtual_hosted_style_request"] = "true"
     return options
 
 
-def _of_azure(found: Mapping[str, str], host: str) -> dict[str, str]:
-    options = {name: found[key] for key, name in _AZURE.items() if key in found}
-    account, dot, _ = host.partition(".")
-    if dot:
+def _of_encryption(found: _HadoopSettings) -> dict[str, str]:
+    """Nothing of what the client does by itself, which delta-rs cannot."""
+    names = ("encryption.algorithm", "encryption.key")
+    if not found.peek(names[0]):
+        names = ("server-side-encryption-algorithm", "server-side-encryption.key")
+    algorithm, key = names
+    kind = _SSE.get(found.peek(algorithm).upper())
+    if kind is None:
+        return {}
+    found.told(algorithm)
+    text = found.told(key)
+    option = {"AES256": "", "sse-c": "aws_sse_customer_key_base64"}.get(kind, "aws_sse_kms_key_id")
+    return {"aws_server_side_encryption": kind} | ({option: text} if option and text else {})
+
+
+def _only_account(settings: Mapping[str, str], uri: str) -> str:
+    """The one that settings name; empty if they name none or several."""
+    matches = map(_ACCOUNT.match, settings)
+    accounts = sorted({match[1] for match in matches if match is not None})
+    if len(accounts) > 1:
+        logger.warning(
+            "%s names no account, and Spark has settings of accounts %s, so none of them is used; write "
+            "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/… or give storage options",
+            masked(uri),
+            ", ".join(accounts),
+        )
+    return accounts[0] if len(accounts) == 1 else ""
+
+
+def _of_azure(found: _HadoopSettings, account: str, container: str) -> dict[str, str]:
+    options = found.options({f"sas.{container}": "azure_storage_sas_key", **_AZURE})
+    if account:
         options["azure_storage_account_name"] = account
     tenant = options.get("azure_storage_tenant_id")
     if tenant is not None:
         # https://login.microsoftonline.com/TENANT/oauth2/token
         options["azure_storage_tenant_id"] = urlsplit(tenant).path.strip("/").partition("/")[0]
+    return options
+
+
+def _of_gs(found: _HadoopSettings) -> dict[str, str]:
+    account = "auth.service.account"
+    options = found.options({f"{account}.json.keyfile": "google_service_account"})
+    if not options and found.peek(f"{account}.email") and found.peek(f"{account}.private.key"):
+        parts = {
+            "client_email": found.told(f"{account}.email"),
+            # A setting has them on one line.
+            "private_key": found.told(f"{account}.private.key").replace("\\n", "\n"),
+            "private_key_id": found.told(f"{account}.private.key.id"),
+        }
+        options["google_service_account_key"] = json.dumps(parts)
+    root = found.told("storage.root.url").rstrip("/")
+    if root:
+        options["google_base_url"] = root
+    if root.startswith("http://"):
+        options["allow_http"] = "true"
     return options

@@ -69,7 +69,7 @@ WATERMARKS = "watermarks"
 """In a commit by Spark: those of the group, by application id."""
 _NUMBER = "commits"
 _ON_DATABRICKS = "spark.databricks.clusterUsageTags.sparkVersion"
-"""A setting that only Databricks' sessions have; there a service makes commits exclusive."""
+"""A setting that only Databricks' sessions have; there a service makes their own commits exclusive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,20 +124,37 @@ def plain_path(path: str) -> str:
     return re.sub(r"([\\\[\]{}*?])", r"\\\1", path)
 
 
-def log_store_problem(address: str, conf: Callable[[str], str | None]) -> str | None:
+def log_store_problem(
+    address: str, conf: Callable[[str], str | None], *, beside_delta_rs: bool = False
+) -> str | None:
     """Why commits of this session could overwrite others', by its settings; None if they cannot.
 
     Source: ``io.delta.storage.S3SingleDriverLogStore``, delta-spark's default for S3: it looks whether a
     commit is there and then writes it, so only commits of one driver exclude each other.
+
+    Args:
+        address: Of the table.
+        conf: A setting of the session.
+        beside_delta_rs: Whether the others' are delta-rs', which does not ask Databricks' service.
     """
     scheme = address.partition("://")[0]
+    if scheme not in ("s3", "s3a", "s3n"):
+        return None
+    what = "its commits on S3 could overwrite those of other writers:"
+    if conf(_ON_DATABRICKS):
+        return (
+            f"{what} Databricks orders those of its own writers only. Let it write while the table's sinks "
+            "stand still, or name the table as the catalog does, so that Spark makes the sinks' commits"
+            if beside_delta_rs
+            else None
+        )
     chosen = (f"spark.delta.logStore.{scheme}.impl", "spark.delta.logStore.class")
-    if scheme not in ("s3", "s3a", "s3n") or any(map(conf, chosen)) or conf(_ON_DATABRICKS):
+    if any(map(conf, chosen)):
         return None
     return (
-        "its commits on S3 could overwrite those of other writers: delta-spark's default log store there "
-        f"knows those of its own driver only. Set {chosen[0]} to a log store for several writers, or, if "
-        "this driver is the table's only writer, to io.delta.storage.S3SingleDriverLogStore, its default"
+        f"{what} delta-spark's default log store there knows those of its own driver only. Set {chosen[0]} "
+        "to a log store for several writers, or, if this driver is the table's only writer, to "
+        "io.delta.storage.S3SingleDriverLogStore, its default"
     )
 
 
@@ -218,7 +235,9 @@ class SinkTable:
         def setting(name: str) -> str | None:
             return None if session is None else session.conf.get(name, None)
 
-        problems = [log_store_problem(address, setting) for address in _addresses(self.path)]
+        problems = [
+            log_store_problem(address, setting, beside_delta_rs=True) for address in _addresses(self.path)
+        ]
         if all(problems):
             path = masked(self.path)
             logger.warning("where Spark writes path=%s, too, as by OPTIMIZE, %s", path, problems[-1])

@@ -7,6 +7,7 @@ asks for the latest offset without a word, and takes what it gets as one micro-b
 from __future__ import annotations
 
 import os
+import re
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
@@ -22,8 +23,25 @@ from pyspark.sql.types import DataType, StructType
 
 TELLS_TRIGGER: Final = find_spec("pyspark.sql.streaming.datasource") is not None
 _STREAMS_TAKE_ARROW: Final = hasattr(datasource, "DataSourceStreamArrowWriter")
-STATE_FAILS: Final = pyspark.__version__ in {"4.1.0", "4.1.1"}
-"""Whether ``applyInPandasWithState`` fails by itself: it cuts Arrow data at an offset that became a float."""
+
+
+def cuts_by_floats(spark: str) -> bool:
+    """Whether ``applyInPandasWithState`` of this version cuts Arrow data at an offset that became a float.
+
+    From 4.2 on it stays a number without a fraction; 4.0.5 and 4.1.4 make it one again.
+    """
+    major, minor, patch = (int(each) for each in re.findall(r"\d+", spark)[:3])
+    return patch < {(4, 0): 5, (4, 1): 4}.get((major, minor), 0)
+
+
+def _arrow_takes_floats() -> bool:
+    with suppress(TypeError):
+        return bool(pa.record_batch({"n": [0]}).slice(0.0, 1.0).num_rows)
+    return False
+
+
+STATE_FAILS: Final = cuts_by_floats(pyspark.__version__) and not _arrow_takes_floats()
+"""Whether ``applyInPandasWithState`` fails by itself, with the pyarrow of this process."""
 HAS_DELTA: Final = tuple(map(int, pyspark.__version__.split(".")[:2])) <= (4, 2)
 """Whether Delta Lake has a release for it; a platform may have one of its own."""
 NEWEST_DELTA: Final = (4, 4)
@@ -109,5 +127,6 @@ __all__ = [
     "SupportsTriggerAvailableNow",
     "arrow_schema",
     "arrow_type",
+    "cuts_by_floats",
     "keep_archives",
 ]
