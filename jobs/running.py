@@ -32,12 +32,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import pyspark_rocketmq
 from jobs.settings import JobFailed
 from pyspark_rocketmq.consumer.commit import BatchReport
-from pyspark_rocketmq.delta.storage import has_keys_in_environment, storage_options_of_spark
-from pyspark_rocketmq.display import counted
+from pyspark_rocketmq.delta.storage import (
+    folder_here,
+    is_reached_by_environment,
+    storage_options_of_spark,
+    table_uri,
+)
+from pyspark_rocketmq.display import counted, masked
 from pyspark_rocketmq.monitoring.batch_metrics import BatchMetrics
 from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.source.session import check_classic
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -77,16 +84,24 @@ def spark_session(job: str) -> Iterator[SparkSession]:
 def storage_secrets(spark: SparkSession, given: str | None, *places: str | None) -> str | None:
     """Option ``storageSecrets`` for tables at these places: what is given, else what Spark is told of them.
 
-    Where the environment has credentials, Spark's, which may be of somebody else, do not join them.
+    Where the environment says how to reach the storage, Spark's settings, which may be of somebody else, do
+    not join it; nor where they differ between the places.
     """
     if given is not None:
         return given
     settings = dict(spark.sparkContext.getConf().getAll())
-    options: dict[str, str] = {}
-    for place in places:
-        if place is not None and not has_keys_in_environment(place):
-            options |= storage_options_of_spark(settings, place)
-    return json.dumps(options) if options else None
+    asked = [place for place in places if place is not None and folder_here(table_uri(place)) is None]
+    found = [
+        {} if is_reached_by_environment(place) else storage_options_of_spark(settings, place)
+        for place in asked
+    ]
+    if any(options != found[0] for options in found):
+        logger.warning(
+            "Spark's settings of storage are not used, since they differ for %s: give storageSecrets",
+            " and ".join(map(masked, asked)),
+        )
+        return None
+    return json.dumps(found[0]) if found and found[0] else None
 
 
 def delta_place(offset_store: str | None) -> str | None:
@@ -94,8 +109,6 @@ def delta_place(offset_store: str | None) -> str | None:
     spec = None if offset_store is None else StoreSpec.parse(offset_store)
     return None if spec is None or spec.kind is not StoreKind.DELTA else spec.place
 
-
-logger = logging.getLogger(__name__)
 
 _SAME_S: Final = 1.0
 """Who sends SIGTERM to all processes of a group sends it to this one, and again by way of the JVM."""

@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.delta.storage import StorageOptions, filesystem_of, storage_options_of_spark, table_uri
+from pyspark_rocketmq.delta.storage import (
+    StorageOptions,
+    filesystem_of,
+    folder_here,
+    storage_options_of_spark,
+    table_uri,
+)
 from pyspark_rocketmq.errors import OptionError
 
 S3 = "s3://lake/orders"
@@ -85,6 +91,45 @@ def test_the_environment_says_what_the_options_do_not(monkeypatch: pytest.Monkey
         ("AWS_REGION", "eu"),
     }
     assert options.as_of_now(S3).values == options.values_for(S3)
+
+
+@pytest.mark.parametrize(
+    ("uri", "given", "variables", "options"),
+    [
+        (S3, {"aws_region": "eu"}, {"AWS_REGION": "us", "AWS_DEFAULT_REGION": "ap"}, {"aws_region": "eu"}),
+        (S3, {"endpoint": "http://a"}, {"AWS_ENDPOINT_URL": "http://b"}, {"endpoint": "http://a"}),
+        (
+            S3,
+            {},
+            {"AWS_ENDPOINT_URL": "http://a", "AWS_ENDPOINT_URL_S3": "http://b"},
+            {"AWS_ENDPOINT_URL_S3": "http://b"},
+        ),
+        (
+            "az://c/t",
+            {"account_name": "a", "azure_storage_access_key": "k"},
+            {"AZURE_STORAGE_ACCOUNT_NAME": "b", "AZURE_STORAGE_ACCOUNT_KEY": "l"},
+            {"account_name": "a", "azure_storage_access_key": "k"},
+        ),
+    ],
+)
+def test_of_an_option_s_several_names_delta_rs_gets_one(
+    uri: str,
+    given: dict[str, str],
+    variables: dict[str, str],
+    options: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """J1: which of two wins is left to chance there, each time that a table is opened."""
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+
+    assert StorageOptions(given).values_for(uri).items() - TRIES == options.items()
+
+
+def test_a_path_that_spark_writes_with_one_slash_is_no_folder_here() -> None:
+    assert folder_here("dbfs:/checkpoints/orders") is None
+    assert folder_here("file:/check%20points") == "/check points"
+    assert folder_here("./a:b/c") == "./a:b/c"
 
 
 def test_storage_that_is_back_is_tried_within_a_second() -> None:
@@ -208,7 +253,7 @@ def test_a_scheme_that_nobody_knows_is_refused() -> None:
             },
             {
                 "aws_access_key_id": "of lake",
-                "aws_endpoint_url": "https://s3.example",
+                "aws_endpoint_url": "https://lake.s3.example",
                 "aws_virtual_hosted_style_request": "true",
             },
         ),
@@ -230,8 +275,13 @@ def test_a_scheme_that_nobody_knows_is_refused() -> None:
         ("s3://lake/t", {"fs.s3a.endpoint": "s3.amazonaws.com"}, {}),
         (
             "s3://lake/t",
-            {"fs.s3a.endpoint": "s3.eu-central-1.amazonaws.com"},
-            {"aws_endpoint_url": "https://s3.eu-central-1.amazonaws.com", "aws_region": "eu-central-1"},
+            {"fs.s3a.endpoint": "s3.eu-central-1.amazonaws.com", "fs.s3a.path.style.access": "false"},
+            {"aws_region": "eu-central-1", "aws_virtual_hosted_style_request": "true"},
+        ),
+        (
+            "s3://lake/t",
+            {"fs.s3a.endpoint": "s3.cn-north-1.amazonaws.com.cn"},
+            {"aws_endpoint_url": "https://s3.cn-north-1.amazonaws.com.cn"},
         ),
         (
             "s3://lake/t",

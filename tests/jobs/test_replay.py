@@ -103,11 +103,21 @@ def test_messages_go_to_the_table(session: SparkSession, monkeypatch: pytest.Mon
     assert "rows added to /lake/t: 40 · steps: 3" in shown
 
 
+@pytest.mark.parametrize(
+    ("store", "secrets"),
+    [("s3://lake/offsets", '{"aws_region": "eu"}'), ("s3://other/offsets", None)],
+    ids=["the same", "another bucket's"],
+)
 def test_the_record_is_reached_by_spark_s_settings_where_no_option_says_how(
-    monkeypatch: pytest.MonkeyPatch,
+    store: str, secrets: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """H3, J1"""
-    conf = SimpleNamespace(getAll=lambda: [("spark.hadoop.fs.s3a.endpoint.region", "eu")])
+    """H3, J1: where they are the store's, too."""
+    conf = SimpleNamespace(
+        getAll=lambda: [
+            ("spark.hadoop.fs.s3a.endpoint.region", "eu"),
+            ("spark.hadoop.fs.s3a.bucket.other.endpoint.region", "us"),
+        ]
+    )
     spark = SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: conf))
     made = create_autospec(Replay)
     made.return_value.to_topic.return_value = ReplaySummary(
@@ -116,9 +126,20 @@ def test_the_record_is_reached_by_spark_s_settings_where_no_option_says_how(
     monkeypatch.setattr(jobs.replay, "Replay", made)
     monkeypatch.setattr(jobs.replay, "spark_session", lambda _: nullcontext(spark))
 
-    run(settings(nameServers="h:1", topic="t", toTopic="copy", record="s3://lake/record"))
+    run(
+        settings(
+            nameServers="h:1",
+            topic="t",
+            toTopic="copy",
+            record="s3://lake/record",
+            offsetStore=store,
+            endingOffsets="group",
+            endingGroup="g",
+        )
+    )
 
-    assert made.call_args.args[1].storage_secrets == '{"aws_region": "eu"}'
+    assert made.call_args.args[1].storage_secrets == secrets
+    assert ("Spark's settings of storage are not used" in caplog.text) == (secrets is None)
 
 
 @pytest.mark.parametrize(

@@ -378,7 +378,9 @@ def test_storage_that_no_option_reaches_is_reached_by_spark_s_settings() -> None
     [
         ({}, ['storageSecrets={"aws_region": "eu"}'], {"aws_region": "eu"}),
         ({"AWS_SECRET_ACCESS_KEY": "of another"}, [], None),
-        ({"AWS_REGION": "eu", "AWS_SSE_KMS_KEY_ID": "k"}, [], {"aws_access_key_id": "a"}),
+        ({"AWS_WEB_IDENTITY_TOKEN_FILE": "/token", "AWS_REGION": "eu"}, [], None),
+        ({"AWS_ENDPOINT_URL": "http://store"}, [], None),
+        ({"AWS_REGION": "eu", "AZURE_STORAGE_ACCOUNT_KEY": "k"}, [], {"aws_access_key_id": "a"}),
     ],
 )
 def test_spark_s_settings_of_storage_join_no_keys_of_option_or_environment(

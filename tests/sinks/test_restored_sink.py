@@ -277,7 +277,8 @@ def test_a_restore_while_spark_adds_rows_is_noticed_by_the_next_batch(
 
     for sink in (by_spark, prepared(path)) if is_running else (prepared(path),):
         with pytest.raises(
-            SinkConflict, match=r"at version 2, while Spark added .*\(version 3\).* restore version 2, run"
+            SinkConflict,
+            match=r"at version 2, while rows .* being added \(version 3\).* restore version 2, run",
         ):
             sink.begin(GROUP, {Q0: 0})
     with pytest.raises(OffsetError, match=r"would be there twice: restore version 2 first"):
@@ -331,6 +332,34 @@ def test_what_others_commit_while_a_batch_runs_does_not_stop_spark_s_writer(
     assert by_spark.watermarks(GROUP) == {QueueGeneration(Q0, 0): 5, QueueGeneration(Q1, 0): 2}
     assert prepared(path).begin(GROUP, {Q0: 0, Q1: 0}).watermarks == {Q0: 5, Q1: 2}
     assert offsets_in(path) == [3, 4]
+
+
+@pytest.mark.parametrize("writer", ["sink", "by_spark"])
+def test_a_group_that_has_no_rows_lost_none_by_a_restore(
+    writer: str, path: Path, request: pytest.FixtureRequest
+) -> None:
+    """H1: whoever commits while its first batch runs."""
+    request.getfixturevalue(writer)
+    DeltaTable(path).restore(0)
+    batch, files = begun(prepared(path), "new")
+    write_deltalake(path, pa.table(rows(Q1, 7, 9)), mode="append")
+
+    batch.commit(files, {Q0: 5})
+
+    assert offsets_in(path) == [3, 4]
+    assert prepared(path).begin("new", {Q0: 0}).watermarks == {Q0: 5}
+
+
+@pytest.mark.parametrize("writer", ["sink", "by_spark"])
+def test_a_batch_of_a_queue_that_has_no_rows_hides_no_restore_of_the_others(
+    writer: str, path: Path, request: pytest.FixtureRequest
+) -> None:
+    """H1: behind its commit nobody would look for the RESTORE any more."""
+    made = request.getfixturevalue(writer)
+    DeltaTable(path).restore(0)
+
+    with pytest.raises(SinkConflict, match="was restored at version"):
+        made.begin(GROUP, {Q1: 0})
 
 
 @pytest.mark.parametrize("writer", ["sink", "by_spark"])

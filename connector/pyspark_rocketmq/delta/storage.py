@@ -136,7 +136,8 @@ def folder_here(path: str) -> str | None:
     """The folder on this machine that a path or a URI names; None for other storage."""
     if path.startswith("file:"):
         return unquote(urlsplit(path).path)
-    return None if "://" in path else path
+    # Spark writes dbfs:/… and viewfs:/… with one slash.
+    return None if "://" in path or _SINGLE_SLASH.match(path) else path
 
 
 def check_exclusive_create(uri: str) -> None:
@@ -262,7 +263,7 @@ class StorageOptions:
         """What reaches the storage of ``uri``: environment and tries included; empty for a folder here."""
         if folder_here(uri) is not None:
             return {}
-        given = {**_environment_for(uri), **self.values}
+        given = _joined(self.values, _environment_for(uri))
         self._used = {**_patience_for(uri, given), **given}
         return self._used
 
@@ -373,8 +374,8 @@ _FROM_ENVIRONMENT: Final[Mapping[str, tuple[str, ...]]] = {
         "AWS_SESSION_TOKEN",
         "AWS_REGION",
         "AWS_DEFAULT_REGION",
-        "AWS_ENDPOINT_URL",
         "AWS_ENDPOINT_URL_S3",
+        "AWS_ENDPOINT_URL",
         "AWS_ALLOW_HTTP",
         "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
         "AWS_CONDITIONAL_PUT",
@@ -401,6 +402,30 @@ _FROM_ENVIRONMENT: Final[Mapping[str, tuple[str, ...]]] = {
     "gs": ("GOOGLE_SERVICE_ACCOUNT_KEY",),
 }
 """What is true on any machine. A role's or a file's name is not: each process finds its own."""
+_ROLES: Final[Mapping[str, tuple[str, ...]]] = {
+    "s3": (
+        "AWS_PROFILE",
+        "AWS_ROLE_ARN",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "AWS_SHARED_CREDENTIALS_FILE",
+    ),
+    "az": ("AZURE_FEDERATED_TOKEN_FILE", "IDENTITY_ENDPOINT", "MSI_ENDPOINT"),
+    "gs": ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
+}
+_REGIONS: Final = frozenset({"AWS_REGION", "AWS_DEFAULT_REGION"})
+"""Many machines have one, whatever their programs reach."""
+_BRAND: Final = re.compile("^(?:aws|azure_storage|azure|google)_")
+_SYNONYMS: Final = {
+    "default_region": "region",
+    "endpoint_url": "endpoint",
+    "endpoint_url_s3": "endpoint",
+    "token": "session_token",
+    "access_key": "account_key",
+    "master_key": "account_key",
+    "sas_token": "sas_key",
+}
 _FAMILY_OF: Final = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
     **dict.fromkeys(("az", "adl", "azure", "abfs", "abfss"), "az"),
@@ -426,9 +451,24 @@ def _environment_for(uri: str) -> dict[str, str]:
     return {name: text for name in names if (text := os.environ.get(name))}
 
 
-def has_keys_in_environment(uri: str) -> bool:
-    """Whether this process's environment has credentials of the storage of ``uri``."""
-    return any(_SECRET.search(name) and "SSE" not in name for name in _environment_for(uri))
+def is_reached_by_environment(uri: str) -> bool:
+    """Whether this process's environment says more of the storage of ``uri`` than a region."""
+    place = table_uri(uri)
+    roles = _ROLES.get(_FAMILY_OF.get(urlsplit(place).scheme.lower(), ""), ())
+    return not _environment_for(place).keys() <= _REGIONS or any(map(os.environ.get, roles))
+
+
+def _joined(*layers: Mapping[str, str]) -> dict[str, str]:
+    """One of each option, the first one; delta-rs would take any of those that have several names."""
+    joined: dict[str, str] = {}
+    known: set[str] = set()
+    for name, text in (item for layer in layers for item in layer.items()):
+        plain = _BRAND.sub("", name.lower())
+        plain = _SYNONYMS.get(plain, plain)
+        if plain not in known:
+            joined[name] = text
+        known.add(plain)
+    return joined
 
 
 NO_OPTIONS: Final = StorageOptions()
@@ -457,9 +497,7 @@ _OWN_PROVIDER: Final = re.compile(
     r"(?:.*\.)?(?:Simple|Temporary|Default|Instance|IAM|Environment|Container|WebIdentity)\w*"
 )
 """Classes that find what delta-rs finds, too, or take the keys that it is given."""
-_AWS_ENDPOINT: Final = re.compile(
-    r"(?:https?://)?s3(?:[.-]([a-z]{2}-[a-z-]+-\d))?\.amazonaws\.com(?:\.cn)?/?"
-)
+_AWS_ENDPOINT: Final = re.compile(r"(?:https?://)?s3(?:[.-]([a-z]{2}-[a-z-]+-\d))?\.amazonaws\.com/?")
 _ACCOUNT: Final = re.compile(r"fs\.azure\..*\.([^.]+)(?:\.z\d+)?\.(?:dfs|blob)\.")
 
 
@@ -473,7 +511,7 @@ def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str,
     | ``fs.s3a.session.token`` | ``aws_session_token`` |
     | ``fs.s3a.endpoint`` | ``aws_endpoint_url``; of AWS's own the region |
     | ``fs.s3a.endpoint.region`` | ``aws_region`` |
-    | ``fs.s3a.path.style.access=false`` | ``aws_virtual_hosted_style_request=true`` |
+    | ``fs.s3a.path.style.access=false`` | ``aws_virtual_hosted_style_request=true``, the bucket in the host |
     | ``fs.s3a.connection.ssl.enabled=false``, an endpoint ``http://…`` | ``allow_http=true`` |
     | ``fs.s3a.encryption.algorithm`` | ``aws_server_side_encryption`` |
     | ``fs.s3a.encryption.key`` | ``aws_sse_kms_key_id``, ``aws_sse_customer_key_base64`` |
@@ -501,7 +539,7 @@ def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str,
     match _FAMILY_OF.get(place.scheme.lower()):
         case "s3":
             found = _HadoopSettings(plain, "fs.s3a.", rf"fs\.s3a\.bucket\.{re.escape(place.netloc)}\.(.+)")
-            options = _of_s3a(found)
+            options = _of_s3a(found, place.netloc)
         case "az":
             container, _, host = place.netloc.rpartition("@")
             account = host.partition(".")[0] if "." in host else _only_account(plain, uri)
@@ -563,10 +601,14 @@ class _HadoopSettings:
         ]
 
 
-def _of_s3a(found: _HadoopSettings) -> dict[str, str]:
+def _of_s3a(found: _HadoopSettings, bucket: str) -> dict[str, str]:
     options = _of_endpoint(found) | _of_encryption(found) | found.options(_S3A)
     if found.told("path.style.access").lower() == "false":
         options["aws_virtual_hosted_style_request"] = "true"
+        if endpoint := options.get("aws_endpoint_url"):
+            # delta-rs does not put it there, and would take the path's first part for the bucket.
+            scheme, _, host = endpoint.partition("://")
+            options["aws_endpoint_url"] = f"{scheme}://{bucket}.{host}"
     providers = "aws.credentials.provider"
     if all(map(_OWN_PROVIDER.fullmatch, found.peek(providers).replace(",", " ").split())):
         found.told(providers)
@@ -578,10 +620,9 @@ def _of_endpoint(found: _HadoopSettings) -> dict[str, str]:
     is_plain = found.told("connection.ssl.enabled").lower() == "false"
     endpoint = found.told("endpoint")
     of_aws = _AWS_ENDPOINT.fullmatch(endpoint)
-    if of_aws is not None and of_aws[1]:
-        options["aws_region"] = of_aws[1]
-    elif of_aws is not None:
-        # To Hadoop that of every region, to delta-rs the one of a single region: it finds each by itself.
+    if of_aws is not None:
+        # The one without a region is that of every region to Hadoop: delta-rs finds each by itself.
+        options |= {"aws_region": of_aws[1]} if of_aws[1] else {}
         endpoint = ""
     if endpoint:
         scheme = "http" if is_plain else "https"

@@ -48,11 +48,16 @@ from pyspark_rocketmq.errors import OptionError, RocketMQError, SchemaError, Sin
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import POSITION_COLUMNS, generation_of
 from pyspark_rocketmq.sinks.delta_log import SinkLog, TableLog
-from pyspark_rocketmq.sinks.delta_rules import SinkCommit, cannot_take_files, check_columns, own_metadata
+from pyspark_rocketmq.sinks.delta_rules import (
+    SinkCommit,
+    cannot_take_files,
+    check_columns,
+    group_app_id,
+    own_metadata,
+)
 from pyspark_rocketmq.sinks.delta_table import (
     GroupCommit,
     SinkTable,
-    group_app_id,
     log_store_problem,
     plain_path,
 )

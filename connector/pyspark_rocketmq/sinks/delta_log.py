@@ -43,7 +43,7 @@ from pyspark_rocketmq.delta.table import (
 )
 from pyspark_rocketmq.errors import OffsetError, SchemaError
 from pyspark_rocketmq.sinks.delta_files import NULL_PARTITION, WrittenFile, is_folder_name
-from pyspark_rocketmq.sinks.delta_rules import SinkCommit, restored_to
+from pyspark_rocketmq.sinks.delta_rules import SinkCommit, group_app_id, restored_to
 from pyspark_rocketmq.sinks.restores import SeenCommits, look_back
 
 logger = logging.getLogger(__name__)
@@ -233,6 +233,10 @@ class SinkLog(LogHandle):
         """Stored versions of those of these transaction ids that the table has."""
         raise NotImplementedError
 
+    def knows(self, consumer_group: str) -> bool:
+        """Whether the group has ever committed rows."""
+        return self.newest_commit(consumer_group) is not None
+
     def add_columns(self, schema: pa.Schema) -> None:
         """Add columns."""
         raise NotImplementedError
@@ -321,8 +325,8 @@ class SinkLog(LogHandle):
             came_past = log.came_past_restore(consumer_group)
             if came_past is not None:
                 raise OffsetError(
-                    f"While {self.log.table_uri} was restored at version {restored_at}, Spark was adding "
-                    f"rows of group {consumer_group}, which are in version {came_past}. They are consumed "
+                    f"While {self.log.table_uri} was restored at version {restored_at}, rows of group "
+                    f"{consumer_group} were being added, which are in version {came_past}. They are consumed "
                     f"again, too, and would be there twice: restore version {came_past - 1} first, and call "
                     "this again."
                 )
@@ -444,6 +448,15 @@ class TableLog(SinkLog):
             known = {app_id: table.transaction_version(app_id) for app_id in app_ids}
         versions = ((app_id, known.get(app_id)) for app_id in app_ids)
         return {app_id: version for app_id, version in versions if version is not None}
+
+    def knows(self, consumer_group: str) -> bool:
+        """See :meth:`SinkLog.knows`."""
+        try:
+            known = self.all_transactions()
+        except (OSError, ValueError, KeyError):
+            return super().knows(consumer_group)
+        group = group_app_id(consumer_group)
+        return any(each == group or each.startswith(f"{group}:") for each in known)
 
     def add_columns(self, schema: pa.Schema) -> None:
         """Add columns.

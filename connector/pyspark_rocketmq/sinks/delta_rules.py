@@ -27,6 +27,11 @@ def app_id(consumer_group: str, queue: MessageQueue, generation: int = 0) -> str
     return f"{first}.{generation}" if generation else first
 
 
+def group_app_id(consumer_group: str) -> str:
+    """The transaction id that counts a group's commits; no queue's has this form."""
+    return f"rocketmq:{consumer_group}"
+
+
 POSITION_TYPES = {"topic": "string", "brokerName": "string", "queueId": "integer", "queueOffset": "long"}
 """Columns every sink table has, by Delta's type names: which message a row came from."""
 

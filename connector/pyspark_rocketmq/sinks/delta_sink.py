@@ -370,8 +370,7 @@ class DeltaSink:
         refused = self._table.check_unaltered(form)
         before = self._table.group_commit(log, consumer_group, queues.items())
         watermarks = _in_generations(before, consumer_group, queues)
-        if any(watermarks.values()):
-            self._table.check_not_restored(log, consumer_group)
+        self._table.check_not_restored(log, consumer_group)
         writer = TaskWriter(
             table_uri=self._table.rows_uri,
             # Spark reads the rows again, and brings them into the table's own form.

@@ -51,6 +51,7 @@ from pyspark_rocketmq.sinks.delta_rules import (
     check_columns,
     check_wanted,
     given_columns,
+    group_app_id,
     own_metadata,
     refused_features,
     uncompacted_features,
@@ -91,11 +92,6 @@ class GroupCommit:
         if WATERMARKS not in own:
             return None
         return cls(watermarks=own[WATERMARKS], number=own[_NUMBER], is_by_spark=True)
-
-
-def group_app_id(consumer_group: str) -> str:
-    """The transaction id that counts a group's commits; no queue's has this form."""
-    return f"rocketmq:{consumer_group}"
 
 
 def spark_address(spark: SparkSession | None, path: str) -> str | None:
@@ -358,24 +354,29 @@ class SinkTable:
         Raises:
             SinkConflict: If so.
         """
-        restored_at = log.restored_since_last_commit(consumer_group)
+        # A group that has no rows there has lost none.
+        restored_at = log.restored_since_last_commit(consumer_group) if log.knows(consumer_group) else None
         if restored_at is None:
             return
         came_past = log.came_past_restore(consumer_group)
         when = (
             f"after group {consumer_group} wrote to it last"
             if came_past is None
-            else f"while Spark added rows of group {consumer_group} (version {came_past})"
+            else f"while rows of group {consumer_group} were being added (version {came_past})"
         )
         first = "" if came_past is None else f"restore version {came_past - 1}, "
+        undo = (
+            "If the RESTORE was a mistake, restore the version before it first: then nothing is consumed "
+            "again. "
+        )
         raise SinkConflict(
             f"The Delta table {self.path} was restored at version {restored_at}, {when}: "
             "rows may be gone, while the watermarks still say that they "
             "are there and would keep them from being written again. To have the messages consumed again "
             f"whose rows are gone, stop every query of the group, {first}run "
             f"DeltaSink({self.path!r}).follow_restore({consumer_group!r}, STORE) with the group's offset "
-            "store, for example DeltaOffsetStore(path), and start the query again. If the RESTORE was a "
-            "mistake, restore the version before it first: then nothing is consumed again. To accept the "
+            "store, for example DeltaOffsetStore(path), and start the query again. "
+            f"{undo if came_past is None else ''}To accept the "
             "gap, stop them and run in Python: `from pyspark_rocketmq import DeltaSink; sink = "
             f"DeltaSink({self.path!r}); sink.rewind({consumer_group!r}, {{key.queue: offset for key, "
             f"offset in sink.watermarks({consumer_group!r}).items()}})`. To start over with an empty sink "

@@ -87,11 +87,11 @@ def clear_unwritten_plan(spark: SparkSession, checkpoint: str) -> None:
 
 
 def qualified(spark: SparkSession, path: str) -> str:
-    """The URI of a path as Spark takes it."""
+    """The URI of a path as Spark takes it, percent-encoded."""
     jvm: Any = spark._jvm  # noqa: SLF001 - only Spark knows its file systems
     place = jvm.org.apache.hadoop.fs.Path(path)
     files = place.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
-    return str(files.makeQualified(place))
+    return str(files.makeQualified(place).toUri())
 
 
 def stoppable(function: BatchFunction) -> BatchFunction:
