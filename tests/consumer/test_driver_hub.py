@@ -51,12 +51,12 @@ class Query:
     def is_told(self, kind: str) -> bool:
         return any(said["type"] == kind for said in self.heard)
 
-    def begin(self, *committed: list[Part]) -> TaskInstructions:
+    def begin(self, *committed: list[Part], failure: BaseException | None = None) -> TaskInstructions:
         def commit(part: Part) -> None:
             for each in committed:
                 each.append(part)
-            if not committed:
-                raise ConnectionError("the storage is away")
+            if failure is not None:
+                raise failure
 
         terms = self.hub.begin(3, commit)
         assert terms is not None
@@ -102,9 +102,14 @@ def test_finished_ranges_are_committed_while_the_job_runs(query: Query) -> None:
     assert query.hub.end(could_ask=True) == BatchEnd(1, frozenset({"part"}), ())
 
 
-def test_a_failed_early_commit_is_left_to_the_end_of_the_batch(query: Query) -> None:
+class PanicException(BaseException):
+    """As pyo3 raises it where Rust panics."""
+
+
+@pytest.mark.parametrize("failure", [ConnectionError("the storage is away"), PanicException("a bug")])
+def test_a_failed_early_commit_is_left_to_the_end_of_the_batch(query: Query, failure: BaseException) -> None:
     """H1: it is the driver's, and its queue is nobody else's before."""
-    instructions = query.begin()
+    instructions = query.begin(failure=failure)
     assert instructions.hand_over("part", {A}, {})
     instructions.await_taken()
 

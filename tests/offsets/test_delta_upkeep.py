@@ -269,6 +269,24 @@ def test_files_that_the_log_can_still_open_are_kept_however_old(
     assert {change: store.rows_of(GROUP, change) for change in store.changes(GROUP)} == before
 
 
+def test_an_old_state_that_cannot_be_read_any_more_stops_no_upkeep(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F1, F5: as after a VACUUM, which nobody is to run there."""
+    store = DeltaOffsetStore(path)
+    commits(store, 3)
+    store.reset(GROUP, {Q0: 1})
+    commits(store, 1, first=2)
+    DeltaTable(path).vacuum(0, dry_run=False, enforce_retention_duration=False)
+
+    commits(store, 6 * EVERY, first=3)
+
+    assert "a state of offsets is not kept" in caplog.text
+    assert "not looked after" not in caplog.text
+    assert len(LogFiles(str(path)).readable_versions()) < KEPT + 2 * EVERY
+    assert store.read(GROUP)[Q0].next_offset == 6 * EVERY + 2
+
+
 def test_two_upkeeps_at_once_record_the_past_once(path: Path) -> None:
     """C5: one of them fails, and says so."""
     store = DeltaOffsetStore(path)

@@ -190,8 +190,9 @@ class DriverHub:
         assert self._commit is not None, "parts are taken between begin and end"
         try:
             self._commit(part)
-        except Exception:
-            # It is tried once more at the batch's end, and fails the batch if it must.
+        except BaseException:
+            # It is tried once more at the batch's end, and fails the batch if it must. A panic of delta-rs is
+            # no Exception.
             logger.exception(
                 "a part of the batch could not be committed ahead of its end queues=%d", len(part.queues)
             )
@@ -203,8 +204,8 @@ class DriverHub:
         while (do := self._work.get()) is not None:
             try:
                 do()
-            except Exception:
-                # Nobody watches this thread.
+            except BaseException:
+                # Nobody watches this thread, and a batch's end waits for it.
                 logger.exception("failure of a thread that commits ahead of a batch's end, going on")
 
     def _run_over(self) -> None:

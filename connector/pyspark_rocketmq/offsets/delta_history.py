@@ -27,7 +27,14 @@ from deltalake.exceptions import TableNotFoundError
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions
-from pyspark_rocketmq.delta.table import UpkeepThread, create_table, open_table, query_rows, sql_literal
+from pyspark_rocketmq.delta.table import (
+    STORAGE_ERRORS,
+    UpkeepThread,
+    create_table,
+    open_table,
+    query_rows,
+    sql_literal,
+)
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.delta_rows import SCHEMA, rows_from_table, rows_to_table
@@ -231,7 +238,22 @@ class Upkeep:
             for each in range(max(recorded + 1, readable.start), version + 1)
         )
         changes = worth_keeping([change for change in found if change is not None])
-        moments = [moment for change in changes for moment in self._moments(change)]
+        kept: list[list[Moment]] = []
+        for change in reversed(changes):
+            try:
+                kept.append(self._moments(change))
+            except STORAGE_ERRORS as error:
+                if not kept:
+                    # The newest rows can be read, or the storage is away.
+                    raise
+                logger.warning(
+                    "a state of offsets is not kept, since a file of it is gone or damaged path=%s "
+                    "version=%d: %s",
+                    masked(self._table_uri),
+                    change.version,
+                    self._storage.told(error),
+                )
+        moments = [moment for each in reversed(kept) for moment in each]
         if moments:
             history.append(moments, version)
 

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.planning import split_ranges
 from pyspark_rocketmq.delta.storage import StorageOptions, TableName
-from pyspark_rocketmq.display import peer_text
+from pyspark_rocketmq.display import masked, peer_text
 from pyspark_rocketmq.errors import OptionError, RocketMQError, SchemaError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
 from pyspark_rocketmq.options.parsers import MAX_TOPIC_LENGTH, resource_name
@@ -39,6 +39,7 @@ from pyspark_rocketmq.replay.tasks import (
     run_tasks,
 )
 from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
+from pyspark_rocketmq.sinks.delta_table import log_store_problem
 from pyspark_rocketmq.sinks.shared_storage import check_shared, is_on_one_machine
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.readers import RocketMQBatchReader
@@ -115,7 +116,8 @@ class Replay:
 
         ``path`` is its path, its URI, or its name, ``SCHEMA.TABLE`` or ``CATALOG.SCHEMA.TABLE``.
 
-        Each step is one commit, and adds nothing twice even when several runs write at the same time.
+        Each step is one commit, and adds nothing twice even when several runs write at the same time; on S3
+        only with a log store for several writers.
 
         Raises:
             SchemaError: If the table has other columns than the messages.
@@ -136,10 +138,12 @@ class Replay:
         spark, name = self._spark, TableName.of(path)
         check_delta(spark)
         table = _made_table(spark, path, name, names)
+        address = path if name is None else _location(spark, name)
+        _warn_of_other_writers(spark, address)
         _check_columns(path, table.columns, names.fieldNames())
         if is_classic(spark) and not is_on_one_machine(spark):
             # A path without a scheme is on Spark's own file system here, which only Spark knows.
-            check_shared(spark, {"table": qualified(spark, path) if name is None else _location(spark, name)})
+            check_shared(spark, {"table": qualified(spark, path) if name is None else address})
 
         def write(parts: list[QueuePartition]) -> int:
             rows = run_tasks(self._spark, ReadRanges(parts), len(parts), names)
@@ -291,6 +295,14 @@ class Replay:
 def _location(spark: SparkSession, name: TableName) -> str:
     [detail] = spark.sql(f"DESCRIBE DETAIL {name.sql}").collect()
     return str(detail["location"])
+
+
+def _warn_of_other_writers(spark: SparkSession, address: str) -> None:
+    problem = log_store_problem(address, lambda name: spark.conf.get(name, None))
+    if problem is not None:
+        logger.warning(
+            "nothing else may write the table while the replay runs path=%s: %s", masked(address), problem
+        )
 
 
 def _made_table(spark: SparkSession, path: str, name: TableName | None, columns: StructType) -> DataFrame:
