@@ -59,7 +59,7 @@ class Target:
 
 def sender_of(target: Target, clock: FakeClock, *, is_repeated: bool = False) -> QueueSender:
     return QueueSender(
-        target.send, target.stored_until, clock, clock.advance,
+        target.send, target.stored_until, clock, clock.advance, what="orders/0 into copy/0",
         is_repeated=is_repeated, settle_s=SETTLE_S, retry_timeout_s=1e6,
     )  # fmt: skip
 
@@ -106,6 +106,53 @@ def test_nothing_is_looked_at_while_all_goes_well() -> None:
     assert clock.monotonic_s() < SETTLE_S
 
 
+@pytest.mark.parametrize("slept", ["not", "asleep", "stopped"])
+def test_an_attempt_that_stood_still_sends_nothing_behind_another(slept: str) -> None:
+    """H3: Spark has begun the task again, and this one wakes."""
+    clock = FakeClock()
+    target = Target([], clock)
+    sender = sender_of(target, clock)
+    sender.put(ROWS[:10])
+    if slept != "not":
+        send_all(sender_of(target, clock, is_repeated=True), 10)
+    if slept == "asleep":
+        # The monotonic clock of a machine that sleeps stands still.
+        clock.step(200.0)
+    else:
+        clock.advance(200.0)
+
+    if slept == "not":
+        sender.put(ROWS[10:20])
+        assert target.stored == BODIES[:20]
+        return
+    with pytest.raises(RocketMQError, match=r"up to 130 of orders/0 into copy/0, while this one .* at 110"):
+        sender.put(ROWS[10:20])
+    assert target.stored == BODIES
+
+
+def test_an_attempt_that_lost_an_answer_sends_nothing_behind_another() -> None:
+    """H3"""
+    clock = FakeClock()
+    target = Target(["stored", "request lost"], clock)
+    sender = sender_of(target, clock)
+    sender.put(ROWS[:10])
+    other = sender_of(target, clock, is_repeated=True)
+    target.stored += BODIES[10:15]
+
+    def overtaken() -> int:
+        target.stored_until = real  # type: ignore[method-assign]
+        target.stored += BODIES[15:25]
+        return real()
+
+    real, target.stored_until = target.stored_until, overtaken  # type: ignore[method-assign]
+    sender._read_stored_until = target.stored_until
+    with pytest.raises(RocketMQError, match="Another attempt of this task"):
+        sender.put(ROWS[10:20])
+    other.put(ROWS[10:20])
+    other.put(ROWS[20:])
+    assert target.stored == BODIES
+
+
 def test_permanent_errors_surface() -> None:
     """H3: a message that brokers do not take, or a look that cannot tell."""
     clock = FakeClock()
@@ -114,7 +161,7 @@ def test_permanent_errors_surface() -> None:
         raise RocketMQError("too large")
 
     sender = QueueSender(
-        refuse, lambda: 0, clock, clock.advance, is_repeated=False, settle_s=1, retry_timeout_s=9
+        refuse, lambda: 0, clock, clock.advance, what="q", is_repeated=False, settle_s=1, retry_timeout_s=9
     )
 
     with pytest.raises(RocketMQError, match="too large"):

@@ -33,6 +33,9 @@ from pyspark_rocketmq.wire.messages import decode_stored_messages, encode_batch
 from pyspark_rocketmq.wire.requests.pull import PullRequest
 from pyspark_rocketmq.wire.requests.send import EncodedBatch, SendResult, split_batch
 
+_STOOD_STILL_S: Final = 10.0
+"""Less than Spark waits for an executor until it begins another attempt (``spark.network.timeout``)."""
+
 Row = tuple[int, Message]
 """Source offset, and what is sent."""
 
@@ -41,7 +44,9 @@ class QueueSender:
     """Sends one range, each message once.
 
     After a request that may or may not be stored, the sender reads the target before it sends anything
-    again. It waits before that, so that a request still on its way can arrive.
+    again. It waits before that, so that a request still on its way can arrive. It reads the target, too,
+    after it has stood still, as on a machine that was stopped: Spark may have begun another attempt
+    meanwhile, and where that has sent more this one ends.
     """
 
     def __init__(
@@ -51,15 +56,17 @@ class QueueSender:
         clock: Clock,
         sleep: Callable[[float], object],
         *,
+        what: str,
         is_repeated: bool,
         settle_s: float,
         retry_timeout_s: float,
     ) -> None:
         """Send nothing yet.
 
-        ``send`` stores messages, all or none, or raises; ``stored_until`` reads from the target the first
-        source offset that is not stored. ``is_repeated``: an earlier attempt of the task may have sent a part
-        of the range. ``settle_s``: how long a request that timed out may still be on its way.
+        ``what`` names range and target for errors; ``send`` stores messages, all or none, or raises;
+        ``stored_until`` reads from the target the first source offset that is not stored. ``is_repeated``: an
+        earlier attempt of the task may have sent a part of the range. ``settle_s``: how long a request that
+        timed out may still be on its way.
         """
         self._send = send
         self._read_stored_until = stored_until
@@ -67,8 +74,18 @@ class QueueSender:
         self._sleep = sleep
         self._settle_s = settle_s
         self._retry_timeout_s = retry_timeout_s
+        self._what = what
         self._stored_until = 0
+        self._own_until: int | None = None
+        """Behind what this sender has stored or found; None before its first messages."""
+        self._can_be_own = 0
+        """Up to where what the target shows may be this sender's."""
+        self._seen_s = self._now_s()
         self._is_unsure = self._is_on_its_way = is_repeated
+
+    def _now_s(self) -> tuple[float, float]:
+        # The monotonic clock of a machine that sleeps stands still.
+        return self._clock.monotonic_s(), self._clock.now_s()
 
     def put(self, rows: Sequence[Row]) -> None:
         """Send the next messages of the range, few enough for a batch; they are stored when it returns.
@@ -76,8 +93,16 @@ class QueueSender:
         Raises:
             RocketMQError: If that is not so, or cannot be found out.
         """
+        end = rows[-1][0] + 1
+        stood_still_s = max(now - seen for seen, now in zip(self._seen_s, self._now_s(), strict=True))
+        if stood_still_s >= _STOOD_STILL_S and self._own_until is not None:
+            self._is_unsure, self._can_be_own = True, self._own_until
+        else:
+            self._can_be_own = end
         deadline = Deadline.after(self._clock, self._retry_timeout_s)
         call_with_retry(lambda: self._attempt(rows), UNTIL_DEADLINE, deadline, self._sleep)
+        self._own_until = max(end, self._stored_until)
+        self._seen_s = self._now_s()
 
     def _attempt(self, rows: Sequence[Row]) -> None:
         if self._is_on_its_way:
@@ -85,7 +110,13 @@ class QueueSender:
             self._is_on_its_way = False
         if self._is_unsure:
             self._stored_until = self._read_stored_until()
-            self._is_unsure = False
+            if self._own_until is not None and self._stored_until > self._can_be_own:
+                raise RocketMQError(
+                    f"Another attempt of this task has sent offsets up to {self._stored_until} of "
+                    f"{self._what}, while this one stood still at {self._own_until}. This one ends, so that nothing is "
+                    "there twice; if the replay ends with this error, run it again."
+                )
+            self._is_unsure, self._can_be_own = False, rows[-1][0] + 1
         missing = [message for queue_offset, message in rows if queue_offset >= self._stored_until]
         if not missing:
             return
@@ -188,6 +219,7 @@ class ResendRanges:
             target.stored_until,
             SystemClock(),
             time.sleep,
+            what=f"{part.sending.source} into {part.sending.target}",
             is_repeated=is_repeated,
             settle_s=self.send_timeout_s,
             retry_timeout_s=partition.retry_timeout_s,
