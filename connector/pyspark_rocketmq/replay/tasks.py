@@ -113,8 +113,8 @@ class QueueSender:
             if self._own_until is not None and self._stored_until > self._can_be_own:
                 raise RocketMQError(
                     f"Another attempt of this task has sent offsets up to {self._stored_until} of "
-                    f"{self._what}, while this one stood still at {self._own_until}. This one ends, so that nothing is "
-                    "there twice; if the replay ends with this error, run it again."
+                    f"{self._what}, while this one stood still at {self._own_until}. This one "
+                    "ends, so that nothing is there twice; if the replay ends with this error, run it again."
                 )
             self._is_unsure, self._can_be_own = False, rows[-1][0] + 1
         missing = [message for queue_offset, message in rows if queue_offset >= self._stored_until]
