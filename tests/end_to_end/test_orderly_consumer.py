@@ -206,7 +206,7 @@ def test_a_checkpoint_with_state_must_be_on_storage_that_all_machines_share(
 
     consumption.drain()
 
-    here = f"file:{place}" if consumption.engine == "state" else None
+    here = f"file://{place}" if consumption.engine == "state" else None
     assert looked_for[0].get("checkpoint") == here
     assert check_sink(consumption.sink, expected).is_clean
 
