@@ -11,6 +11,7 @@ do at ``/-/faults``.
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import re
 import sys
@@ -111,6 +112,7 @@ class GoogleGate(Gate):
 
     def __init__(self, port: int) -> None:
         super().__init__(port)
+        self._numbers = itertools.count()
         self._uploads: dict[str, dict[int, bytes]] = {}
 
     def _passed_on(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
@@ -136,7 +138,7 @@ class GoogleGate(Gate):
     ) -> Answer:
         """An upload in parts, which are kept here until it ends."""
         if "uploads" in query:
-            upload = str(len(self._uploads))
+            upload = str(next(self._numbers))
             self._uploads[upload] = {}
             told = f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId>"
             return Answer(200, {}, f"{told}</InitiateMultipartUploadResult>".encode())
@@ -145,10 +147,13 @@ class GoogleGate(Gate):
             [number] = query["partNumber"]
             self._uploads[upload][int(number)] = body
             return Answer(200, {"etag": f'"{number}"'}, b"")
-        parts = self._uploads.pop(upload)
         if method == "DELETE":
+            self._uploads.pop(upload, None)
             return Answer(204, {}, b"")
+        parts = self._uploads[upload]
         stored = self._stored(bucket, name, None, b"".join(parts[number] for number in sorted(parts)))
+        if stored.status != 200:
+            return stored
         told = f"<CompleteMultipartUploadResult><ETag>{stored.headers['etag']}</ETag>"
         return stored._replace(body=f"{told}</CompleteMultipartUploadResult>".encode())
 
