@@ -114,8 +114,11 @@ class Trial:
 
     def readme(self, python: Path) -> str:
         """Install ``WHEEL[spark]`` and run the README's consumer and a batch read."""
-        folder = self._environment("readme", python)
-        self._pip(folder, f"{self._wheel.resolve()}[spark]")
+        folder = self._root / "readme"
+        _run([str(python), "-m", "venv", str(folder)])
+        # By pip, which keeps the Spark that it builds; uv would build and keep another one each time.
+        wheel = f"{self._wheel.resolve()}[spark]"
+        _run([str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", wheel])
         return consumed_by(folder / "bin" / "python", self._root)
 
     def _environment(self, name: str, python: Path) -> Path:

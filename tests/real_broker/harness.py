@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,6 +25,7 @@ from pyspark_rocketmq.client.transport import Closing
 from tests.real_broker import broker_conf, plain_remoting
 from tests.real_broker.artifacts import compile_java, fetch_jars, fetch_spark_jars
 from tests.real_broker.errors import HarnessError
+from tests.real_broker.homes import new_home
 from tests.real_broker.java_process import java_command, java_environment
 from tests.real_broker.ports import free_ports
 from tests.real_broker.security import Security
@@ -56,7 +56,8 @@ class RealCluster(Closing):
     ``forgetful_s`` brokers forget locks and members after that many seconds instead of 60 and 120.
 
     Raises:
-        HarnessError: If Java or Maven is missing, or a server did not come up within three minutes.
+        HarnessError: If Java, Maven or room on the disk is missing, or a server did not come up within three
+            minutes.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class RealCluster(Closing):
         self._security = security
         self._forgetful_ms = None if forgetful_s is None else int(forgetful_s * 1000)
         self._broker_names = [f"broker-{letter}" for letter in "abcdefgh"[:brokers]]
-        self._directory = Path(tempfile.mkdtemp(prefix="rocketmq-"))
+        self._directory = new_home("rocketmq-")
         self._name_server: Server | None = None
         self._brokers: dict[str, Server] = {}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -12,6 +11,7 @@ from pathlib import Path
 from tests.real_broker import broker_conf, plain_remoting
 from tests.real_broker.artifacts import compile_java, fetch_jars
 from tests.real_broker.errors import HarnessError
+from tests.real_broker.homes import new_home
 from tests.real_broker.java_process import java_command, java_environment
 from tests.real_broker.ports import free_ports
 from tests.real_broker.server import PortTaken, Server
@@ -35,7 +35,7 @@ def replica(
     It knows the master's topics from the start; by itself it would ask for them after a minute
     (``BrokerController.initializeBrokerScheduledTasks``).
     """
-    home = Path(tempfile.mkdtemp(prefix="rocketmq-replica-"))
+    home = new_home("rocketmq-replica-")
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, home, ignore_errors=True)
         topics = home / "store" / "config" / "topics.json"

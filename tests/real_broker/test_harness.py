@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from tests.real_broker import plain_remoting
 from tests.real_broker.artifacts import require_program
 from tests.real_broker.errors import HarnessError
 from tests.real_broker.harness import RealCluster
+from tests.real_broker.homes import new_home
 from tests.real_broker.ports import free_ports
 
 
@@ -24,6 +27,19 @@ def test_free_ports_can_all_be_bound_and_leave_room_below() -> None:
     port = free_ports(-2, 0, 1)
 
     assert 20_000 <= port < 32_000
+
+
+def test_a_broker_s_files_are_in_memory_while_the_disk_is_nearly_full() -> None:
+    disk = Path(tempfile.gettempdir())
+    home = new_home("home-", used=lambda folder: 0.8 if folder == disk else 0.1)
+    home.rmdir()
+
+    assert disk not in home.parents
+
+
+def test_without_room_a_broker_s_user_hears_where_there_is_none() -> None:
+    with pytest.raises(HarnessError, match=r"90 % full.* 92 %.*TMPDIR\.$"):
+        new_home("home-", used=lambda _: 0.92)
 
 
 def test_a_run_that_leaves_the_real_broker_out_is_noticed() -> None:
