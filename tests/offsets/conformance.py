@@ -306,6 +306,22 @@ class OffsetStoreConformance(PositionConformance):
         assert (moved.next_offset, moved.shown, moved.batch_id) == (4, "[9,4]", CLAIMED)
         assert store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 4})[Q0].next_offset == 4
 
+    def test_an_offset_that_another_member_of_this_side_has_overtaken_is_not_followed(
+        self, store: OffsetStore
+    ) -> None:
+        """C3, F5: the broker was asked before; the other member has committed twice since, and it arrived."""
+        store.claim(GROUP, "client-1", {Q0: 10}, at_brokers={Q0: 10})
+        read_before, asked_before = store.read(GROUP), {Q0: 10}
+        for batch_id, (next_offset, arrived) in enumerate([(20, None), (30, 20)]):
+            commit = committed(Q0, next_offset, is_shown=True, arrived=arrived)
+            store.commit(GROUP, [commit], query_id="q", batch_id=batch_id)
+
+        claimed = store.claim(GROUP, "c", {Q0: 0}, at_brokers=asked_before, rows_before=read_before)[Q0]
+
+        assert (claimed.next_offset, claimed.shown, claimed.batch_id) == (30, "[20,30]", 1)
+        again = store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 9}, rows_before=read_before)[Q0]
+        assert (again.next_offset, again.shown) == (9, "[20,30,9]")
+
     def test_figures_alone_are_not_stored(self, store: OffsetStore) -> None:
         """D11: a batch that runs again changes nothing."""
         store.claim(GROUP, "client-1", {Q0: 0})

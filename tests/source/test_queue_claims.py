@@ -426,6 +426,34 @@ def test_a_queue_claimed_by_somebody_else_in_between_is_not_moved(monkeypatch: p
     assert not planning.commit(A0, 9)
 
 
+def test_commits_of_another_member_between_the_look_at_the_broker_and_the_claim_stand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """C3, F5: in a group without locks both may have the queue; its offset at the broker is an old one then."""
+    store = MemoryOffsetStore("test", clock=FakeClock())
+    brokers = FakeBrokerOffsets({A0: 4})
+    planning = Planning({A0: (0, 10)}, group=True, broker_offsets=brokers, store=store)
+    planning.next()
+    handed_over(planning, A0)
+    read = brokers.read
+
+    def read_and_be_overtaken(
+        queues: Iterable[MessageQueue], addresses: Addresses
+    ) -> dict[MessageQueue, int]:
+        old = read(queues, addresses)
+        for batch_id, (next_offset, arrived) in enumerate([(6, None), (8, 6)]):
+            epoch = store.read("g")[A0].epoch
+            commit = QueueCommit(
+                queue=A0, state=QueueState(next_offset, epoch), is_shown=True, arrived=arrived
+            )
+            store.commit("g", [commit], query_id="q", batch_id=batch_id)
+        return old
+
+    monkeypatch.setattr(brokers, "read", read_and_be_overtaken)
+
+    assert planning.next() == [(A0, 8, 10)]
+
+
 def test_a_gap_moves_no_queue_that_somebody_else_has_claimed_since_the_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

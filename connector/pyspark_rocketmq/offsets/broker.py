@@ -21,6 +21,7 @@ from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.rules import apply_claim, apply_commit, apply_reset, new_row
 from pyspark_rocketmq.offsets.store import (
     FIRST_GENERATIONS,
+    NO_ROWS,
     CommitResult,
     NewGeneration,
     OffsetRow,
@@ -96,6 +97,7 @@ class BrokerOffsetStore:
         generations: Mapping[MessageQueue, int] = FIRST_GENERATIONS,
         *,
         at_brokers: Mapping[MessageQueue, int] | None = None,  # noqa: ARG002 - they are its rows
+        rows_before: Mapping[MessageQueue, OffsetRow] = NO_ROWS,  # noqa: ARG002 - likewise
     ) -> dict[MessageQueue, OffsetRow]:
         """Remember the owner in this process, store where unknown queues begin; there are no generations."""
         rows = self._checked(consumer_group, starts)

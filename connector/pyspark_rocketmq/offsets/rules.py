@@ -22,6 +22,7 @@ from pyspark_rocketmq.offsets.history import RESET_ACTION
 from pyspark_rocketmq.offsets.store import (
     CLAIMED,
     FIRST_GENERATIONS,
+    NO_ROWS,
     RESET,
     CommitResult,
     NewGeneration,
@@ -53,10 +54,11 @@ def apply_claim(
     now_s: float,
     generations: Mapping[MessageQueue, int] = FIRST_GENERATIONS,
     at_brokers: Mapping[MessageQueue, int] | None = None,
+    rows_before: Rows = NO_ROWS,
 ) -> Change[dict[MessageQueue, OffsetRow]]:
     """Raise the epoch of every queue in ``starts`` and make ``owner`` its owner.
 
-    A queue that somebody else has moved at its broker begins there.
+    A queue that somebody else has moved at its broker begins there; see ``OffsetStore.claim``.
     """
     _check_not_negative(consumer_group, starts)
     claimed = {}
@@ -67,7 +69,7 @@ def apply_claim(
             if at_brokers is not None:
                 row = row._replace(shown=to_text(seen((), at_brokers.get(queue), start)))
         elif at_brokers is not None:
-            row = _following(row, at_brokers.get(queue))
+            row = _following(row, at_brokers.get(queue), rows_before.get(queue))
         claimed[queue] = _claimed(row, owner, now_s)
     return Change({**before, **claimed}, claimed)
 
@@ -176,9 +178,13 @@ def _with(row: OffsetRow, **changes: Any) -> OffsetRow:
     return row._replace(state=row.state._replace(**changes))
 
 
-def _following(row: OffsetRow, at_broker: int | None) -> OffsetRow:
+def _following(row: OffsetRow, at_broker: int | None, before: OffsetRow | None) -> OffsetRow:
     """The row, moved to where somebody else has put the queue at its broker since."""
     shown = from_text(row.shown)
+    was_shown = from_text(before.shown) if before is not None else None
+    if was_shown and at_broker in was_shown and at_broker not in (shown or ()):
+        # The broker was asked before another of this side's offsets had arrived.
+        return row
     next_offset = resolve_start_offset(row.next_offset, shown, at_broker, was_reset=row.was_reset)
     # ``QueueClaims`` writes a reset to the broker before anything is planned.
     written = row.next_offset if row.was_reset or shown is None else None
@@ -283,6 +289,7 @@ class RowOffsetStore(ABC):
         generations: Mapping[MessageQueue, int] = FIRST_GENERATIONS,
         *,
         at_brokers: Mapping[MessageQueue, int] | None = None,
+        rows_before: Rows = NO_ROWS,
     ) -> dict[MessageQueue, OffsetRow]:
         """Take queues over; see ``OffsetStore.claim``."""
         now_s = self._clock.now_s()
@@ -296,6 +303,7 @@ class RowOffsetStore(ABC):
                 now_s=now_s,
                 generations=generations,
                 at_brokers=at_brokers,
+                rows_before=rows_before,
             ),
             f"claim by {owner}",
         )

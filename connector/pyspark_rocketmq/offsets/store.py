@@ -102,6 +102,10 @@ class OffsetRow(NamedTuple):
         return self.batch_id == RESET
 
 
+NO_ROWS: Final[Mapping[MessageQueue, OffsetRow]] = MappingProxyType({})
+"""Where no row was read."""
+
+
 class StoredField(NamedTuple):
     """How a field of an offset row, or of its state, is stored."""
 
@@ -212,13 +216,15 @@ class OffsetStore(Protocol):
         generations: Mapping[MessageQueue, int] = FIRST_GENERATIONS,
         *,
         at_brokers: Mapping[MessageQueue, int] | None = None,
+        rows_before: Mapping[MessageQueue, OffsetRow] = NO_ROWS,
     ) -> dict[MessageQueue, OffsetRow]:
         """Take queues over: raise each one's epoch and set its owner; return the claimed queues' rows.
 
         A stored ``next_offset`` is kept, with its suspension, unless ``consume.positions`` says of the
         group's offsets ``at_brokers`` (None where nobody looks there) that somebody else has moved the queue
-        since. An unknown queue begins at ``starts[queue]``, in its first generation unless ``generations``
-        names another.
+        since. What this side had shown by ``rows_before``, read before the brokers were asked, is its own,
+        however far another member has committed meanwhile. An unknown queue begins at ``starts[queue]``, in
+        its first generation unless ``generations`` names another.
 
         Raises:
             OffsetError: If a start is negative.

@@ -82,7 +82,7 @@ class QueueClaims:
         ready = {queue: starts.get(queue, 0) for queue in sorted(new) if queue in rows or queue in starts}
         if not ready:
             return {}
-        claimed = self._store.claim(self._group, self._client_id, ready, at_brokers=known)
+        claimed = self._store.claim(self._group, self._client_id, ready, at_brokers=known, rows_before=rows)
         for queue, row in claimed.items():
             before = rows.get(queue)
             if before is not None and before.next_offset != row.next_offset == at_broker.get(queue):
