@@ -340,7 +340,10 @@ class Chaos:
             elif event.kind is Kind.TOPIC_ANEW:
                 self._fresh.next_generation(self._lives.randint(5, 2 * _PER_GENERATION))
             elif event.kind is Kind.BROKER_STOP:
-                self._cluster.stop_broker(event.target)
+                asked_s = time.monotonic()
+                with self._fresh.may_crash(event.target):
+                    self._late_s[event.target] += time.monotonic() - asked_s
+                    self._cluster.stop_broker(event.target)
             else:
                 self._cluster.start_broker(event.target)
         except (AssertionError, BrokenBarrierError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import pyarrow.compute as pc
@@ -59,6 +60,8 @@ class FreshTopic:
         self._read: dict[str, list[_Row]] = {}
         """Rows by the sink's file."""
         self._lock = threading.Lock()
+        self._is_empty = threading.Lock()
+        """Held while the topic has no message yet."""
         self.seen_version = -1
         """The sink's version with all messages of former generations, which no RESTORE may go behind."""
         self._make()
@@ -80,15 +83,16 @@ class FreshTopic:
                 is_seen = not self._missing(self._rows_of(sink))
                 if is_seen:
                     self.seen_version = version
-        self._patiently(self._delete)
-        self._patiently(self._make)
-        wait_patiently(
-            lambda: self._stop() or self._is_begun_anew(),
-            _IN_SINK_S,
-            reason=f"the group at the beginning of topic {FRESH_TOPIC}",
-        )
-        self._generation += 1
-        self.send(messages)
+        with self._is_empty:
+            self._patiently(self._delete)
+            self._patiently(self._make)
+            wait_patiently(
+                lambda: self._stop() or self._is_begun_anew(),
+                _IN_SINK_S,
+                reason=f"the group at the beginning of topic {FRESH_TOPIC}",
+            )
+            self._generation += 1
+            self.send(messages)
 
     def send(self, messages: int) -> None:
         """So many messages of this generation to each queue."""
@@ -118,6 +122,15 @@ class FreshTopic:
     def counts(self) -> str:
         """What there was, for the summary."""
         return f"fresh topic: {self._generation + 1} generations, {len(self._sent)} messages, {len(self._rows())} rows"
+
+    def may_crash(self, broker_name: str) -> AbstractContextManager[object]:
+        """To be held while that broker is crashed.
+
+        A real one builds its queues again from its log, and those that are empty get the messages back that
+        were deleted with the topic.
+        """
+        is_at_risk = self._cluster.kind == "real" and broker_name == _BROKER
+        return self._is_empty if is_at_risk else nullcontext()
 
     def restorable(self) -> threading.Lock:
         """To be held while the sink is restored: no generation may end meanwhile."""

@@ -1,5 +1,5 @@
 """Sends while a topic's only broker, or the name server, restarts: keys stay where they are,
-and writes go on (G7).
+and writes go on (G7). Queries that start then wait.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.producer.producer import Producer
-from pyspark_rocketmq.errors import ConnectFailed, TransportError
+from pyspark_rocketmq.errors import ConnectFailed, TopicAway, TopicNotFound, TransportError
 from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.publish.rows import RowKeys
 from pyspark_rocketmq.publish.writer import send_rows
+from pyspark_rocketmq.source.cluster_view import check_topics
 from pyspark_rocketmq.wire.codes import RequestCode
 from tests.both.support import ANSWER_S
 from tests.both.test_java_interop import read_queue
@@ -195,3 +197,39 @@ def test_a_task_goes_on_while_a_restarted_name_server_knows_no_broker(
 
     assert cluster.routed_brokers(topic) == set()
     assert first_copies(client, cluster, topic) == IN_ORDER
+
+
+def test_a_query_that_starts_while_a_restarted_name_server_knows_no_broker_waits_for_them(
+    cluster: ClusterUnderTest, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A2 ★: a broker that runs registers again within 30 s."""
+    cluster.restart_name_server()
+    with running(lambda: check_topics(read_options(cluster, topic), nobody)):
+        wait_until(lambda: "Nor does it know any broker" in caplog.text)
+        if cluster.kind == "sim":
+            cluster.register_brokers()
+
+
+@SIM_ONLY
+def test_a_query_that_starts_waits_for_the_brokers_that_its_group_knows(
+    cluster: ClusterUnderTest, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A2: others have registered already; a topic that was never there is refused at once."""
+    cluster.stop_broker("broker-b")
+    with pytest.raises(TopicNotFound) as refused:
+        check_topics(read_options(cluster, topic), nobody)
+    with running(lambda: check_topics(read_options(cluster, topic), lambda _: {"broker-a", "broker-b"})):
+        wait_until(lambda: "Nor does it know broker-b" in caplog.text)
+        cluster.start_broker("broker-b")
+
+    assert not isinstance(refused.value, TopicAway)
+    with pytest.raises(TopicNotFound):
+        check_topics(read_options(cluster, f"{topic}-mistyped"), lambda _: {"broker-a", "broker-b"})
+
+
+def read_options(cluster: ClusterUnderTest, topic: str) -> ReadOptions:
+    return ReadOptions.parse({"nameServers": cluster.name_servers, "topic": topic})
+
+
+def nobody(_: str) -> tuple[()]:
+    return ()

@@ -217,7 +217,11 @@ def main(own_port: int, gate: Gate) -> None:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
             """Nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", own_port), Handler)
+    class Server(ThreadingHTTPServer):
+        # Of five, Python's default, the sixth of a burst waits for half a minute.
+        request_queue_size = 512
+
+    server = Server(("127.0.0.1", own_port), Handler)
     sys.stdout.write(f"{server.server_address[1]}\n")
     sys.stdout.flush()
     server.serve_forever()

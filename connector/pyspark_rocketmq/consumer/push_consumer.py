@@ -501,10 +501,12 @@ class PushConsumer:
         tables = _tables(sink, store)
         check_apart(tables)
         # Before anything is made that would be left behind.
-        check_topics(options)
+        key = offset_key(options)
+        check_topics(
+            options, lambda topic: {queue.broker_name for queue in store.read(key) if queue.topic == topic}
+        )
         check = check_shared if is_classic(spark) else check_server_has
         check(spark, {**tables, **states})
-        key = offset_key(options)
         if sink is not None:
             check_sink(store, sink, key)
             sink.prepare(arrow_schema(schema))

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
 from pyspark_rocketmq.client.cluster import Cluster, Routes, at_brokers, at_queues, subscription_data
 from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
-from pyspark_rocketmq.clock import Clock, Deadline, RetryPolicy, SystemClock, call_with_retry
+from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline, RetryPolicy, SystemClock, call_with_retry
 from pyspark_rocketmq.consume.positions import (
     ending_positions,
     starting_positions,
@@ -31,6 +31,7 @@ from pyspark_rocketmq.errors import (
     NoPermission,
     OptionError,
     RocketMQError,
+    TopicAway,
     TopicDeleted,
     TopicNotFound,
     TransportError,
@@ -55,7 +56,9 @@ from pyspark_rocketmq.wire.codes import ResponseCode
 
 logger = logging.getLogger(__name__)
 
-FIRST_CONTACT: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
+T = TypeVar("T")
+
+_FIRST_CONTACT: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
 """For the first snapshot: a wrong address must end in an error soon, not in an idle query."""
 _CLIENT_ID: Final = "pyspark-rocketmq"
 """Brokers do not look at it here."""
@@ -115,13 +118,22 @@ class Snapshot:
 class ClusterView:
     """The topics of one query. For one thread."""
 
-    def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
+    def __init__(
+        self,
+        options: ReadOptions,
+        pool: ChannelPool,
+        clock: Clock,
+        *,
+        had_it: Callable[[str], Collection[str]] = lambda _: (),
+    ) -> None:
+        """``had_it`` tells which brokers had a topic before, as far as that is known."""
         self._options = options
         self._clock = clock
+        self._had_it = had_it
         self._timeout_s = options.request_timeout_ms / 1000
         cluster = Cluster.of(options, clock, pool=pool)
         max_age_s = options.route_refresh_ms / 1000
-        name_server = cluster.name_server(max_age_s)
+        self._name_server = name_server = cluster.name_server(max_age_s)
         self._routes = cluster.routes(options, name_server)
         self._matching = (
             MatchingTopics(name_server, options.topic_pattern, clock, max_age_s)
@@ -153,6 +165,7 @@ class ClusterView:
 
         Raises:
             TopicNotFound: If no living broker has a topic that was never there, or not one of the topics.
+            TopicAway: If brokers that may have it are not registered yet.
             TransportError: If no name server answered.
         """
         deadline = Deadline.after(self._clock, self._timeout_s)
@@ -163,8 +176,24 @@ class ClusterView:
         self._seen.update(routes.by_topic)
         for topic, error in routes.absent.items():
             if self._matching is None and (topic not in self._seen or not routes.by_topic):
-                raise error
+                raise self._away(topic, error, deadline)
         return routes
+
+    def _away(self, topic: str, error: TopicNotFound, deadline: Deadline) -> TopicNotFound:
+        """The error; where brokers may yet register at the name server, one that may pass."""
+        try:
+            registered = {broker.broker_name for broker in self._name_server.brokers(deadline)}
+            missing = sorted(set(self._had_it(topic)) - registered)
+        except RocketMQError as failure:
+            logger.debug("brokers not known topic=%s: %s", topic, failure)
+            return error
+        if registered and not missing:
+            return error
+        remark = (
+            f"{error.remark} Nor does it know {', '.join(map(peer_text, missing)) or 'any broker'}; they "
+            "register again within 30 s of its restart."
+        )
+        return TopicAway(error.code, remark, request=error.request, address=error.address)
 
     def snapshot(self) -> Snapshot:
         """Bounds of every readable queue; topics and brokers that do not answer are reported, not raised.
@@ -534,17 +563,31 @@ class ClusterView:
             return {}
 
 
-def check_topics(options: ReadOptions) -> None:
-    """Check that the topics of a query exist, before it makes anything.
+def at_first_contact(action: Callable[[], T], patience: Deadline, sleep: Callable[[float], object]) -> T:
+    """What ``action`` returns, tried three times: an address may be wrong.
+
+    Brokers that have yet to register at a name server are waited for as long as ``patience`` lasts.
+
+    Raises:
+        RocketMQError: Of the last try.
+    """
+    try:
+        return call_with_retry(action, _FIRST_CONTACT, patience, sleep)
+    except TopicAway as error:
+        logger.warning("waiting up to %.0f s: %s", patience.remaining_s(), error)
+    return call_with_retry(action, UNTIL_DEADLINE, patience, sleep)
+
+
+def check_topics(options: ReadOptions, had_it: Callable[[str], Collection[str]]) -> None:
+    """Check that the topics of a query exist, before it makes anything; ``had_it`` as :class:`ClusterView`'s.
 
     Raises:
         TopicNotFound: If no living broker has one of them.
         RocketMQError: If no name server, or not a single broker, answers.
     """
     clock = SystemClock()
-    view = ClusterView(options, process_pool(ConnectionSettings.of(options)), clock)
-    patience = Deadline.after(clock, options.retry_timeout_ms / 1000)
-    call_with_retry(view.snapshot, FIRST_CONTACT, patience, time.sleep)
+    view = ClusterView(options, process_pool(ConnectionSettings.of(options)), clock, had_it=had_it)
+    at_first_contact(view.snapshot, Deadline.after(clock, options.retry_timeout_ms / 1000), time.sleep)
 
 
 def _of(

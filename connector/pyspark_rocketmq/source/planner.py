@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple, TypeVar
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
-from pyspark_rocketmq.clock import Clock, Deadline, call_with_retry
+from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.planning import DrainWatch, Plan, ReadLimits, plan_ranges
 from pyspark_rocketmq.consume.positions import stored_by_ms
 from pyspark_rocketmq.consume.slave_reads import has_range
@@ -22,7 +22,7 @@ from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OffsetError, RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.source.cluster_view import FIRST_CONTACT, ClusterView, Snapshot
+from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot, at_first_contact
 from pyspark_rocketmq.source.progress import ProgressSource
 from pyspark_rocketmq.source.queue_generations import CheckpointGenerations
 from pyspark_rocketmq.source.ranges import Offset, offset_to_plan, plan_to_offset, stored_by_of
@@ -420,7 +420,7 @@ class MicroBatchPlanner:
         return Deadline.after(self._clock, self._options.retry_timeout_ms / 1000)
 
     def _at_first_contact(self, action: Callable[[], T]) -> T:
-        return call_with_retry(action, FIRST_CONTACT, self._patience(), self._pause)
+        return at_first_contact(action, self._patience(), self._pause)
 
     def _whole_snapshot(self, *, can_read_slaves: bool = False) -> Snapshot:
         """A snapshot with every master, or slaves instead; waits for them, ``retryTimeoutMs`` at most."""

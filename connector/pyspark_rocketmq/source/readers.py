@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 
 from pyspark_rocketmq.client.cluster import Cluster
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
-from pyspark_rocketmq.clock import Deadline, SystemClock, call_with_retry
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.consume.planning import split_ranges
 from pyspark_rocketmq.consume.positions import backward_problems, batch_ranges
@@ -32,7 +32,7 @@ from pyspark_rocketmq.model import MessageModel, QueueRange
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.positions import EARLIEST, LATEST
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.source.cluster_view import FIRST_CONTACT, ClusterView, Snapshot
+from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot, at_first_contact
 from pyspark_rocketmq.source.planner import MessageSizes, MicroBatchPlanner
 from pyspark_rocketmq.source.progress import CheckpointProgress, GroupProgress, ProgressSource
 from pyspark_rocketmq.source.queue_claims import await_sole_owner, living_members, possible_owners
@@ -71,12 +71,8 @@ class RocketMQBatchReader(DataSourceReader):
         """
         clock = SystemClock()
         view = ClusterView(self._options, process_pool(ConnectionSettings.of(self._options)), clock)
-        snapshot, ranges = call_with_retry(
-            lambda: self._ranges(view),
-            FIRST_CONTACT,
-            Deadline.after(clock, self._options.retry_timeout_ms / 1000),
-            time.sleep,
-        )
+        patience = Deadline.after(clock, self._options.retry_timeout_ms / 1000)
+        snapshot, ranges = at_first_contact(lambda: self._ranges(view), patience, time.sleep)
         parts = split_ranges(
             ranges,
             min_partitions=self._options.min_partitions,
