@@ -160,8 +160,9 @@ class FreshTopic:
         )
 
     def _is_begun_anew(self) -> bool:
-        rows = self._group.rows()
-        return all(row.next_offset == 0 for queue, row in rows.items() if queue.topic == FRESH_TOPIC)
+        # None at all while the offset store is deleted: who has lost it knows no message to compare with.
+        rows = [row for queue, row in self._group.rows().items() if queue.topic == FRESH_TOPIC]
+        return len(rows) == _QUEUES and all(row.next_offset == 0 for row in rows)
 
     def _missing(self, rows: Iterable[_Row] | None = None) -> set[str]:
         return self._sent - {row.key for row in (self._rows() if rows is None else rows)}
