@@ -21,7 +21,7 @@ import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
-from deltalake.transaction import RemoveAction
+from deltalake.transaction import AddAction, RemoveAction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -473,6 +473,29 @@ def test_files_that_somebody_else_changes_meanwhile_are_left_alone(
     assert "Another commit changed what was read of 12 files: run the job again." in capsys.readouterr().out
 
 
+def test_files_that_somebody_else_removes_by_another_spelling_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J3, H1: Spark writes ``ü`` into the log, delta-rs ``%C3%BC``, and means the same file."""
+    path = tmp_path / "orders"
+    run(sink_of(path, compaction=False, partition_by=["step"]), 2)
+    (path / "step=created").rename(path / "step=ü")
+    for commit in (path / "_delta_log").glob("*.json"):
+        commit.write_text(commit.read_text().replace("step=created/", "step=ü/"))
+
+    def remove() -> None:
+        table = DeltaTable(path)
+        removed: list[AddAction | RemoveAction] = [
+            RemoveAction(unquote(file.path), True, 1, size=file.size, partition_values=dict(file.partition))
+            for file in compaction.stored_files(table)
+        ]
+        table.create_write_transaction(removed, mode="append", schema=table.schema(), partition_by=["step"])
+
+    before_compacting(monkeypatch, remove)
+
+    assert compaction.compact(DeltaTable(path), LogFiles(str(path))) == (0, 0, 2)
+
+
 @pytest.mark.parametrize("told", [FileExistsError, DeltaError])
 def test_a_commit_that_storage_reports_as_another_s_or_as_failed_is_known_as_own(
     path: Path, told: type[Exception], monkeypatch: pytest.MonkeyPatch
@@ -612,7 +635,11 @@ def test_a_command_refuses_what_it_must_not_compact(
     run(sink_of(path), 1)
     DeltaTable(path).alter.add_constraint({"positive": "queueOffset >= 0"})
 
+    times = pa.table({"at": pa.array([0], pa.timestamp("us", "UTC")), "a": [1]})
+    write_deltalake(tmp_path / "times", times, partition_by=["at"])
+
     for table, why in (
+        (tmp_path / "times", "only Spark compacts: partition column at of type timestamp; run OPTIMIZE"),
         (tmp_path / "none", f"there is no Delta table at {tmp_path}/none; check option 'table'"),
         (tmp_path / "offsets", "is an offset table, which looks after itself"),
         (path, "has what only Spark compacts: CHECK constraint positive; run OPTIMIZE in Spark"),

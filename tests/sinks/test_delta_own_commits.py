@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +23,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.errors import SinkConflict, SinkMoved, StorageNotShared
+from pyspark_rocketmq.errors import RocketMQError, SinkConflict, SinkMoved, StorageNotShared
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.compaction import compact
 from pyspark_rocketmq.sinks.delta_log import TableLog, open_log
@@ -333,6 +335,86 @@ def test_a_commit_that_a_mount_says_was_made_by_another_is_looked_for(
 
     assert run_batch(sink, {Q0: 3}, rows(Q0, 0, 3)) == 1
     assert [row[:2] for row in steps_of(DeltaTable(path).to_pyarrow_table())] == [(0, 0), (0, 1), (0, 2)]
+
+
+@pytest.mark.parametrize("partition_by", [[], ["step"]])
+def test_a_power_cut_finds_a_commit_and_its_files_on_the_disk(
+    path: Path, partition_by: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H1: files first, then their commit under a name that nobody reads, then its own name."""
+    sink, link, fsync = prepared(path, partition_by=partition_by), os.link, os.fsync
+    done: list[str] = []
+
+    def noted_fsync(file: int) -> None:
+        fsync(file)
+        done.append(str(Path(f"/proc/self/fd/{file}").readlink()))
+
+    def noted_link(source: Path, target: Path) -> None:
+        assert done[-1] == str(source)
+        link(source, target)
+        done.append(str(target))
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "link", noted_link)
+
+    run_batch(sink, {Q0: 3}, rows(Q0, 0, 3))
+
+    [file] = path.rglob("*.parquet")
+    committed = done.index(str(commit_path(path, 1)))
+    assert done[: committed - 1] == [str(file), str(file.parent)]
+    assert done[committed + 1 :] == [str(path / "_delta_log")]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
+@pytest.mark.parametrize("step", ["write_text", "fsync", "link"])
+def test_a_disk_that_takes_no_commit_leaves_the_table_as_it_was(
+    path: Path, step: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H1, H3: and the batch may run again."""
+    sink = prepared(path)
+    batch = sink.begin(GROUP, {Q0: 0})
+    files = files_of(batch.task_writer(), iter([rows(Q0, 0, 3)]))
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path if step == "write_text" else os, step, fails)
+        with pytest.raises(SinkConflict, match=re.escape(os.strerror(number))):
+            batch.commit(files, {Q0: 3})
+    assert (DeltaTable(path).version(), left_over(path)) == (0, [])
+
+    assert batch.commit(files, {Q0: 3}) == 1
+    assert [row[1] for row in steps_of(DeltaTable(path).to_pyarrow_table())] == [0, 1, 2]
+
+
+def test_a_disk_that_takes_no_rows_ends_the_task_and_leaves_no_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H1: also where it says so only when asked to keep them, as a mount does."""
+    batch = prepared(path).begin(GROUP, {Q0: 0})
+
+    def fails(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fails)
+
+    with pytest.raises(RocketMQError, match=r"Rows could not be written .*No space left on device"):
+        files_of(batch.task_writer(), iter([rows(Q0, 0, 3)]))
+    assert list(path.rglob("*.parquet")) == []
+
+
+def test_a_mount_without_a_wait_for_its_disk_takes_commits(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = prepared(path)
+
+    def fails(_: int) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "fsync", fails)
+
+    assert run_batch(sink, {Q0: 3}, rows(Q0, 0, 3)) == 1
 
 
 # ------------------------------------------------------------------------------------------ killed, and at once

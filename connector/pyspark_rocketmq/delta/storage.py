@@ -169,6 +169,26 @@ def check_exclusive_create(uri: str) -> None:
             raise OptionError((problem,), where="path of a table") from exc
 
 
+_NO_SYNC: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+"""What a mount answers that has no ``fsync``."""
+
+
+def keep_on_disk(path: str | Path) -> None:
+    """Wait until a file or folder of this machine is on its disk, and would be there after a power cut.
+
+    Raises:
+        OSError: If the disk did not take it.
+    """
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+    finally:
+        os.close(opened)
+
+
 def filesystem_of(uri: str, storage: StorageOptions | None = None) -> tuple[fs.FileSystem, str]:
     """Return the file system and folder of a table.
 

@@ -328,7 +328,7 @@ class _Rewriting:
         self._old: list[StoredFile] = []
         self._new: list[WrittenFile] = []
         self._gone: set[str] = set()
-        """Files that others have removed since."""
+        """Decoded paths of files that others have removed since."""
         self._is_changed = False
         """The table's form or the table itself, so nothing can be committed any more."""
         self._failure: Exception | None = None
@@ -431,7 +431,8 @@ class _Rewriting:
 
     def _put(self, old: Sequence[StoredFile], new: Sequence[WrittenFile]) -> bool:
         """Commit behind what others have committed; False if that changed these files, or more than files."""
-        paths, commit_id = {file.path for file in old}, str(uuid.uuid4())
+        # Writers encode paths differently, and Spark takes what decodes to one path for one file.
+        paths, commit_id = {unquote(file.path) for file in old}, str(uuid.uuid4())
         for _ in range(_TIMES_BEATEN):
             is_there = self._followed(commit_id)
             if is_there is not None:
@@ -464,7 +465,7 @@ class _Rewriting:
             if not self._log.keeps_form(self._version + 1):
                 self._is_changed = True
                 return False
-            self._gone |= self._log.removed_paths(self._version + 1)
+            self._gone.update(map(unquote, self._log.removed_paths(self._version + 1)))
             self._move_on()
         return None
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import date, datetime, timedelta
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -26,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, filesystem_of
+from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, filesystem_of, keep_on_disk
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import RocketMQError, SchemaError
 from pyspark_rocketmq.model import MessageQueue
@@ -380,6 +381,7 @@ class GrowingFile:
         self.path = "/".join([*subfolders, f"part-{uuid.uuid4()}.parquet"])
         if subfolders:
             filesystem.create_dir("/".join([folder, *subfolders]), recursive=True)
+        self._kept = f"{folder}/{self.path}" if isinstance(filesystem, fs.LocalFileSystem) else None
         self._stream = filesystem.open_output_stream(f"{folder}/{self.path}")
         self._parquet = pq.ParquetWriter(self._stream, schema, compression="zstd")
 
@@ -403,11 +405,14 @@ class GrowingFile:
             self.write_row_group()
 
     def finish(self) -> WrittenFile:
-        """Write what is gathered, and close the file."""
+        """Write what is gathered, and close the file, which the disk then has."""
         self.write_row_group()
         self._parquet.close()
         size = self.size
         self._stream.close()
+        if self._kept is not None:
+            keep_on_disk(self._kept)
+            keep_on_disk(Path(self._kept).parent)
         return WrittenFile(
             path=self.path,
             size=size,

@@ -86,9 +86,16 @@ def refused_features(form: TableForm) -> tuple[str, ...]:
 def uncompacted_features(form: TableForm) -> tuple[str, ...]:
     """Name what forbids compacting the table's files; empty when nothing does.
 
-    A deletion vector lies beside its file, and delta-rs does not tell which files have one.
+    A deletion vector lies beside its file, and delta-rs does not tell which files have one.  Of a time it
+    does not tell in which zone the log has it: Spark may have meant another one than UTC.
     """
-    return (*refused_features(form), *sorted(form.features & {"deletionVectors"}))
+    types = form.column_types
+    many_texts = [name for name in form.partition_by if types[name] not in _PARTITION_TYPES]
+    return (
+        *refused_features(form),
+        *sorted(form.features & {"deletionVectors"}),
+        *(f"partition column {name} of type {types[name]}" for name in many_texts),
+    )
 
 
 def check_columns(path: str, form: TableForm, wanted: TableForm, *, may_differ: bool = False) -> None:
