@@ -263,3 +263,31 @@ def test_the_reason_is_given_if_spark_s_writer_cannot_be_used(constrained: Path,
         OptionError, match=r"CHECK constraint known.*because rows are to be merged \(merge_keys\)"
     ):
         prepared(path, merge_keys=["step"])
+
+
+def test_a_session_that_passes_over_unreadable_files_loses_no_row(
+    spark: SparkSession, constrained: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H1: rows that Spark cannot read back are not reported as stored, whatever it is set to."""
+    shutil.copytree(constrained, path)
+    sink = prepared(path)
+    append = SinkTable._append
+
+    def append_unreadable(*arguments: Any) -> None:
+        for file in written:
+            staged = path / file.path
+            staged.write_bytes(b"x" * staged.stat().st_size)
+        append(*arguments)
+
+    batch = sink.begin(GROUP, {Q0: 0})
+    written = written_by(batch, rows(Q0, 0, 2))
+    spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true")
+    try:
+        with monkeypatch.context() as patched, pytest.raises(SinkConflict, match="could not be committed"):
+            patched.setattr(SinkTable, "_append", append_unreadable)
+            batch.commit(written, {Q0: 2})
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreCorruptFiles")
+
+    assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 0}
+    assert run(sink, {Q0: 2}, rows(Q0, 0, 2)) == 2

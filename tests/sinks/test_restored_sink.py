@@ -195,6 +195,9 @@ class SparkWriter:
     def schema(self, _: object) -> SparkWriter:
         return self
 
+    def options(self, **_: object) -> SparkWriter:
+        return self
+
     def parquet(self, *paths: str) -> pa.Table:
         return pa.concat_tables([pq.read_table(path, partitioning=None) for path in paths])
 
@@ -377,4 +380,34 @@ def test_a_table_replaced_under_its_log_while_a_batch_runs_is_noticed(
         batch.commit(files, {Q0: end + 1})
 
     assert offsets_in(path) == []
-    assert sink.begin(GROUP, {Q0: 0}).standings[0].identity != batch.standings[0].identity
+    with pytest.raises(SinkConflict, match=r"was replaced at version \d+, after .*follow_restore"):
+        sink.begin(GROUP, {Q0: 0})
+    now = prepared(path).standings(GROUP, {Q0: 0})
+    assert now[0].identity != batch.standings[0].identity
+
+
+@pytest.mark.parametrize("writer", ["sink", "by_spark"])
+def test_all_messages_are_consumed_again_if_the_table_was_replaced(
+    path: Path, writer: str, store: MemoryOffsetStore, request: pytest.FixtureRequest
+) -> None:
+    """H1, H7: its log still has the watermarks of rows that are gone, and a RESTORE since may have come to it."""
+    sink: DeltaSink = request.getfixturevalue(writer)
+    end = sink.begin(GROUP, {Q0: 0}).watermarks[Q0]
+    DeltaTable.create(path, SCHEMA, mode="overwrite")
+    emptied = DeltaTable(path).version()
+    run(prepared(path), {Q1: 1}, rows(Q1, 0, 1), group="another")
+    DeltaTable(path).restore(emptied)
+
+    assert prepared(path).follow_restore(GROUP, store)[Q0] == 0
+
+    run(prepared(path), {Q0: end}, rows(Q0, 0, end))
+    assert offsets_in(path) == list(range(end))
+
+
+def test_rows_that_a_table_was_replaced_with_may_be_kept(sink: DeltaSink, path: Path) -> None:
+    """H7: as the error says."""
+    DeltaTable.create(path, SCHEMA, mode="overwrite")
+
+    sink.rewind(GROUP, {key.queue: offset for key, offset in sink.watermarks(GROUP).items()})
+
+    assert sink.begin(GROUP, {Q0: 0}).watermarks == {Q0: 7}

@@ -43,7 +43,7 @@ from pyspark_rocketmq.delta.table import (
 )
 from pyspark_rocketmq.errors import OffsetError, SchemaError
 from pyspark_rocketmq.sinks.delta_files import NULL_PARTITION, WrittenFile, is_folder_name
-from pyspark_rocketmq.sinks.delta_rules import SinkCommit, group_app_id, restored_to
+from pyspark_rocketmq.sinks.delta_rules import SinkCommit, group_app_id, is_replacement, restored_to
 from pyspark_rocketmq.sinks.restores import SeenCommits, look_back
 
 logger = logging.getLogger(__name__)
@@ -285,6 +285,11 @@ class SinkLog(LogHandle):
         """The version of the log's last RESTORE if no commit of the group knew it; None without one."""
         return self._look_back(lambda seen: seen.tells_of(consumer_group)).restored_since(consumer_group)
 
+    def was_replaced_at(self, version: int) -> bool:
+        """Whether that commit, which :meth:`restored_since_last_commit` named, made the table anew."""
+        entry = self.log.commit_info(version)
+        return entry is not None and is_replacement(entry)
+
     def came_past_restore(self, consumer_group: str) -> int | None:
         """The version of the group's commit behind that RESTORE, which came while it was made; or None."""
         return self._look_back(lambda seen: seen.tells_of(consumer_group)).came_past(consumer_group)
@@ -311,8 +316,10 @@ class SinkLog(LogHandle):
         self._seen = seen
         return seen
 
-    def before_restores(self, consumer_group: str) -> SinkLog:
+    def before_restores(self, consumer_group: str) -> SinkLog | None:
         """The version that a RESTORE after the group's last commit brought back; this object without one.
+
+        None if the table was replaced, so that nothing of any version is in it.
 
         Raises:
             DeltaError: If the log does not have it any more.
@@ -333,6 +340,8 @@ class SinkLog(LogHandle):
             entry = log.log.commit_info(restored_at)
             if entry is None:
                 raise ValueError(f"The RESTORE of version {restored_at} is not in the log any more.")
+            if is_replacement(entry):
+                return None
             log = log.as_of(restored_to(entry))
         return log
 

@@ -199,6 +199,17 @@ class SinkCommit(NamedTuple):
         return own_metadata(entry).get("rocketmqCommit") == self.commit_id
 
 
+def puts_other_rows(entry: Mapping[str, Any]) -> bool:
+    """Whether a history entry is of a RESTORE, or of what replaces a table and goes on with its log."""
+    return entry.get("operation") == "RESTORE" or is_replacement(entry)
+
+
+def is_replacement(entry: Mapping[str, Any]) -> bool:
+    """Whether it says that the table was made anew on its log, with or without rows."""
+    operation = str(entry.get("operation"))
+    return operation == "CLONE" or operation.startswith(("REPLACE TABLE", "CREATE OR REPLACE TABLE"))
+
+
 def restored_to(entry: Mapping[str, Any]) -> int:
     """The version that a RESTORE brought back.
 

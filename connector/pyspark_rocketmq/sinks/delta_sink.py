@@ -215,10 +215,10 @@ class DeltaBatch:
     def _check_changes(self, grown: Mapping[MessageQueue, int]) -> None:
         """Judge what others have committed since ``begin``."""
         group, path = self.consumer_group, self.table.path
-        self.table.check_not_restored(self.log, group)
         if self.log.table_id != self.standings[0].identity:
             # CREATE OR REPLACE goes on with the log of the table before.
             raise self._another_table()
+        self.table.check_not_restored(self.log, group)
         # What other members of the group have done with their queues is what this commit goes on from.
         self.before = self.table.group_commit(self.log, group, self.generations.items())
         found = {queue: self.before.watermarks.get(self._id_of(queue), 0) for queue in grown}
@@ -451,7 +451,8 @@ class DeltaSink:
     def follow_restore(self, consumer_group: str, store: OffsetStore) -> dict[MessageQueue, int]:
         """Have the group consume again what the table's last RESTORE took away; where each queue goes on.
 
-        The group's offsets in ``store`` go back to where the restored version was, then the watermarks. Stop
+        The group's offsets in ``store`` go back to where the restored version was, then the watermarks; of a
+        table that was replaced to 0, and rows of the group that it was given are to be removed before. Stop
         the query before. Stopped in between, the table is refused as before, and this may be called again.
 
         Raises:
@@ -464,7 +465,9 @@ class DeltaSink:
         generations = self._watermarks(consumer_group, log).keys()
         try:
             then = log.before_restores(consumer_group)
-            before = self._table.group_commit(then, consumer_group, generations).watermarks
+            before = (
+                {} if then is None else self._table.group_commit(then, consumer_group, generations).watermarks
+            )
             targets = {key.queue: before.get(app_id(consumer_group, *key), 0) for key in generations}
         except (*STORAGE_ERRORS, ValueError) as exc:
             raise OffsetError(

@@ -69,6 +69,15 @@ _CLEAN_UP_EVERY = 1_000
 WATERMARKS = "watermarks"
 """In a commit by Spark: those of the group, by application id."""
 _NUMBER = "commits"
+_READ_ALL = MappingProxyType(
+    {
+        "ignoreMissingFiles": False,
+        "ignoreCorruptFiles": False,
+        "datetimeRebaseMode": "CORRECTED",
+        "int96RebaseMode": "CORRECTED",
+    }
+)
+"""How Spark reads what tasks wrote, whatever its session is set to: all rows, with the dates they have."""
 _ON_DATABRICKS = "spark.databricks.clusterUsageTags.sparkVersion"
 """A setting that only Databricks' sessions have; there a service makes their own commits exclusive."""
 
@@ -359,6 +368,7 @@ class SinkTable:
         if restored_at is None:
             return
         came_past = log.came_past_restore(consumer_group)
+        is_replaced = log.was_replaced_at(restored_at)
         when = (
             f"after group {consumer_group} wrote to it last"
             if came_past is None
@@ -366,18 +376,21 @@ class SinkTable:
         )
         first = "" if came_past is None else f"restore version {came_past - 1}, "
         undo = (
-            "If the RESTORE was a mistake, restore the version before it first: then nothing is consumed "
-            "again. "
+            f"If the {'replacement' if is_replaced else 'RESTORE'} was a mistake, restore the version before "
+            "it first: then nothing is consumed again. "
         )
+        given = "remove rows of the group that the new table was given, " if is_replaced else ""
+        kept = ", or if the new table was given all rows" if is_replaced else ""
         raise SinkConflict(
-            f"The Delta table {self.path} was restored at version {restored_at}, {when}: "
+            f"The Delta table {self.path} was {'replaced' if is_replaced else 'restored'} at version "
+            f"{restored_at}, {when}: "
             "rows may be gone, while the watermarks still say that they "
             "are there and would keep them from being written again. To have the messages consumed again "
-            f"whose rows are gone, stop every query of the group, {first}run "
+            f"whose rows are gone, stop every query of the group, {first}{given}run "
             f"DeltaSink({self.path!r}).follow_restore({consumer_group!r}, STORE) with the group's offset "
             "store, for example DeltaOffsetStore(path), and start the query again. "
             f"{undo if came_past is None else ''}To accept the "
-            "gap, stop them and run in Python: `from pyspark_rocketmq import DeltaSink; sink = "
+            f"gap{kept}, stop them and run in Python: `from pyspark_rocketmq import DeltaSink; sink = "
             f"DeltaSink({self.path!r}); sink.rewind({consumer_group!r}, {{key.queue: offset for key, "
             f"offset in sink.watermarks({consumer_group!r}).items()}})`. To start over with an empty sink "
             "and all that brokers have, stop them, remove the table, and move the group by `offsets reset "
@@ -441,7 +454,7 @@ class SinkTable:
         rows_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
         paths = [plain_path(f"{self._spark_address}/{file.path}") for file in files]
         rows = (
-            self._session.read.schema(rows_schema).parquet(*paths)
+            self._session.read.schema(rows_schema).options(**_READ_ALL).parquet(*paths)
             if files
             else self._session.createDataFrame([], rows_schema)
         )

@@ -1,6 +1,7 @@
 """RESTOREs since a group's last commit, without reading what a commit of any group has read before.
 
 RESTORE takes rows away and leaves the watermarks where they are, so rows would be missing for ever.
+REPLACE TABLE, in all its forms, leaves them too, and counts as one.
 
 What a log says of a version never changes.  So each commit of a sink says what its writer has seen of the
 log: a range of versions without a gap, the last RESTORE among them and the last commit of each group.  A
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from pyspark_rocketmq.sinks.delta_rules import own_metadata
+from pyspark_rocketmq.sinks.delta_rules import own_metadata, puts_other_rows
 
 _MOST_GROUPS = 100
 """Named by a commit."""
@@ -50,7 +51,7 @@ class SeenCommits:
         version = int(entry["version"])
         own = own_metadata(entry)
         group = own.get("consumerGroup")
-        if entry.get("operation") == "RESTORE":
+        if puts_other_rows(entry):
             return cls(version, version, version)
         if "rocketmqCommit" not in own or not isinstance(group, str):
             return cls(version, version)
