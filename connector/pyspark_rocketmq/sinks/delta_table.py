@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from deltalake import Schema
@@ -69,7 +69,7 @@ _CLEAN_UP_EVERY = 1_000
 WATERMARKS = "watermarks"
 """In a commit by Spark: those of the group, by application id."""
 _NUMBER = "commits"
-_READ_ALL = MappingProxyType(
+_READ_ALL: Final[Mapping[str, bool | str]] = MappingProxyType(
     {
         "ignoreMissingFiles": False,
         "ignoreCorruptFiles": False,
