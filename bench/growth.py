@@ -35,7 +35,7 @@ _LEAST: Final = 3
 _METHOD: Final = """\
 Micro-batches of {rows} rows a queue by `BatchCommitter`: the job that writes the rows' files, the commit of data and that of offsets. The sink's table has been there before with
 so many commits of a file each, or so many files in commits of {each:,}, and 8 queues; or it is new, and the batch has so many queues. {rounds} batches of each size
-after {warm_up} for warming up, fewer where they take longer than {enough:g} s. *Before* is `{commit}` in a work tree of its own. One tree after the other, size by size."""
+after {warm_up} for warming up, fewer where they take longer than {enough:g} s. *Before* is an earlier commit in a work tree of its own. One tree after the other, size by size."""
 
 
 _PROGRAM: Final = """
@@ -78,6 +78,7 @@ def run(*, other: Path, rounds: int = 12) -> Result:
     """Measure ``rounds`` batches of each size, here and in the work tree at ``other``."""
     before = load_average()
     trees = dict(zip(_TREES, (other.resolve(), Path(__file__).parents[1]), strict=True))
+    commits = " ".join(f"*{name.title()}*: {commit_of(tree)}." for name, tree in trees.items())
     points = []
     for axis, sizes in _SIZES.items():
         for size in sizes:
@@ -94,23 +95,28 @@ def run(*, other: Path, rounds: int = 12) -> Result:
             rounds=rounds,
             warm_up=_WARM_UP,
             enough=_ENOUGH_S,
-            commit=_commit_of(other),
         ),
+        about=commits,
         columns=("batch, ms", "min", "median", "max"),
         rows=tuple(
             (f"{point.size:,} {point.axis}, {point.tree}", *point.batch_ms.cells(",.0f")) for point in points
         ),
         targets=(),
         load=(before, load_average()),
-        picture=_drawn(points),
+        picture=drawn(points),
     )
 
 
-def _commit_of(tree: Path) -> str:
-    told = subprocess.run(
-        ["git", "-C", str(tree), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+def commit_of(tree: Path) -> str:
+    """A work tree's commit by its short hash, with ``-dirty`` where files differ from it, and its subject."""
+    hash_, subject = (
+        subprocess.run(["git", "-C", str(tree), *command], capture_output=True, text=True, check=True).stdout
+        for command in (
+            ["describe", "--always", "--dirty", "--exclude=*"],
+            ["log", "-1", "--format=%s"],
+        )
     )
-    return told.stdout.strip()
+    return f"`{hash_.strip()}`, “{subject.strip()}”"
 
 
 def _measured(tree: Path, axis: str, size: int, rounds: int) -> Spread:
@@ -136,24 +142,26 @@ def _measured(tree: Path, axis: str, size: int, rounds: int) -> Spread:
     return Spread.of(json.loads(done.stdout.splitlines()[-1]))
 
 
-def _drawn(points: list[Point]) -> str:
-    """The picture: a panel for each axis, both scales logarithmic."""
+def drawn(points: list[Point]) -> str:
+    """The picture: a panel for each axis, beside each other on one scale of time; sizes are logarithmic."""
     records: list[dict[str, Any]] = [
-        {"axis": point.axis, "size": point.size, "tree": point.tree, "ms": point.batch_ms.median}
+        {
+            "axis": point.axis,
+            "size": point.size,
+            "tree": point.tree,
+            "ms": point.batch_ms.median,
+            "told": f"{point.batch_ms.median:,.0f}" if point.size == _SIZES[point.axis][-1] else "",
+        }
         for point in points
     ]
+    latest = max(point.batch_ms.median for point in points)
     panels = [
-        alt.Chart(alt.InlineData(values=[record for record in records if record["axis"] == axis]))
-        .mark_line(point=True)
-        .encode(
-            x=alt.X("size:Q", title=axis, scale=alt.Scale(type="log")),
-            y=alt.Y("ms:Q", title="batch, ms", scale=alt.Scale(type="log", domainMin=10)),
-            color=alt.Color("tree:N", title=None, sort=[*_TREES]),
-        )
-        .properties(width=270, height=130)
-        for axis in _SIZES
+        _panel([record for record in records if record["axis"] == axis], axis, latest) for axis in _SIZES
     ]
-    text = vl_convert.vegalite_to_svg(alt.vconcat(*panels).to_json())
+    chart = alt.hconcat(*panels, spacing=34, title="Median time of a micro-batch").configure(
+        font="sans-serif", background="white"
+    )
+    text = vl_convert.vegalite_to_svg(chart.to_json())
     space = "http://www.w3.org/2000/svg"
     ET.register_namespace("", space)
     picture = ET.fromstring(text)
@@ -164,3 +172,40 @@ def _drawn(points: list[Point]) -> str:
     )
     picture[:0] = [title, desc]
     return ET.tostring(picture, encoding="unicode") + "\n"
+
+
+def _panel(records: list[dict[str, Any]], axis: str, latest_ms: float) -> alt.LayerChart | alt.FacetChart:
+    sizes = _SIZES[axis]
+    is_first = axis == next(iter(_SIZES))
+    base = alt.Chart(alt.InlineData(values=records)).encode(
+        x=alt.X(
+            "size:Q",
+            title=f"{axis} of the group" if axis == "queues" else f"{axis} in the table",
+            scale=alt.Scale(type="log", domain=[sizes[0], sizes[-1]], nice=False),
+            # No size is marked that was not measured.
+            axis=alt.Axis(values=[*sizes], format=",", labelFlush=False, gridOpacity=0.5),
+        ),
+        y=alt.Y(
+            "ms:Q",
+            title="milliseconds" if is_first else None,
+            scale=alt.Scale(domain=[0, 1.08 * latest_ms], nice=True),
+            axis=alt.Axis(tickCount=6, gridOpacity=0.5),
+        ),
+        color=alt.Color(
+            "tree:N",
+            sort=[*_TREES],
+            scale=alt.Scale(domain=[*_TREES], range=["#b5542a", "#1f5fa8"]),
+            legend=alt.Legend(orient="top", title=None) if is_first else None,
+        ),
+    )
+    # A second sign beside the colour; the ends bear their figures.
+    lines = base.mark_line(point=alt.OverlayMarkDef(size=45)).encode(
+        strokeDash=alt.StrokeDash("tree:N", sort=[*_TREES], legend=None)
+    )
+    figures = [
+        base.mark_text(align="left", dx=7, dy=dy, fontSize=11)
+        .encode(text="told:N")
+        .transform_filter(f"datum.tree === '{tree}'")
+        for tree, dy in zip(_TREES, (-6, 6), strict=True)
+    ]
+    return alt.layer(lines, *figures).properties(width=210, height=190)

@@ -69,6 +69,8 @@ class Result:
     targets: tuple[Target, ...]
     load: tuple[float, float] = (0.0, 0.0)
     """One-minute load average before and after."""
+    about: str = ""
+    """What the page says of this run alone, such as the commits that were compared."""
     picture: str = ""
     """An SVG for the page, or nothing."""
 

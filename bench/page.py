@@ -153,7 +153,7 @@ _SECTIONS: Final = {
     ),
     "growth": _Section(
         "Micro-batches into a Delta sink on a local disk, exactly once, as the table gets commits and "
-        "files and the group gets queues. *Before*: an earlier commit; which one was not recorded.",
+        "files and the group gets queues.",
         (
             "100,000 commits, before",
             "100,000 commits, now",
@@ -176,7 +176,7 @@ def write_section(result: Result, page: Path = PAGE) -> None:
     machine = describe_machine()
     text = page.read_text(encoding="utf-8") if page.exists() else _INTRODUCTION.format(machine=machine)
     introduction, *sections = text.rstrip().split("\n\n## ")
-    parts = [result.title, _SECTIONS[result.name].compares]
+    parts = [result.title, f"{_SECTIONS[result.name].compares} {result.about}".rstrip()]
     if machine not in introduction:
         parts.append(f"Measured with {machine}")
     if result.picture:

@@ -8,10 +8,17 @@ from bench.measure import Result, Spread, Target
 from bench.page import write_section
 
 
-def _result(name: str, title: str, median: float, picture: str = "") -> Result:
+def _result(name: str, title: str, median: float, *, about: str = "", picture: str = "") -> Result:
     target = Target(what=f"{name} took", seen=Spread(0.5, median, 9.0, 3), bound=2.0, at_most=True, unit="s")
     return Result(
-        name=name, title=title, method="", columns=("what",), rows=(), targets=(target,), picture=picture
+        name=name,
+        title=title,
+        method="",
+        columns=("what",),
+        rows=(),
+        targets=(target,),
+        about=about,
+        picture=picture,
     )
 
 
@@ -33,6 +40,15 @@ def test_a_result_takes_the_place_of_its_earlier_one_and_leaves_all_others(tmp_p
     changed = set(text.splitlines()) ^ set(before.splitlines())
     assert len(changed) == 2
     assert all(line.startswith("| pull took") for line in changed)
+
+
+def test_the_page_says_of_a_run_what_the_run_says(tmp_path: Path) -> None:
+    page = tmp_path / "benchmarks.md"
+    result = _result("growth", "Growth", 1.0, about="*Before*: `1234567`, “Begin”.")
+
+    write_section(result, page)
+
+    assert "gets queues. *Before*: `1234567`, “Begin”.\n" in page.read_text()
 
 
 def test_a_picture_lies_beside_the_page(tmp_path: Path) -> None:
