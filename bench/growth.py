@@ -143,7 +143,7 @@ def _measured(tree: Path, axis: str, size: int, rounds: int) -> Spread:
 
 
 def drawn(points: list[Point]) -> str:
-    """The picture: a panel for each axis, beside each other on one scale of time; sizes are logarithmic."""
+    """The picture: a panel for each axis, all on one scale of time; sizes are logarithmic."""
     records: list[dict[str, Any]] = [
         {
             "axis": point.axis,
@@ -158,7 +158,7 @@ def drawn(points: list[Point]) -> str:
     panels = [
         _panel([record for record in records if record["axis"] == axis], axis, latest) for axis in _SIZES
     ]
-    chart = alt.hconcat(*panels, spacing=34, title="Median time of a micro-batch").configure(
+    chart = alt.vconcat(*panels, spacing=14, title="Median time of a micro-batch").configure(
         font="sans-serif", background="white"
     )
     text = vl_convert.vegalite_to_svg(chart.to_json())
@@ -187,9 +187,9 @@ def _panel(records: list[dict[str, Any]], axis: str, latest_ms: float) -> alt.La
         ),
         y=alt.Y(
             "ms:Q",
-            title="milliseconds" if is_first else None,
+            title="milliseconds",
             scale=alt.Scale(domain=[0, 1.08 * latest_ms], nice=True),
-            axis=alt.Axis(tickCount=6, gridOpacity=0.5),
+            axis=alt.Axis(tickCount=4, gridOpacity=0.5),
         ),
         color=alt.Color(
             "tree:N",
@@ -208,4 +208,4 @@ def _panel(records: list[dict[str, Any]], axis: str, latest_ms: float) -> alt.La
         .transform_filter(f"datum.tree === '{tree}'")
         for tree, dy in zip(_TREES, (-6, 6), strict=True)
     ]
-    return alt.layer(lines, *figures).properties(width=210, height=190)
+    return alt.layer(lines, *figures).properties(width=290, height=110)
