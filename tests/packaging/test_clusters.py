@@ -29,7 +29,7 @@ from tests.helpers import submitted_job
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.driver_process import consume_command, running
 from tests.helpers.hadoop import Hdfs
-from tests.helpers.machines import Machines
+from tests.helpers.machines import SPARK_HOME, Machines
 from tests.helpers.orders import Orders, produce_orders
 from tests.helpers.quick_jvm import QUICK_JVM
 from tests.helpers.retries import rows_but_retries
@@ -95,12 +95,13 @@ def machines(request: pytest.FixtureRequest) -> Machines:
 
 
 def environment_of(cluster: Machines, **more: str) -> dict[str, str]:
-    """Of somebody who submits to the cluster, on a machine where nothing of ours is installed."""
-    ours = {"PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_CONF_DIR", "SPARK_HOME"}
+    """Of somebody who submits to the cluster, on a machine where nothing of ours is installed but Spark."""
+    ours = {"PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_CONF_DIR"}
     return {
         **{name: value for name, value in os.environ.items() if name not in ours},
         **cluster.environment,
         "JDK_JAVA_OPTIONS": QUICK_JVM,
+        "SPARK_HOME": str(SPARK_HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
         **more,
     }
@@ -137,14 +138,17 @@ def documented(*parts: str, **changes: str) -> str:
 @pytest.fixture
 def packed_environment(wheel: Path, tmp_path: Path) -> Path:
     """The folder of somebody who submits, with an environment packed as the page says; what the wheel
-    needs is the tests' own, instead of a download.
+    needs is the tests' own, instead of a download, and Spark is not in it.
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "packed"], cwd=tmp_path, check=True)
     made = tmp_path / "packed"
     install = [sys.executable, "-m", "pip", "--python", str(made / "bin/python"), "install", "--quiet"]
     subprocess.run([*install, "--no-deps", "--no-index", str(wheel)], check=True)
     (packages,) = made.glob("lib/python*/site-packages")
-    (packages / "needed.pth").write_text(sysconfig.get_path("purelib"))
+    for package in Path(sysconfig.get_path("purelib")).iterdir():
+        link = packages / package.name
+        if package.name not in {"pyspark", "py4j"} and not link.exists():
+            link.symlink_to(package)
     pack = documented("pip install dist").splitlines()[-1]
     subprocess.run(["bash", "-c", pack], cwd=tmp_path, check=True)
     return tmp_path
