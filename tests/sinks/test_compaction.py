@@ -476,7 +476,7 @@ def test_files_that_somebody_else_changes_meanwhile_are_left_alone(
 def test_files_that_somebody_else_removes_by_another_spelling_are_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """J3, H1: Spark writes ``ü`` into the log, delta-rs ``%C3%BC``, and means the same file."""
+    """J3, H1: Spark writes ``ü`` into the log, delta-rs its bytes in hexadecimal, for the same file."""
     path = tmp_path / "orders"
     run(sink_of(path, compaction=False, partition_by=["step"]), 2)
     (path / "step=created").rename(path / "step=ü")

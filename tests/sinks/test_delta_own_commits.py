@@ -370,7 +370,7 @@ def test_a_power_cut_finds_a_commit_and_its_files_on_the_disk(
 def test_a_disk_that_takes_no_commit_leaves_the_table_as_it_was(
     path: Path, step: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H1, H3: and the batch may run again."""
+    """H1: and the batch may run again."""
     sink = prepared(path)
     batch = sink.begin(GROUP, {Q0: 0})
     files = files_of(batch.task_writer(), iter([rows(Q0, 0, 3)]))
