@@ -122,6 +122,32 @@ def test_members_that_begin_a_group_together_begin_it_at_one_place() -> None:
     assert second.next() == [(B0, 0, 4)]
 
 
+def test_a_member_that_stood_still_while_another_began_the_group_passes_over_nothing() -> None:
+    """F2, C3: the end of the queue is further on by then."""
+    brokers = FakeBrokerOffsets()
+    store = MemoryOffsetStore("test", clock=FakeClock())
+    first, second, third = (
+        Planning(
+            {A0: (0, end)}, group=True, broker_offsets=brokers, store=store, client_id=f"m{end}", start=LATEST
+        )
+        for end in (200, 100, 220)
+    )
+    positions = first.view.starting_positions
+
+    def stands_still(*arguments: Any) -> dict[MessageQueue, int]:
+        found = positions(*arguments)
+        second.next()
+        state = QueueState(150, store.read("g")[A0].epoch)
+        store.commit("g", [QueueCommit(queue=A0, state=state, is_shown=True)], query_id="q", batch_id=1)
+        brokers.offsets[A0] = 150
+        return found
+
+    first.view.starting_positions = stands_still  # type: ignore[method-assign,assignment]
+
+    assert first.next() == [(A0, 150, 200)]
+    assert third.next() == [(A0, 150, 220)]
+
+
 def test_a_queue_made_after_the_group_began_at_the_brokers_is_read_from_its_start() -> None:
     """A2: its messages were sent while the group was there."""
     brokers = FakeBrokerOffsets({A0: 5})
@@ -385,8 +411,8 @@ def test_brokers_are_asked_at_a_claim_alone() -> None:
     handed_over(planning, B0)
     planning.next()
 
-    # Once more when the group begins, for all its queues.
-    assert brokers.reads == [{A0, B0}, {A0, B0}, {B0}]
+    # Twice more when the group begins, for all its queues.
+    assert brokers.reads == [{A0, B0}] * 3 + [{B0}]
 
 
 @pytest.mark.parametrize("at_broker", [1, 99], ids=["deleted", "not there"])

@@ -202,6 +202,9 @@ class QueueClaims:
         known = self._broker_offsets.read(queues, snapshot.addresses)
         undecided = [queue for queue in queues if queue not in known]
         positions = self._view.starting_positions(snapshot, undecided, self._default_start)
+        # Others may have begun and consumed while this process stood still.
+        known |= self._broker_offsets.read(undecided, snapshot.addresses)
+        positions = {queue: position for queue, position in positions.items() if queue not in known}
         self._broker_offsets.write(positions, snapshot.addresses)
         self._report_passed_over(positions, snapshot)
         decided = known | positions
