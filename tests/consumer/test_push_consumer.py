@@ -173,7 +173,7 @@ def test_the_state_engine_is_refused_where_spark_and_arrow_do_not_fit(
     assert len(problems) == fails
     for problem in problems:
         assert f"does not work on Spark {pyspark.__version__} with pyarrow {pa.__version__}" in problem
-        assert "Spark 4.0.5, 4.1.4, or 4.2, or an older pyarrow, such as 20" in problem
+        assert "Spark 4.0.5, 4.1.4, or 4.2, or pyarrow 25 or older" in problem
 
 
 def test_parameters_of_another_kind_are_refused_together_where_they_are_given() -> None:

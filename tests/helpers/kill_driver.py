@@ -50,13 +50,12 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.sinks.delta_files import WrittenFile
 from pyspark_rocketmq.sinks.delta_sink import DeltaBatch, DeltaSink
 from pyspark_rocketmq.source.readers import RocketMQStreamReader
-from pyspark_rocketmq.source.spark_version import STATE_FAILS
 from tests.helpers.orders import OUTPUT_SCHEMA
 from tests.helpers.spark_session import make_session
 from tests.helpers.wait import wait_until
 
 CONCURRENT = "concurrent"
-CONSUMERS = ("direct", CONCURRENT) if STATE_FAILS else ("state", "direct", CONCURRENT)
+CONSUMERS = ("state", "direct", CONCURRENT)
 """The engines of an orderly consumer, and a concurrent one."""
 KILL_POINTS = ("after_plan", "in_listener", "after_data_commit", "after_offset_commit", "before_spark_commit")
 

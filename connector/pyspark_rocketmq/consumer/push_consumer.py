@@ -636,7 +636,7 @@ class PushConsumer:
             problems.append(
                 f"orderly_engine='state' does not work on Spark {pyspark.__version__} with pyarrow "
                 f"{pa.__version__}, where applyInPandasWithState fails; use orderly_engine='direct', Spark "
-                "4.0.5, 4.1.4, or 4.2, or an older pyarrow, such as 20, here and on the executors"
+                "4.0.5, 4.1.4, or 4.2, or pyarrow 25 or older, here and on the executors"
             )
         if sink is not None and self._settings.store_kind is StoreKind.BROKER:
             problems.append(
