@@ -502,9 +502,7 @@ class PushConsumer:
         check_apart(tables)
         # Before anything is made that would be left behind.
         key = offset_key(options)
-        check_topics(
-            options, lambda topic: {queue.broker_name for queue in store.read(key) if queue.topic == topic}
-        )
+        check_topics(options, lambda topic: _brokers_of(topic, key, store))
         check = check_shared if is_classic(spark) else check_server_has
         check(spark, {**tables, **states})
         if sink is not None:
@@ -659,6 +657,12 @@ def _tables(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
     tables = {"sink" if number == 1 else f"sink {number}": path for number, path in enumerate(paths, 1)}
     spec = StoreSpec.parse(store.spec)
     return tables if spec.kind is not StoreKind.DELTA else tables | {"offset_store": spec.place}
+
+
+def _brokers_of(topic: str, key: str, store: OffsetStore) -> set[str]:
+    """The brokers at which a group has consumed a topic; makes no store."""
+    rows = store.read(key) if key in store.groups() else {}
+    return {queue.broker_name for queue in rows if queue.topic == topic}
 
 
 def _written_by(function: BatchFunction, rows: DataFrame, name: str, checkpoint: str) -> DataStreamWriter:
