@@ -128,6 +128,9 @@ def test_all_problems_of_the_columns_are_told_at_once() -> None:
         ({"properties": '{"a": 1}'}, "is not a JSON object of texts"),
         ({"properties": '{"a": "1", "a": "2"}'}, "has the name 'a' twice"),
         ({"properties": "[" * 100_000}, "is nested too deeply"),
+        ({"properties": '{"region": ""}'}, "has an empty name or value at 'region'"),
+        ({"properties": '{"": "eu"}'}, "has an empty name or value at ''"),
+        ({"delayLevel": "-1"}, "is not between"),
         ({"compressionType": "gzip"}, "is none of none, zlib, lz4, zstd"),
         ({"batchBytes": str(2**23)}, "is not between"),
         ({"accessKey": "a"}, "'accessKey' needs 'secretKey'"),
@@ -171,7 +174,7 @@ def test_a_row_says_everything_of_its_message() -> None:
                 "shardingKey": "s",
                 "delayLevel": 3,
                 "msgId": "id-1",
-                "properties": [("a", "1"), ("empty", ""), ("UNIQ_KEY", "old"), ("TAGS", "old")],
+                "properties": [("a", "1"), ("none", None), ("UNIQ_KEY", ""), ("TAGS", "old")],
             }
         ],
         ALL,
@@ -184,6 +187,15 @@ def test_a_row_says_everything_of_its_message() -> None:
     }  # fmt: skip
     assert found.delay == ("DELAY", "3")
     assert found.shown == "row 10 of the task (keys='k1 k2', shardingKey='s', msgId='id-1')"
+
+
+@pytest.mark.parametrize("level", [18, 19, 22, 2**31 - 1])
+def test_brokers_decide_which_delay_levels_they_have(level: int) -> None:
+    """G2: messageDelayLevel may have more than 18; a broker takes its last one for any beyond."""
+    (by_column,) = read_rows([{"body": "x", "topic": "t", "delayLevel": level}], ALL)
+
+    assert by_column.delay == ("DELAY", str(level))
+    assert options(delayLevel=level).delay_level == level
 
 
 def test_properties_a_broker_adds_at_delivery_are_not_sent() -> None:
@@ -254,8 +266,9 @@ def test_a_moment_is_told_in_milliseconds() -> None:
         ({"topic": None}, "its column 'topic' is null"),
         ({"tags": "a\x02b"}, "contains U\\+0001 or U\\+0002"),
         ({"properties": [("a", "x" * 33_000)]}, "properties take 33"),
-        ({"delayLevel": -1}, "its delayLevel is -1; levels are 1 to 18"),
-        ({"delayLevel": 19}, "its delayLevel is 19; levels are 1 to 18"),
+        ({"properties": [("region", "")]}, "property 'region' has an empty value; every consumer would drop"),
+        ({"properties": [("", "eu")]}, "property has an empty name; every consumer would drop"),
+        ({"delayLevel": -1}, "its delayLevel is -1; levels are 1 or more"),
         ({"delayLevel": 1, "deliverTimestamp": datetime(2030, 1, 1, tzinfo=UTC)}, "leave one of them null"),
     ],
 )

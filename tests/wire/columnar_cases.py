@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.errors import RemoteProtocolError
-from pyspark_rocketmq.model import Message, MessageExt
+from pyspark_rocketmq.model import MessageExt
 from pyspark_rocketmq.wire.columnar import decode as columnar
 from pyspark_rocketmq.wire.columnar.arrays import IrregularLayout
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
@@ -19,10 +19,10 @@ from pyspark_rocketmq.wire.compression import CompressionType, ExpansionBudget, 
 from pyspark_rocketmq.wire.messages import (
     INNER_BATCH_FLAGS,
     StoredMessage,
+    batch_member,
     body_crc,
     decode_messages,
     decode_stored_messages,
-    encode_batch,
 )
 from tests.helpers.stored_messages import decode_columns, encode_stored_message
 
@@ -65,22 +65,21 @@ BODIES = st.tuples(st.binary(max_size=60), st.sampled_from([None, None, *Compres
 )
 
 
-MEMBER_PROPERTIES = st.lists(st.tuples(NAMES, VALUES), max_size=4)
+MEMBER_PROPERTIES = st.dictionaries(NAMES, VALUES, max_size=4).map(
+    lambda found: "".join(f"{name}\x01{value}\x02" for name, value in found.items()).encode()
+)
+"""Empty values among them, as other clients may write them."""
 
 
 @st.composite
 def inner_batches(draw: st.DrawFn) -> tuple[bytes, int]:
     """A body of members, perhaps compressed as a whole, with the flags that say so."""
-    members = [
-        Message(
-            topic="T",
-            body=draw(st.binary(max_size=9)),
-            flag=draw(I32),
-            properties=dict(draw(MEMBER_PROPERTIES)),
-        )
+    members = b"".join(
+        piece
         for _ in range(draw(st.integers(0, 4)))
-    ]
-    body, flags = compressed_or_not((encode_batch(members), draw(st.sampled_from([None, *CompressionType]))))
+        for piece in batch_member(draw(st.binary(max_size=9)), draw(MEMBER_PROPERTIES), flag=draw(I32))
+    )
+    body, flags = compressed_or_not((members, draw(st.sampled_from([None, *CompressionType]))))
     return body, flags | INNER_BATCH_FLAGS
 
 

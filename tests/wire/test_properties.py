@@ -39,7 +39,9 @@ def test_properties_are_written_as_java_does_unless_a_consumer_would_misread_the
 ) -> None:
     properties = {name: value for name, value in case["map"].items() if value is not None}
 
-    if "" in properties or any(separator in text for text in properties.values() for separator in "\x01\x02"):
+    if "" in {*properties, *properties.values()} or any(
+        separator in text for text in properties.values() for separator in "\x01\x02"
+    ):
         with pytest.raises(LocalProtocolError):
             encode_properties(properties)
     else:
@@ -64,6 +66,13 @@ def test_no_stored_properties_fail_to_parse(data: bytes) -> None:
 def test_a_name_that_would_be_misread_is_not_written(name: str) -> None:
     with pytest.raises(LocalProtocolError):
         encode_properties({name: "value"})
+
+
+def test_an_empty_value_is_not_written_since_no_consumer_would_get_it() -> None:
+    """G1: as ``Message.putUserProperty`` refuses it."""
+    with pytest.raises(LocalProtocolError, match="'region' has an empty value"):
+        encode_properties({"region": "", "x": "1"})
+    assert decode_properties(b"region\x01\x02x\x011\x02") == {"x": "1"}
 
 
 def test_a_lone_surrogate_is_not_written() -> None:

@@ -12,6 +12,7 @@ from pyspark_rocketmq.options.connection import ConnectionOptions
 from pyspark_rocketmq.options.declare import write_option
 from pyspark_rocketmq.options.parsers import (
     MAX_TOPIC_LENGTH,
+    UNBOUNDED,
     boolean,
     int_between,
     one_of,
@@ -25,8 +26,6 @@ SINK_GROUP: Final = "pyspark-rocketmq-sink"
 """Producer group of a sink that names none."""
 MOST_MESSAGE_BYTES: Final = 128 * 1024 * 1024
 """What decoders make of one body at most (``wire.compression.MAX_BODY_BYTES``)."""
-MAX_DELAY_LEVEL: Final = 18
-"""By a broker's defaults (``messageDelayLevel``)."""
 
 
 class BodyCompression(StrEnum):
@@ -49,6 +48,9 @@ def parse_properties(text: str) -> tuple[tuple[str, str], ...]:
         raise ValueError('is not a JSON object such as {"source": "lake"}') from None
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
         raise ValueError('is not a JSON object of texts such as {"source": "lake"}')
+    empty = [name for name, value in found.items() if not name or not value]
+    if empty:
+        raise ValueError(f"has an empty name or value at {empty[0]!r}, which every consumer would drop")
     return tuple(found.items())
 
 
@@ -78,10 +80,11 @@ class WriteOptions(ConnectionOptions):
         "must say which."
     )
     delay_level: int | None = write_option(
-        "delayLevel", int_between(0, MAX_DELAY_LEVEL), None, default_text="the column `delayLevel`"
+        "delayLevel", int_between(0, UNBOUNDED), None, default_text="the column `delayLevel`"
     ).doc(
-        "How long brokers keep all messages back: the level, 1 to 18 by a broker's defaults (1 s to 2 h); "
-        "0: not. A column `deliverTimestamp` gives a moment in its place."
+        "How long brokers keep all messages back: the level, 1 to 18 by a broker's defaults (1 s to 2 h; its "
+        "`messageDelayLevel`), which takes its last level for any beyond; 0: not. A column "
+        "`deliverTimestamp` gives a moment in its place."
     )
     properties: tuple[tuple[str, str], ...] = write_option("properties", parse_properties, ()).doc(
         'Properties that all messages get, as JSON: `{"source": "lake"}`; one of the column `properties` '

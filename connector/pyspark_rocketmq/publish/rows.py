@@ -25,8 +25,8 @@ from pyspark.sql.types import (
 
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import LocalProtocolError, RowNotSent, SchemaError
-from pyspark_rocketmq.options.parsers import MAX_TOPIC_LENGTH, closest, resource_name
-from pyspark_rocketmq.options.write import MAX_DELAY_LEVEL, WriteOptions
+from pyspark_rocketmq.options.parsers import MAX_TOPIC_LENGTH, UNBOUNDED, closest, resource_name
+from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.wire import properties as names
 from pyspark_rocketmq.wire.properties import encode_properties
 from pyspark_rocketmq.wire.requests.send import JavaInteger, ShardingKey, check_body
@@ -243,7 +243,10 @@ class RowReader:
     ) -> bytes:
         if not given and not self.options.properties:
             return _encode_usual(keys, tags, unique_key)
-        own = {name: text for name, text in given or () if text and name not in names.OF_ONE_DELIVERY}
+        # A null is as good as no property; an empty text is refused, since readers would not get it.
+        own = {
+            name: text for name, text in given or () if text is not None and name not in names.OF_ONE_DELIVERY
+        }
         return _encode_all(dict(self.options.properties) | own, keys, tags, unique_key)
 
 
@@ -300,9 +303,10 @@ def _topic(name: str | None, namespace: str | None) -> str:
 
 
 def _delay(level: int | None, deliver_ms: int | None) -> tuple[str, str] | None:
-    if level is not None and not 0 <= level <= MAX_DELAY_LEVEL:
+    if level is not None and not 0 <= level <= UNBOUNDED:
         raise _BadRow(
-            f"its delayLevel is {level}; levels are 1 to {MAX_DELAY_LEVEL}, and 0 or null for no delay"
+            f"its delayLevel is {level}; levels are 1 or more (18 by a broker's defaults), and 0 or null for "
+            "no delay"
         )
     if level and deliver_ms is not None:
         raise _BadRow("it has both a delayLevel and a deliverTimestamp; leave one of them null")

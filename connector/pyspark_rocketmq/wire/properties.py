@@ -118,14 +118,19 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     """Write properties in the mapping's order, each entry ended by U+0002.
 
     Raises:
-        LocalProtocolError: If a name or value contains a separator or cannot be UTF-8, a name is empty, or
-            the result exceeds ``MAX_PROPERTIES_BYTES``.
+        LocalProtocolError: If a name or value contains a separator or cannot be UTF-8, one of them is empty,
+            or the result exceeds ``MAX_PROPERTIES_BYTES``.
 
-    Source: RocketMQ 5.3.3 ``MessageDecoder.messageProperties2String``.
+    Source: RocketMQ 5.3.3 ``MessageDecoder.messageProperties2String``, ``Message.putUserProperty``.
     """
     for name, value in properties.items():
         if not name:
             raise LocalProtocolError("A message property has an empty name; every consumer would drop it.")
+        if not value:
+            raise LocalProtocolError(
+                f"Message property {name!r} has an empty value; every consumer would drop it. Leave it "
+                "out, or give it a value."
+            )
         entry = name + value
         if NAME_VALUE_SEPARATOR in entry or PROPERTY_SEPARATOR in entry:
             raise LocalProtocolError(
