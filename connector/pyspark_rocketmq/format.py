@@ -18,6 +18,7 @@ from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.publish.rows import column_positions
 from pyspark_rocketmq.publish.writer import RocketMQStreamWriter, RocketMQWriter, seen_routes
+from pyspark_rocketmq.requirements import check_packages
 from pyspark_rocketmq.source.ranges import TICKET_SCHEMA
 from pyspark_rocketmq.source.readers import RocketMQBatchReader, RocketMQStreamReader
 from pyspark_rocketmq.source.schema import spark_schema
@@ -156,10 +157,11 @@ def register(spark: SparkSession) -> None:
     nobody can see that.
 
     Raises:
-        RocketMQError: If the workers' Python cannot run this package, or another data source of this name is
-            on the JVM's class path; if ``spark`` is None.
+        RocketMQError: If the workers' Python cannot run this package, a package that it needs is too old, or
+            another data source of this name is on the JVM's class path; if ``spark`` is None.
     """
     check_session(spark, "register")
+    check_packages()
     if is_classic(spark):
         check_worker_python(spark)
     if is_speculative(spark):

@@ -20,6 +20,7 @@ from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks import shared_storage
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.cluster import LONG_ON_REAL, ClusterUnderTest
+from tests.helpers.wait import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -218,8 +219,46 @@ def test_a_worker_python_without_the_package_is_found_before_the_query_starts(
 ) -> None:
     monkeypatch.setattr(spark.sparkContext, "pythonExec", bare_python(tmp_path, monkeypatch))
 
-    with pytest.raises(RocketMQError, match=r"which cannot import what they need.*Set PYSPARK_PYTHON"):
+    with pytest.raises(RocketMQError, match=r"which cannot import what they need.*Set os\.environ"):
         consumer_of(tmp_path, "127.0.0.1:1").start(spark, checkpoint=str(tmp_path / "checkpoint"))
+
+
+@pytest.fixture
+def other_checkpoint(spark: SparkSession, tmp_path: Path) -> Path:
+    """Of a query that reads Spark's source ``rate``, whose offsets are numbers."""
+    folder = tmp_path / "other"
+    rows = spark.readStream.format("rate").load()
+    query = rows.writeStream.format("noop").option("checkpointLocation", str(folder)).start()
+    wait_until(lambda: bool(list((folder / "commits").glob("[0-9]*"))), timeout_s=120)
+    query.stop()
+    return folder
+
+
+def test_a_consumer_refuses_the_checkpoint_of_another_query(
+    spark: SparkSession, tmp_path: Path, other_checkpoint: Path
+) -> None:
+    """H9: at once, and before anything is made or asked."""
+    with pytest.raises(OptionError, match=r"the checkpoint \S+/other is another query's.*Take a new folder"):
+        consumer_of(tmp_path, "127.0.0.1:1").start(spark, checkpoint=other_checkpoint)
+
+    assert not (tmp_path / "offsets").exists()
+
+
+def test_a_plain_stream_refuses_the_checkpoint_of_another_query(
+    spark: SparkSession, other_checkpoint: Path
+) -> None:
+    """H9"""
+    with SimCluster(brokers=1) as cluster:
+        cluster.create_topic("orders", queues=1)
+        stream = spark.readStream.format("rocketmq").options(nameServers=cluster.name_servers, topic="orders")
+        query = (
+            stream.load()
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(other_checkpoint))
+            .start()
+        )
+        with pytest.raises(PySparkException, match=r"is another query's: the offset in it, \d+, is not one"):
+            query.awaitTermination(240)
 
 
 def test_a_worker_python_without_the_package_is_found_by_register(
@@ -231,7 +270,7 @@ def test_a_worker_python_without_the_package_is_found_by_register(
     bare = bare_python(tmp_path, monkeypatch)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", bare)
 
-    with pytest.raises(RocketMQError, match=f"'{bare}', which cannot import .* Set PYSPARK_PYTHON"):
+    with pytest.raises(RocketMQError, match=f"'{bare}', which cannot import .* Set os\\.environ"):
         register(spark)
 
 

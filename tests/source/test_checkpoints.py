@@ -40,7 +40,10 @@ def test_a_recorded_checkpoint_is_gone_on_from(topics: Topics) -> None:
     [
         ('{"v": 3, "seq": 1, "plan": {}}', "version 3; this release reads versions"),
         ('{"v": 2, "seq": 1, "plan": {}}', "is damaged"),
-        ('{"orders": {"0": 23}}', "no offset of a RocketMQ query"),
+        ('{"orders": {"0": 23}}', "is another query's: the offset in it, {'orders': {'0': 23}}, is not one"),
+        ("7", "is another query's: the offset in it, 7, is not one of format"),
+        ("[7]", "is another query's: .* Take a new folder"),
+        ('"v"', "is another query's"),
         ('{"v": 1, "seq": 1, "plan": {"orders": {"broker-a": {"0": {"from": 1}}}}}', "is damaged"),
         ('{"v": 1, "seq": 1, "plan": []}', "is damaged"),
     ],

@@ -18,7 +18,13 @@ from pyspark_rocketmq.errors import OptionError, RocketMQError
 from pyspark_rocketmq.format import register
 from pyspark_rocketmq.hub.state import Slots
 from pyspark_rocketmq.publish.keys import by_sharding_key
-from pyspark_rocketmq.source.session import check_classic, check_delta, is_speculative, task_slots
+from pyspark_rocketmq.source.session import (
+    check_classic,
+    check_delta,
+    foreign_offset,
+    is_speculative,
+    task_slots,
+)
 
 
 def session(*, with_copies: bool) -> Any:
@@ -58,6 +64,26 @@ def test_whoever_registers_the_source_there_is_warned(
     assert [record.message.startswith("spark.speculation is on") for record in caplog.records] == (
         [True] if with_copies else []
     )
+
+
+@pytest.mark.parametrize(
+    ("entry", "foreign"),
+    [
+        ('v1\n{"batchWatermarkMs":0}\n7', "7"),
+        ('v1\n{}\n{"logOffset":3}', '{"logOffset":3}'),
+        ('v1\n{}\n{"v":1,"seq":4,"plan":{}}\n{"orders":{"0":23}}', '{"orders":{"0":23}}'),
+        ("v1\n{}\n[]", "[]"),
+        ('v1\n{}\n{"v":1,"seq":4,"plan":{}}', None),
+        ('v1\n{}\n{"v":9,"seq":4}', None),
+        ("v1\n{}\n-", None),
+        ('v1\n{}\n{"v":1,"se', None),
+        ("v2\n{}\n7", None),
+        ("v1", None),
+        ("", None),
+    ],
+)
+def test_only_an_offset_that_is_surely_another_source_s_is_refused(entry: str, foreign: str | None) -> None:
+    assert foreign_offset(entry) == foreign
 
 
 @pytest.mark.spark

@@ -72,6 +72,7 @@ from pyspark_rocketmq.source.cluster_view import check_topics
 from pyspark_rocketmq.source.ranges import tickets_alone
 from pyspark_rocketmq.source.session import (
     BatchFunction,
+    check_checkpoint,
     check_session,
     check_speculation,
     clear_unwritten_plan,
@@ -418,6 +419,7 @@ class PushConsumer:
     ) -> StreamingQuery:
         """Start a query whose batches are committed by this process."""
         parsed = ReadOptions.parse(options)
+        check_checkpoint(spark, wanted.checkpoint)
         hub = self._hub(spark, parsed, store)
         if hub is not None:
             options |= {"hubSecret": hub.secret}

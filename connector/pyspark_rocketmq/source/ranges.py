@@ -264,16 +264,21 @@ def stored_by_of(offset: Mapping[str, Any]) -> int:
     return stored_by if isinstance(stored_by, int) and 0 < stored_by <= _HIGHEST else 0
 
 
+def is_plan(offset: object) -> bool:
+    """Whether an offset of a checkpoint is one of this source's; those of other sources are any JSON."""
+    return isinstance(offset, Mapping) and "v" in offset and "seq" in offset
+
+
 def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ...]]:
     """The sequence number and the ranges, sorted by queue.
 
     Raises:
         OffsetError: If the checkpoint was written by a newer version, is not ours, or is damaged.
     """
-    if "v" not in offset:
+    if not is_plan(offset):
         raise OffsetError(
-            f"The checkpoint holds no offset of a RocketMQ query but {_shortened(offset)}; it may be another "
-            "source's. Use the checkpoint location of this query, or a new one."
+            "The query's checkpoint (option checkpointLocation) is another query's: the offset in it, "
+            f"{_shortened(offset)}, is not one of format('rocketmq'). Take a new folder."
         )
     if offset["v"] not in {_VERSION, _PACKED_VERSION}:
         raise OffsetError(
@@ -398,6 +403,6 @@ def _text(value: object) -> str:
     return value
 
 
-def _shortened(offset: Mapping[str, Any]) -> str:
-    text = str(dict(offset))
+def _shortened(offset: object) -> str:
+    text = str(offset)
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

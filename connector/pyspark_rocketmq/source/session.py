@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, RocketMQError
 from pyspark_rocketmq.hub.state import Slots
+from pyspark_rocketmq.source.ranges import is_plan
 from pyspark_rocketmq.source.spark_version import HAS_DELTA, NEWEST_DELTA
 
 logger = logging.getLogger(__name__)
@@ -43,7 +46,14 @@ _GROWS_WITH_TASKS: Final = {
 """Settings of clusters that get executors when tasks wait for them: fewer tasks would keep them away."""
 _MANY: Final = 10_000
 """Rows, of which every task gets some."""
-_PROBE: Final = "import pandas, pyarrow, pyspark_rocketmq.wire.columnar.decode"
+_PROBE: Final = """\
+import sys
+from pyspark_rocketmq.requirements import check_packages
+check_packages()
+import pandas, pyarrow, pyspark_rocketmq.wire.columnar.decode
+print("{}.{}".format(*sys.version_info))"""
+_SPARKS_PYTHON: Final = "python3"
+"""What ``SparkContext`` takes for its workers where ``PYSPARK_PYTHON`` is not set."""
 _PROBE_TIMEOUT_S: Final = 60.0
 
 
@@ -72,18 +82,67 @@ def clear_unwritten_plan(spark: SparkSession, checkpoint: str) -> None:
     (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), and reads whether to check that from the session after the
     start, so that it cannot be switched off for one query.
     """
-    jvm: Any = spark._jvm  # noqa: SLF001 - the only way to files wherever the checkpoint is
-    folder = jvm.org.apache.hadoop.fs.Path(checkpoint, "offsets")
-    files = folder.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
-    if not files.exists(folder):
-        return
-    found = [each.getPath() for each in files.listStatus(folder)]
+    files, found = _offset_log(spark, checkpoint)
     if all(path.getName().startswith(".") for path in found):
         for path in found:
             logger.warning(
                 "leftover of a plan that was never written whole removed path=%s", masked(str(path))
             )
             files.delete(path, False)
+
+
+def _offset_log(spark: SparkSession, checkpoint: str) -> tuple[Any, list[Any]]:
+    """The file system of a checkpoint, and the files of its offset log; none where there is no checkpoint."""
+    jvm: Any = spark._jvm  # noqa: SLF001 - the only way to files wherever the checkpoint is
+    folder = jvm.org.apache.hadoop.fs.Path(checkpoint, "offsets")
+    files = folder.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
+    return files, [each.getPath() for each in files.listStatus(folder)] if files.exists(folder) else []
+
+
+def check_checkpoint(spark: SparkSession, checkpoint: str) -> None:
+    """Refuse a checkpoint of a query that reads something else, before Spark plans from its offsets.
+
+    Only what is surely another query's is refused; Spark and the planner judge the rest.
+
+    Raises:
+        OptionError: If the newest entry of its offset log has no plan of this source.
+    """
+    files, found = _offset_log(spark, checkpoint)
+    entries = {int(name): path for path in found if (name := path.getName()).isdecimal()}
+    if not entries:
+        return
+    jvm: Any = spark._jvm  # noqa: SLF001 - Python cannot read a Java stream
+    stream = files.open(entries[max(entries)])
+    try:
+        text = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+    finally:
+        stream.close()
+    if (offset := foreign_offset(text)) is not None:
+        problem = (
+            f"the checkpoint {masked(checkpoint)} is another query's: the offset in it, "
+            f"{offset:.{_MOST_CHARACTERS}}, is not one of a RocketMQ consumer. Take a new folder; a group "
+            "goes on where its offset store says"
+        )
+        raise OptionError((problem,), where="PushConsumer.start")
+
+
+def foreign_offset(entry: str) -> str | None:
+    """Return an offset of another source in an entry of Spark's offset log; None if there is none.
+
+    An entry is ``v1``, a line of the query's settings, and a line for each source: ``-`` before its first
+    offset.
+    """
+    version, _, *offsets = (*entry.splitlines(), "", "")
+    if version != "v1":
+        return None
+    for line in offsets:
+        try:
+            is_foreign = line not in {"", "-"} and not is_plan(json.loads(line))
+        except ValueError:
+            is_foreign = False
+        if is_foreign:
+            return line
+    return None
 
 
 def qualified(spark: SparkSession, path: str) -> str:
@@ -212,19 +271,46 @@ def cores(spark: SparkSession) -> int:
 def check_worker_python(spark: SparkSession) -> None:
     """Try the workers' Python on this machine, before a query fails by a worker's ModuleNotFoundError.
 
+    Where Spark would take the ``python3`` of the PATH because nobody has named another one, and that one does
+    not do, the session is given one that does: that of ``spark.pyspark.python``, which Spark passes over when
+    a session is made in Python, or, where all workers are on this machine, this program's own.
+
     Raises:
         RocketMQError: If it cannot be started or lacks what the workers need.
     """
-    executable = str(spark.sparkContext.pythonExec)
-    if executable != sys.executable:
-        _check(executable)
+    context: Any = spark.sparkContext
+    executable = str(context.pythonExec)
+    problem = _problem_of(executable)
+    chosen = _chosen_python(spark) if problem is not None and executable == _SPARKS_PYTHON else None
+    if chosen is not None:
+        executable, problem = chosen, _problem_of(chosen)
+    if problem is not None:
+        raise RocketMQError(f"Spark would start its workers with '{executable}', which {problem}")
+    if chosen is not None:
+        logger.info("workers are started with %s, since %s lacks what they need", chosen, context.pythonExec)
+        context.pythonExec = chosen
+
+
+def _chosen_python(spark: SparkSession) -> str | None:
+    """The Python that ``python3`` may be replaced by; None where it may not."""
+    if "PYSPARK_PYTHON" in os.environ:
+        return None
+    return _settings(spark).get("spark.pyspark.python", None) or (
+        sys.executable if _is_local(spark) else None
+    )
+
+
+def _problem_of(executable: str) -> str | None:
+    """Why workers cannot run with ``executable``, and what to do; None if they can."""
+    return None if executable == sys.executable else _found_problem(executable)
 
 
 @cache
-def _check(executable: str) -> None:
+def _found_problem(executable: str) -> str | None:
     advice = (
-        f"Set PYSPARK_PYTHON (or spark.pyspark.python) to {sys.executable}, or install pyspark-rocketmq for "
-        f"{executable}, and start the session again."
+        f'Set os.environ["PYSPARK_PYTHON"] = {sys.executable!r} before the session is made, or export '
+        f"PYSPARK_PYTHON where the program is started, or install pyspark-rocketmq for {executable}; then "
+        "start the program again. spark-submit takes --conf spark.pyspark.python, too."
     )
     if not Path(executable).is_absolute() and "/" in executable:
         advice = (
@@ -236,23 +322,28 @@ def _check(executable: str) -> None:
             [executable, "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise RocketMQError(
-            f"Spark would start its workers with '{executable}', which failed: {error}. {advice}"
-        ) from error
+        return f"failed: {error}. {advice}"
     if probe.returncode != 0:
         reason = (probe.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RocketMQError(
-            f"Spark would start its workers with '{executable}', which cannot import what they need "
-            f"({reason}). {advice}"
-        )
+        return f"cannot import what they need ({reason}). {advice}"
+    here = "{}.{}".format(*sys.version_info)
+    there = probe.stdout.split()[-1]
+    if there != here:
+        return f"is Python {there}, while this program runs on {here}. {advice}"
+    return None
+
+
+def _is_local(spark: SparkSession) -> bool:
+    """Whether all workers are on this machine."""
+    master = _settings(spark).get("spark.master", None) or ""
+    return master == "local" or master.startswith("local[")
 
 
 def driver_address(spark: SparkSession) -> tuple[str, str, bool]:
     """Where workers find this process, where it can listen, and whether all are on this machine."""
-    settings = _settings(spark)
-    master = settings.get("spark.master", None) or ""
-    if master == "local" or master.startswith("local["):
+    if _is_local(spark):
         return "127.0.0.1", "127.0.0.1", True
+    settings = _settings(spark)
     host = settings.get("spark.driver.host", None) or "127.0.0.1"
     return host, settings.get("spark.driver.bindAddress", None) or host, False
 

@@ -1,0 +1,66 @@
+"""The packages that this one needs, and whether those installed here are new enough.
+
+pip checks that when it installs this package, but not for what comes later: another package may bring an
+older one, and platforms have their own.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from pyspark_rocketmq.errors import RocketMQError
+
+REQUIREMENTS: Final = (
+    "deltalake>=1.6.6,<2",
+    "lz4>=4.3",
+    "numpy>=1.26",
+    "pandas>=2.2,<4",
+    "pyarrow>=20",
+    "zstandard>=0.22",
+)
+"""The dependencies of ``pyproject.toml``: a package that came with ``--py-files`` has no metadata."""
+_LOWEST: Final = re.compile(r"([\w-]+)>=([\d.]+)")
+_RELEASE: Final = re.compile(r"(?:\d+!)?(\d+(?:\.\d+)*)")
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version that is installed here; None if that is not known."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def outdated(installed: Callable[[str], str | None] = installed_version) -> dict[str, str]:
+    """Return the packages that are too old: what is needed → the version that is installed."""
+    lowest = [found for each in REQUIREMENTS if (found := _LOWEST.match(each))]
+    versions = {each.string: (installed(each[1]), each[2]) for each in lowest}
+    return {
+        needed: there
+        for needed, (there, least) in versions.items()
+        if there is not None and (release := _release(there)) and release < _release(least)
+    }
+
+
+def _release(text: str) -> tuple[int, ...]:
+    found = _RELEASE.match(text)
+    return () if found is None else tuple(map(int, found[1].split(".")))
+
+
+def check_packages(installed: Callable[[str], str | None] = installed_version) -> None:
+    """Refuse packages that are too old, before they fail with an error that names none of them.
+
+    Raises:
+        RocketMQError: If one is.
+    """
+    if old := outdated(installed):
+        found = ", ".join(f"{needed.partition('>')[0]} {there}" for needed, there in old.items())
+        wanted = " ".join(f"'{needed}'" for needed in old)
+        raise RocketMQError(
+            f"pyspark-rocketmq needs newer packages than {found}. Run {sys.executable} -m pip install "
+            f"{wanted}, and start the program again; executors need them, too."
+        )
