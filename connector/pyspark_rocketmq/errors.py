@@ -186,6 +186,18 @@ class TopicNotFound(BrokerError):
     advice: ClassVar[str] = "Create the topic or correct option 'topic'."
 
 
+class NotANameServer(BrokerError):
+    """A broker was asked for a topic's route: option ``nameServers`` has a broker's address.
+
+    Do: Give a name server's, whose port is 9876 by default.
+    """
+
+    advice: ClassVar[str] = (
+        "This is a broker. Option 'nameServers' wants the address of a name server, whose port is 9876 by "
+        "default (a broker's is 10911)."
+    )
+
+
 class TopicAway(TopicNotFound):
     """The server does not know a topic that was there before; it may be back soon.
 

@@ -7,7 +7,7 @@ import pytest
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Deadline, SystemClock
-from pyspark_rocketmq.errors import TopicNotFound
+from pyspark_rocketmq.errors import NotANameServer, TopicNotFound
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.wait import PATIENCE_S
@@ -44,6 +44,16 @@ def test_a_name_server_that_is_gone_is_passed_over(
     names.route(topic, soon)
 
     assert len([text for text in caplog.messages if DEAD in text]) == 1
+
+
+def test_a_broker_s_address_in_place_of_a_name_server_s_is_named(
+    address: str, pool: ChannelPool, soon: Deadline
+) -> None:
+    """A2 ★."""
+    names = NameServerClient((address,), pool, SystemClock(), PATIENCE_S)
+
+    with pytest.raises(NotANameServer, match=rf"^{address} answered .* This is a broker. .*port is 9876"):
+        names.route("orders", soon)
 
 
 def test_an_unknown_topic_is_not_found(

@@ -44,6 +44,19 @@ KNOWN = {
 }
 
 
+def test_a_broker_that_is_taken_for_a_name_server_is_an_error_that_says_so() -> None:
+    """A2: no name server and no proxy refuses to look up a route."""
+    asked = RemotingCommand(code=RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields={"topic": "orders"})
+    refused = RemotingCommand(code=3, flag=1, remark="request type 105 not supported")
+
+    assert str(error_of(asked, refused, "10.0.0.5:10911")) == (
+        "10.0.0.5:10911 answered GET_ROUTEINFO_BY_TOPIC topic=orders with code 3: request type 105 not "
+        "supported. This is a broker. Option 'nameServers' wants the address of a name server, whose port is "
+        "9876 by default (a broker's is 10911)."
+    )
+    assert type(error_of(REQUEST, refused, "10.0.0.5:10911")) is BrokerError
+
+
 @pytest.mark.parametrize("code", [*map(int, ResponseCode), 4711, -3])
 def test_every_code_but_success_is_an_error_of_its_class(code: int) -> None:
     """F3, broker answers: one table; a code nobody knows is an error too."""

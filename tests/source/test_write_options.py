@@ -87,11 +87,23 @@ def test_a_topic_that_is_missing_for_all_the_time_fails_the_write_unless_brokers
     assert cluster.route_requests.count("nowhere") > 2
 
     cluster.routes["TBW102"] = cluster.only({"broker-a": 8})
-    send(cluster, b"1", topic="nowhere", retryTimeoutMs=0)
+    send(cluster, b"1", topic="nowhere", shardingKey="k", retryTimeoutMs=0)
 
     assert [[request.ext_fields[name] for name in "bc"] for request in requests(cluster)] == [
         ["nowhere", "TBW102"]
     ]
+
+
+def test_rows_without_keys_go_to_a_new_topic_at_once_where_brokers_make_topics(
+    cluster: ScriptedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """G7: as those of `Producer.send`: no order could be lost by it."""
+    cluster.routes["TBW102"] = cluster.only({"broker-a": 8})
+
+    send(cluster, b"1", b"2", topic="nowhere")  # retryTimeoutMs is two minutes
+
+    assert {request.ext_fields["b"] for request in requests(cluster)} == {"nowhere"}
+    assert "topic is not there" not in caplog.text
 
 
 def test_all_tasks_of_a_write_go_by_what_the_driver_has_seen(cluster: ScriptedCluster) -> None:

@@ -189,6 +189,7 @@ class PatientLookup:
 
     A topic that the producer has never seen may be new, or be on brokers that restart. It is looked for until
     the time is over before brokers are expected to make it: other brokers would, and keys would move there.
+    Messages without keys have no such reason to wait, and brokers that make topics get them at once.
     """
 
     producer: Producer
@@ -196,6 +197,8 @@ class PatientLookup:
     timeout_s: float
     """For one topic."""
     sleep: Callable[[float], object] = time.sleep
+    has_keys: bool = True
+    """Whether the messages have sharding keys or queues of their own."""
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """As :meth:`Producer.queues`, whose error it raises late if it may pass."""
@@ -203,8 +206,9 @@ class PatientLookup:
             return self._look(topic)
         except _NotThere:
             logger.warning(
-                "topic is not there, looking for it up to %g s: its brokers may be restarting; a new one is "
-                "best created before it is written to topic=%s",
+                "topic is not there, looking for it up to %g s before brokers may make it: those with it "
+                "may be restarting, and its keys would move to others. Create a new topic before it is "
+                "written to, or lower retryTimeoutMs topic=%s",
                 self.timeout_s,
                 topic,
             )
@@ -216,7 +220,7 @@ class PatientLookup:
 
     def _look(self, topic: str) -> tuple[MessageQueue, ...]:
         try:
-            return self.producer.queues(topic, may_create=False)
+            return self.producer.queues(topic, may_create=not self.has_keys)
         except TopicNotFound as error:
             raise _NotThere(error.code, error.remark, request=error.request, address=error.address) from error
 

@@ -32,7 +32,7 @@ from pyspark_rocketmq.model import MessageQueue, TopicRoute
 from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.publish.batches import BatchBuilder, QueueSelector, SendBatch, compression_of
 from pyspark_rocketmq.publish.keys import KeySample, KeySampler, keys_of_several_tasks
-from pyspark_rocketmq.publish.rows import RowKeys, RowReader
+from pyspark_rocketmq.publish.rows import QUEUE_ID, SHARDING_KEY, RowKeys, RowReader, fixed_values
 from pyspark_rocketmq.publish.sender import Sender
 from pyspark_rocketmq.source.spark_version import DataSourceStreamArrowWriter
 from pyspark_rocketmq.wire.requests.send import EncodedBatch
@@ -93,7 +93,8 @@ def send_rows(
         sampler = KeySampler()
         for topic, route in (seen or {}).items():
             producer.know(topic, route)
-        lookup = PatientLookup(producer, clock, options.retry_timeout_ms / 1000)
+        has_keys = not {SHARDING_KEY, QUEUE_ID}.isdisjoint({*positions, *fixed_values(options)})
+        lookup = PatientLookup(producer, clock, options.retry_timeout_ms / 1000, has_keys=has_keys)
         selector = QueueSelector(
             lookup.queues,
             sampler if options.check_sharding_keys else None,

@@ -13,6 +13,7 @@ from pyspark_rocketmq.errors import (
     GoAway,
     GroupNotFound,
     NoPermission,
+    NotANameServer,
     OffsetNotFound,
     SubscriptionNotLatest,
     SystemBusy,
@@ -101,6 +102,8 @@ def checked(request: RemotingCommand, answer: RemotingCommand, address: str) -> 
 def _kind_of(request: RemotingCommand, code: int, remark: str) -> type[BrokerError]:
     if code == ResponseCode.QUERY_NOT_FOUND and request.code == RequestCode.QUERY_CONSUMER_OFFSET:
         return OffsetNotFound  # of any other query it says nothing about a first start
+    if code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED and request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+        return NotANameServer  # proxies answer it, too: only a broker does not
     if code == ResponseCode.SYSTEM_ERROR and _ACL_1 in remark:
         return NoPermission
     if code == ResponseCode.NO_PERMISSION and any(text in remark for text in _SWITCHED_OFF):
