@@ -15,7 +15,7 @@ from pyspark_rocketmq.errors import OffsetError, SchemaError, SinkMoved, SinkSet
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
-from pyspark_rocketmq.sinks.base import QueueGeneration, Sink, SinkBatch
+from pyspark_rocketmq.sinks.base import QueueGeneration, Sink, SinkBatch, note_newest
 from pyspark_rocketmq.sinks.standing import check_has_all, remembered_text
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1, TaskRows, batch_of, write_rows
@@ -248,6 +248,44 @@ class SinkConformance:
         steps = [step for queue_id, _, step in stored() if queue_id == 0]
         assert (steps.count("old"), steps.count("new")) == (4, 3)
         assert sink.watermarks(GROUP) == {QueueGeneration(Q0, 1): 3, QueueGeneration(Q1, 0): 2}
+
+    def test_the_newest_message_of_each_queue_is_kept_beside_its_watermark(self, sink: Sink) -> None:
+        """H10: each commit carries on those of queues that stood still, and of ranges without a message."""
+        with_newest(sink, {Q0: 2, Q1: 5}, {Q0: "[1,1001,64]", Q1: "[4,1004,900]"})
+        with_newest(sink, {Q0: 3}, {Q0: "[2,1002,128]"})
+        with_newest(sink, {Q0: 4}, {Q0: ""})
+
+        assert newest_in(sink, {Q0: 0, Q1: 0}) == {Q0: "[2,1002,128]", Q1: "[4,1004,900]"}
+        assert newest_in(sink, {Q0: 1, Q1: 0}).get(Q0) is None
+
+    def test_a_queue_that_begins_again_has_no_message_of_the_generation_before(self, sink: Sink) -> None:
+        """H10"""
+        with_newest(sink, {Q0: 2, Q1: 1}, {Q0: "[1,1001,64]", Q1: "[0,1000,32]"})
+        again = {Q0: 1, Q1: 0}
+        with_newest(sink, {Q0: 1}, {Q0: ""}, again)
+        assert newest_in(sink, again) == {Q1: "[0,1000,32]"}
+        with_newest(sink, {Q0: 2}, {Q0: "[1,2001,512]"}, again)
+
+        assert newest_in(sink, again) == {Q0: "[1,2001,512]", Q1: "[0,1000,32]"}
+
+
+def with_newest(
+    sink: Sink,
+    acked: dict[MessageQueue, int],
+    newest: Mapping[MessageQueue, str],
+    generations: Mapping[MessageQueue, int] = MappingProxyType({Q0: 0, Q1: 0}),
+) -> None:
+    """One micro-batch without rows, and the newest message of each queue."""
+    batch = sink.begin(GROUP, generations)
+    note_newest(batch, newest)
+    batch.commit((), acked)
+
+
+def newest_in(sink: Sink, generations: Mapping[MessageQueue, int]) -> dict[MessageQueue, str]:
+    """What all sinks in ``sink`` say alike."""
+    first, *others = (dict(standing.newest) for standing in sink.standings(GROUP, generations))
+    assert all(each == first for each in others)
+    return first
 
 
 def steps_of(table: pa.Table) -> list[tuple[Any, ...]]:

@@ -29,7 +29,15 @@ from pyspark_rocketmq.sinks.delta_log import TableLog, open_log
 from pyspark_rocketmq.sinks.delta_rules import SinkCommit, app_id, own_metadata
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of, run_batch
-from tests.sinks.sink_conformance import SCHEMA, SinkConformance, Stored, rows, steps_of
+from tests.sinks.sink_conformance import (
+    SCHEMA,
+    SinkConformance,
+    Stored,
+    newest_in,
+    rows,
+    steps_of,
+    with_newest,
+)
 
 
 def offsets_in(path: Path, queue: MessageQueue = Q0) -> list[int]:
@@ -729,3 +737,14 @@ def test_columns_that_another_query_has_just_added_are_taken_as_they_are(
     evolving(path, WITH_AMOUNT)
 
     assert [field.name for field in DeltaTable(path).schema().fields][-1] == "amount"
+
+
+def test_a_watermark_that_was_set_back_forgets_the_newest_message(tmp_path: Path) -> None:
+    """H10: it is above the watermark, and of rows that are to be written again."""
+    sink = DeltaSink(tmp_path / "orders")
+    sink.prepare(SCHEMA)
+    with_newest(sink, {Q0: 9, Q1: 1}, {Q0: "[8,1008,640]", Q1: "[0,1000,32]"})
+
+    sink.rewind(GROUP, {Q0: 4})
+
+    assert newest_in(sink, {Q0: 0, Q1: 0}) == {Q1: "[0,1000,32]"}

@@ -36,7 +36,7 @@ from pyspark_rocketmq.hub.state import Part
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.open import checked_rows
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, OffsetStore, QueueCommit
-from pyspark_rocketmq.sinks.base import RowWriter, Sink, SinkBatch
+from pyspark_rocketmq.sinks.base import RowWriter, Sink, SinkBatch, note_newest
 from pyspark_rocketmq.sinks.standing import check_has_all, remembered_text
 
 logger = logging.getLogger(__name__)
@@ -314,6 +314,7 @@ class BatchCommitter:
             return evaluated, None
         try:
             ends = {ack.queue: ack.state.next_offset for ack in evaluated.acks}
+            note_newest(sink_batch, {ack.queue: ack.state.last_message for ack in evaluated.acks})
             return evaluated, sink_batch.commit(evaluated.written, ends)
         except SinkMoved as error:
             # Somebody was held up between that look and the commit: a former owner, who wrote what this batch

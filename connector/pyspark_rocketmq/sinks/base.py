@@ -23,7 +23,7 @@ survive a fork.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -184,6 +184,25 @@ class SinkBatch(Protocol):
                 added.
         """
         ...
+
+
+@runtime_checkable
+class RemembersMessages(Protocol):
+    """A batch of a sink that keeps, beside each watermark, the newest message below it.
+
+    So it is noticed when a broker loses messages that only the sink has, because the query was killed before
+    their offsets were stored.  A sink without this misses that.
+    """
+
+    def note_newest(self, newest: Mapping[MessageQueue, str]) -> None:
+        """Take the newest message of each queue, as text; called before ``commit``, which stores them."""
+        ...
+
+
+def note_newest(batch: SinkBatch, newest: Mapping[MessageQueue, str]) -> None:
+    """Hand the newest messages to a batch that keeps them."""
+    if isinstance(batch, RemembersMessages):
+        batch.note_newest(newest)
 
 
 class Sink(Protocol):

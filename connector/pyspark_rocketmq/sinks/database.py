@@ -19,7 +19,7 @@ import time
 import uuid
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -29,7 +29,7 @@ from pyspark_rocketmq.errors import OptionError, SinkConflict, SinkMoved
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import QueueGeneration, RowWriter, Writing, drop_committed, moved_by
 from pyspark_rocketmq.sinks.database_watermarks import PAUSES_S, Connection, Watermark, WatermarkTable
-from pyspark_rocketmq.sinks.standing import SinkStanding
+from pyspark_rocketmq.sinks.standing import SinkStanding, with_newest
 
 WriteRows = Callable[[Any, pa.Table], None]
 """Writes rows through a cursor and neither commits nor rolls back; may be called again after an error."""
@@ -147,7 +147,12 @@ class DatabaseSink:
             for queue, generation in queues.items()
             if queue in stored
         }
-        return SinkStanding(f"database table {self.table.name}", identity, watermarks)
+        newest = {
+            queue: stored[queue].newest_message
+            for queue, generation in queues.items()
+            if queue in stored and stored[queue].generation == generation
+        }
+        return with_newest(SinkStanding(f"database table {self.table.name}", identity, watermarks), newest)
 
     def watermarks(self, consumer_group: str) -> dict[QueueGeneration, int]:
         """See ``Sink.watermarks``."""
@@ -167,6 +172,12 @@ class DatabaseBatch:
     generations: Mapping[MessageQueue, int]
     standings: tuple[SinkStanding, ...]
     """See ``SinkBatch.standings``."""
+    newest: dict[MessageQueue, str] = field(default_factory=dict)
+    """See :meth:`note_newest`."""
+
+    def note_newest(self, newest: Mapping[MessageQueue, str]) -> None:
+        """See ``RemembersMessages.note_newest``."""
+        self.newest.update(newest)
 
     def task_writer(self) -> RowWriter:
         """What tasks gather the batch's rows with."""
@@ -225,9 +236,17 @@ class DatabaseBatch:
                 with table.open_attempt(cursor, self.consumer_group, attempt):
                     self.sink.write(cursor, rows)
             for queue, next_offset in sorted(grown.items()):
-                new = Watermark(next_offset, self.generations[queue], attempt)
-                if not table.move(cursor, self.consumer_group, queue, self.stored.get(queue), new):
+                old = self.stored.get(queue)
+                new = self._watermark(queue, next_offset, attempt)
+                if not table.move(cursor, self.consumer_group, queue, old, new):
                     raise self._moved(queue)
+
+    def _watermark(self, queue: MessageQueue, next_offset: int, attempt: str) -> Watermark:
+        generation, old = self.generations[queue], self.stored.get(queue)
+        newest = self.newest.get(queue, "")
+        if not newest and old is not None and old.generation == generation:
+            newest = old.newest_message
+        return Watermark(next_offset, generation, attempt, newest)
 
     def _is_done(self, grown: Mapping[MessageQueue, int], attempt: str) -> bool:
         """Whether a try before, whose end is not known, was committed after all.

@@ -38,9 +38,10 @@ _COLUMNS: Mapping[str, str] = {
     "next_offset": "BIGINT NOT NULL",
     "generation": "BIGINT DEFAULT 0 NOT NULL",
     "attempt": "VARCHAR(36) DEFAULT '' NOT NULL",
+    "newest_message": "VARCHAR(80) DEFAULT '' NOT NULL",
 }
 """In the order of :class:`_Row`."""
-_ADDED = ("generation", "attempt")
+_ADDED = ("generation", "attempt", "newest_message")
 """Columns that an older table lacks."""
 
 
@@ -51,6 +52,8 @@ class Watermark(NamedTuple):
     generation: int = 0
     attempt: str = ""
     """Which attempt stored it; empty where the table was older."""
+    newest_message: str = ""
+    """The newest message below it, as text of ``consume.positions``; empty where that is not known."""
 
 
 class _Row(NamedTuple):
@@ -61,6 +64,7 @@ class _Row(NamedTuple):
     next_offset: int = 0
     generation: int = 0
     attempt: str = ""
+    newest_message: str = ""
 
 
 class Stored(NamedTuple):
@@ -126,7 +130,7 @@ class WatermarkTable:
         found = [row for row in rows if row.consumer_group == consumer_group]
         watermarks = {
             MessageQueue(row.topic, row.broker_name, int(row.queue_id)): Watermark(
-                int(row.next_offset), int(row.generation), row.attempt
+                int(row.next_offset), int(row.generation), row.attempt, row.newest_message
             )
             for row in found
             if row.topic
@@ -315,6 +319,7 @@ def _probe(unique: str) -> _Row:
         (1 << 63) - 1,
         (1 << 63) - 1,
         unique,
+        "m" * 80,
     )
 
 

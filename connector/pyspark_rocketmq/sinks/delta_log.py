@@ -188,6 +188,8 @@ class SinkLog(LogHandle):
         """What of the log was looked at."""
         self._newest_commits: dict[str, Mapping[str, Any]] = {}
         """By group: what its newest commit says, as of the last look."""
+        self._said: tuple[SinkCommit, Mapping[str, Any]] | None = None
+        """The commit made last, and what it says of what was there before."""
 
     def _open_rows(self, rows_uri: str) -> None:
         self._rows_uri = rows_uri
@@ -357,10 +359,17 @@ class SinkLog(LogHandle):
         """This object's version is that commit's."""
         own_commit = SeenCommits(self.version, self.version, commits={commit.consumer_group: self.version})
         self._seen = own_commit.after(self._seen)
+        if self._said is not None and self._said[0] is commit:
+            # The next commit goes on from it, and need not read it.
+            said = commit.metadata(**self._said[1])
+            self._newest_commits[commit.consumer_group] = {"version": self.version, **said}
 
-    def seen(self) -> dict[str, Any]:
-        """What a commit is to say of the log before it."""
-        return {"seen": self._look_back(lambda seen: seen.last >= seen.first).to_metadata()}
+    def before(self, commit: SinkCommit) -> dict[str, Any]:
+        """What a commit is to say of what was there before it, with the newest messages of all queues."""
+        seen = self._look_back(lambda seen: seen.last >= seen.first).to_metadata()
+        newest = commit.newest_after(self.newest_commit(commit.consumer_group))
+        self._said = (commit, {"seen": seen, **newest})
+        return dict(self._said[1])
 
 
 _MOST_FOLLOWED: Final = 1_000
@@ -578,7 +587,7 @@ class TableLog(SinkLog):
         )
 
     def _metadata(self, commit: SinkCommit) -> dict[str, str]:
-        return commit.metadata(**self.seen())
+        return commit.metadata(**self.before(commit))
 
 
 def open_log(path: str, storage: StorageOptions = NO_OPTIONS, *, merges: bool = False) -> TableLog | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from pyspark_rocketmq.delta.table import TableForm, column_differences
 from pyspark_rocketmq.errors import OptionError, SchemaError
@@ -183,20 +184,55 @@ class SinkCommit(NamedTuple):
     """By application id; only those that it moves."""
     commit_id: str
     """Tells it from all others in the log."""
+    newest: Mapping[str, str] = MappingProxyType({})
+    """The newest message below each watermark that moves, as text of ``consume.positions``, by its id;
+    empty where the one before is the newest still."""
 
     @classmethod
-    def of(cls, consumer_group: str, watermarks: Mapping[str, int]) -> SinkCommit:
+    def of(
+        cls, consumer_group: str, watermarks: Mapping[str, int], newest: Mapping[str, str] | None = None
+    ) -> SinkCommit:
         """A new one."""
-        return cls(consumer_group, watermarks, str(uuid.uuid4()))
+        return cls(consumer_group, watermarks, str(uuid.uuid4()), newest or {})
 
     def metadata(self, **more: Any) -> dict[str, str]:
         """What it says of itself, in ``userMetadata``, which every Delta writer can set."""
         own = {"consumerGroup": self.consumer_group, "rocketmqCommit": self.commit_id, **more}
         return {"userMetadata": json.dumps(own)}
 
+    def newest_after(self, entry: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+        """The newest messages of all queues, for :meth:`metadata`; ``entry`` is of the group's commit before.
+
+        A queue has only that of its last generation.
+        """
+        known = {} if entry is None else own_metadata(entry).get(NEWEST)
+        known = known if isinstance(known, dict) else {}
+        moved = {_queue_part(name): name for name in self.newest}
+        kept = {name: each for name, each in known.items() if moved.get(_queue_part(name), name) == name}
+        newest = kept | {name: json.loads(text) for name, text in self.newest.items() if text}
+        return {NEWEST: newest} if newest else {}
+
     def is_in(self, entry: Mapping[str, Any]) -> bool:
         """Whether a history entry is this commit's."""
         return own_metadata(entry).get("rocketmqCommit") == self.commit_id
+
+
+NEWEST: Final = "newest"
+"""In a commit's ``userMetadata``: the newest message of each queue, by application id."""
+
+
+def newest_messages(entry: Mapping[str, Any]) -> dict[str, str]:
+    """The newest message of each queue by what a history entry says, as text, by application id."""
+    newest = own_metadata(entry).get(NEWEST)
+    if not isinstance(newest, dict):
+        return {}
+    return {name: json.dumps(numbers, separators=(",", ":")) for name, numbers in newest.items()}
+
+
+def _queue_part(name: str) -> str:
+    """An application id without the generation."""
+    before, colon, last = name.rpartition(":")
+    return f"{before}{colon}{last.partition('.')[0]}"
 
 
 def puts_other_rows(entry: Mapping[str, Any]) -> bool:

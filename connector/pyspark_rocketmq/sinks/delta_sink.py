@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,9 +45,9 @@ from pyspark_rocketmq.sinks.base import QueueGeneration, generation_of, moved_by
 from pyspark_rocketmq.sinks.catalog_table import CatalogTable
 from pyspark_rocketmq.sinks.delta_files import TaskWriter, WrittenFile
 from pyspark_rocketmq.sinks.delta_log import SinkLog
-from pyspark_rocketmq.sinks.delta_rules import SinkCommit, app_id
+from pyspark_rocketmq.sinks.delta_rules import SinkCommit, app_id, newest_messages
 from pyspark_rocketmq.sinks.delta_table import GroupCommit, SinkTable
-from pyspark_rocketmq.sinks.standing import SinkStanding
+from pyspark_rocketmq.sinks.standing import SinkStanding, with_newest
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +81,8 @@ class DeltaBatch:
     """See ``SinkBatch.standings``."""
     version: int
     """Of the table when the batch began."""
+    newest: Mapping[MessageQueue, str] = field(default_factory=dict)
+    """See :meth:`note_newest`."""
 
     @property
     def watermarks(self) -> Mapping[MessageQueue, int]:
@@ -90,6 +92,10 @@ class DeltaBatch:
     def task_writer(self) -> TaskWriter:
         """What tasks write the batch's rows with; it drops rows below the watermarks."""
         return self.writer
+
+    def note_newest(self, newest: Mapping[MessageQueue, str]) -> None:
+        """See ``RemembersMessages.note_newest``."""
+        self.newest = newest
 
     def commit(self, files: Sequence[WrittenFile], acked: Mapping[MessageQueue, int]) -> int | None:
         """Add the files and move the watermarks to ``acked`` (next offsets), in one commit.
@@ -149,7 +155,8 @@ class DeltaBatch:
     def _commit(self, files: Sequence[WrittenFile], grown: Mapping[MessageQueue, int]) -> int:
         """Commit against a snapshot whose watermarks are those of ``begin``, until it is known to hold."""
         watermarks = {self._id_of(queue): offset for queue, offset in grown.items()}
-        commit = SinkCommit.of(self.consumer_group, watermarks)
+        newest = {self._id_of(queue): self.newest.get(queue, "") for queue in grown}
+        commit = SinkCommit.of(self.consumer_group, watermarks, newest)
         tried_at: int | None = None
 
         def attempt(failure: Exception | None) -> int:
@@ -409,7 +416,12 @@ class DeltaSink:
         if log is None:
             return SinkStanding(masked(self._table.place), None, {}, self._path_for_commands)
         before = self._table.group_commit(log, consumer_group, queues.items())
-        return self._standing(log, _in_generations(before, consumer_group, queues))
+        watermarks = _in_generations(before, consumer_group, queues)
+        newest_commit = log.newest_commit(consumer_group)
+        known = {} if newest_commit is None else newest_messages(newest_commit)
+        ids = {queue: app_id(consumer_group, queue, generation) for queue, generation in queues.items()}
+        newest = {queue: known[name] for queue, name in ids.items() if name in known}
+        return with_newest(self._standing(log, watermarks), newest)
 
     def _standing(self, log: SinkLog, watermarks: Mapping[MessageQueue, int]) -> SinkStanding:
         return SinkStanding(masked(self._table.place), log.table_id, watermarks, self._path_for_commands)

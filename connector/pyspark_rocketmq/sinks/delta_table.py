@@ -450,7 +450,7 @@ class SinkTable:
         """
         begun_at, number = log.version, before.number + 1
         progress = {WATERMARKS: {**before.watermarks, **commit.watermarks}, _NUMBER: number}
-        metadata = commit.metadata(**progress, **self._more_metadata, **log.seen())
+        metadata = commit.metadata(**progress, **self._more_metadata, **log.before(commit))
         rows_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
         paths = [plain_path(f"{self._spark_address}/{file.path}") for file in files]
         rows = (

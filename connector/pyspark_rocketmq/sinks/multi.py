@@ -25,6 +25,7 @@ from pyspark_rocketmq.sinks.base import (
     Writing,
     Written,
     newest_generations,
+    note_newest,
 )
 from pyspark_rocketmq.sinks.standing import SinkStanding
 
@@ -224,6 +225,10 @@ class _MultiBatch:
 
     def task_writer(self) -> RowWriter:
         return _MultiWriter(tuple(batch.task_writer() for batch in self.batches), self.filters)
+
+    def note_newest(self, newest: Mapping[MessageQueue, str]) -> None:
+        for batch in self.batches:
+            note_newest(batch, newest)
 
     def commit(self, written: Sequence[_WrittenBy], acked: Mapping[MessageQueue, int]) -> int | None:
         versions = [

@@ -12,8 +12,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import NamedTuple
 
+from pyspark_rocketmq.consume.positions import LastMessage
 from pyspark_rocketmq.errors import SinkSetBack
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetRow
@@ -34,6 +36,20 @@ class SinkStanding(NamedTuple):
     it has no row."""
     path: str = ""
     """For commands; empty if it is no Delta table."""
+    newest: Mapping[MessageQueue, str] = MappingProxyType({})
+    """The newest message below each of these watermarks, as text of ``consume.positions``; missing where the
+    sink does not tell. A standing of ``SinkBatch`` has none."""
+
+
+def with_newest(standing: SinkStanding, newest: Mapping[MessageQueue, str]) -> SinkStanding:
+    """The standing with the newest messages, except those above a watermark that an operator set back."""
+    below = {
+        queue: text
+        for queue, text in newest.items()
+        if (message := LastMessage.from_text(text)) is not None
+        and message.queue_offset < standing.watermarks.get(queue, 0)
+    }
+    return standing._replace(newest=below)
 
 
 class Lost(NamedTuple):
