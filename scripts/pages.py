@@ -24,8 +24,9 @@ _OPTIONS_HEAD = (
 )
 _ERRORS_HEAD = (
     "Made from the errors' docstrings by `make docs`; do not edit. Every error is a "
-    "`pyspark_rocketmq.RocketMQError`; `error.retryable` says whether trying again may help. Its text says "
-    "what happened, where, and what to do."
+    '`pyspark_rocketmq.RocketMQError`; `error.retryable` says whether trying again may help, and "later" '
+    "stands for errors that a query which has worked before waits for. Its text says what happened, where, "
+    "and what to do."
 )
 _OF_A_CONSUMER = (
     "What a `PushConsumer` ([listeners](listeners.md)) takes as arguments in Python, and job `consume` as "
@@ -93,6 +94,12 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |" for cells in lines]
 
 
+def _retried(cls: type[errors.RocketMQError]) -> str:
+    if cls.retryable:
+        return "yes"
+    return "later" if cls.passes_later else "no"
+
+
 def errors_page() -> str:
     """The documentation page of the errors: those whose docstring has a paragraph that begins with ``Do:``."""
     classes = [
@@ -102,7 +109,7 @@ def errors_page() -> str:
     ]
     described = {cls: _paragraphs(cls) for cls in classes}
     rows = [
-        (f"`{cls.__name__}`", "yes" if cls.retryable else "no", when, do.removeprefix("Do: "))
+        (f"`{cls.__name__}`", _retried(cls), when, do.removeprefix("Do: "))
         for cls, (when, *others) in described.items()
         for do in others
         if do.startswith("Do: ")

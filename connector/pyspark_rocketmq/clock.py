@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, Protocol, TypeVar
 
 from pyspark_rocketmq.display import masked
@@ -115,12 +116,18 @@ UNTIL_DEADLINE: Final = RetryPolicy(attempts=2**31, first_pause_s=0.1, max_pause
 
 
 def call_with_retry(
-    operation: Callable[[], T], policy: RetryPolicy, deadline: Deadline, sleep: Callable[[float], object]
+    operation: Callable[[], T],
+    policy: RetryPolicy,
+    deadline: Deadline,
+    sleep: Callable[[float], object],
+    *,
+    is_tried_again: Callable[[RocketMQError], bool] = attrgetter("retryable"),
 ) -> T:
     """Call ``operation`` until it succeeds, by ``policy`` and never beyond ``deadline``.
 
-    Only errors that say ``retryable`` are tried again; every other error, and the last one, reaches the
-    caller unchanged.  A pause that would not end before the deadline is not begun.
+    Only errors that ``is_tried_again`` allows, those that are retryable by default, are tried again; every
+    other error, and the last one, reaches the caller unchanged.  A pause that would not end before the
+    deadline is not begun.
     """
     failures = 0
     while True:
@@ -129,7 +136,7 @@ def call_with_retry(
         except RocketMQError as error:
             failures += 1
             pause_s = policy.pause_s(failures)
-            if not error.retryable or failures >= policy.attempts or pause_s >= deadline.remaining_s():
+            if failures >= policy.attempts or pause_s >= deadline.remaining_s() or not is_tried_again(error):
                 raise
             logger.debug("! retry attempt=%d pause_s=%.3g error=%s", failures + 1, pause_s, error)
         sleep(pause_s)

@@ -3,7 +3,7 @@
 A Spark worker hands only an error's *text* to the driver, so each class carries its facts as attributes and
 puts all of them into its sentence: what happened, where (topic, broker, queue, offset, address), what to do.
 
-Retrying is decided by ``retryable``, never by a list of classes.  What a server says is shown by
+Retrying is decided by ``may_pass``, never by a list of classes.  What a server says is shown by
 ``peer_text``.  docs/errors.md is made from the classes' docstrings: when each one is raised, and what to do.
 """
 
@@ -22,6 +22,19 @@ class RocketMQError(Exception):
     """Root of every error of this package; URIs in it are shown without their secrets."""
 
     retryable: ClassVar[bool] = False
+    """Whether it usually passes by itself: whoever meets it tries again, at first contact too."""
+    passes_later: ClassVar[bool] = False
+    """Whether it means "not now" to a client that the cluster has served before; at first contact it is an
+    error, after a few tries."""
+
+    def may_pass(self, *, has_worked: bool) -> bool:
+        """Whether to wait and try again.
+
+        Args:
+            has_worked: Whether the cluster has already given this query, in this run or an earlier one, what
+                it asks for now.
+        """
+        return self.retryable or (has_worked and self.passes_later)
 
     def __str__(self) -> str:
         return masked(super().__str__())
@@ -67,6 +80,8 @@ class RemoteProtocolError(WireError):
 
     Do: Check that the address is a broker's remoting port, not a proxy's or a web server's.
     """
+
+    passes_later: ClassVar[bool] = True
 
 
 class TransportError(RocketMQError):
@@ -138,10 +153,12 @@ class RequestTimeout(TransportError):
 
 
 class BrokerError(RocketMQError):
-    """The server answered with an error code that has no class of its own.
+    """The server answered with an error code that has no class of its own, such as SYSTEM_ERROR (1).
 
-    Do: Read its remark, which says why.
+    Do: Read its remark, which says why; a query that has worked before waits.
     """
+
+    passes_later: ClassVar[bool] = True
 
     advice: ClassVar[str] = ""
     """What to do, said behind the server's remark."""
@@ -183,6 +200,8 @@ class TopicNotFound(BrokerError):
     Do: Create it, or correct the option.
     """
 
+    passes_later: ClassVar[bool] = False
+
     advice: ClassVar[str] = "Create the topic or correct option 'topic'."
 
 
@@ -215,6 +234,8 @@ class NoPermission(BrokerError):
     Do: See [security](how-to/security.md).
     """
 
+    passes_later: ClassVar[bool] = False
+
     advice: ClassVar[str] = (
         "Check accessKey and secretKey, what the user may do with this topic and "
         "group (mqadmin listAcl), and the permissions of the topic and the group themselves."
@@ -228,6 +249,8 @@ class ConsumptionForbidden(NoPermission):
 
     Source: ``PullMessageProcessor.processRequest``, ``ForbiddenType``.
     """
+
+    passes_later: ClassVar[bool] = True
 
     advice: ClassVar[str] = (
         "Give the permission back: mqadmin updateTopicPerm, updateSubGroup "
@@ -253,6 +276,8 @@ class ConsumerNotOnline(BrokerError):
     Do: Ask a running one.
     """
 
+    passes_later: ClassVar[bool] = False
+
     advice: ClassVar[str] = "Only a consumer that is running and connected to this broker can be asked."
 
 
@@ -261,6 +286,8 @@ class ExpressionInvalid(BrokerError):
 
     Do: Correct it; SQL92 needs ``enablePropertyFilter=true`` at the broker.
     """
+
+    passes_later: ClassVar[bool] = False
 
     advice: ClassVar[str] = (
         "Correct the expression; SQL92 also needs enablePropertyFilter=true on the broker."
@@ -281,6 +308,8 @@ class OffsetNotFound(BrokerError):
 
     Do: Nothing: users never see it.
     """
+
+    passes_later: ClassVar[bool] = False
 
 
 class SubscriptionNotLatest(BrokerError):

@@ -14,7 +14,7 @@ from pyspark_rocketmq.errors import DataLoss, OffsetsBeganAgain
 from pyspark_rocketmq.model import BrokerAddress, Message, MessageQueue
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.source.queue_generations import MessageLookup
+from pyspark_rocketmq.source.queue_generations import Found, MessageLookup
 from pyspark_rocketmq.source.ranges import offset_to_plan
 from pyspark_rocketmq.source.readers import RocketMQStreamReader
 from pyspark_rocketmq.wire.codes import RequestCode
@@ -221,6 +221,8 @@ def test_a_look_tells_a_message_from_any_other_and_finds_what_was_stored_after_i
     found = watch.look({queue: 0}, {"broker-a": broker})[queue]
     beyond = watch.look({queue: 5}, {"broker-a": broker})[queue]
 
+    assert isinstance(found, Found)
+    assert isinstance(beyond, Found)
     assert found.message is not None
     assert (found.bounds.min_offset, found.bounds.max_offset, found.is_reset) == (0, 1, False)
     assert (beyond.message, beyond.is_reset, beyond.bounds) == (None, False, found.bounds)

@@ -9,14 +9,16 @@ import pytest
 
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S
 from pyspark_rocketmq.consume.positions import LastMessage
-from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.errors import RocketMQError, SystemBusy
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.queue_generations import MessageLookup
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.messages import StoredMessage, body_crc
+from tests.helpers.fake_clock import FakeClock
 from tests.helpers.scripted_server import Peer, ScriptedServer
 from tests.helpers.stored_messages import encode_stored_message
 from tests.helpers.wait import PATIENCE_S
@@ -35,11 +37,13 @@ class OneBroker(ScriptedServer):
         self.resets: dict[int, int] = {}
         """Targets by queue id, told once."""
         self.refuses = False
+        self.refused_queue: int | None = None
         self.before_answer: Callable[[], object] = lambda: None
 
     def _answer(self, peer: Peer, request: RemotingCommand) -> None:
         self.before_answer()
-        if self.refuses:
+        queue_id = int(request.ext_fields.get("queueId", "-1"))
+        if self.refuses or queue_id == self.refused_queue:
             peer.answer(request, ResponseCode.SYSTEM_BUSY, remark="busy")
         elif request.code == RequestCode.SEARCH_OFFSET_BY_TIMESTAMP:
             # The nearest one, which is the one before.
@@ -88,14 +92,18 @@ class Looks:
             "consumerGroup": "g",
             "offsetStore": "delta:/unused",
         }
-        self.watch = MessageLookup(ReadOptions.parse(options), pool, SystemClock())
+        self.clock = FakeClock()
+        self.watch = MessageLookup(ReadOptions.parse(options), pool, self.clock)
         self.brokers = {"broker-a": OneBroker(), "broker-b": OneBroker()}
         self.addresses = {name: BrokerAddress(broker.address) for name, broker in self.brokers.items()}
 
-    def at(self, **places: int) -> dict[MessageQueue, LastMessage | None]:
+    def at(self, **places: int) -> dict[MessageQueue, LastMessage | RocketMQError | None]:
         queues = {"A0": A0, "A1": A1, "B0": B0}
         wanted = {queues[name]: offset for name, offset in places.items()}
-        return {queue: found.message for queue, found in self.watch.look(wanted, self.addresses).items()}
+        found = self.watch.look(wanted, self.addresses)
+        return {
+            queue: each if isinstance(each, RocketMQError) else each.message for queue, each in found.items()
+        }
 
 
 @pytest.fixture
@@ -125,12 +133,27 @@ def test_a_reset_that_is_told_with_a_look_is_kept_when_another_queue_cannot_be_l
     looks.brokers["broker-a"].resets = {0: 2}
     looks.brokers["broker-b"].refuses = True
 
-    with pytest.raises(RocketMQError, match="busy"):
-        looks.at(A0=3, A1=3, B0=5)
+    found = looks.at(A0=3, A1=3, B0=5)
 
+    assert found[A1] == LastMessage(3, 3, 300)
+    assert isinstance(found[B0], SystemBusy)
     assert looks.watch.resets() == {A0: 2}
     assert looks.watch.resets() == {}
+    looks.clock.advance(REFUSED_PAUSE_S)
     looks.brokers["broker-b"].refuses = False
+    assert looks.at(A0=3) == {A0: LastMessage(3, 3, 300)}
+
+
+def test_a_queue_whose_look_is_refused_rests_and_the_broker_s_others_are_looked_at(looks: Looks) -> None:
+    """A8, D3: as ``PullCallback.onException`` pulls again 3 s later, for that queue only."""
+    looks.brokers["broker-a"].refused_queue = 0
+
+    first = looks.at(A0=3, A1=3)
+    looks.brokers["broker-a"].refused_queue = None
+
+    assert first[A1] == LastMessage(3, 3, 300)
+    assert looks.at(A0=3, A1=3)[A0] is first[A0]
+    looks.clock.advance(REFUSED_PAUSE_S)
     assert looks.at(A0=3) == {A0: LastMessage(3, 3, 300)}
 
 

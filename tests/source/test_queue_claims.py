@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.errors import BrokerOffsetUnavailable, ConnectFailed
+from pyspark_rocketmq.errors import BrokerOffsetUnavailable, ConnectFailed, RocketMQError
 from pyspark_rocketmq.group.broker_offsets import Addresses
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
@@ -25,22 +25,27 @@ class FakeBrokerOffsets:
     def __init__(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         self.offsets = dict(offsets or {})
         self.is_down = False
+        self.failures: dict[str, RocketMQError] = {}
+        """Of brokers that do not report or take offsets."""
         self.reads: list[set[MessageQueue]] = []
         self.writes: list[dict[MessageQueue, int]] = []
 
     def read(self, queues: Iterable[MessageQueue], addresses: Addresses) -> dict[MessageQueue, int]:
-        self._answer()
+        self._answer(queues)
         self.reads.append(set(queues))
         return {queue: self.offsets[queue] for queue in self.reads[-1] if queue in self.offsets}
 
     def write(self, next_offsets: Mapping[MessageQueue, int], addresses: Addresses) -> None:
-        self._answer()
+        self._answer(next_offsets)
         self.writes.append(dict(next_offsets))
         self.offsets |= next_offsets
 
-    def _answer(self) -> None:
+    def _answer(self, queues: Iterable[MessageQueue]) -> None:
         if self.is_down:
             raise BrokerOffsetUnavailable("broker-a does not answer")
+        for queue in queues:
+            if queue.broker_name in self.failures:
+                raise self.failures[queue.broker_name]
 
 
 def handed_over(planning: Planning, *queues: MessageQueue) -> None:
@@ -411,8 +416,9 @@ def test_brokers_are_asked_at_a_claim_alone() -> None:
     handed_over(planning, B0)
     planning.next()
 
-    # Twice more when the group begins, for all its queues.
-    assert brokers.reads == [{A0, B0}] * 3 + [{B0}]
+    # Each broker by itself at a claim, and all queues twice when the group begins.
+    assert sorted(brokers.reads[:2], key=str) == [{A0}, {B0}]
+    assert brokers.reads[2:] == [{A0, B0}] * 2 + [{B0}]
 
 
 @pytest.mark.parametrize("at_broker", [1, 99], ids=["deleted", "not there"])

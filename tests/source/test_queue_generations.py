@@ -32,7 +32,9 @@ class FakeLog(MessageLookup):
         """Known to the broker, which forgets it when it tells it."""
         self.told: dict[MessageQueue, int] = {}
         self.failure: RocketMQError | None = None
-        """Of the look as a whole, after what is told with it."""
+        """Of each queue that is looked at, after what is told with it."""
+        self.failures: dict[MessageQueue, RocketMQError] = {}
+        """Of single queues."""
         self.looks: list[dict[MessageQueue, int]] = []
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
@@ -45,14 +47,15 @@ class FakeLog(MessageLookup):
 
     def look(
         self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]
-    ) -> dict[MessageQueue, Found]:
+    ) -> dict[MessageQueue, Found | RocketMQError]:
         told = {queue: self.reset_to.pop(queue) for queue in places if queue in self.reset_to}
         self.told |= told
-        if self.failure is not None:
-            raise self.failure
-        self.looks.append(dict(places))
+        failures = self.failures if self.failure is None else dict.fromkeys(places, self.failure)
+        if seen := {queue: offset for queue, offset in places.items() if queue not in failures}:
+            self.looks.append(seen)
         return {
-            queue: Found(
+            queue: failures.get(queue)
+            or Found(
                 QueueBounds(*self.bounds(queue)),
                 None if queue in told else self.message(queue, offset),
                 is_reset=queue in told,

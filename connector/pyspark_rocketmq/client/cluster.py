@@ -19,7 +19,7 @@ from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline, call_with_retry
-from pyspark_rocketmq.errors import RocketMQError, TopicNotFound
+from pyspark_rocketmq.errors import RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, TopicRoute
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP, ConnectionOptions
 from pyspark_rocketmq.options.read import ReadOptions
@@ -171,6 +171,36 @@ def at_queues(queues: Iterable[MessageQueue], ask: Callable[[MessageQueue], T]) 
 
     def ask_one_broker(name: str) -> dict[MessageQueue, T]:
         return {queue: ask(queue) for queue in by_broker[name]}
+
+    answers = at_brokers(by_broker.keys(), ask_one_broker)
+    return {queue: answer for each in answers.values() for queue, answer in each.items()}
+
+
+def outcomes_at_queues(
+    queues: Iterable[MessageQueue], ask: Callable[[MessageQueue], T]
+) -> dict[MessageQueue, T | RocketMQError]:
+    """What ``ask`` returns for each queue, or its error; brokers at once, queues of a broker one by one.
+
+    A broker that does not answer is asked no further: its other queues have the same error.
+    """
+    by_broker: dict[str, list[MessageQueue]] = {}
+    for queue in sorted(queues):
+        by_broker.setdefault(queue.broker_name, []).append(queue)
+
+    def ask_one_broker(name: str) -> dict[MessageQueue, T | RocketMQError]:
+        found: dict[MessageQueue, T | RocketMQError] = {}
+        silence: RocketMQError | None = None
+        for queue in by_broker[name]:
+            if silence is not None:
+                found[queue] = silence
+                continue
+            try:
+                found[queue] = ask(queue)
+            except RocketMQError as error:
+                found[queue] = error
+                if isinstance(error, TransportError):
+                    silence = error
+        return found
 
     answers = at_brokers(by_broker.keys(), ask_one_broker)
     return {queue: answer for each in answers.values() for queue, answer in each.items()}

@@ -16,6 +16,7 @@ from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
 from pyspark_rocketmq.client.cluster import Cluster, Routes, at_brokers, at_queues, subscription_data
 from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
 from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline, RetryPolicy, SystemClock, call_with_retry
+from pyspark_rocketmq.consume.not_now import Rests
 from pyspark_rocketmq.consume.positions import (
     ending_positions,
     starting_positions,
@@ -58,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_FIRST_CONTACT: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
+FIRST_CONTACT: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
 """For the first snapshot: a wrong address must end in an error soon, not in an idle query."""
 _CLIENT_ID: Final = "pyspark-rocketmq"
 """Brokers do not look at it here."""
@@ -152,6 +153,10 @@ class ClusterView:
         """Where the group's retry queues ended, if their statistics may not be read."""
         self._without_statistics: set[BrokerAddress] = set()
         """Addresses that do not know that request, such as a RocketMQ 5 Proxy's."""
+        self._rests: Rests[str] = Rests()
+        """Broker names that refused statistics a moment ago."""
+        self._has_worked = False
+        """Whether a broker has answered."""
         self._known_queues: tuple[Routes | None, Mapping[str, _Queues]] = (None, {})
         self._switched_off: frozenset[tuple[str, str]] = frozenset()
         """Topics and broker names that must not be read for now."""
@@ -216,6 +221,7 @@ class ClusterView:
                 unreachable[name] = outcome
             else:
                 bounds |= outcome
+                self._has_worked = True
         slaves: dict[str, BrokerAddress] = {}
         if self._options.goes_on_at_slaves():
             # The replica that Java's clients choose.
@@ -463,7 +469,11 @@ class ClusterView:
     def _outcomes(
         self, queues: Mapping[str, _Queues], addresses: Mapping[str, BrokerAddress]
     ) -> dict[str, _Outcome]:
-        """Each broker's answer; all are called at once, so that their timeouts do not add up."""
+        """Each broker's answer; all are called at once, so that their timeouts do not add up.
+
+        A broker that refuses is left alone for a while, once the cluster has been seen.
+        """
+        resting = self._rests.among(queues, self._clock.monotonic_s()) if self._has_worked else {}
 
         def query(name: str) -> _Outcome:
             bounds: dict[MessageQueue, QueueBounds] = {}
@@ -473,7 +483,7 @@ class ClusterView:
                 for topic, wanted in queues[name].items():
                     bounds |= self._bounds_on(brokers, addresses[name], topic, wanted)
             except RocketMQError as error:
-                if not error.retryable:
+                if not error.may_pass(has_worked=self._has_worked):
                     raise
                 if not is_silent and isinstance(error, TransportError):
                     self._silent_until_s[name] = self._clock.monotonic_s() + _SILENT_S
@@ -481,7 +491,9 @@ class ClusterView:
             self._silent_until_s.pop(name, None)
             return bounds
 
-        return at_brokers(queues.keys(), query)
+        outcomes = at_brokers(queues.keys() - resting.keys(), query)
+        self._rests.note(outcomes, self._clock.monotonic_s())
+        return {**resting, **outcomes}
 
     def _bounds_on(
         self, brokers: BrokerClient, address: BrokerAddress, topic: str, queues: Sequence[MessageQueue]
@@ -572,10 +584,14 @@ def at_first_contact(action: Callable[[], T], patience: Deadline, sleep: Callabl
         RocketMQError: Of the last try.
     """
     try:
-        return call_with_retry(action, _FIRST_CONTACT, patience, sleep)
+        return call_with_retry(action, FIRST_CONTACT, patience, sleep, is_tried_again=_may_pass_later)
     except TopicAway as error:
         logger.warning("waiting up to %.0f s: %s", patience.remaining_s(), error)
     return call_with_retry(action, UNTIL_DEADLINE, patience, sleep)
+
+
+def _may_pass_later(error: RocketMQError) -> bool:
+    return error.may_pass(has_worked=True)
 
 
 def check_topics(options: ReadOptions, had_it: Callable[[str], Collection[str]]) -> None:

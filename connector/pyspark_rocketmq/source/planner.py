@@ -14,7 +14,8 @@ from operator import attrgetter
 from typing import Final, NamedTuple, TypeVar
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
-from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.clock import Clock, Deadline, call_with_retry
+from pyspark_rocketmq.consume.not_now import waits
 from pyspark_rocketmq.consume.planning import DrainWatch, Plan, ReadLimits, plan_ranges
 from pyspark_rocketmq.consume.positions import stored_by_ms
 from pyspark_rocketmq.consume.slave_reads import has_range
@@ -22,7 +23,7 @@ from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OffsetError, RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot, at_first_contact
+from pyspark_rocketmq.source.cluster_view import FIRST_CONTACT, ClusterView, Snapshot, at_first_contact
 from pyspark_rocketmq.source.progress import ProgressSource
 from pyspark_rocketmq.source.queue_generations import CheckpointGenerations
 from pyspark_rocketmq.source.ranges import Offset, offset_to_plan, plan_to_offset, stored_by_of
@@ -127,6 +128,10 @@ class MicroBatchPlanner:
         """Where an AvailableNow query ends."""
         self._has_awaited = False
         self._initial: Offset | None = None
+        self._reported: dict[str, RocketMQError] = {}
+        """The error logged last, by broker name or "" for all of them."""
+        self._has_planned = False
+        """Whether brokers have given all that a plan needs."""
         self._seen: Snapshot | None = None
         """The newest one; None before first contact."""
         self._known: tuple[Offset, tuple[int, tuple[QueueRange, ...]]] = ({}, (0, ()))
@@ -245,7 +250,7 @@ class MicroBatchPlanner:
             else:
                 trouble, due_s = attempt, None
                 if not self._caps:
-                    logger.warning("planning skipped, trying again at the next trigger: %s", trouble)
+                    self._report_skipped(trouble)
                     return start
             patience = self._borne(trouble, patience)
             due_in_s = _PAUSE_S if due_s is None else due_s - self._clock.now_s()
@@ -299,20 +304,57 @@ class MicroBatchPlanner:
         if self._seen is None:
             self._at_first_contact(self._look)
         try:
-            self._progress.begin_reading()
-            snapshot = self._look()
-            previous = self._without_vanished(previous, snapshot)
-            if self._generations is not None:
-                previous = self._generations.follow(previous, snapshot, stored_by_ms)
-            progress = self._progress.read(previous, snapshot)
-            plan = self._plan(snapshot, progress)
-            return _Attempt(snapshot, plan, self._progress.compose(previous, plan), self._left(progress))
+            if self._has_planned:
+                return self._try_to_plan(previous, stored_by_ms)
+            return call_with_retry(
+                lambda: self._try_to_plan(previous, stored_by_ms),
+                FIRST_CONTACT,
+                self._patience(),
+                self._pause,
+                is_tried_again=lambda error: error.passes_later and not error.retryable,
+            )
         except RocketMQError as error:
-            if not _may_pass(error):
+            if not self._may_pass(error):
                 raise
             if isinstance(error, TopicNotFound):
                 self._without_vanished(previous, None)
             return error
+
+    def _try_to_plan(self, previous: Sequence[QueueRange], stored_by_ms: int) -> _Attempt:
+        self._progress.begin_reading()
+        snapshot = self._look()
+        previous = self._without_vanished(previous, snapshot)
+        previous, readable = self._follow(previous, snapshot, stored_by_ms)
+        progress = self._progress.read(previous, readable)
+        plan = self._plan(snapshot, progress)
+        attempt = _Attempt(readable, plan, self._progress.compose(previous, plan), self._left(progress))
+        self._has_planned = True
+        return attempt
+
+    def _follow(
+        self, previous: Sequence[QueueRange], snapshot: Snapshot, stored_by_ms: int
+    ) -> tuple[Sequence[QueueRange], Snapshot]:
+        """Where a plain stream's queues go on, and ``snapshot`` without those that must wait."""
+        if self._generations is None:
+            return previous, snapshot
+        before = self._generations.waiting
+        previous = self._generations.follow(previous, snapshot, stored_by_ms)
+        waiting = self._generations.waiting
+        for queue, error in sorted(waiting.items()):
+            if before.get(queue) is not error:
+                logger.warning("queue left out of this plan %s: %s", queue, error)
+        if not waiting:
+            return previous, snapshot
+        bounds = {queue: each for queue, each in snapshot.bounds.items() if queue not in waiting}
+        return previous, replace(snapshot, bounds=bounds)
+
+    def _waiting(self) -> Mapping[MessageQueue, RocketMQError]:
+        """Queues that the last plan left out for now although their brokers show bounds, and why."""
+        return self._progress.waiting if self._generations is None else self._generations.waiting
+
+    def _may_pass(self, error: RocketMQError) -> bool:
+        """Whether to try again: name servers forget a topic that was there while all its brokers are away."""
+        return waits(error, has_worked=self._has_planned) or isinstance(error, TopicNotFound)
 
     def _without_vanished(
         self, previous: Sequence[QueueRange], snapshot: Snapshot | None
@@ -403,12 +445,17 @@ class MicroBatchPlanner:
 
     def _missing_error(self, snapshot: Snapshot, previous: Sequence[QueueRange]) -> RocketMQError | None:
         """Why an AvailableNow query cannot end yet although nothing is planned: a queue is missing."""
+        waiting = self._waiting()
         for queue, cap in sorted((self._caps or {}).items()):
-            if queue in snapshot.bounds:
+            if queue in snapshot.bounds and queue not in waiting:
                 continue
             position = self._progress.position(queue, previous)
             if position is None or position < cap:
-                found = snapshot.unreachable.get(queue.broker_name) or snapshot.absent.get(queue.topic)
+                found = (
+                    waiting.get(queue)
+                    or snapshot.unreachable.get(queue.broker_name)
+                    or snapshot.absent.get(queue.topic)
+                )
                 return found or TransportError(
                     queue.broker_name,
                     f"{queue} was there when this AvailableNow query began and is no longer in the topic's "
@@ -440,7 +487,7 @@ class MicroBatchPlanner:
             try:
                 return self._look()
             except RocketMQError as error:
-                if not _may_pass(error) or patience.has_passed:
+                if not self._may_pass(error) or patience.has_passed:
                     raise
                 logger.warning("the cluster does not answer, trying again: %s", error)
             self._pause(_PAUSE_S)
@@ -449,12 +496,22 @@ class MicroBatchPlanner:
         snapshot = self._view.snapshot()
         self._report_slaves(snapshot)
         for broker_name, error in snapshot.unreachable.items():
-            if broker_name not in snapshot.slaves:
+            if broker_name not in snapshot.slaves and self._is_news(broker_name, error):
                 logger.warning("broker left out of this plan broker=%s: %s", peer_text(broker_name), error)
         for topic, error in snapshot.absent.items():
             logger.warning("topic left out of this plan topic=%s: %s", topic, error)
         self._seen = snapshot
         return snapshot
+
+    def _report_skipped(self, trouble: RocketMQError) -> None:
+        if self._is_news("", trouble):
+            logger.warning("planning skipped, trying again at the next trigger: %s", trouble)
+
+    def _is_news(self, place: str, error: RocketMQError) -> bool:
+        """Whether an error was not logged before: a server that refused is not asked again for a while."""
+        is_news = self._reported.get(place) is not error
+        self._reported[place] = error
+        return is_news
 
     def _report_slaves(self, snapshot: Snapshot) -> None:
         """Log when a slave is read instead of its master, and when that is over."""
@@ -481,8 +538,3 @@ def _with_slaves_that_have(planned: Collection[QueueRange], snapshot: Snapshot) 
     }
     slaves = {name: address for name, address in snapshot.slaves.items() if name not in lacking}
     return replace(snapshot, slaves=slaves)
-
-
-def _may_pass(error: RocketMQError) -> bool:
-    """Whether to try again: name servers forget a topic that was there while all its brokers are away."""
-    return error.retryable or isinstance(error, TopicNotFound)

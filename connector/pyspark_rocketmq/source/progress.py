@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import MappingProxyType
 from typing import ClassVar, Protocol
 
 from pyspark_rocketmq.clock import Clock
@@ -17,6 +18,7 @@ from pyspark_rocketmq.consume.planning import (
     StuckQueueDetector,
 )
 from pyspark_rocketmq.display import peer_text
+from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.group.broker_offsets import BrokerOffsets, ResetWatch
 from pyspark_rocketmq.group.member import QueueOwnership
 from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
@@ -39,6 +41,16 @@ class ProgressSource(Protocol):
     begins_in_checkpoint: ClassVar[bool]
     """Whether the offset before the first micro-batch says where each queue begins, so that all must be seen.
     """
+
+    @property
+    def waiting(self) -> Mapping[MessageQueue, RocketMQError]:
+        """Queues that the last :meth:`read` left out for now, and why."""
+        ...
+
+    @property
+    def has_worked(self) -> bool:
+        """Whether messages of this query have been consumed before, in an earlier run perhaps."""
+        ...
 
     def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:
         """What the offset before the first micro-batch holds."""
@@ -88,6 +100,9 @@ class CheckpointProgress:
     """
 
     begins_in_checkpoint: ClassVar[bool] = True
+    waiting: Mapping[MessageQueue, RocketMQError] = MappingProxyType({})
+    has_worked: bool = True
+    """A plain stream's tasks try again for a while anyway."""
 
     def __init__(self, view: ClusterView, default_start: QueuePositions) -> None:
         self._view = view
@@ -204,6 +219,7 @@ class GroupProgress:
             default_start=default_start,
             broker_offsets=broker_offsets,
         )
+        self.waiting: Mapping[MessageQueue, RocketMQError] = {}
         self._generations = (
             None
             if message_lookup is None
@@ -258,8 +274,9 @@ class GroupProgress:
             for queue, grant in self._grants.items()
             if queue in snapshot.bounds and self._claimed.get(queue) != grant
         )
+        waiting: dict[MessageQueue, RocketMQError] = {}
         if new:
-            claimed = self._claims.claim(new, rows, snapshot)
+            claimed, waiting = self._claims.claim(new, rows, snapshot)
             self._claimed |= {queue: self._grants[queue] for queue in claimed}
             rows |= claimed
         self._rows = rows
@@ -270,12 +287,29 @@ class GroupProgress:
                 break
             rows |= moved
             progress = self._own(rows, snapshot)
+        if self._generations is not None:
+            waiting |= self._generations.waiting
+        progress = _without(progress, waiting)
         self._claims.note(progress, snapshot, self._clock.monotonic_s())
-        self._claims.write_resets(progress, snapshot.addresses)
+        waiting |= self._claims.write_resets(progress, snapshot.addresses)
+        progress = _without(progress, waiting)
+        self._report_waiting(waiting)
         self._look_for_resets(progress, snapshot)
         states = {queue: row.state for queue, row in progress.items()}
         self._stuck.look(states, snapshot.bounds, self._clock.now_s())
         return states | {queue: row.state for queue, row in self._at_slaves(rows, snapshot).items()}
+
+    @property
+    def has_worked(self) -> bool:
+        """Whether the group has consumed a message, or seen one that it passed over."""
+        return any(row.state.last_message for row in self._rows.values())
+
+    def _report_waiting(self, waiting: Mapping[MessageQueue, RocketMQError]) -> None:
+        """Log each queue that is left out, once for each error."""
+        for queue, error in sorted(waiting.items()):
+            if self.waiting.get(queue) is not error:
+                logger.warning("queue left out of this plan group=%s %s: %s", self._group, queue, error)
+        self.waiting = waiting
 
     def _own(
         self, rows: Mapping[MessageQueue, OffsetRow], snapshot: Snapshot
@@ -320,7 +354,7 @@ class GroupProgress:
         if self._generations is None:
             return {}
         try:
-            begun = self._generations.follow(own, snapshot)
+            begun = self._generations.follow(own, snapshot, has_worked=self.has_worked)
         finally:
             # Stored even where this plan fails, which may end the query.
             self._take_in(self._generations.resets())
@@ -465,3 +499,9 @@ class GroupProgress:
         self._claimed.pop(queue, None)
         self._ownership.claimed_by_other(queue)
         return False
+
+
+def _without(
+    rows: dict[MessageQueue, OffsetRow], waiting: Collection[MessageQueue]
+) -> dict[MessageQueue, OffsetRow]:
+    return {queue: row for queue, row in rows.items() if queue not in waiting} if waiting else rows

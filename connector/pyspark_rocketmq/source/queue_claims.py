@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
-from pyspark_rocketmq.client.cluster import Cluster
+from pyspark_rocketmq.client.cluster import Cluster, at_brokers
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.consume.not_now import sorted_out, waits
 from pyspark_rocketmq.consume.positions import PassedOffsets
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import BrokerError, OffsetError, RocketMQError
@@ -24,6 +25,9 @@ from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
 logger = logging.getLogger(__name__)
 
 Rows = Mapping[MessageQueue, OffsetRow]
+Waiting = dict[MessageQueue, RocketMQError]
+"""Queues that cannot be planned yet, and why."""
+T = TypeVar("T")
 
 _STOP_S: Final = 30.0
 """How long a query that stops may take to leave the group."""
@@ -67,21 +71,29 @@ class QueueClaims:
 
     def claim(
         self, new: Collection[MessageQueue], rows: Rows, snapshot: Snapshot
-    ) -> dict[MessageQueue, OffsetRow]:
+    ) -> tuple[dict[MessageQueue, OffsetRow], Waiting]:
         """Claim the held queues ``new``; return their rows, without topics where the group cannot begin yet.
 
+        Queues whose broker does not report the group's offset are returned with the reason; the others do not
+        wait for them.
+
         Raises:
-            BrokerOffsetUnavailable: If a broker did not give the group's offset. Nothing was claimed.
+            NoPermission: If the group's offsets may not be read.
         """
         known: Mapping[MessageQueue, int] | None = None
+        waiting: Waiting = {}
         if self._broker_offsets is not None:
-            known = self._broker_offsets.read(new, snapshot.addresses)
-            known = self._without_forgotten(known, rows, snapshot.addresses)
+            known, waiting = self._read(new, snapshot.addresses)
+            known, not_told = self._without_forgotten(known, rows, snapshot.addresses)
+            waiting |= not_told
+            new = frozenset(new).difference(waiting)
         at_broker = known or {}
-        starts = self._starts([queue for queue in new if queue not in rows], rows, at_broker, snapshot)
+        unknown = [queue for queue in new if queue not in rows]
+        starts, cannot_begin = self._starts(unknown, rows, at_broker, snapshot)
+        waiting |= cannot_begin
         ready = {queue: starts.get(queue, 0) for queue in sorted(new) if queue in rows or queue in starts}
         if not ready:
-            return {}
+            return {}, waiting
         claimed = self._store.claim(self._group, self._client_id, ready, at_brokers=known, rows_before=rows)
         for queue, row in claimed.items():
             before = rows.get(queue)
@@ -104,11 +116,29 @@ class QueueClaims:
                 row.next_offset,
                 at_broker.get(queue, "none"),
             )
-        return claimed
+        return claimed, waiting
+
+    def _read(
+        self, queues: Collection[MessageQueue], addresses: Addresses
+    ) -> tuple[dict[MessageQueue, int], Waiting]:
+        """The group's offsets at the brokers that report them, and why the others do not."""
+        assert self._broker_offsets is not None
+        read = self._broker_offsets.read
+        answers, silent = _at_each_broker(queues, lambda some: read(some, addresses))
+        return {queue: offset for each in answers for queue, offset in each.items()}, silent
+
+    def _write(self, next_offsets: Mapping[MessageQueue, int], addresses: Addresses) -> Waiting:
+        """Store offsets at their brokers; return the queues of those that did not take them, and why."""
+        assert self._broker_offsets is not None
+        write = self._broker_offsets.write
+        _, silent = _at_each_broker(
+            next_offsets, lambda some: write({queue: next_offsets[queue] for queue in some}, addresses)
+        )
+        return silent
 
     def _without_forgotten(
         self, known: Mapping[MessageQueue, int], rows: Rows, addresses: Addresses
-    ) -> Mapping[MessageQueue, int]:
+    ) -> tuple[Mapping[MessageQueue, int], Waiting]:
         """``known``, with newer offsets for those a broker fell back to in a crash; it gets these, too."""
         forgotten = {
             queue: rows[queue].next_offset
@@ -116,7 +146,7 @@ class QueueClaims:
             if queue in rows and offset < rows[queue].next_offset and self._passed.has(queue, offset)
         }
         if not forgotten or self._broker_offsets is None:
-            return known
+            return known, {}
         for queue, offset in forgotten.items():
             logger.warning(
                 "broker has forgotten the group's last offset, which is shown to it again group=%s %s "
@@ -126,32 +156,36 @@ class QueueClaims:
                 offset,
                 known[queue],
             )
-        self._broker_offsets.write(forgotten, addresses)
-        return {**known, **forgotten}
+        return {**known, **forgotten}, self._write(forgotten, addresses)
 
-    def write_resets(self, rows: Rows, addresses: Addresses) -> None:
+    def write_resets(self, rows: Rows, addresses: Addresses) -> Waiting:
         """Write each reset of a held queue to its broker before anything is consumed from there.
 
-        Otherwise the broker's offset would look like another member's at the next claim.
+        Otherwise the broker's offset would look like another member's at the next claim.  Queues whose broker
+        did not take it are returned with the reason: they must not be planned.
 
         Raises:
-            BrokerOffsetUnavailable: If a broker was not reached: the queue must not be planned.
+            NoPermission: If the group's offsets may not be written.
         """
         if self._broker_offsets is None:
-            return
+            return {}
         news = {
             queue: row
             for queue, row in rows.items()
             if row.was_reset and self._written.get(queue) != row.epoch and queue.broker_name in addresses
         }
-        if news:
-            self._broker_offsets.write({queue: row.next_offset for queue, row in news.items()}, addresses)
+        if not news:
+            return {}
+        waiting = self._write({queue: row.next_offset for queue, row in news.items()}, addresses)
+        taken = {queue: row for queue, row in news.items() if queue not in waiting}
+        if taken:
             written = [
                 QueueCommit(queue=queue, state=QueueState(row.next_offset, row.epoch), is_shown=True)
-                for queue, row in news.items()
+                for queue, row in taken.items()
             ]
             self._store.commit(self._group, written, query_id="", batch_id=RESET)
-            self._written |= {queue: row.epoch for queue, row in news.items()}
+            self._written |= {queue: row.epoch for queue, row in taken.items()}
+        return waiting
 
     def _starts(
         self,
@@ -159,8 +193,11 @@ class QueueClaims:
         rows: Rows,
         at_broker: Mapping[MessageQueue, int],
         snapshot: Snapshot,
-    ) -> dict[MessageQueue, int]:
+    ) -> tuple[dict[MessageQueue, int], Waiting]:
         """Where queues without a row begin, without those where that cannot be decided yet.
+
+        A broker that refuses what a beginning needs holds up the queues that begin so, which are returned
+        with the reason.
 
         A retry topic is read from its first message, whatever the options say: each has failed in this group
         (``RebalancePushImpl.computePullFromWhereWithException``; for CONSUME_FROM_TIMESTAMP Java begins at
@@ -183,9 +220,15 @@ class QueueClaims:
                 ", ".join(sorted({queue.topic for queue in by_option})),
                 ", ".join(sorted(snapshot.unreachable)),
             )
-        elif by_option:
-            starts |= self._beginning(by_option, snapshot)
-        return starts | {queue: at_broker[queue] for queue in unknown if queue in at_broker}
+        waiting: Waiting = {}
+        if by_option and not snapshot.unreachable:
+            try:
+                starts |= self._beginning(by_option, snapshot)
+            except RocketMQError as error:
+                if not waits(error, has_worked=bool(rows)):
+                    raise
+                waiting = dict.fromkeys(by_option, error)
+        return starts | {queue: at_broker[queue] for queue in unknown if queue in at_broker}, waiting
 
     def _beginning(self, by_option: Collection[MessageQueue], snapshot: Snapshot) -> dict[MessageQueue, int]:
         """Where a new group begins, stored at a topic's brokers before any queue is claimed.
@@ -224,6 +267,25 @@ class QueueClaims:
             ", ".join(sorted({queue.topic for queue in positions})),
             messages,
         )
+
+
+def _at_each_broker(
+    queues: Collection[MessageQueue], ask: Callable[[Collection[MessageQueue]], T]
+) -> tuple[list[T], Waiting]:
+    """What ``ask`` returns for the queues of each broker, and the queues where it fails for now."""
+    by_broker: dict[str, list[MessageQueue]] = {}
+    for queue in sorted(queues):
+        by_broker.setdefault(queue.broker_name, []).append(queue)
+
+    def outcome(name: str) -> T | RocketMQError:
+        try:
+            return ask(by_broker[name])
+        except RocketMQError as error:
+            return error
+
+    answers, silent = sorted_out(at_brokers(by_broker.keys(), outcome), has_worked=True)
+    waiting = {queue: error for name, error in silent.items() for queue in by_broker[name]}
+    return list(answers.values()), waiting
 
 
 def await_sole_owner(

@@ -8,17 +8,19 @@ consumed so far.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 from pyspark_rocketmq.client.broker import PullRequest, PullStatus
-from pyspark_rocketmq.client.cluster import Cluster, at_queues
+from pyspark_rocketmq.client.cluster import Cluster, outcomes_at_queues
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.not_now import Rests, sorted_out
 from pyspark_rocketmq.consume.positions import Beginning, LastMessage, Standing, next_generation
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import (
     BrokerOffsetUnavailable,
+    DataLoss,
     LogTailLost,
     OffsetsBeganAgain,
     RemoteProtocolError,
@@ -64,6 +66,8 @@ class MessageLookup:
         self._group = options.consumer_group or PLAIN_SOURCE_GROUP
         self._brokers = Cluster.of(options, clock, pool=pool).brokers()
         self._resets = ReportedResets()
+        self._clock = clock
+        self._rests: Rests[MessageQueue] = Rests()
 
     def resets(self) -> dict[MessageQueue, int]:
         """Targets of the resets reported since the last call."""
@@ -71,13 +75,19 @@ class MessageLookup:
 
     def look(
         self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]
-    ) -> dict[MessageQueue, Found]:
-        """What is at these offsets; brokers are queried at the same time.
+    ) -> dict[MessageQueue, Found | RocketMQError]:
+        """What is at these offsets, or why that is not known; brokers are queried at the same time.
 
-        Raises:
-            RocketMQError: If a broker does not answer, or refuses.
+        A queue whose pull is refused rests for 3 s, in which its error is that refusal.
         """
-        return at_queues(places, lambda queue: self._at(queue, places[queue], addresses[queue.broker_name]))
+        now_s = self._clock.monotonic_s()
+        resting = self._rests.among(places, now_s)
+        outcomes = outcomes_at_queues(
+            [queue for queue in places if queue not in resting],
+            lambda queue: self._at(queue, places[queue], addresses[queue.broker_name]),
+        )
+        self._rests.note(outcomes, self._clock.monotonic_s())
+        return {**resting, **outcomes}
 
     def stored_after(
         self, queue: MessageQueue, address: BrokerAddress, timestamp: int, bounds: QueueBounds
@@ -144,6 +154,8 @@ class QueueGenerations:
         """As of the last plan, without queues that were out of sight then."""
         self._copied: dict[MessageQueue, tuple[int, BrokerAddress]] = {}
         """The epoch and the slave of a queue whose newest consumed message was seen there."""
+        self.waiting: Mapping[MessageQueue, RocketMQError] = {}
+        """Queues that must not be planned yet, and why, as of the last :meth:`follow`."""
 
     def resets(self) -> dict[MessageQueue, int]:
         """Targets of the resets that brokers reported to this object alone."""
@@ -161,19 +173,21 @@ class QueueGenerations:
                 unknown.setdefault(queue.broker_name, {})[queue] = last
         for name, wanted in sorted(unknown.items()):
             places = {queue: last.queue_offset for queue, last in wanted.items()}
-            try:
-                found = self._lookup.look(places, snapshot.slaves)
-            except RocketMQError as error:
+            found = self._lookup.look(places, snapshot.slaves)
+            errors = [each for each in found.values() if isinstance(each, RocketMQError)]
+            if errors:
                 logger.warning(
                     "queues wait for their master, its slave does not show what was consumed group=%s "
                     "broker=%s: %s",
                     self._group,
                     peer_text(name),
-                    error,
+                    errors[0],
                 )
-                continue
             for queue, last in wanted.items():
-                if found[queue].message == last:
+                seen = found[queue]
+                if isinstance(seen, RocketMQError):
+                    continue
+                if seen.message == last:
                     self._copied[queue] = rows[queue].epoch, snapshot.slaves[name]
                 else:
                     logger.warning(
@@ -188,14 +202,22 @@ class QueueGenerations:
     def _is_copied(self, queue: MessageQueue, row: OffsetRow, snapshot: Snapshot) -> bool:
         return self._copied.get(queue) == (row.epoch, snapshot.slaves[queue.broker_name])
 
-    def follow(self, rows: Rows, snapshot: Snapshot) -> dict[MessageQueue, OffsetRow]:
+    def follow(
+        self, rows: Rows, snapshot: Snapshot, *, has_worked: bool = True
+    ) -> dict[MessageQueue, OffsetRow]:
         """Begin a new generation of held, visible queues that need one; return the rows that changed.
 
-        A queue whose reset is reported meanwhile is left for the next call.
+        A queue whose reset is reported meanwhile is left for the next call. One whose broker does not answer,
+        or answers that it does not work now, is in :attr:`waiting`; the others go on.
+
+        Args:
+            rows: Those of the queues.
+            snapshot: What brokers have.
+            has_worked: Whether the group has ever consumed a message, so that pulls are allowed as a rule.
 
         Raises:
             DataLoss: If ``failOnDataLoss`` is true and no operator has said where to go on.
-            RocketMQError: If a broker was not reached: nothing must be planned before it is.
+            RocketMQError: If a broker refuses for good.
         """
         for queue in self._copied.keys() & rows.keys():
             # Its master is back; when that is down again, the slave is checked anew.
@@ -207,13 +229,20 @@ class QueueGenerations:
             for queue, standing in standings.items()
             if standing.last is not None or standing.next_offset != snapshot.bounds[queue].min_offset
         }
-        found = self._lookup.look(places, snapshot.addresses) if places else {}
+        looked = self._lookup.look(places, snapshot.addresses) if places else {}
+        found, waiting = sorted_out(looked, has_worked=has_worked)
         reset = {queue for queue, each in found.items() if each.is_reset}
+        starts = _each(
+            [queue for queue in found if queue not in reset],
+            lambda queue: self._start(queue, standings[queue], found[queue], snapshot),
+        )
+        known, not_now = sorted_out(starts, has_worked=has_worked)
+        waiting |= not_now
+        found = {queue: each for queue, each in found.items() if queue not in not_now}
         beginnings = {
             queue: NewGeneration(rows[queue].epoch, start)
-            for queue, each in found.items()
-            if queue not in reset
-            and (start := self._start(queue, standings[queue], each, snapshot)) is not None
+            for queue, start in known.items()
+            if start is not None
         }
         begun = self._store.begin_generations(self._group, beginnings) if beginnings else {}
         passed = {
@@ -233,12 +262,15 @@ class QueueGenerations:
                 row.next_offset,
                 rows[queue].next_offset,
             )
-        self._check_bounds({**{queue: rows[queue] for queue in found}, **begun}, found, snapshot)
-        self._seen = {queue: snapshot.bounds[queue] for queue in rows}
+        waiting |= self._outgrown({**{queue: rows[queue] for queue in found}, **begun}, found, snapshot)
+        self._seen = {queue: snapshot.bounds[queue] for queue in rows if queue not in waiting}
         # A new generation is looked at once more, for the message before its beginning.
         self._checked |= {
-            queue: rows[queue].epoch for queue in suspects if queue not in reset and queue not in begun
+            queue: rows[queue].epoch
+            for queue in suspects
+            if queue not in reset and queue not in begun and queue not in waiting
         }
+        self.waiting = waiting
         return begun
 
     def _standing(self, row: OffsetRow) -> Standing:
@@ -277,15 +309,37 @@ class QueueGenerations:
             return last.queue_offset + 1
         return min(max(standing.next_offset, bounds.min_offset), bounds.max_offset)
 
-    def _check_bounds(self, rows: Rows, found: Mapping[MessageQueue, Found], snapshot: Snapshot) -> None:
-        """Refuse to plan by bounds that the queues have outgrown: messages would seem lost."""
-        for queue, row in rows.items():
-            now = found[queue].bounds
-            if now.allow(row.next_offset) and not snapshot.bounds[queue].allow(row.next_offset):
-                raise BrokerOffsetUnavailable(
-                    f"Group {self._group}, {queue}: its offsets moved while they were looked at, to "
-                    f"{now.min_offset} to {now.max_offset}. It is planned with the next look."
-                )
+    def _outgrown(
+        self, rows: Rows, found: Mapping[MessageQueue, Found], snapshot: Snapshot
+    ) -> dict[MessageQueue, RocketMQError]:
+        """Queues that must not be planned by the bounds that they have outgrown: messages would seem lost."""
+        return {
+            queue: BrokerOffsetUnavailable(
+                f"Group {self._group}, {queue}: its offsets moved while they were looked at, to "
+                f"{now.min_offset} to {now.max_offset}. It is planned with the next look."
+            )
+            for queue, row in rows.items()
+            if (now := found[queue].bounds).allow(row.next_offset)
+            and not snapshot.bounds[queue].allow(row.next_offset)
+        }
+
+
+T = TypeVar("T")
+
+
+def _each(
+    queues: Iterable[MessageQueue], ask: Callable[[MessageQueue], T]
+) -> dict[MessageQueue, T | RocketMQError]:
+    """What ``ask`` returns for each queue, or the error of a request; a loss of messages is raised."""
+    outcomes: dict[MessageQueue, T | RocketMQError] = {}
+    for queue in queues:
+        try:
+            outcomes[queue] = ask(queue)
+        except DataLoss:
+            raise
+        except RocketMQError as error:
+            outcomes[queue] = error
+    return outcomes
 
 
 class CheckpointGenerations:
@@ -303,11 +357,17 @@ class CheckpointGenerations:
         """Queues in sight at the last call."""
         self._begun: dict[MessageQueue, int] = {}
         """Where queues whose log is another one go on; until there is a plan that says so."""
+        self.waiting: Mapping[MessageQueue, RocketMQError] = {}
+        """Queues that must not be planned yet, and why, as of the last :meth:`follow`."""
+        self._stored_by_ms: dict[MessageQueue, int] = {}
+        """Of queues that wait, as of the plan they were in last: other queues' plans go on meanwhile."""
 
     def follow(
         self, previous: Sequence[QueueRange], snapshot: Snapshot, stored_by_ms: int
     ) -> Sequence[QueueRange]:
         """The positions of the plan before, or where queues go on whose offsets began again.
+
+        Queues whose brokers do not show what they have are in :attr:`waiting`; the others go on.
 
         Args:
             previous: The ranges of the plan before.
@@ -316,11 +376,11 @@ class CheckpointGenerations:
 
         Raises:
             OffsetsBeganAgain: If some did, and ``failOnDataLoss`` is true.
-            RocketMQError: If a broker was not reached: nothing must be planned before it is.
+            RocketMQError: If a broker refuses for good.
         """
-        if stored_by_ms:
-            self._look(previous, snapshot, stored_by_ms)
-        self._seen = frozenset(snapshot.bounds)
+        self.waiting = self._look(previous, snapshot, stored_by_ms) if stored_by_ms else {}
+        self._stored_by_ms = {queue: self._stored_by_ms.get(queue, stored_by_ms) for queue in self.waiting}
+        self._seen = frozenset(snapshot.bounds).difference(self.waiting)
         if not self._begun:
             return previous
         return [
@@ -334,33 +394,54 @@ class CheckpointGenerations:
         """There is a plan that goes on where the last call said."""
         self._begun.clear()
 
-    def _look(self, previous: Sequence[QueueRange], snapshot: Snapshot, stored_by_ms: int) -> None:
+    def _look(
+        self, previous: Sequence[QueueRange], snapshot: Snapshot, stored_by_ms: int
+    ) -> dict[MessageQueue, RocketMQError]:
         places = {
             was.queue: was.end - 1
             for was in previous
             if (bounds := snapshot.bounds.get(was.queue)) is not None
             and was.queue not in self._begun
-            and self._is_suspect(was, bounds, stored_by_ms)
+            and self._is_suspect(was, bounds, self._stored_by_ms.get(was.queue, stored_by_ms))
         }
         if not places:
-            return
-        for queue, found in self._lookup.look(places, snapshot.addresses).items():
-            is_another = found.message is not None and found.message.store_timestamp > stored_by_ms
-            if is_another and self._fails:
-                raise OffsetsBeganAgain(str(queue), places[queue], found.available)
-            if not is_another and places[queue] < found.bounds.max_offset:
-                continue
-            address = snapshot.addresses[queue.broker_name]
-            start = self._lookup.stored_after(queue, address, stored_by_ms, found.bounds)
-            self._begun[queue] = start
-            logger.warning(
-                "offsets begin again, other messages are under them %s next_offset=%d was=%d, the broker "
-                "has %s",
+            return {}
+        looked, waiting = sorted_out(self._lookup.look(places, snapshot.addresses), has_worked=True)
+        starts = _each(
+            looked,
+            lambda queue: self._start(
                 queue,
-                start,
-                places[queue] + 1,
-                found.available,
-            )
+                looked[queue],
+                places[queue],
+                snapshot,
+                self._stored_by_ms.get(queue, stored_by_ms),
+            ),
+        )
+        known, not_now = sorted_out(starts, has_worked=True)
+        for queue, start in known.items():
+            if start is not None:
+                self._begun[queue] = start
+                logger.warning(
+                    "offsets begin again, other messages are under them %s next_offset=%d was=%d, the broker "
+                    "has %s",
+                    queue,
+                    start,
+                    places[queue] + 1,
+                    looked[queue].available,
+                )
+        return waiting | not_now
+
+    def _start(
+        self, queue: MessageQueue, found: Found, place: int, snapshot: Snapshot, stored_by_ms: int
+    ) -> int | None:
+        """Where the queue goes on in another log; None if this is the same one."""
+        is_another = found.message is not None and found.message.store_timestamp > stored_by_ms
+        if is_another and self._fails:
+            raise OffsetsBeganAgain(str(queue), place, found.available)
+        if not is_another and place < found.bounds.max_offset:
+            return None
+        address = snapshot.addresses[queue.broker_name]
+        return self._lookup.stored_after(queue, address, stored_by_ms, found.bounds)
 
     def _is_suspect(self, was: QueueRange, bounds: QueueBounds, stored_by_ms: int) -> bool:
         if was.end > bounds.max_offset:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
+from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S
 from pyspark_rocketmq.consume.positions import LastMessage
 from pyspark_rocketmq.consume.retry_counts import (
     from_offset,
@@ -134,11 +135,6 @@ class RangeRun:
         )
 
 
-_REFUSED_PAUSE_S: Final = 3.0
-"""After this pause a queue that may not be read is tried again.  Source:
-``DefaultMQPushConsumerImpl.pullTimeDelayMillsWhenException``."""
-
-
 class ArrivedRange(NamedTuple):
     """One queue's range, whole."""
 
@@ -158,7 +154,7 @@ def acknowledged(end: RangeEnd, ack: QueueAck) -> QueueAck:
     """``ack`` with what only the reader of its range knows."""
     state = ack.state
     if end.reason is EndReason.REFUSED:
-        until_s = max(state.suspended_until_s or 0.0, time.time() + _REFUSED_PAUSE_S)
+        until_s = max(state.suspended_until_s or 0.0, time.time() + REFUSED_PAUSE_S)
         state = state._replace(suspended_until_s=until_s)
     return replace(ack, state=state, reset_to=end.reset_to, metrics=ack.metrics.plus(end.metrics))
 
