@@ -200,8 +200,6 @@ class TopicNotFound(BrokerError):
     Do: Create it, or correct the option.
     """
 
-    passes_later: ClassVar[bool] = False
-
     advice: ClassVar[str] = "Create the topic or correct option 'topic'."
 
 

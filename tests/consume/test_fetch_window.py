@@ -39,6 +39,7 @@ class Wanted:
     is_slave: bool = False
     consumer_group: str = "g"
     is_group_read: bool = False
+    has_worked: bool = False
     is_filtered: bool = False
     fail_on_data_loss: bool = False
     pull_batch_size: int = 32

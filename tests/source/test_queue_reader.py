@@ -14,6 +14,8 @@ from pyspark_rocketmq.errors import (
     BrokerError,
     ConsumptionForbidden,
     DataLoss,
+    ExpressionInvalid,
+    NoPermission,
     RemoteProtocolError,
     SystemBusy,
 )
@@ -31,6 +33,7 @@ from tests.helpers.partitions import partition_of
 from tests.helpers.scripted_server import Peer, ScriptedServer
 from tests.helpers.source_rows import end_of
 from tests.helpers.stored_messages import encode_stored_message
+from tests.helpers.wait import PATIENCE_S
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 
@@ -68,7 +71,8 @@ class Log:
         """Offsets looked at by one pull, whatever was asked for."""
         self.min_offset, self.max_offset = 0, 1000
         self.is_busy: Callable[[int], bool] = lambda start: False
-        self.refusal, self.remark = ResponseCode.SYSTEM_BUSY, ""
+        self.refusal: int = ResponseCode.SYSTEM_BUSY
+        self.remark = ""
         self.body: Callable[[int], bytes | None] = lambda offset: None
         """Texts to be compressed."""
         self.damage: Callable[[int, bytes], bytes] = lambda offset, data: data
@@ -307,6 +311,73 @@ def test_a_topic_that_may_not_be_read_for_a_while_ends_a_group_s_range_where_it_
     assert "pulling message is forbidden" in caplog.text
     with pytest.raises(ConsumptionForbidden, match="updateTopicPerm"):
         list(read_queue(replace(partition, is_group_read=False)))
+
+
+@pytest.mark.parametrize("code", [1, 3, 12, 26, 29, 4711])
+@pytest.mark.parametrize("start", [10, 42], ids=["from the start", "on its way"])
+def test_an_answer_nobody_explains_ends_the_range_of_a_group_that_has_worked(
+    partition: QueuePartition, log: Log, code: int, start: int
+) -> None:
+    """A8, D3: at once, so that the other queues of the micro-batch do not wait; the queue rests for 3 s."""
+    log.is_busy = lambda offset: offset >= start
+    log.refusal, log.remark = code, "store getMessage return null"
+
+    *messages, marker = read_queue(replace(partition, has_worked=True, retry_timeout_s=3600.0))
+    seen, end = offsets_of(messages), end_of(marker)
+
+    assert seen == list(range(10, end.planned.end))
+    assert end.planned.end <= start
+    assert end.reason is EndReason.REFUSED
+
+
+@pytest.mark.parametrize("is_group_read", [True, False], ids=["group", "batch"])
+def test_one_answer_nobody_explains_ends_no_range(
+    partition: QueuePartition, log: Log, is_group_read: bool
+) -> None:
+    """A8: the first answer of all, too."""
+    refusals = iter([True])
+    log.is_busy = lambda offset: next(refusals, False)
+    log.refusal, log.remark = ResponseCode.SYSTEM_ERROR, "store getMessage return null"
+
+    patient = replace(partition, is_group_read=is_group_read, retry_timeout_s=PATIENCE_S)
+    pieces = list(read_queue(patient))
+
+    messages, end = (pieces[:-1], end_of(pieces[-1]).planned.end) if is_group_read else (pieces, 60)
+    assert offsets_of(messages) == list(range(10, end))
+    assert next(refusals, False) is False
+
+
+@pytest.mark.parametrize("is_group_read", [True, False], ids=["group", "batch"])
+def test_an_answer_nobody_explains_is_an_error_where_nothing_has_ever_been_read(
+    partition: QueuePartition, log: Log, is_group_read: bool
+) -> None:
+    """A8: after retryTimeoutMs."""
+    log.is_busy = lambda offset: True
+    log.refusal, log.remark = ResponseCode.SYSTEM_ERROR, "store getMessage return null"
+
+    with pytest.raises(BrokerError, match="getMessage return null"):
+        list(read_queue(replace(partition, is_group_read=is_group_read)))
+
+
+@pytest.mark.parametrize("has_worked", [True, False])
+@pytest.mark.parametrize(
+    ("code", "remark"),
+    [
+        (16, "no acl permission"),
+        (1, "org.apache.rocketmq.acl.common.AclException: No acl config"),
+        (1, "The broker does not support consumer to filter message by SQL92"),
+        (23, "parse the consumer's subscription failed"),
+    ],
+)
+def test_what_the_user_must_act_on_ends_the_query(
+    partition: QueuePartition, log: Log, code: int, remark: str, has_worked: bool
+) -> None:
+    """A8: also of a group that has worked before."""
+    log.is_busy = lambda offset: offset >= 42
+    log.refusal, log.remark = code, remark
+
+    with pytest.raises((NoPermission, ExpressionInvalid)):
+        list(read_queue(replace(partition, has_worked=has_worked, retry_timeout_s=3600.0)))
 
 
 def test_a_lost_tail_is_never_acknowledged(partition: QueuePartition, log: Log) -> None:

@@ -29,6 +29,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from logging import INFO, WARNING
 from typing import Final, NamedTuple, Protocol
 
+from pyspark_rocketmq.consume.not_now import is_pulled_again
 from pyspark_rocketmq.consume.slave_reads import MASTER_ID, ReplicaSelector
 from pyspark_rocketmq.errors import (
     BrokerError,
@@ -102,6 +103,8 @@ class _Partition(Protocol):
     def consumer_group(self) -> str: ...
     @property
     def is_group_read(self) -> bool: ...
+    @property
+    def has_worked(self) -> bool: ...
     @property
     def is_filtered(self) -> bool: ...
     @property
@@ -344,7 +347,7 @@ class RangeWindow:
         """Act on the troubles met together: pause if they may pass and patience lasts, else fail."""
         if not self._troubles:
             return
-        trouble = min(self._troubles, key=_rank)
+        trouble = min(self._troubles, key=self._rank)
         self._troubles.clear()
         if self._gives_up_at_s is None:
             patience_s = self._of.retry_timeout_s
@@ -352,7 +355,7 @@ class RangeWindow:
                 patience_s = min(patience_s, _LONGEST_PATIENCE_OF_A_GROUP_S)
             self._gives_up_at_s = now_s + patience_s
         left_s = self._gives_up_at_s - now_s
-        if not trouble.retryable or left_s <= 0:
+        if not self._is_pulled_again(trouble) or left_s <= 0:
             self.failure = trouble
         elif now_s >= self._resumes_at_s:
             self._log(WARNING, "pull failed, trying again %s: %s", self._of.planned.queue, trouble)
@@ -362,6 +365,19 @@ class RangeWindow:
                 pause_s = self._pause_s
                 self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
             self._resumes_at_s = now_s + min(pause_s, left_s)
+
+    def _is_pulled_again(self, trouble: RocketMQError) -> bool:
+        return is_pulled_again(
+            trouble,
+            is_group_read=self._of.is_group_read,
+            has_worked=self._of.has_worked or self.answers > 0,
+        )
+
+    def _rank(self, trouble: RocketMQError) -> tuple[int, int]:
+        """The first lost message comes first, then any trouble that will not pass."""
+        if isinstance(trouble, DataLoss):
+            return 0, trouble.wanted
+        return (2 if self._is_pulled_again(trouble) else 1), 0
 
     def stand_still(self) -> None:
         """Fail: the range is not over, yet it waits for nothing and has no pull to send."""
@@ -658,10 +674,3 @@ class FetchWindow:
         # So that each comes first at some time.
         self._open.rotate(-1)
         return tasks
-
-
-def _rank(trouble: RocketMQError) -> tuple[int, int]:
-    """The first lost message comes first, then any trouble that will not pass."""
-    if isinstance(trouble, DataLoss):
-        return 0, trouble.wanted
-    return (2 if trouble.retryable else 1), 0

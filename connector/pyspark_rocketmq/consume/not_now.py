@@ -29,6 +29,31 @@ def waits(error: RocketMQError, *, has_worked: bool) -> bool:
     return isinstance(error, ConsumptionForbidden) or error.may_pass(has_worked=has_worked)
 
 
+def is_unexplained(error: RocketMQError) -> bool:
+    """Whether a server gave a code that says nothing: SYSTEM_ERROR for whatever failed in it, or one unknown.
+
+    A reader may meet one at any moment, so that it tries again a few times even at first contact.
+    """
+    return type(error) is BrokerError
+
+
+def is_pulled_again(error: RocketMQError, *, is_group_read: bool, has_worked: bool) -> bool:
+    """Whether a task that reads a range pulls again, after a pause and for as long as its patience lasts.
+
+    The range of a group that has worked ends where it is instead: the queue rests, the others go on.
+
+    Args:
+        error: Of the pull.
+        is_group_read: Whether a consumer group reads; any other reader needs the whole range.
+        has_worked: Whether the query, or this task, has read a message before.
+    """
+    if error.retryable:
+        return True
+    if is_group_read:
+        return not has_worked and is_unexplained(error)
+    return is_unexplained(error) or error.may_pass(has_worked=has_worked)
+
+
 def sorted_out(
     outcomes: Mapping[Key, T | RocketMQError], *, has_worked: bool
 ) -> tuple[dict[Key, T], dict[Key, RocketMQError]]:

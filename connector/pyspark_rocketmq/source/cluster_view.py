@@ -28,7 +28,7 @@ from pyspark_rocketmq.delta.storage import StorageOptions
 from pyspark_rocketmq.display import masked, peer_text
 from pyspark_rocketmq.errors import (
     BrokerError,
-    ExpressionInvalid,
+    ConsumptionForbidden,
     NoPermission,
     OptionError,
     RocketMQError,
@@ -234,7 +234,7 @@ class ClusterView:
                 unreachable[name] = TransportError(
                     name,
                     f"the route names no master for this broker, and its slave {slave} cannot be read: "
-                    f"{outcome}",
+                    f"{outcome} A slave serves reads only with slaveReadEnable=true.",
                 )
             else:
                 slave_bounds |= outcome
@@ -508,7 +508,7 @@ class ClusterView:
         except NoPermission:
             if topic != self._options.retry_topic():
                 raise
-            return {queue: self._retry_bounds(address, queue) for queue in queues}
+            return self._all_retry_bounds(address, queues)
         found = {queue: statistics[queue] for queue in queues if queue in statistics}
         # Statistics list write queues only, and a shrunk topic has more to read. A proxy has none.
         for queue in queues:
@@ -525,16 +525,19 @@ class ClusterView:
         """
         if not wanted.is_sql92 or (address, wanted.topic) in self._accepted:
             return
-        try:
-            data = subscription_data(wanted, sub_version=0)
-            self._brokers.check_subscription(address, _CLIENT_ID, self._group, data)
-        except BrokerError as error:
-            if error.code != ResponseCode.SYSTEM_ERROR:
-                raise
-            raise ExpressionInvalid(
-                error.code, error.remark, request=error.request, address=error.address
-            ) from error
+        data = subscription_data(wanted, sub_version=0)
+        self._brokers.check_subscription(address, _CLIENT_ID, self._group, data)
         self._accepted.add((address, wanted.topic))
+
+    def _all_retry_bounds(
+        self, address: BrokerAddress, queues: Sequence[MessageQueue]
+    ) -> dict[MessageQueue, QueueBounds]:
+        """Bounds by pulls; while the group may not consume, its retry queues are not planned either."""
+        try:
+            return {queue: self._retry_bounds(address, queue) for queue in queues}
+        except ConsumptionForbidden as error:
+            logger.info("retry queues left out of this plan address=%s: %s", address, error)
+            return {}
 
     def _retry_bounds(self, address: BrokerAddress, queue: MessageQueue) -> QueueBounds:
         """Bounds of a retry queue by a pull from its end, at the price of the message that may be there.
@@ -591,7 +594,8 @@ def at_first_contact(action: Callable[[], T], patience: Deadline, sleep: Callabl
 
 
 def _may_pass_later(error: RocketMQError) -> bool:
-    return error.may_pass(has_worked=True)
+    """Whether a few tries are worth while; a topic that is not there is most likely misspelt."""
+    return error.retryable or (error.passes_later and not isinstance(error, TopicNotFound))
 
 
 def check_topics(options: ReadOptions, had_it: Callable[[str], Collection[str]]) -> None:

@@ -188,6 +188,11 @@ class MicroBatchPlanner:
         """How long the group's listener takes per message of ``queue``; None if unknown."""
         return self._progress.listener_ms(queue)
 
+    @property
+    def has_worked(self) -> bool:
+        """Whether messages of this query have been read before, in an earlier run perhaps."""
+        return self._progress.has_worked
+
     def newest(self) -> Mapping[MessageQueue, QueueBounds]:
         """Bounds as of the last plan, for progress reports."""
         return {} if self._seen is None else self._seen.bounds
@@ -354,7 +359,7 @@ class MicroBatchPlanner:
 
     def _may_pass(self, error: RocketMQError) -> bool:
         """Whether to try again: name servers forget a topic that was there while all its brokers are away."""
-        return waits(error, has_worked=self._has_planned) or isinstance(error, TopicNotFound)
+        return isinstance(error, TopicNotFound) or waits(error, has_worked=self._has_planned)
 
     def _without_vanished(
         self, previous: Sequence[QueueRange], snapshot: Snapshot | None

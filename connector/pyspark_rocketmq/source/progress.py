@@ -102,7 +102,7 @@ class CheckpointProgress:
     begins_in_checkpoint: ClassVar[bool] = True
     waiting: Mapping[MessageQueue, RocketMQError] = MappingProxyType({})
     has_worked: bool = True
-    """A plain stream's tasks try again for a while anyway."""
+    """A plain stream's tasks fail when their patience is over."""
 
     def __init__(self, view: ClusterView, default_start: QueuePositions) -> None:
         self._view = view

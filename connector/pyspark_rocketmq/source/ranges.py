@@ -68,6 +68,8 @@ class QueuePartition(InputPartition):
     pulls_in_flight: int
     request_timeout_s: float
     retry_timeout_s: float
+    has_worked: bool = False
+    """Whether messages of the query have been read before, so that an answer nobody explains may pass."""
     keeps_undecodable: bool = False
     """Whether a message that cannot be decoded is read with the bytes that are stored; else it is an error.
     """
@@ -105,6 +107,8 @@ def partitions_of(
     addresses: Mapping[str, BrokerAddress],
     replicas: Mapping[str, Mapping[int, BrokerAddress]],
     slaves: Mapping[str, BrokerAddress] | None = None,
+    *,
+    has_worked: bool = False,
 ) -> list[QueuePartition]:
     """One partition per non-empty range.
 
@@ -114,6 +118,7 @@ def partitions_of(
         addresses: Where masters are, by broker name.
         replicas: Where the replicas of these masters are.
         slaves: Slaves to read from where there is no master.
+        has_worked: Whether messages of the query have been read before.
 
     Raises:
         TransportError: If the name server knows no address of a range's broker any more.
@@ -143,6 +148,7 @@ def partitions_of(
                 consumer_group=options.consumer_group or PLAIN_SOURCE_GROUP,
                 is_group_read=is_group_read,
                 fail_on_data_loss=options.fail_on_data_loss,
+                has_worked=has_worked,
                 keeps_undecodable=options.undecodable_messages is UndecodableMessages.KEEP,
                 pull_batch_size=options.pull_batch_size,
                 pulls_in_flight=options.pulls_in_flight,

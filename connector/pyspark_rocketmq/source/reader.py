@@ -23,8 +23,9 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from pyspark_rocketmq.consume.fetch_window import FetchedChunks, QueueReset, RangeWindow, TailLost
+from pyspark_rocketmq.consume.not_now import waits
 from pyspark_rocketmq.errors import (
-    ConsumptionForbidden,
+    BrokerError,
     DataLoss,
     RemoteProtocolError,
     RocketMQError,
@@ -380,7 +381,8 @@ class _RangeReader:
         elif failure is not None and not self._is_pulled_anew and not self._may_end_early(failure):
             raise failure
         else:
-            reason = EndReason.REFUSED if isinstance(failure, ConsumptionForbidden) else EndReason.EARLY
+            is_refused = isinstance(failure, BrokerError) and not failure.retryable
+            reason = EndReason.REFUSED if is_refused else EndReason.EARLY
         logger.log(
             logging.INFO if reason is EndReason.FULL else logging.WARNING,
             "range ended early, the rest is planned again %s from=%d to=%d reached=%d: %s",
@@ -400,8 +402,12 @@ class _RangeReader:
 
     def _may_end_early(self, error: RocketMQError) -> bool:
         return self.partition.is_group_read and (
-            error.retryable or isinstance(error, TailLost | QueueReset | ConsumptionForbidden)
+            isinstance(error, TailLost | QueueReset) or waits(error, has_worked=self._has_worked)
         )
+
+    @property
+    def _has_worked(self) -> bool:
+        return self.partition.has_worked or self._pulls > 0
 
     def _report_gap_before(self, goes_on: int) -> None:
         if self._expected < goes_on:

@@ -213,7 +213,14 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 min_partitions=self._options.min_partitions,
                 max_records=self._options.max_records_per_partition,
             )
-        partitions = partitions_of(planned, self._options, addresses, snapshot.replicas, slaves)
+        partitions = partitions_of(
+            planned,
+            self._options,
+            addresses,
+            snapshot.replicas,
+            slaves,
+            has_worked=self._planner.has_worked,
+        )
         if not self._options.hand_over_ranges:
             return partitions
         slots = 0 if self._driver is None else self._driver.slots()

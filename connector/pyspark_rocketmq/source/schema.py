@@ -44,7 +44,7 @@ class EndReason(StrEnum):
     EARLY = "early"
     """Its broker was away or had no more, or an operator has moved the group."""
     REFUSED = "refused"
-    """Its broker may not be read from, until an operator says otherwise."""
+    """Its broker refuses pulls for now: the queue rests for 3 s."""
     FULL = "full"
     """It has become as large as it may (D13)."""
     UNDECODABLE = "undecodable"

@@ -72,9 +72,15 @@ _ERRORS: Final[Mapping[int, type[BrokerError]]] = {
     ResponseCode.CONSUME_MSG_TIMEOUT: ConsumerNotOnline,
     ResponseCode.GO_AWAY: GoAway,
 }
-"""Every other code is a plain ``BrokerError``, which is not tried again."""
+"""Every other code is a plain ``BrokerError``: it means "not now" to whoever has been served before."""
 _ACL_1: Final = "AclException"
 """In the remark of a SYSTEM_ERROR: a refusal by access control 1.0 (``PlainAccessValidator``)."""
+_NO_FILTER: Final = "does not support consumer to filter message by"
+"""In the remark of a SYSTEM_ERROR: the broker has ``enablePropertyFilter=false``."""
+_SAID_BY_CODE_1: Final[Mapping[str, type[BrokerError]]] = {
+    _ACL_1: NoPermission,
+    _NO_FILTER: ExpressionInvalid,
+}
 _SWITCHED_OFF: Final = ("pulling message is forbidden", "subscription group no permission")
 """In the remark of a NO_PERMISSION: an operator has switched reading off. Refusals by access control and of
 broadcasting groups have other remarks."""
@@ -104,8 +110,8 @@ def _kind_of(request: RemotingCommand, code: int, remark: str) -> type[BrokerErr
         return OffsetNotFound  # of any other query it says nothing about a first start
     if code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED and request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
         return NotANameServer  # proxies answer it, too: only a broker does not
-    if code == ResponseCode.SYSTEM_ERROR and _ACL_1 in remark:
-        return NoPermission
+    if code == ResponseCode.SYSTEM_ERROR:
+        return next((kind for text, kind in _SAID_BY_CODE_1.items() if text in remark), BrokerError)
     if code == ResponseCode.NO_PERMISSION and any(text in remark for text in _SWITCHED_OFF):
         return ConsumptionForbidden
     return _ERRORS.get(code, BrokerError)
