@@ -338,9 +338,9 @@ def test_a_table_with_other_columns_is_refused_naming_each_difference(path: Path
         DeltaOffsetStore(path).read(GROUP)
 
     text = str(refusal.value)
-    assert "missing in the table: epoch long" in text
+    assert "missing in the table: epoch bigint" in text
     assert "only in the table: extra string" in text
-    assert "of another type: queue_id is string instead of integer" in text
+    assert "of another type: queue_id is string instead of int" in text
     assert "partitioned by () instead of (consumer_group)" in text
 
 

@@ -505,14 +505,14 @@ def test_other_columns_are_refused_naming_each_difference(path: Path) -> None:
     assert "missing in the table: step string" in text
     assert "DeltaSink(schema_evolution=True), option schemaEvolution=true" in text
     assert "only in the table: note string" in text
-    assert "of another type: queueId is long instead of integer" in text
+    assert "of another type: queueId is bigint instead of int" in text
     assert "partitioned by () instead of (topic)" in text
 
 
 def test_a_column_of_another_type_is_not_said_to_be_cured_by_schema_evolution(path: Path) -> None:
     DeltaTable.create(path, schema=SCHEMA.set(2, pa.field("queueId", pa.int64())))
 
-    with pytest.raises(SchemaError, match="queueId is long instead of integer") as refusal:
+    with pytest.raises(SchemaError, match="queueId is bigint instead of int") as refusal:
         DeltaSink(path).prepare(SCHEMA)
 
     assert "schema_evolution" not in str(refusal.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -115,13 +116,21 @@ def test_writer_version_7_names_its_features() -> None:
     assert writer_features(7, ["appendOnly"], ["deletionVectors"]) == {"appendOnly", "deletionVectors"}
 
 
-def test_nested_types_are_compared_as_a_whole() -> None:
-    nested = {"type": "array", "elementType": "string", "containsNull": True}
-    schema = {"type": "struct", "fields": [{"name": "x", "type": nested, "nullable": False}]}
+@pytest.mark.parametrize(
+    ("key", "title"),
+    [
+        ("__CHAR_VARCHAR_TYPE_STRING", "CHAR or VARCHAR column"),
+        ("delta.invariants", "invariant of column"),
+    ],
+)
+def test_what_delta_checks_of_values_is_left_to_its_own_writer(key: str, title: str) -> None:
+    """H4, J5: a CHAR is padded, and a VARCHAR's length is looked at, by whoever writes the rows."""
+    assert refused_features(form(v={key: "varchar(3)"})) == (f"{title} v",)
 
-    [column] = parse_columns(json.dumps(schema))
-
-    assert (json.loads(column.type), column.is_nullable, column.metadata) == (nested, False, {})
+    inner = {"type": "struct", "fields": [{"name": "a", "type": "string", "metadata": {key: "varchar(3)"}}]}
+    schema = {"type": "struct", "fields": [{"name": "s", "type": inner}]}
+    nested = replace(form(), columns=parse_columns(json.dumps(schema)))
+    assert refused_features(nested) == (f"{title} s",)
 
 
 OURS = {"operation": "WRITE", **SinkCommit("g", {}, "id-1").metadata()}

@@ -24,6 +24,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Qu
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from pyspark_rocketmq.clock import Clock, SystemClock, commit_with_retry
+from pyspark_rocketmq.delta.ddl import metadata_keys_within, type_ddl
 from pyspark_rocketmq.delta.log import CommitFile, LogFiles
 from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, check_exclusive_create, folder_here
 from pyspark_rocketmq.display import masked
@@ -65,9 +66,11 @@ class Column:
 
     name: str
     type: str
-    """Delta's type name; JSON text when the type is nested."""
+    """Delta's type name; SQL text when the type is nested."""
     is_nullable: bool = True
     metadata: Mapping[str, Any]
+    marks_within: frozenset[str] = frozenset()
+    """Names in the metadata of fields within the type, apart from comments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +99,10 @@ def parse_columns(schema_json: str) -> tuple[Column, ...]:
     return tuple(
         Column(
             name=field["name"],
-            type=_type_text(field["type"]),
+            type=field["type"] if isinstance(field["type"], str) else type_ddl(field["type"]),
             is_nullable=field.get("nullable", True),
             metadata=field.get("metadata") or {},
+            marks_within=metadata_keys_within(field["type"]),
         )
         for field in json.loads(schema_json)["fields"]
     )
@@ -115,10 +119,10 @@ def writer_features(
 
 def column_differences(wanted: Mapping[str, str], found: Mapping[str, str], where: str) -> tuple[str, ...]:
     """Say how ``found``, the columns of ``where`` by type, differ from ``wanted``; empty if not."""
-    missing = [f"{name} {wanted[name]}" for name in wanted if name not in found]
-    superfluous = [f"{name} {found[name]}" for name in found if name not in wanted]
+    missing = [f"{name} {type_ddl(wanted[name])}" for name in wanted if name not in found]
+    superfluous = [f"{name} {type_ddl(found[name])}" for name in found if name not in wanted]
     differing = [
-        f"{name} is {found[name]} instead of {wanted[name]}"
+        f"{name} is {type_ddl(found[name])} instead of {type_ddl(wanted[name])}"
         for name in wanted
         if name in found and found[name] != wanted[name]
     ]
@@ -128,12 +132,6 @@ def column_differences(wanted: Mapping[str, str], found: Mapping[str, str], wher
         ("of another type", differing),
     )
     return tuple(f"{title}: {', '.join(names)}" for title, names in parts if names)
-
-
-def _type_text(type_: Any) -> str:
-    if isinstance(type_, str):
-        return type_
-    return json.dumps(type_, sort_keys=True)
 
 
 def ask_patiently(

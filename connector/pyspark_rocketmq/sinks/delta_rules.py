@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -58,9 +59,34 @@ _COLUMN_FEATURES = {
     "delta.generationExpression": "generated column",
     "delta.identity.start": "identity column",
     "delta.invariants": "invariant of column",
+    "__CHAR_VARCHAR_TYPE_STRING": "CHAR or VARCHAR column",
 }
 _COMPUTED = frozenset({"delta.generationExpression", "delta.identity.start"})
 """Of columns that Delta fills itself."""
+_UPKEEP_PROPERTIES = frozenset(
+    {
+        "delta.autoOptimize",
+        "delta.autoOptimize.autoCompact",
+        "delta.autoOptimize.optimizeWrite",
+        "delta.checkpoint.writeStatsAsJson",
+        "delta.checkpoint.writeStatsAsStruct",
+        "delta.checkpointInterval",
+        "delta.checkpointPolicy",
+        "delta.deletedFileRetentionDuration",
+        "delta.enableExpiredLogCleanup",
+        "delta.enableFullRetentionRollback",
+        "delta.isolationLevel",
+        "delta.logRetentionDuration",
+        "delta.minReaderVersion",
+        "delta.minWriterVersion",
+        "delta.randomizeFilePrefixes",
+        "delta.sampling.enabled",
+        "delta.setTransactionRetentionDuration",
+        "delta.targetFileSize",
+        "delta.tuneFileSizesForRewrites",
+    }
+)
+"""Properties that decide on the log, on old files and on the sizes of files."""
 _PARTITION_TYPES = frozenset({"string", "byte", "short", "integer", "long", "boolean", "date"})
 """Types whose partition value has one text form only."""
 
@@ -79,9 +105,40 @@ def refused_features(form: TableForm) -> tuple[str, ...]:
         f"{title} {column.name}"
         for column in form.columns
         for key, title in _COLUMN_FEATURES.items()
-        if key in column.metadata
+        if key in column.metadata or key in column.marks_within
     ]
     return tuple(refused)
+
+
+def form_changes(before: TableForm, now: TableForm) -> tuple[str, ...]:
+    """Name what has changed so that files written for the form ``before`` may not fit ``now``."""
+    columns = [
+        {column.name: replace(column, metadata=_without_comment(column.metadata)) for column in form.columns}
+        for form in (before, now)
+    ]
+    properties = [
+        {key: value for key, value in form.configuration.items() if _decides_on_rows(key)}
+        for form in (before, now)
+    ]
+    changes = [f"column {name}" for name in _differing(*columns)]
+    if before.partition_by != now.partition_by:
+        changes.append(f"partitioning, now by ({', '.join(now.partition_by)})")
+    changes += [f"property {name}" for name in _differing(*properties)]
+    changes += [f"feature {name}" for name in sorted(before.features ^ now.features)]
+    return tuple(changes)
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+
+
+def _without_comment(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in metadata.items() if key != "comment"}
+
+
+def _decides_on_rows(property_name: str) -> bool:
+    """Whether a table's property may concern the rows that are added, and not only their upkeep."""
+    return property_name.startswith("delta.") and property_name not in _UPKEEP_PROPERTIES
 
 
 def uncompacted_features(form: TableForm) -> tuple[str, ...]:
@@ -144,8 +201,8 @@ def cannot_take_files(path: str, refused: Iterable[str], why_not_by_spark: str) 
     problem = (
         f"The Delta table {path} cannot take files from the connector, because it has: {', '.join(refused)}. "
         f"Spark's own writer, which knows these, cannot be used, because {why_not_by_spark}. Remove them "
-        "(ALTER TABLE ... DROP FEATURE, DROP CONSTRAINT), or let the sink make a table of its own under "
-        "another path and copy from there."
+        "(ALTER TABLE ... DROP FEATURE, DROP CONSTRAINT, ALTER COLUMN ... TYPE STRING), or let the sink make "
+        "a table of its own under another path and copy from there."
     )
     return OptionError((problem,), where="Delta sink")
 

@@ -36,7 +36,7 @@ from pyspark.errors import PySparkException
 
 from pyspark_rocketmq.clock import commit_with_retry
 from pyspark_rocketmq.delta.storage import Given, StorageOptions, TableName, table_uri
-from pyspark_rocketmq.delta.table import STORAGE_ERRORS, ask_patiently
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, ask_patiently
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, SinkMoved, StorageNotShared
 from pyspark_rocketmq.model import MessageQueue
@@ -45,7 +45,7 @@ from pyspark_rocketmq.sinks.base import QueueGeneration, generation_of, moved_by
 from pyspark_rocketmq.sinks.catalog_table import CatalogTable
 from pyspark_rocketmq.sinks.delta_files import TaskWriter, WrittenFile
 from pyspark_rocketmq.sinks.delta_log import SinkLog
-from pyspark_rocketmq.sinks.delta_rules import SinkCommit, app_id, newest_messages
+from pyspark_rocketmq.sinks.delta_rules import SinkCommit, app_id, form_changes, newest_messages
 from pyspark_rocketmq.sinks.delta_table import GroupCommit, SinkTable
 from pyspark_rocketmq.sinks.standing import SinkStanding, with_newest
 
@@ -81,6 +81,8 @@ class DeltaBatch:
     """See ``SinkBatch.standings``."""
     version: int
     """Of the table when the batch began."""
+    form: TableForm
+    """Columns, partitioning and properties of that version, for which tasks write."""
     newest: Mapping[MessageQueue, str] = field(default_factory=dict)
     """See :meth:`note_newest`."""
 
@@ -246,6 +248,14 @@ class DeltaBatch:
                 f"The Delta table {path} was given features, or lost some, that decide how rows are written, "
                 "while this batch ran. Nothing of this batch was added. Run the batch again."
             )
+        # Spark's writer judges the rows by what the table is then.
+        changes = () if self.is_by_spark else form_changes(self.form, self.log.form())
+        if changes:
+            raise SinkMoved(
+                f"The Delta table {path} was altered while this batch ran: {'; '.join(changes)}. The batch's "
+                "files were written for the table before. Nothing of this batch was added. Run the batch "
+                "again."
+            )
 
 
 class DeltaSink:
@@ -399,6 +409,7 @@ class DeltaSink:
             sleep=self._sleep,
             standings=(self._standing(log, watermarks),),
             version=log.version,
+            form=form,
         )
 
     def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:
