@@ -9,13 +9,26 @@ Retrying is decided by ``may_pass``, never by a list of classes.  What a server 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import ClassVar, Final
+import inspect
+import logging
+import re
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any, ClassVar, Final, TypeVar, cast
 
 from pyspark_rocketmq.display import MOST_CHARACTERS, masked, peer_text
 
+logger = logging.getLogger(__name__)
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
 _MAX_REASON: Final = 500
+_AT_THE_END_OF_A_TRACEBACK: Final = re.compile(
+    r"^pyspark_rocketmq\.errors\.(\w+): ((?:(?!^pyspark_rocketmq\.errors\.|\n\s*\n).)*?)"
+    r"\s*(?:SQLSTATE: \w+\s*)?(?:JVM stacktrace:.*)?\Z",
+    re.MULTILINE | re.DOTALL,
+)
+"""An error of ours in what Spark shows of a worker's failure."""
 
 
 class RocketMQError(Exception):
@@ -622,3 +635,42 @@ class ListenerError(RocketMQError):
 
     Do: Correct the listener.
     """
+
+
+def without_frames(function: FunctionT) -> FunctionT:
+    """Let this package's errors leave a function that Spark calls without the frames they came through.
+
+    Spark shows a worker's traceback up to six times, and the sentence that says what to do stands below all
+    of it. Level DEBUG logs the frames. Other exceptions keep theirs, and so does LocalProtocolError: they are
+    bugs. Works on generators, too.
+    """
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except RocketMQError as error:
+            raise _bare(error) from None
+
+    @wraps(function)
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        try:
+            yield from function(*args, **kwargs)
+        except RocketMQError as error:
+            raise _bare(error) from None
+
+    return cast("FunctionT", generate if inspect.isgeneratorfunction(function) else run)
+
+
+def _bare(error: RocketMQError) -> RocketMQError:
+    logger.debug("the frames of an error", exc_info=error)
+    return error if isinstance(error, LocalProtocolError) else error.with_traceback(None)
+
+
+def error_of_worker(text: str) -> RocketMQError | None:
+    """Return the error of this package that ends a worker's traceback, by name and text; None without one."""
+    found = _AT_THE_END_OF_A_TRACEBACK.search(text)
+    if found is None or found[1] == LocalProtocolError.__name__:
+        return None
+    cls = type(found[1], (RocketMQError,), {"__module__": __name__})
+    return cast("RocketMQError", cls(found[2]))

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from pyspark_rocketmq.errors import OptionError, RocketMQError
+from pyspark_rocketmq.errors import OptionError, RocketMQError, without_frames
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.options.write import WriteOptions
@@ -44,6 +44,7 @@ class DefaultSource(DataSource):
         """The short name of the format."""
         return "rocketmq"
 
+    @without_frames
     def schema(self) -> StructType:
         """The message columns; in consumer mode also marker columns, or the ranges to read alone.
 
@@ -59,12 +60,14 @@ class DefaultSource(DataSource):
             property_columns=options.property_columns,
         )
 
+    @without_frames
     def reader(self, schema: StructType) -> RocketMQBatchReader:
         """A bounded read."""
         options = self._read_options()
         _refuse([*options.problems_of_batch(), *self._schema_problems(schema)])
         return RocketMQBatchReader(options)
 
+    @without_frames
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:  # noqa: N802 - Spark's signature
         """An unbounded read."""
         options = self._read_options()
@@ -80,6 +83,7 @@ class DefaultSource(DataSource):
             _refuse([problem])
         return RocketMQStreamReader(options)
 
+    @without_frames
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
         """A bounded write: ``df.write.format("rocketmq").mode("append")``.
 
@@ -94,6 +98,7 @@ class DefaultSource(DataSource):
         options = self._write_options("save")
         return RocketMQWriter(options, column_positions(schema, options), seen_routes(options))
 
+    @without_frames
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:  # noqa: ARG002, N802
         """An unbounded write, of output mode ``append`` or ``update``.
 

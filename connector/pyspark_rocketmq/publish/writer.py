@@ -27,7 +27,7 @@ from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.client.producer.attempts import FaultTable
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import Deadline, SystemClock
-from pyspark_rocketmq.errors import KeysOutOfOrder, RocketMQError
+from pyspark_rocketmq.errors import KeysOutOfOrder, RocketMQError, without_frames
 from pyspark_rocketmq.model import MessageQueue, TopicRoute
 from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.publish.batches import BatchBuilder, QueueSelector, SendBatch, compression_of
@@ -182,6 +182,7 @@ class RocketMQWriter(_Writer, DataSourceArrowWriter):
         super().__init__(options, positions, seen)
         self._write_id = options.write_id or uuid.uuid4().hex
 
+    @without_frames
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SentMessage:
         """Send the rows of one task; all are acknowledged when it returns.
 
@@ -192,6 +193,7 @@ class RocketMQWriter(_Writer, DataSourceArrowWriter):
         batch_id = _task().getLocalProperty(_BATCH_ID)
         return self._send(iterator, self._write_id, int(batch_id or 0))
 
+    @without_frames
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Check that the order of sharding keys was kept.
 
@@ -209,6 +211,7 @@ class RocketMQWriter(_Writer, DataSourceArrowWriter):
 class RocketMQStreamWriter(_Writer, DataSourceStreamArrowWriter):
     """``df.writeStream.format("rocketmq")``."""
 
+    @without_frames
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SentMessage:
         """Send one task's rows of a micro-batch; all are acknowledged when it returns.
 
@@ -223,6 +226,7 @@ class RocketMQStreamWriter(_Writer, DataSourceStreamArrowWriter):
             )
         return self._send(iterator, self._options.write_id or query_id, int(batch_id))
 
+    @without_frames
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Warn if the order of sharding keys was not kept.
 

@@ -21,7 +21,7 @@ from pyspark_rocketmq.client.pool import process_pool
 from pyspark_rocketmq.client.producer.attempts import next_outcome
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline, SystemClock, call_with_retry
-from pyspark_rocketmq.errors import BrokerError, ConnectFailed, RocketMQError, TransportError
+from pyspark_rocketmq.errors import BrokerError, ConnectFailed, RocketMQError, TransportError, without_frames
 from pyspark_rocketmq.model import MAX_MESSAGE_BYTES, Message, SendStatus, TopicRoute
 from pyspark_rocketmq.replay.ranges import REPLAYED_BY, REPLAYED_FROM, Sending, resent_message
 from pyspark_rocketmq.replay.target import brokers_of, read_tail
@@ -155,6 +155,7 @@ class ReadRanges:
 
     partitions: Sequence[QueuePartition]
 
+    @without_frames
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows of the source."""
         for number in _numbers(batches):
@@ -188,6 +189,7 @@ class ResendRanges:
     messages_at_once: int = 1024
     """Most messages of a batch, whose body has at most 4 MiB besides."""
 
+    @without_frames
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """How many are stored, a row for each task.
 

@@ -30,6 +30,7 @@ from pyspark_rocketmq.errors import (
     RemoteProtocolError,
     RocketMQError,
     UndecodableMessage,
+    without_frames,
 )
 from pyspark_rocketmq.model import MessageQueue, PulledBody
 from pyspark_rocketmq.source.fetcher import Fetcher
@@ -531,6 +532,7 @@ def freeze_modules() -> None:
         gc.freeze()
 
 
+@without_frames
 def freeze_gc_after(rows: Iterator[T]) -> Iterator[T]:
     """``rows``, and :func:`freeze_modules` after the last."""
     yield from rows

@@ -23,7 +23,7 @@ from pyspark_rocketmq.consume.planning import split_ranges
 from pyspark_rocketmq.consume.positions import backward_problems, batch_ranges
 from pyspark_rocketmq.delta.storage import StorageOptions
 from pyspark_rocketmq.display import peer_text
-from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.errors import OptionError, without_frames
 from pyspark_rocketmq.group.broker_offsets import PullingResetWatch, RemoteBrokerOffsets, open_group_store
 from pyspark_rocketmq.group.driver_connection import DriverConnection
 from pyspark_rocketmq.group.join import client_id, join_group, offset_key, unregister_at_exit
@@ -63,6 +63,7 @@ class RocketMQBatchReader(DataSourceReader):
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
+    @without_frames
     def partitions(self) -> Sequence[InputPartition]:
         """One partition per queue with messages, or more if asked for.
 
@@ -155,14 +156,17 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Any but ``ReadAllAvailable``, which then means ``trigger(once=True)``; options set limits."""
         return ReadMaxRows(self._options.max_offsets_per_trigger or _ANY_NUMBER)
 
+    @without_frames
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the end of an AvailableNow run."""
         self._planner.prepare_available_now()
 
+    @without_frames
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
         """The offset before the first micro-batch."""
         return self._planner.initial()
 
+    @without_frames
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: Offset | None = None, limit: ReadLimit | None = None
     ) -> Offset:
@@ -185,6 +189,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._driver.drained()
         return offset
 
+    @without_frames
     def reportLatestOffset(self) -> Offset:  # noqa: N802 - Spark's name
         """Newest offset of every queue, for ``StreamingQueryProgress``; shape as in ``source.ranges``."""
         newest: dict[str, dict[str, dict[str, int]]] = {}
@@ -193,6 +198,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = bounds.max_offset
         return newest
 
+    @without_frames
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """One partition per range of ``end``, unless options say otherwise or ranges share tasks."""
         self._newest = end

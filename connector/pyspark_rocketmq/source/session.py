@@ -14,12 +14,13 @@ from typing import Any, Final, TypeGuard
 
 from py4j.java_gateway import JavaPackage
 from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PythonException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_rocketmq.display import masked
-from pyspark_rocketmq.errors import OptionError, RocketMQError
+from pyspark_rocketmq.errors import OptionError, RocketMQError, error_of_worker, without_frames
 from pyspark_rocketmq.hub.state import Slots
 from pyspark_rocketmq.source.ranges import is_plan
 from pyspark_rocketmq.source.spark_version import HAS_DELTA, NEWEST_DELTA
@@ -162,6 +163,7 @@ def stoppable(function: BatchFunction) -> BatchFunction:
 
     Raises:
         BatchInterrupted: In place of the error of a job that was interrupted or cancelled.
+        RocketMQError: In place of Spark's error around one that a task has raised.
     """
 
     def run(batch: DataFrame, batch_id: int) -> None:
@@ -172,8 +174,13 @@ def stoppable(function: BatchFunction) -> BatchFunction:
             if reason is None:
                 raise
             raise BatchInterrupted(reason) from None
+        except PythonException as error:
+            of_task = error_of_worker(str(error))
+            if of_task is None:
+                raise
+            raise of_task from None
 
-    return run
+    return without_frames(run)
 
 
 def _interruption(error: Any) -> str | None:

@@ -38,6 +38,7 @@ from pyspark_rocketmq.consumer.engine.range import (
     crossed_ranges,
     wrong_markers,
 )
+from pyspark_rocketmq.errors import without_frames
 from pyspark_rocketmq.listeners.context import ConsumeHooks
 from pyspark_rocketmq.listeners.messages import messages_of
 from pyspark_rocketmq.listeners.row_buffer import tuples_of
@@ -102,6 +103,7 @@ class _InSpark:
     def __init__(self, engine: DirectEngine) -> None:
         self._engine = engine
 
+    @without_frames
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for consumed in self._engine(crossed_ranges(batches)):
             yield from spark_batches(consumed)
@@ -113,6 +115,7 @@ class OrderlyEngine:
     def __init__(self, consumer: RangeConsumer) -> None:
         self._consumer = consumer
 
+    @without_frames
     def __call__(
         self, key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState
     ) -> Iterator[pd.DataFrame]:

@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame
 
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, Consumed, QueueAck
-from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.errors import RocketMQError, without_frames
 from pyspark_rocketmq.hub.task_client import Fate, HubTerms, TaskInstructions, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import RowWriter, Writing, Written
@@ -303,6 +303,7 @@ class BatchTask:
                 asked.append(row["could_ask"])
         return Job(parts, all(asked) if asked else None)
 
+    @without_frames
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One row with the parts of the task's result."""
         could_ask: bool | None = None
