@@ -44,8 +44,8 @@ def show_lag(settings: OffsetsLagSettings, console: Console, form: OutputForm = 
             print_csv(console, LAG_COLUMNS, records)
         case OutputForm.TABLE:
             for total in sums:
-                console.print(lag_table(total))
-            console.print(totals_table(sums))
+                console.print(lag_table(total, console))
+            console.print(totals_table(sums, console))
 
 
 def look_at_lag(settings: OffsetsLagSettings, clock: Clock | None = None) -> list[LagView]:

@@ -55,4 +55,4 @@ def print_offsets(views: Sequence[OffsetView], console: Console) -> None:
     for (group, topic), part in groupby(
         views, key=lambda view: (view.row.consumer_group, view.row.queue.topic)
     ):
-        console.print(offset_table(group, topic, list(part)))
+        console.print(offset_table(group, topic, list(part), console))

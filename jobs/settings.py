@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from pyspark_rocketmq.delta.storage import TableName
+from pyspark_rocketmq.delta.storage import TableName, folder_here
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.options.consumer import ConsumerOptions
 from pyspark_rocketmq.options.declare import OptionSet, OptionSpec, option
 from pyspark_rocketmq.options.parsers import parses, text_value
 from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.options.write import WriteOptions
 
 
@@ -173,11 +174,24 @@ def load_settings(settings: type[SettingsT], job: str, conf: Path | None, pairs:
     try:
         parsed = settings.parse(texts)
     except OptionError as error:
-        problems += error.problems
+        problems += [*error.problems, *(_store_problems(texts) if job.startswith("offsets ") else ())]
     else:
         if not problems:
             return parsed
     raise OptionError(tuple(problems), where=f"settings of job '{job}'")
+
+
+def _store_problems(texts: Mapping[str, str]) -> list[str]:
+    """The problem of an offset table on this machine that is not there; else it is found only afterwards."""
+    given = next((text for key, text in texts.items() if key.lower() == "offsetstore"), "")
+    try:
+        spec = StoreSpec.parse(given)
+    except ValueError:
+        return []
+    folder = folder_here(spec.place) if spec.kind is StoreKind.DELTA else None
+    if folder is None or Path(folder, "_delta_log").is_dir():
+        return []
+    return [f"option offsetStore='{given}' names no offset table; there is none at {spec.place}"]
 
 
 @parses("string")

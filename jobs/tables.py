@@ -8,22 +8,28 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from jobs.offset_view import BROKER_COLUMNS, LagTotal, OffsetView
 from pyspark_rocketmq.display import peer_text
 
+_MOST_WIDE: Final = 120
+"""Characters of a table for people; a terminal has rarely more."""
 _ALWAYS = ("brokerName", "queueId", "nextOffset")
 _WHERE_ANY = (*BROKER_COLUMNS, "note", "reconsumeTimes", "suspendedUntil")
 """Shown where at least one queue has something to show."""
 _LAST = ("epoch", "updatedAt")
+_SPARE = ("epoch", "brokerMinOffset", "updatedAt", "brokerMaxOffset", "reconsumeTimes")
+"""Left out one by one where a table is too wide; JSON and CSV have all."""
 
 
 def records_table(title: str, columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> Table:
@@ -45,7 +51,30 @@ def _cell(value: object) -> Text:
     return Text("" if value is None else peer_text(str(value)))
 
 
-def offset_table(group: str, topic: str, views: Sequence[OffsetView]) -> Table:
+def _fitted_table(
+    console: Console,
+    title: str,
+    columns: Sequence[str],
+    records: Sequence[Mapping[str, Any]],
+    spare: Sequence[str],
+) -> Table:
+    """A table at most as wide as the console, and 120 characters: columns of ``spare`` make way."""
+    options = console.options.update(max_width=sys.maxsize)
+    shown, left_out = list(columns), []
+    table = records_table(title, shown, records)
+    for name in (name for name in spare if name in columns):
+        if Measurement.get(console, options, table).maximum <= min(console.width, _MOST_WIDE):
+            break
+        shown.remove(name)
+        left_out.append(name)
+        table = records_table(title, shown, records)
+    if left_out:
+        table.caption = Text(f"--json shows more: {', '.join(left_out)}")
+        table.caption_justify = "left"
+    return table
+
+
+def offset_table(group: str, topic: str, views: Sequence[OffsetView], console: Console) -> Table:
     """One group's progress in one topic; the brokers' columns only where a broker was asked."""
     records = [view.columns() for view in views]
     has_bounds = any(view.bounds is not None for view in views)
@@ -55,28 +84,55 @@ def offset_table(group: str, topic: str, views: Sequence[OffsetView]) -> Table:
         if (has_bounds if name in BROKER_COLUMNS else any(record[name] for record in records))
     ]
     title = f"Offsets of consumer group {group} in topic {topic}"
-    return records_table(title, (*_ALWAYS, *optional, *_LAST), records)
+    return _fitted_table(console, title, (*_ALWAYS, *optional, *_LAST), _to_seconds(records), _SPARE)
+
+
+def _to_seconds(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """``records`` with times as people read them, in UTC."""
+    return [
+        {
+            name: value[:_TO_SECONDS].replace("T", " ") if name in _TIMES and value else value
+            for name, value in record.items()
+        }
+        for record in records
+    ]
+
+
+_TIMES: Final = ("suspendedUntil", "updatedAt")
+_TO_SECONDS: Final = len("2026-11-20T10:00:00")
 
 
 _LAG_ALWAYS = ("brokerName", "queueId", "nextOffset", "brokerMaxOffset", "lag", "lagSeconds")
 _LAG_WHERE_ANY = ("note", "reconsumeTimes", "suspendedUntil")
 _LAG_LAST = ("heldBy", "lockAgeSeconds", "epoch")
+_LAG_SPARE = ("epoch", "claimedBy", "brokerMaxOffset", "reconsumeTimes", "lockAgeSeconds")
 
 
-def lag_table(total: LagTotal) -> Table:
+def lag_table(total: LagTotal, console: Console) -> Table:
     """One group's lag in one topic; who claimed a queue only where that is not who holds it."""
     records = [view.columns() for view in total.views]
     optional = [name for name in _LAG_WHERE_ANY if any(record[name] for record in records)]
     is_elsewhere = any(record["claimedBy"] != record["heldBy"] for record in records)
     claimed = ("claimedBy",) if is_elsewhere else ()
     title = f"Lag of consumer group {total.group} in topic {total.topic}"
-    return records_table(title, (*_LAG_ALWAYS, *optional, *_LAG_LAST, *claimed), records)
+    columns = (*_LAG_ALWAYS, *optional, *_LAG_LAST, *claimed)
+    return _fitted_table(console, title, columns, _to_seconds(records), _LAG_SPARE)
 
 
-def totals_table(sums: Sequence[LagTotal]) -> Table:
-    """One row for each group and topic."""
+_TOTALS_WHERE_ANY = frozenset(
+    {"failedPerSecond", "failedInHour", "callMs", "okPerSecond", "suspended", "beyondEnd", "withoutBroker"}
+)
+_TOTALS_SPARE = ("callMs", "okPerSecond", "failedPerSecond", "members", "queues")
+
+
+def totals_table(sums: Sequence[LagTotal], console: Console) -> Table:
+    """One row for each group and topic, with the numbers that are not 0 everywhere."""
     records = [total.columns() for total in sums]
-    return records_table("Totals", tuple(records[0]) if records else ("consumerGroup",), records)
+    names = tuple(records[0]) if records else ("consumerGroup",)
+    columns = [
+        name for name in names if name not in _TOTALS_WHERE_ANY or any(record[name] for record in records)
+    ]
+    return _fitted_table(console, "Totals", columns, records, _TOTALS_SPARE)
 
 
 _FORMULA: Final = ("=", "+", "-", "@")

@@ -30,8 +30,20 @@ def test_every_problem_is_reported_at_once() -> None:
     assert "'nowhere', which is not host:port" in text
     assert "unknown option 'topicc'; did you mean 'topic'?" in text
     assert "option pullBatchSize='4096' is not between 1 and 1024" in text
-    assert "option 'topic' is required" in text
-    assert len(caught.value.problems) == 4
+    assert "is required" not in text, "the topic was meant by 'topicc'"
+    assert len(caught.value.problems) == 3
+
+
+def test_an_option_that_a_misspelt_key_meant_is_not_also_called_missing() -> None:
+    for meant in (
+        {"nameserver": "a:1", "topik": "orders"},
+        {"kafka.bootstrap.servers": "a:1", "subscribe": "x"},
+    ):
+        with pytest.raises(OptionError) as caught:
+            ReadOptions.parse(meant)
+
+        assert "is required" not in str(caught.value)
+        assert len(caught.value.problems) == 2
 
 
 @pytest.mark.parametrize(

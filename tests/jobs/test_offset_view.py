@@ -86,6 +86,24 @@ def test_an_offset_beyond_the_end_is_told_by_how_much() -> None:
     assert "beyond the end by 3" in output.getvalue()
 
 
+@pytest.mark.parametrize("width", [300, 120, 100])
+def test_a_table_for_people_is_at_most_120_characters_wide(width: int) -> None:
+    """With a broker, a suspended queue and one beyond its end; the offsets and the lag always stay."""
+    queues = [MessageQueue("orders", f"broker-number-{number}", number) for number in range(3)]
+    rows = [row(queue, next_offset=10**9 + 7, suspended_until_s=1_700_000_001.25) for queue in queues]
+    bounds = {queue: QueueBounds(min_offset=10**9, max_offset=10**9 + at) for at, queue in enumerate(queues)}
+    output = io.StringIO()
+
+    print_offsets(view_offsets(rows, bounds), Console(file=output, width=width))
+
+    text = output.getvalue()
+    assert max(map(len, text.splitlines())) <= min(width, 120)
+    for shown_column in ("brokerName", "queueId", "nextOffset", "lag", "note", "suspendedUntil"):
+        assert shown_column in text
+    assert text.count("2023-11-14 22:13:21") == 3
+    assert "--json shows more: epoch" in text
+
+
 def test_times_are_iso_8601_in_utc() -> None:
     (view,) = view_offsets([row(A0, suspended_until_s=1_700_000_001.25)], {})
 

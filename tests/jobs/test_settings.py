@@ -79,6 +79,29 @@ def test_all_problems_of_file_pairs_and_values_are_told_together(tmp_path: Path)
     )
 
 
+def test_an_offset_table_that_is_not_there_is_reported_with_the_other_problems(tmp_path: Path) -> None:
+    with pytest.raises(OptionError) as caught:
+        load_settings(OffsetsLagSettings, "offsets lag", None, [f"offsetStore={tmp_path}/none"])
+
+    first, second = caught.value.problems
+    assert first.startswith("option 'nameServers' is required")
+    assert (
+        second
+        == f"option offsetStore='{tmp_path}/none' names no offset table; there is none at {tmp_path}/none"
+    )
+
+
+@pytest.mark.parametrize("store", ["there", "s3://lake/_offsets", "broker:", "kind:x", ""])
+def test_only_an_offset_table_that_is_surely_missing_is_reported(store: str, tmp_path: Path) -> None:
+    (tmp_path / "there" / "_delta_log").mkdir(parents=True)
+    given = str(tmp_path / store) if store == "there" else store
+
+    with pytest.raises(OptionError) as caught:
+        load_settings(OffsetsLagSettings, "offsets lag", None, [f"offsetStore={given}"])
+
+    assert "names no offset table" not in str(caught.value)
+
+
 def test_a_starting_option_of_the_data_source_is_answered_with_the_job_s() -> None:
     assert problems_of(ConsumeSettings, *CONSUME, "startingOffsets=earliest") == (
         "unknown option 'startingOffsets', which is the data source's; here it is 'consumeFromWhere'",

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from broker_sim.cluster import SimCluster
 from pyspark_rocketmq.client.producer.producer import Producer
 from tests.docs.pages import ROOT
+from tests.helpers.unactivated import run_unactivated
 from tests.helpers.wait import PATIENCE_S
 
 pytestmark = pytest.mark.spark
@@ -48,6 +50,28 @@ def test_notebooks_are_kept_without_what_a_run_leaves(notebook: Path) -> None:
     for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
         assert not cell.get("outputs")
         assert cell.get("execution_count") is None
+
+
+def test_all_notebooks_make_their_session_alike() -> None:
+    made = {
+        next(cell for cell in cells(path.name) if "getActiveSession" in cell)
+        for path in FOLDER.glob("*.ipynb")
+    }
+
+    assert len(made) == 1
+
+
+@pytest.mark.long
+@pytest.mark.driver
+def test_first_steps_with_a_cluster_need_no_checkout_and_no_activated_environment(tmp_path: Path) -> None:
+    """Kernel and workers have what pip installed, and the session has Delta."""
+    with SimCluster(brokers=1) as cluster:
+        variables = {"NAME_SERVERS": cluster.name_servers, "FOLDER": str(tmp_path / "lake")}
+
+        printed = run_unactivated("\n".join(cells("1_first_steps.ipynb")), tmp_path, variables)
+
+    assert "200 messages in 4 queues" in printed
+    assert "200 rows" in printed
 
 
 def test_first_steps(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

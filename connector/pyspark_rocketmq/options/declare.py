@@ -161,10 +161,13 @@ def _parse_values(
 ) -> tuple[dict[str, Any], list[str]]:
     values: dict[str, Any] = {}
     problems: list[str] = []
+    given = {key.lower() for key in raw}
     for key, given_value in raw.items():
         known = specs.get(key.lower())
         if known is None:
-            problems.append(_unknown_key(key, [spec for _, spec in specs.values() if not spec.internal]))
+            problem, meant = _unknown_key(key, [spec for _, spec in specs.values() if not spec.internal])
+            problems.append(problem)
+            given.add(meant.lower())
             continue
         name, spec = known
         text = _text_of(given_value)
@@ -176,7 +179,6 @@ def _parse_values(
         except ValueError as problem:
             shown = "***" if spec.secret else text
             problems.append(f"option {spec.key}='{shown}' {problem}")
-    given = {key.lower() for key in raw}
     problems += [
         f"option '{spec.key}' is required{_instead_of(spec, specs)}: {spec.doc}"
         for lower, (_, spec) in specs.items()
@@ -215,15 +217,16 @@ _MASKED_BY_SPARK: Final = re.compile("secret|password|token|access[.]?key", re.I
 """Keys whose values Spark does not show (default of ``spark.redaction.regex``)."""
 
 
-def _unknown_key(key: str, specs: list[OptionSpec]) -> str:
+def _unknown_key(key: str, specs: list[OptionSpec]) -> tuple[str, str]:
+    """The problem with a key, and the key that was probably meant: it needs no second sentence."""
     known = [spec.key for spec in specs]
     # Behind the colon of secretKey:VALUE there is a secret.
     begin = re.match(r"\w?[\w.-]*", key)
     if begin is not None and begin.end() < len(key):
-        return f"unknown option '{begin[0]}…'"
+        return f"unknown option '{begin[0]}…'", ""
     owner, here = _NAMES_ELSEWHERE.get(key.lower(), ("", ""))
     if here in known:
-        return f"unknown option '{key}', which is {owner}; here it is '{here}'"
+        return f"unknown option '{key}', which is {owner}; here it is '{here}'", here
     close = closest(key, known)
     hint = f"; did you mean '{close}'?" if close else f"; known options: {', '.join(sorted(known))}"
     if close in {spec.key for spec in specs if spec.secret} and not _MASKED_BY_SPARK.search(key):
@@ -231,4 +234,4 @@ def _unknown_key(key: str, specs: list[OptionSpec]) -> str:
             " Spark does not mask the value of an option of this name in SQL text and plans: if it is "
             "shown there, change it"
         )
-    return f"unknown option '{key}'{hint}"
+    return f"unknown option '{key}'{hint}", close or ""
