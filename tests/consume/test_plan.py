@@ -196,6 +196,7 @@ def test_a_listener_that_committed_nothing_gets_nothing_before_there_is_more() -
 
     assert spans(made) == {1: (0, 25)}
     assert (made.held_up, made.next_due_s) == ((), None)
+    assert made.at_rest == {queue(0)}
 
 
 def test_a_listener_that_committed_nothing_gets_the_same_again_after_a_while() -> None:
@@ -212,6 +213,15 @@ def test_the_threshold_bounds_what_a_listener_may_have_without_a_commit() -> Non
     made = plan({0: (0, 100)}, {}, limits=limits, had={0: Had(30, rests=True)})
     assert made.ranges == ()
     assert [(held.queue, held.start, held.end) for held in made.held_up] == [(queue(0), 0, 30)]
+    assert made.at_rest == {queue(0)}
+
+
+def test_queues_at_the_end_of_a_drain_and_those_made_later_wait_by_right() -> None:
+    """B6, H4."""
+    made = plan({0: (0, 9), 1: (0, 9), 2: (0, 9)}, {0: QueueState(5)}, caps={0: 5, 1: 5})
+
+    assert spans(made) == {1: (0, 5)}
+    assert made.at_rest == {queue(0), queue(2)}
 
 
 @given(share=st.integers(1, 50), needed=st.integers(1, 5000))

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -138,11 +138,17 @@ class Planning:
             else CheckpointProgress(view, default)
         )
         self._message_lookup = None if group else message_lookup
-        self._planner_of: Callable[[CheckpointGenerations | None], MicroBatchPlanner] = lambda generations: (
-            MicroBatchPlanner(
-                ReadOptions.parse(given), view, progress, self.clock, self._pause, generations=generations
+        self.options: dict[str, str] = {}
+        """Instead of those given, from the next restart on; an empty text leaves one out."""
+
+        def planner_of(generations: CheckpointGenerations | None) -> MicroBatchPlanner:
+            values = {key: value for key, value in (given | self.options).items() if value}
+            options = ReadOptions.parse(values)
+            return MicroBatchPlanner(
+                options, view, progress, self.clock, self._pause, generations=generations
             )
-        )
+
+        self._planner_of = planner_of
         self._fails = ReadOptions.parse(given).fail_on_data_loss
         self.restart()
         self.offset: Offset = self.planner.initial()

@@ -11,7 +11,7 @@ from pyspark_rocketmq.consume.planning import LONGEST_LEFT_OUT_S, StuckQueueDete
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from tests.helpers.fake_clock import FakeClock
-from tests.source.test_planner import A0, A1, Planning
+from tests.source.test_planner import A0, A1, B0, Planning
 
 
 def test_a_queue_that_is_not_held_is_in_no_plan() -> None:
@@ -159,3 +159,20 @@ def test_a_held_queue_that_no_plan_takes_is_claimed_anew(
 
     assert "claiming it anew" in caplog.text
     assert planning.store.read("g")[A0].epoch >= 2
+
+
+def test_a_drain_claims_no_queue_anew_that_has_come_to_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    """B6, H4: producers go on, another queue takes its time, and one was made after the beginning."""
+    planning = Planning({A0: (0, 5), B0: (0, 9)}, group=True, retryTimeoutMs="86400000")
+    planning.planner.prepare_available_now()
+    assert planning.next() == [(A0, 0, 5), (B0, 0, 9)]
+    planning.commit(A0, 5)
+    planning.view.bounds |= {A0: (0, 50), A1: (0, 3)}
+    with caplog.at_level(logging.ERROR):
+        for offset in range(9):
+            planning.clock.advance(LONGEST_LEFT_OUT_S)
+            assert planning.next() == [(B0, offset, 9)]
+            planning.commit(B0, offset + 1)
+
+    assert planning.store.read("g")[A0].epoch == 1
+    assert caplog.text == ""

@@ -259,3 +259,45 @@ def test_every_loss_names_the_queue_the_wanted_and_available_offsets_and_the_rem
     assert "7" in text
     assert "offsets 1 to 5" in text
     assert "failOnDataLoss=false" in text
+
+
+@pytest.mark.parametrize("drains", [False, True])
+@pytest.mark.parametrize("loss", [TopicDeleted("q", 3, "none"), QueueRemoved("q", 3, "fewer"), None])
+@pytest.mark.parametrize(
+    "wanted", [{"topics": "orders"}, {"topicPattern": "ord.*"}, {"subscriptions": '{"orders": "*"}'}]
+)
+def test_queues_of_a_topic_that_is_read_no_more_are_nobodys_loss(
+    wanted: dict[str, str], loss: DataLoss | None, drains: bool
+) -> None:
+    """F4: the query's topics were narrowed between two runs, and the topic left out was deleted later."""
+    payments = MessageQueue("payments", "broker-b", 0)
+    planning = Planning({A0: (0, 5), payments: (0, 3)})
+    planning.next()
+    planning.options = wanted | {"topic": ""}
+    planning.restart()
+    del planning.view.bounds[payments]
+    planning.view.gone[payments] = loss
+    planning.view.bounds[A0] = (0, 7)
+    if drains:
+        planning.planner.prepare_available_now()
+
+    assert planning.next() == [(A0, 5, 7)]
+    assert planning.planner.latest(planning.offset) == planning.offset
+
+    # Where it stood is kept, in case it is read again.
+    planning.options = {"topic": "", "topics": "orders,payments"}
+    planning.restart()
+    planning.view.gone.clear()
+    planning.view.bounds[payments] = (0, 4)
+    assert planning.next() == [(payments, 3, 4)]
+
+
+def test_a_topic_that_is_read_and_gone_is_still_a_loss() -> None:
+    """F4"""
+    planning = Planning({A0: (0, 5), B0: (0, 3)})
+    planning.next()
+    planning.restart()
+    planning.view.gone[B0] = TopicDeleted("q", 3, "none")
+
+    with pytest.raises(TopicDeleted):
+        planning.next()

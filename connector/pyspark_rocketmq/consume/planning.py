@@ -255,6 +255,8 @@ class Plan:
     """When the first suspended queue with something to read is due; None when none is suspended."""
     held_up: tuple[QueueRange, ...] = ()
     """What listeners have had in full without a commit, although the threshold allows no more; sorted."""
+    at_rest: frozenset[MessageQueue] = frozenset()
+    """Queues with something to read that wait by right: at the end of a drain, or without a commit."""
 
 
 _LARGEST_DELIVERY = 1024
@@ -291,6 +293,8 @@ def plan_ranges(
     planner = _Planner(limits, now_s, had or {}, skip_gaps, message_bytes)
     for queue in sorted(bounds if caps is None else bounds.keys() & caps.keys()):
         planner.add(queue, bounds[queue], progress.get(queue), None if caps is None else caps[queue])
+    if caps is not None:
+        planner.at_rest |= bounds.keys() - caps.keys()
     return planner.plan()
 
 
@@ -307,6 +311,7 @@ class _Planner:
     """Queue, its state at the offset to read from, offsets that may be read."""
     gaps: list[OffsetGap] = field(default_factory=list)
     next_due_s: float | None = None
+    at_rest: set[MessageQueue] = field(default_factory=set)
 
     def add(
         self, queue: MessageQueue, bounds: QueueBounds, progress: QueueState | None, cap: int | None
@@ -329,6 +334,8 @@ class _Planner:
         readable = end - progress.next_offset
         if readable > 0:
             self.candidates.append((queue, progress, readable))
+        elif progress.next_offset < bounds.max_offset:
+            self.at_rest.add(queue)
 
     def plan(self) -> Plan:
         ranges: list[QueueRange] = []
@@ -339,7 +346,9 @@ class _Planner:
             had = self.had.get(queue)
             if had is None or length > had.offsets or not had.rests:
                 ranges.append(planned)
-            elif length < readable:
+                continue
+            self.at_rest.add(queue)
+            if length < readable:
                 held_up.append(planned)
         return Plan(
             ranges=tuple(ranges),
@@ -347,6 +356,7 @@ class _Planner:
             readable=sum(length for _, _, length in self.candidates),
             next_due_s=self.next_due_s,
             held_up=tuple(held_up),
+            at_rest=frozenset(self.at_rest),
         )
 
     def _lengths(self) -> list[int]:

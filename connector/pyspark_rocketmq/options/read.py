@@ -289,6 +289,12 @@ class ReadOptions(PositionOptions):
             return tuple(each.topic for each in self.subscriptions)
         return self.topics if self.topic is None else (self.topic,)
 
+    def reads(self, topic: str) -> bool:
+        """Whether a query with these options reads ``topic`` if it is there."""
+        if self.topic_pattern is not None:
+            return self.topic_pattern.fullmatch(topic) is not None
+        return topic in self.subscribed()
+
     def subscription_of(self, topic: str) -> Subscription:
         """What is wanted of a topic that is read."""
         if topic == self.retry_topic():

@@ -153,7 +153,8 @@ class MicroBatchPlanner:
         """When a plain stream's messages were stored, for the next offset; a group's rows say more."""
         if not self._progress.begins_in_checkpoint:
             return 0
-        return stored_by_ms(before_ms, snapshot.with_slaves().bounds, [was.queue for was in previous])
+        known = [was.queue for was in previous if self._options.reads(was.queue.topic)]
+        return stored_by_ms(before_ms, snapshot.with_slaves().bounds, known)
 
     def prepare_available_now(self) -> None:
         """Take what is stored now as the end of this query."""
@@ -366,12 +367,15 @@ class MicroBatchPlanner:
     ) -> Sequence[QueueRange]:
         """``previous`` without deleted queues.
 
+        A queue of a topic that the query does not read any more keeps its position, and is nobody's loss.
+
         Raises:
             DataLoss: If a queue is gone that was not read to its end, and ``failOnDataLoss`` is true.
         """
         if not self._progress.begins_in_checkpoint:
             return previous
-        for queue, loss in self._view.vanished([*previous, *self._not_planned(previous)], snapshot):
+        read = [each for each in previous if self._options.reads(each.queue.topic)]
+        for queue, loss in self._view.vanished([*read, *self._not_planned(previous)], snapshot):
             if loss is not None and self._options.fail_on_data_loss:
                 raise loss
             if queue not in self._gone:

@@ -386,7 +386,7 @@ class GroupProgress:
         wanted = [new for new in plan.ranges if new.queue not in gaps]
         valid = self._ownership.planned({new.queue: self._grants[new.queue] for new in wanted})
         ranges = tuple(new for new in wanted if new.queue in valid)
-        for queue in self._stuck.planned(valid, self._clock.monotonic_s()):
+        for queue in self._stuck.planned(valid | plan.at_rest, self._clock.monotonic_s()):
             logger.error(
                 "queue not planned for %g s although it is held and has messages, claiming it anew group=%s "
                 "%s",
