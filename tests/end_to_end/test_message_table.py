@@ -16,7 +16,8 @@ from pyspark.sql.avro.functions import from_avro
 from pyspark_rocketmq.consumer.message_table import json_body
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import SchemaError
-from pyspark_rocketmq.model import ConsumeFromWhere, Message
+from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
+from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, Message, MessageExt
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
@@ -34,6 +35,9 @@ BODIES = [
     b"\xff\xfe",
     b'[{"order_id": "o4"}]',
     b"{}",
+    b'{"order_id": "o5"}\n{"order_id": "o6"}',
+    b'{"order_id": "Jos\xe9"}',
+    b'{"order_id": "o7", "amount": 1e400}',
 ]
 ORDER_AVSC = json.dumps(
     {
@@ -84,7 +88,7 @@ def drained(consumer: PushConsumer, spark: SparkSession, folder: Path) -> list[R
 def test_bad_records_are_rows_of_their_own_and_stop_no_queue(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
-    """H1, F1: eight messages, eight rows, each once; what is no such JSON keeps its body,
+    """H1, F1: eleven messages, eleven rows, each once; what is no such JSON keeps its body,
     and the query goes on.
     """
     topic = topic_of(cluster, BODIES)
@@ -100,13 +104,58 @@ def test_bad_records_are_rows_of_their_own_and_stop_no_queue(
     assert [(row.queueOffset, row.order_id, row.amount) for row in rows] == [
         (0, "o1", 1.5), (1, None, None), (2, None, None), (3, "o3", None), (4, None, None), (5, None, None),
         (6, None, None),
-        (7, None, None),
+        (7, None, None), (8, None, None), (9, None, None), (10, None, None),
     ]  # fmt: skip
     bad = {row.queueOffset: bytes(row.badRecord) for row in rows if row.badRecord is not None}
-    assert bad == {at: BODIES[at] for at in (1, 2, 4, 5, 6, 7)}
+    assert bad == {at: BODIES[at] for at in (1, 2, 4, 5, 6, 7, 8, 9, 10)}
     assert {(row.topic, row.brokerName, row["keys"]) for row in rows} == {(topic, "broker-a", "k")}
     assert rows[0]["at"].isoformat() == "2026-01-02T03:04:05"
     assert rows[0].properties["KEYS"] == "k"
+
+
+@SIM_ONLY
+def test_columns_with_dots_and_backticks_are_written(
+    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+) -> None:
+    """H1: Spark takes a dot in a column's name for a field's."""
+    topic = topic_of(cluster, [b'{"a.b": "1", "x`y": {"p.q": 2}, "c d": 3}', b"bad"])
+    consumer = consumer_of(cluster.name_servers, cluster.unique_name("group"), topic, tmp_path)
+    consumer.register_message_table(
+        json_body("`a.b` string, `x``y` struct<`p.q`: int>, `c d` int"), bad_record_column="bad.record"
+    )
+
+    good, bad = (row.asDict(recursive=True) for row in drained(consumer, spark, tmp_path))
+
+    assert [good[name] for name in ("a.b", "x`y", "c d", "bad.record")] == ["1", {"p.q": 2}, 3, None]
+    assert bytes(bad["bad.record"]) == b"bad"
+
+
+@SIM_ONLY
+@pytest.mark.parametrize("engine", ["state", "direct"])
+def test_a_listener_s_columns_may_have_dots_and_backticks(
+    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path, engine: str
+) -> None:
+    """H1: with either engine."""
+    topic = topic_of(cluster, [b"1", b"2"])
+    consumer = PushConsumer(
+        consumer_group=cluster.unique_name("group"),
+        name_servers=cluster.name_servers,
+        offset_store=DeltaOffsetStore(str(tmp_path / "offsets")),
+        consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+        orderly_engine=engine,
+    )
+    consumer.subscribe(topic)
+    consumer.register_message_listener(note_dotted, output_schema="`a.b` string, `x``y` int")
+
+    rows = drained(consumer, spark, tmp_path)
+
+    assert [(row["a.b"], row["x`y"]) for row in rows] == [("1", 1), ("2", 1)]
+
+
+def note_dotted(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    for message in messages:
+        context.emit(**{"a.b": message.body.decode(), "x`y": len(messages)})
+    return ConsumeOrderlyStatus.SUCCESS
 
 
 def avro_order(order_id: bytes, amount: float, note: bytes = b"ok") -> bytes:

@@ -23,6 +23,7 @@ from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.orderly import OrderlyFinish
 from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, QueueAck, listener_schema
 from pyspark_rocketmq.consumer.engine.range import acknowledged
+from pyspark_rocketmq.consumer.exact_json import exact_json
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.listeners.messages import last_message
 from pyspark_rocketmq.listeners.row_validation import RowColumns
@@ -35,21 +36,18 @@ Decode = Callable[[Column], Column]
 """From a body, binary, to a struct; null, or nulls in all its fields, where it cannot be decoded."""
 
 _BODY = "body"
-_CORRUPT = "_corrupt"
 
 
 def json_body(schema: str | StructType, options: dict[str, str] | None = None) -> Decode:
     """Decode bodies by ``from_json`` with Spark's own ``options`` (``timestampFormat``, ``allowComments`` …).
 
-    A body that is no JSON, or has a value that does not fit its column, is a bad record as a whole.
+    A body that is not exactly one JSON object in UTF-8, or has a value that does not fit its column, is a bad
+    record as a whole.
     """
-    spark_options = {**(options or {}), "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
 
     def decode(body: Column) -> Column:
         # Not earlier: parsing a schema given as text needs a session.
-        with_corrupt = StructType([*listener_schema(schema).fields]).add(_CORRUPT, "string")
-        parsed = sf.from_json(body.cast("string"), with_corrupt, spark_options)
-        return sf.when(parsed[_CORRUPT].isNull(), parsed.dropFields(_CORRUPT))
+        return exact_json(body, listener_schema(schema), options or {})
 
     return decode
 

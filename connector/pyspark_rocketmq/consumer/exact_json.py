@@ -1,0 +1,152 @@
+"""Decode JSON by Spark's ``from_json``, and refuse what comes out of it in another form than it was sent.
+
+Spark's parser ends behind the first value, puts U+FFFD in the place of bytes that are not UTF-8, and rounds
+what has more digits than its column. So a body is parsed as the first element of an array whose second one
+is ours: the array has two elements exactly if the body is one value. Columns that Spark rounds or cuts off
+are parsed into wider ones first, and compared.
+
+All of it is one expression in which ``from_json`` stands once: Spark would evaluate it again wherever a
+``CASE`` repeats it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from functools import reduce
+from math import inf
+from operator import and_
+from typing import Final, cast
+
+from pyspark.sql import Column
+from pyspark.sql import functions as sf
+from pyspark.sql.types import (
+    ArrayType,
+    ByteType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    MapType,
+    ShortType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+_CORRUPT: Final = "_corrupt"
+_MOST_DIGITS: Final = 38
+_WHOLE_CHARACTERS: Final = r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+"""Escaped backslashes, and characters that are escaped as two halves."""
+_HALF: Final = r"\\u[dD][89a-fA-F]"
+_MAY_OVERFLOW: Final = r"[0-9][eE]\+?[0-9]{2}|[0-9]{39}"
+"""Numbers that a float may be too small for."""
+
+
+def exact_json(body: Column, schema: StructType, options: Mapping[str, str]) -> Column:
+    """Decode ``body``, binary, into a struct; null unless all columns of ``schema`` have what was sent.
+
+    ``options`` are those of ``from_json``.
+    """
+    text = body.cast("string")
+    # A name that no sender can know: a body cannot close the array, or add an element like ours.
+    ours = f"end-{secrets.token_hex(8)}"
+    element = StructType([*_wider_fields(schema), StructField(ours, DoubleType())])
+    whole = StructType().add(ours, ArrayType(element)).add(_CORRUPT, "string")
+    # The line's end closes a comment, which an option may allow.
+    wrapped = sf.concat(sf.lit(f'{{"{ours}":['), text, sf.lit(f'\n,{{"{ours}":1}}]}}'))
+    spark_options = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+
+    def decoded(parsed: Column) -> Column:
+        elements = parsed[ours]
+        value = elements[0]
+        is_one = parsed[_CORRUPT].isNull() & (sf.size(elements) == 2) & value.isNotNull()
+        checks = _checks(value, schema, _infinity_is_sent(text))
+        return sf.when(is_one if checks is None else is_one & checks, _narrowed(value, schema))
+
+    parsed = sf.from_json(wrapped, whole, spark_options)
+    return sf.when(_is_text(text), sf.transform(sf.array(parsed), decoded)[0])
+
+
+def _is_text(text: Column) -> Column:
+    """Whether it is UTF-8 without escapes of half a character, which become question marks."""
+    has_halves = sf.contains(text, sf.lit("\\ud")) | sf.contains(text, sf.lit("\\uD"))
+    are_pairs = ~sf.regexp_replace(text, _WHOLE_CHARACTERS, " ").rlike(_HALF)
+    return sf.is_valid_utf8(text) & (~has_halves | are_pairs)
+
+
+def _infinity_is_sent(text: Column) -> Column:
+    is_named = sf.contains(text, sf.lit("Inf")) | sf.contains(text, sf.lit("INF"))
+    return is_named & ~text.rlike(_MAY_OVERFLOW)
+
+
+def _wider_fields(schema: StructType) -> list[StructField]:
+    return [StructField(field.name, _wider(field.dataType)) for field in schema.fields]
+
+
+def _wider(kind: DataType) -> DataType:
+    """The type that a value is parsed into: with room for what does not fit into ``kind``."""
+    match kind:
+        case DecimalType():
+            return DecimalType(_MOST_DIGITS, _MOST_DIGITS - kind.precision + kind.scale)
+        case ByteType():
+            return ShortType()
+        case StructType():
+            return StructType(_wider_fields(kind))
+        case ArrayType():
+            return ArrayType(_wider(kind.elementType))
+        case MapType():
+            return MapType(kind.keyType, _wider(kind.valueType))
+        case _:
+            return kind
+
+
+def _narrowed(value: Column, schema: StructType) -> Column:
+    columns = [
+        (value[each.name] if each.dataType == wider.dataType else value[each.name].try_cast(each.dataType))
+        for each, wider in zip(schema.fields, _wider_fields(schema), strict=True)
+    ]
+    return sf.struct(*(column.alias(name) for column, name in zip(columns, schema.fieldNames(), strict=True)))
+
+
+def _checks(value: Column, kind: DataType, is_infinity_sent: Column) -> Column | None:
+    """Whether ``value``, of the wider type, is what was sent and fits into ``kind``; None if it always is."""
+    match kind:
+        case DecimalType() if kind.precision < _MOST_DIGITS:
+            fits = value == value.try_cast(kind).cast(_wider(kind))
+        case ByteType():
+            fits = value.between(-128, 127)
+        case FloatType() | DoubleType():
+            fits = (sf.abs(value) != inf) | is_infinity_sent
+        case TimestampType() | TimestampNTZType():
+            # Milliseconds that were taken for seconds; Spark does not see an overflow either.
+            fits = sf.year(value).between(1, 9999)
+        case StructType():
+            parts = (_checks(value[each.name], each.dataType, is_infinity_sent) for each in kind.fields)
+            return _together([part for part in parts if part is not None])
+        case ArrayType():
+            return _of_all(value, kind.elementType, is_infinity_sent)
+        case MapType():
+            keys = sf.map_keys(value)
+            has_each_once = _or_null(value, sf.size(sf.array_distinct(keys)) == sf.size(keys))
+            values = _of_all(sf.map_values(value), kind.valueType, is_infinity_sent)
+            return has_each_once if values is None else has_each_once & values
+        case _:
+            return None
+    return _or_null(value, fits)
+
+
+def _together(checks: list[Column]) -> Column | None:
+    return reduce(and_, checks) if checks else None
+
+
+def _of_all(values: Column, kind: DataType, is_infinity_sent: Column) -> Column | None:
+    if _checks(values, kind, is_infinity_sent) is None:
+        return None
+    is_each = sf.forall(values, lambda item: cast("Column", _checks(item, kind, is_infinity_sent)))
+    return _or_null(values, is_each)
+
+
+def _or_null(value: Column, check: Column) -> Column:
+    return value.isNull() | sf.coalesce(check, sf.lit(False))
