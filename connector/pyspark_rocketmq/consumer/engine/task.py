@@ -291,11 +291,17 @@ class BatchTask:
         self._writer = writer
         self._engine = engine
         self._terms = terms
+        self._names: list[str] = []
+        """The columns of rows that have crossed Spark, which come under other names."""
 
     def run(self, batch: DataFrame) -> Job:
         """Evaluate ``batch`` in one job."""
         parts: dict[str, Evaluated] = {}
         asked: list[bool] = []
+        if self._engine is None:
+            # mapInArrow looks columns up by name, and takes a dot for a field's.
+            self._names = batch.columns
+            batch = batch.toDF(*(f"column{at}" for at in range(len(self._names))))
         for row in batch.mapInArrow(self, _RESULT_COLUMNS).collect():
             for part in json.loads(row["parts"]):
                 parts[part["id"]] = evaluated_of(self._writer, part)
@@ -308,7 +314,8 @@ class BatchTask:
         """One row with the parts of the task's result."""
         could_ask: bool | None = None
         if self._engine is None:
-            finished = self._written(map(_taken_apart, batches), None)
+            named = (each.rename_columns(self._names) for each in batches)
+            finished = self._written(map(_taken_apart, named), None)
         else:
             tickets = list(tickets_in(batches))
             instructions = self._ask(tickets)
