@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from broker_sim.broker import Broker
+from broker_sim.clouds import CloudRules, InCloud
 from broker_sim.connection import PLAIN, ServerTls
 from broker_sim.faults import FaultScript
 from broker_sim.layout import UNKNOWN_HOST
@@ -59,6 +60,7 @@ class AsyncCluster:
         clock: Clock | None = None,
         users: Iterable[User] = (),
         tls: ServerTls = PLAIN,
+        cloud: CloudRules | None = None,
     ) -> None:
         """Prepare a cluster; the arguments are those of :class:`broker_sim.cluster.SimCluster`."""
         if not 1 <= brokers <= _MOST_BROKERS:
@@ -70,12 +72,24 @@ class AsyncCluster:
         settings = settings or BrokerSettings()
         served = tuple(users)
         access = AccessControl(served) if served else None
-        self.name_server = NameServer(mirror_header_form=settings.mirror_header_form)
+        rules = cloud or CloudRules()
+        self.name_server = NameServer(
+            mirror_header_form=settings.mirror_header_form, advertised=rules.advertised
+        )
         self.name_server_host = UNKNOWN_HOST
-        self._name_server_server = EndpointServer(self.name_server, self.clock, self.faults, tls=tls)
+
+        def in_cloud(endpoint: Endpoint) -> Endpoint:
+            if cloud is None:
+                return endpoint
+            return InCloud(endpoint, rules, mirror_header_form=settings.mirror_header_form)
+
+        self._name_server_server = EndpointServer(
+            in_cloud(self.name_server), self.clock, self.faults, tls=tls
+        )
         self._servers = [self._name_server_server]
 
         def serve(endpoint: Endpoint, on_change: Callable[[], None]) -> EndpointServer:
+            endpoint = in_cloud(endpoint)
             if access is not None:
                 endpoint = Guarded(endpoint, access, mirror_header_form=settings.mirror_header_form)
             server = EndpointServer(endpoint, self.clock, self.faults, tls=tls, on_change=on_change)
@@ -165,6 +179,7 @@ class SimCluster:
         clock: Clock | None = None,
         users: Iterable[User] = (),
         tls: ServerTls = PLAIN,
+        cloud: CloudRules | None = None,
     ) -> None:
         """Prepare a cluster; it runs inside ``with`` or between ``start`` and ``stop``.
 
@@ -178,6 +193,7 @@ class SimCluster:
             users: given, brokers serve nobody else and only as their policies say; the name server serves
                 all.
             tls: certificate and rules of all servers.
+            cloud: how a managed cluster differs.
         """
         self._settings = settings or BrokerSettings(default_queues=queues, retention_bytes=retention_bytes)
         self._cluster = AsyncCluster(
@@ -187,6 +203,7 @@ class SimCluster:
             clock=clock,
             users=users,
             tls=tls,
+            cloud=cloud,
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="broker-sim", daemon=True)

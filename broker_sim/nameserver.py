@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from broker_sim.bodies import encode_cluster_info, encode_route, encode_topic_list
 from broker_sim.layout import Host
@@ -39,9 +40,15 @@ class NameServer:
 
     name = "namesrv"
 
-    def __init__(self, *, mirror_header_form: bool = False) -> None:
-        """Answer binary requests in binary, or everything in JSON as 5.3.3 does."""
+    def __init__(
+        self, *, mirror_header_form: bool = False, advertised: Mapping[str, Host] = MappingProxyType({})
+    ) -> None:
+        """Answer binary requests in binary, or everything in JSON as 5.3.3 does.
+
+        Masters in ``advertised``, by broker name, are said to be there, wherever they are (``brokerIP1``).
+        """
         self._mirror_header_form = mirror_header_form
+        self._advertised = advertised
         self._brokers: dict[str, _Registration] = {}
         self._forgotten: dict[str, _Registration] = {}
         """Living brokers that have not registered since the restart."""
@@ -75,7 +82,9 @@ class NameServer:
         """A broker is alive at ``address``; ``topics`` is watched from now on."""
         registration = self._brokers.setdefault(broker_name, _Registration(topics))
         registration.topics = topics
-        registration.addresses[broker_id] = address
+        registration.addresses[broker_id] = (
+            address if broker_id else self._advertised.get(broker_name, address)
+        )
         self._forgotten.pop(broker_name, None)
         self._hidden = {key: config for key, config in self._hidden.items() if key[0] != broker_name}
         self._perms = {key: known for key, known in self._perms.items() if key[0] != broker_name}

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from broker_sim.replies import Outgoing, Peer, in_json, reply
-from broker_sim.server import Endpoint
+from broker_sim.replies import Outgoing, Peer
+from broker_sim.server import Around, Endpoint
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.model import RETRY_TOPIC_PREFIX
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
@@ -276,37 +276,16 @@ def _denial(user: User, need: Need, ip: str) -> str | None:
     return f"User:{user.access_key} has no permission to access {need.resource} from {ip}, {detail}"
 
 
-class Guarded:
+class Guarded(Around):
     """An endpoint that serves only what access control lets through."""
 
     def __init__(self, inner: Endpoint, access: AccessControl, *, mirror_header_form: bool = False) -> None:
-        self._inner = inner
+        super().__init__(inner, mirror_header_form=mirror_header_form)
         self._access = access
-        self._mirror_header_form = mirror_header_form
-
-    @property
-    def name(self) -> str:
-        """That of the endpoint inside."""
-        return self._inner.name
 
     def handle(self, peer: Peer, command: RemotingCommand) -> list[Outgoing]:
         """Refuse, or let the endpoint answer."""
         problem = None if command.is_response else self._access.problem(peer.host.ip, command)
         if problem is None:
             return self._inner.handle(peer, command)
-        if command.is_oneway:
-            return []
-        answer = reply(command, ResponseCode.NO_PERMISSION, problem)
-        return [Outgoing(peer, answer if self._mirror_header_form else in_json(answer), command.code)]
-
-    def connection_closed(self, peer: Peer) -> list[Outgoing]:
-        """Tell the endpoint."""
-        return self._inner.connection_closed(peer)
-
-    def look_at_clock(self) -> list[Outgoing]:
-        """Tell the endpoint."""
-        return self._inner.look_at_clock()
-
-    def next_deadline_s(self) -> float | None:
-        """The endpoint's."""
-        return self._inner.next_deadline_s()
+        return self._refuse(peer, command, ResponseCode.NO_PERMISSION, problem)

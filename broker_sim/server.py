@@ -32,7 +32,7 @@ from broker_sim.faults import (
     spoiled,
 )
 from broker_sim.layout import Host
-from broker_sim.replies import Outgoing, Peer, reply
+from broker_sim.replies import Outgoing, Peer, in_json, reply
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import LocalProtocolError
 from pyspark_rocketmq.wire.codes import ResponseCode
@@ -129,6 +129,39 @@ class Endpoint(Protocol):
     def next_deadline_s(self) -> float | None:
         """Monotonic time of the next due work, None without any."""
         ...
+
+
+class Around:
+    """Base of an endpoint that answers some requests in the place of another one."""
+
+    def __init__(self, inner: Endpoint, *, mirror_header_form: bool = False) -> None:
+        self._inner = inner
+        self._mirror_header_form = mirror_header_form
+
+    @property
+    def name(self) -> str:
+        """That of the endpoint inside."""
+        return self._inner.name
+
+    def connection_closed(self, peer: Peer) -> list[Outgoing]:
+        """Tell the endpoint."""
+        return self._inner.connection_closed(peer)
+
+    def look_at_clock(self) -> list[Outgoing]:
+        """Tell the endpoint."""
+        return self._inner.look_at_clock()
+
+    def next_deadline_s(self) -> float | None:
+        """The endpoint's."""
+        return self._inner.next_deadline_s()
+
+    def _refuse(
+        self, peer: Peer, command: RemotingCommand, code: ResponseCode, remark: str
+    ) -> list[Outgoing]:
+        if command.is_oneway:
+            return []
+        answer = reply(command, code, remark)
+        return [Outgoing(peer, answer if self._mirror_header_form else in_json(answer), command.code)]
 
 
 class EndpointServer:

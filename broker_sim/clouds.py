@@ -1,0 +1,177 @@
+"""Rules by which managed clusters differ from a broker that one runs oneself.
+
+Each is a fact of some cloud: names that carry the instance's namespace, fields of it in every request, no
+batch sends, pulls that bring at most so many messages, topics of one type of message, requests that proxies
+do not serve, addresses that only the cloud's own machines reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+from broker_sim.layout import Host
+from broker_sim.replies import SEE_FAQ, Outgoing, Peer, Refused
+from broker_sim.server import Around, Endpoint
+from broker_sim.topics import AUTO_CREATE_TOPIC_KEY
+from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.model import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.fastjson import decode_body
+from pyspark_rocketmq.wire.namespace import is_system_resource
+from pyspark_rocketmq.wire.properties import (
+    DELAY,
+    SHARDING_KEY,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
+    TRAN_MSG,
+    decode_properties,
+)
+from pyspark_rocketmq.wire.requests.bodies import HeartbeatData, LockBatchRequest
+
+
+class MessageType(StrEnum):
+    """What kind of message a topic takes (``TopicMessageType``)."""
+
+    NORMAL = "NORMAL"
+    FIFO = "FIFO"
+    DELAY = "DELAY"
+    TRANSACTION = "TRANSACTION"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloudRules:
+    """One cloud's; by default a cluster that one runs oneself."""
+
+    namespace: str = ""
+    """Of version 1: topics and groups exist only under ``namespace%name``."""
+    namespace_v2: str = ""
+    """The instance that fields ``ns`` and ``nsd`` of every request must name."""
+    takes_batches: bool = True
+    most_pulled: int | None = None
+    """Messages of one pull, whatever it asks for."""
+    message_types: Mapping[str, MessageType] = field(default_factory=dict)
+    """By topic, as servers name it; others take all."""
+    unserved: frozenset[int] = frozenset()
+    """Codes of requests that are not supported."""
+    advertised: Mapping[str, Host] = field(default_factory=dict)
+    """What routes give as the address of a broker name's master."""
+
+    def refusal(self, command: RemotingCommand) -> Refused | None:
+        """Why the request is refused; None when it is not."""
+        if command.code in self.unserved or (
+            command.code == RequestCode.SEND_BATCH_MESSAGE and not self.takes_batches
+        ):
+            return Refused(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f"request type {command.code} not supported"
+            )
+        return self._wrong_instance(command) or self._wrong_name(command) or self._wrong_type(command)
+
+    def served(self, command: RemotingCommand) -> RemotingCommand:
+        """The request as it is carried out."""
+        if self.most_pulled is None or command.code != RequestCode.PULL_MESSAGE:
+            return command
+        most = min(self.most_pulled, int(command.ext_fields.get("maxMsgNums", self.most_pulled)))
+        return replace(command, ext_fields={**command.ext_fields, "maxMsgNums": str(most)})
+
+    def _wrong_instance(self, command: RemotingCommand) -> Refused | None:
+        named = command.ext_fields.get("ns", "") if command.ext_fields.get("nsd") == "true" else ""
+        if not self.namespace_v2 or named == self.namespace_v2:
+            return None
+        return Refused(ResponseCode.TOPIC_NOT_EXIST, f"instance not found: {named or 'none is named'}")
+
+    def _wrong_name(self, command: RemotingCommand) -> Refused | None:
+        if not self.namespace:
+            return None
+        for is_topic, name in _named_in(command):
+            # The template of topics is not there, since clouds let nobody make one by sending.
+            is_there = is_system_resource(name) and name != AUTO_CREATE_TOPIC_KEY
+            if not is_there and not _bare(name).startswith(f"{self.namespace}%"):
+                kind = "topic" if is_topic else "subscription group"
+                code = ResponseCode.TOPIC_NOT_EXIST if is_topic else ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+                return Refused(code, f"{kind} {name} not exist, apply first please!{SEE_FAQ}")
+        return None
+
+    def _wrong_type(self, command: RemotingCommand) -> Refused | None:
+        """Source: RocketMQ 5.3.3 ``SendMessageActivity``, ``DefaultTopicMessageTypeValidator``."""
+        fields = command.ext_fields
+        is_v1 = command.code == RequestCode.SEND_MESSAGE
+        wanted = self.message_types.get(fields.get("topic" if is_v1 else "b", ""))
+        if command.code not in _SENDS or wanted is None:
+            return None
+        properties = decode_properties(fields.get("properties" if is_v1 else "i", "").encode())
+        found = message_type(properties)
+        if found is wanted:
+            return None
+        return Refused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"TopicMessageType validate failed, the expected type is {wanted}, but actual type is {found}",
+        )
+
+
+_SENDS: Final = frozenset(
+    {RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE}
+)
+_DELAYS: Final = frozenset({DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS})
+
+
+def message_type(properties: Mapping[str, str]) -> MessageType:
+    """The type of a message with these properties; of a batch they are the request's.
+
+    Source: RocketMQ 5.3.3 ``TopicMessageType.parseFromMessageProperty``.
+    """
+    if properties.get(TRAN_MSG) == "true":
+        return MessageType.TRANSACTION
+    if not _DELAYS.isdisjoint(properties):
+        return MessageType.DELAY
+    return MessageType.FIFO if SHARDING_KEY in properties else MessageType.NORMAL
+
+
+_TOPIC_FIELDS: Final = ("topic", "originTopic")
+_GROUP_FIELDS: Final = ("consumerGroup", "producerGroup", "group")
+
+
+def _named_in(command: RemotingCommand) -> Iterator[tuple[bool, str]]:
+    """The topics (True) and groups (False) that a request names."""
+    is_v2 = command.code in {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE}
+    topics, groups = (("b",), ("a",)) if is_v2 else (_TOPIC_FIELDS, _GROUP_FIELDS)
+    for is_topic, keys in ((True, topics), (False, groups)):
+        yield from ((is_topic, command.ext_fields[key]) for key in keys if key in command.ext_fields)
+    if command.code == RequestCode.HEART_BEAT:
+        heartbeat = decode_body(HeartbeatData, command.body)
+        yield from ((False, group) for group in heartbeat.producers)
+        for consumer in heartbeat.consumers:
+            yield False, consumer.group_name
+            yield from ((True, each.topic) for each in consumer.subscriptions)
+    if command.code in {RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ}:
+        asked = decode_body(LockBatchRequest, command.body)
+        yield False, asked.consumer_group
+        yield from ((True, queue.topic) for queue in asked.queues)
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix(RETRY_TOPIC_PREFIX).removeprefix(DLQ_TOPIC_PREFIX)
+
+
+class InCloud(Around):
+    """An endpoint that serves by a cloud's rules."""
+
+    def __init__(self, inner: Endpoint, rules: CloudRules, *, mirror_header_form: bool = False) -> None:
+        super().__init__(inner, mirror_header_form=mirror_header_form)
+        self._rules = rules
+
+    def handle(self, peer: Peer, command: RemotingCommand) -> list[Outgoing]:
+        """Refuse, or let the endpoint answer."""
+        if command.is_response:
+            return self._inner.handle(peer, command)
+        try:
+            refused = self._rules.refusal(command)
+        except RemoteProtocolError as error:
+            refused = Refused(ResponseCode.SYSTEM_ERROR, str(error))
+        if refused is not None:
+            return self._refuse(peer, command, refused.code, refused.remark)
+        return self._inner.handle(peer, self._rules.served(command))
