@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from pyspark_rocketmq.delta.storage import TableName, folder_here
 from pyspark_rocketmq.errors import OptionError
+from pyspark_rocketmq.options.connection import implied_namespace
 from pyspark_rocketmq.options.consumer import ConsumerOptions
 from pyspark_rocketmq.options.declare import OptionSet, OptionSpec, option
 from pyspark_rocketmq.options.parsers import parses, text_value
@@ -216,6 +217,8 @@ class ClusterAccess(OptionSet):
     """The options of every job that reads from a cluster which may be secured."""
 
     namespace: str | None = like_source("namespace", default=None)
+    namespace_v2: str | None = like_source("namespace_v2", default=None)
+    broker_addresses: tuple[tuple[str, str], ...] = like_source("broker_addresses", default=())
     access_key: str | None = like_source("access_key", default=None)
     secret_key: str | None = like_source("secret_key", default=None)
     security_token: str | None = like_source("security_token", default=None)
@@ -229,6 +232,11 @@ class ClusterAccess(OptionSet):
     tls_verify_certificate: bool = like_source("tls_verify_certificate", default=True)
     tls_verify_hostname: bool = like_source("tls_verify_hostname", default=True)
 
+    @classmethod
+    def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The namespace of an instance's host, as for the data source."""
+        return implied_namespace(values)
+
     def access_options(self, namespace: str | None = None) -> dict[str, str]:
         """Those given, as the data source takes them; with another ``namespace`` if it is not None."""
         values = {
@@ -237,6 +245,7 @@ class ClusterAccess(OptionSet):
         }
         if namespace is not None:
             values["namespace"] = namespace or None
+        values["brokerAddresses"] = json.dumps(dict(self.broker_addresses)) if self.broker_addresses else None
         return {
             key: str(value).lower() if isinstance(value, bool) else value
             for key, value in values.items()

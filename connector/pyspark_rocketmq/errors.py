@@ -114,13 +114,16 @@ class TransportError(RocketMQError):
 class ConnectFailed(TransportError):
     """No connection could be made.
 
-    Do: Check address, server, firewall, and the address that brokers announce (``brokerIP1``).
+    Do: Check address, server, firewall, and the address that brokers announce (``brokerIP1``);
+    ``brokerAddresses`` replaces one that is out of reach.
     """
 
     def __str__(self) -> str:
         return (
             f"Could not connect to {self.address}: {self.detail}. "
-            "Check the address, that the server is running, and that no firewall is in between."
+            "Check the address, that the server is running, and that no firewall is in between. Brokers "
+            "announce their own address (brokerIP1): if it is one that cannot be reached from here, give "
+            "another one in option brokerAddresses."
         )
 
 
@@ -214,6 +217,50 @@ class TopicNotFound(BrokerError):
     """
 
     advice: ClassVar[str] = "Create the topic or correct option 'topic'."
+
+
+class BatchRefused(BrokerError):
+    """The cluster takes no batches of messages (SEND_BATCH_MESSAGE).
+
+    Do: Set ``batchSend=false``.
+    """
+
+    passes_later: ClassVar[bool] = False
+
+    advice: ClassVar[str] = (
+        "This cluster takes no batches: set option batchSend=false, or Producer(batch_send=False), and "
+        "messages go one by one."
+    )
+
+
+class MessageRefused(BrokerError):
+    """The broker does not take the message as it is: too large, a wrong property or delay (MESSAGE_ILLEGAL).
+
+    Do: Read its remark; a size is bounded by the broker's ``maxMessageSize``, of a batch by ``batchBytes``
+    here.
+    """
+
+    passes_later: ClassVar[bool] = False
+
+    advice: ClassVar[str] = (
+        "If it is its size, let the broker take larger ones (maxMessageSize), or send less at once "
+        "(batchBytes, batchSize)."
+    )
+
+
+class WrongMessageType(MessageRefused):
+    """The topic takes messages of one type (NORMAL, FIFO, DELAY, TRANSACTION), and this one is of another.
+
+    Do: Send what the text says, or make a topic of another type
+    ([managed clusters](how-to/clouds.md#topics-of-one-message-type)).
+    """
+
+    advice: ClassVar[str] = (
+        "The topic takes messages of one type only. FIFO: each has a sharding key and goes by itself (column "
+        "shardingKey and batchSend=false; Producer: property __SHARDINGKEY). DELAY: each has a delayLevel or "
+        "deliverTimestamp. TRANSACTION: send by TransactionProducer. NORMAL: none of these. Or write to a "
+        "topic of another type."
+    )
 
 
 class NotANameServer(BrokerError):

@@ -116,6 +116,7 @@ def test_the_page_of_errors_has_all_of_them_and_says_which_are_tried_again() -> 
         errors.BrokerError,
         errors.ConnectFailed,
         errors.DataLoss,
+        errors.MessageRefused,
         errors.NoPermission,
         errors.SinkConflict,
         errors.TopicNotFound,

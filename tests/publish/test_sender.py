@@ -12,10 +12,17 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.client.broker import OnSend
 from pyspark_rocketmq.client.producer.attempts import FaultTable
-from pyspark_rocketmq.errors import BrokerError, RequestTimeout, RocketMQError, RowNotSent, SystemBusy
+from pyspark_rocketmq.errors import (
+    BrokerError,
+    MessageRefused,
+    RequestTimeout,
+    RocketMQError,
+    RowNotSent,
+    SystemBusy,
+)
 from pyspark_rocketmq.model import MessageQueue, SendStatus
 from pyspark_rocketmq.options.write import WriteOptions
-from pyspark_rocketmq.publish.batches import Destination, SendBatch
+from pyspark_rocketmq.publish.batches import BatchBuilder, Destination, SendBatch
 from pyspark_rocketmq.publish.rows import SinkRow
 from pyspark_rocketmq.publish.sender import Sender
 from pyspark_rocketmq.wire.requests.send import SendResult
@@ -29,7 +36,7 @@ BUSY = SystemBusy(2, "broker busy")
 
 def batch_of(number: int, destination: Destination = A0, size: int = 1) -> SendBatch:
     row = SinkRow(number, "t", b"", b"", None, None, None, None)
-    return SendBatch(destination, 0, row, row, count=1, size=size)
+    return SendBatch(destination, 0, [row], size=size)
 
 
 def stored_at(queue: MessageQueue, status: SendStatus = SendStatus.SEND_OK) -> SendResult:
@@ -74,7 +81,7 @@ class Brokers:
         self.clock = clock
 
     def begin(self, sent: SendBatch, queue: MessageQueue, on_result: OnSend) -> None:
-        number = sent.first.number
+        number = sent.rows[0].number
         self.sends.append((number, queue))
         outcome = self.script(queue)
 
@@ -116,6 +123,54 @@ def test_the_next_batch_of_a_queue_waits_for_the_one_before(sender: Sender, brok
     sender.finish()
     assert brokers.stored == [(0, A0), (2, A1), (1, A0), (3, A1)]
     assert sender.messages == 4
+
+
+@given(
+    sizes=st.lists(st.integers(1, 60), min_size=1, max_size=40),
+    limit=st.integers(0, 3000),
+    has_queue=st.booleans(),
+    code=st.sampled_from([1, 13]),
+)
+def test_what_a_broker_finds_too_large_goes_in_halves_in_its_order(
+    sizes: list[int], limit: int, has_queue: bool, code: int
+) -> None:
+    """G1: down to single messages; a row that is too large by itself is named."""
+    destination: Destination = A0 if has_queue else "t"
+    builder = BatchBuilder(OPTIONS)
+    rows = [SinkRow(n, "t", b"x" * size, b"", None, None, None, None) for n, size in enumerate(sizes)]
+    batches = [batch for row in rows for batch in builder.add(row, destination)] + list(builder.rest())
+    stored: list[int] = []
+    too_large: list[int] = []
+    refusal = BrokerError(1, "message body size exceeded") if code == 1 else MessageRefused(13, "illegal")
+
+    def begin(sent: SendBatch, queue: MessageQueue, on_result: OnSend) -> None:
+        if sent.count > 1 and sent.size > limit:
+            on_result(refusal)
+            return
+        assert (sent.single is None) or sent.count == 1
+        stored.extend(row.number for row in sent.rows)
+        on_result(stored_at(queue))
+
+    sender = Sender(begin, FakeClock(), OPTIONS, too_large=too_large.append)
+    for batch in batches:
+        sender.put(batch, () if has_queue else (A0,))
+    sender.finish()
+
+    assert sorted(stored) == list(range(len(sizes)))
+    assert sender.messages == len(sizes)
+    assert sender._bytes == 0
+    assert all(size > limit for size in too_large)
+    if has_queue:
+        assert stored == sorted(stored)
+
+
+def test_a_message_too_large_by_itself_is_not_sent(sender: Sender, brokers: Brokers) -> None:
+    """G1: there is nothing left to cut."""
+    brokers.script = lambda queue: MessageRefused(13, "the message is illegal")
+
+    with pytest.raises(RowNotSent, match=r"row 5 of the task: .*maxMessageSize"):
+        send_all(sender, batch_of(5))
+    assert len(brokers.sends) == 1
 
 
 def test_a_batch_for_a_queue_is_tried_there_until_it_is_stored(sender: Sender, brokers: Brokers) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field, fields, replace
@@ -12,11 +12,19 @@ from functools import lru_cache
 
 from pyspark_rocketmq.client.channel import Channel, RequestHandler
 from pyspark_rocketmq.client.tls import TlsConnector
-from pyspark_rocketmq.client.transport import Closing, Connect, TcpTransport, renew_in_children
+from pyspark_rocketmq.client.transport import Closing, Connect, TcpTransport, Transport, renew_in_children
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
 from pyspark_rocketmq.options.connection import ConnectionOptions
-from pyspark_rocketmq.wire.command import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, RemotingCommand, signature
+from pyspark_rocketmq.wire.command import (
+    ACCESS_KEY,
+    NAMESPACE,
+    NAMESPACED,
+    SECURITY_TOKEN,
+    SIGNATURE,
+    RemotingCommand,
+    signature,
+)
 from pyspark_rocketmq.wire.framing import Signer
 
 
@@ -34,6 +42,47 @@ class AclSigner:
         fields = {**command.ext_fields, **self._credentials}
         fields[SIGNATURE] = signature(self._secret, fields, command.body)
         return replace(command, ext_fields=fields)
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceFields:
+    """Adds the fields that name the instance, before credentials are added.
+
+    Source: RocketMQ 5.3.3 ``NamespaceRpcHook``, which runs before ``AclClientRPCHook``.
+    """
+
+    namespace_v2: str
+    then: Signer | None = None
+
+    def sign(self, command: RemotingCommand) -> RemotingCommand:
+        """The same command with these fields, and whatever ``then`` adds."""
+        named = {**command.ext_fields, NAMESPACED: "true", NAMESPACE: self.namespace_v2}
+        command = replace(command, ext_fields=named)
+        return command if self.then is None else self.then(command)
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Connects to other addresses than those that brokers announce."""
+
+    addresses: Mapping[str, str]
+    """By the announced one; any other is taken as it is."""
+    inner: Connect
+
+    def connect(self, address: str, timeout_s: float) -> Transport:
+        """A connection in place of one to ``address``.
+
+        Raises:
+            ConnectFailed: If none could be made; it names both addresses.
+        """
+        instead = self.addresses.get(address)
+        if instead is None:
+            return self.inner(address, timeout_s)
+        try:
+            return self.inner(instead, timeout_s)
+        except ConnectFailed as error:
+            shown = f"{instead} (by brokerAddresses in the place of {address})"
+            raise type(error)(shown, error.detail) from error
 
 
 HandlerFor = Callable[[str], RequestHandler]
@@ -161,6 +210,10 @@ class ConnectionSettings:
     """False accepts any certificate, as the Java client does in its test mode (its default)."""
     tls_verify_hostname: bool = True
     """False accepts a trusted certificate that was made for another host."""
+    namespace_v2: str | None = None
+    """Id of the instance that every request names, for clusters that ask for it."""
+    broker_addresses: tuple[tuple[str, str], ...] = ()
+    """Pairs of an address that a broker announces and the one to connect to in its place."""
 
     @classmethod
     def of(cls, options: ConnectionOptions) -> ConnectionSettings:
@@ -179,18 +232,22 @@ class ConnectionSettings:
         )
 
     def connector(self) -> Connect:
-        """How connections are made: plain or with TLS.
+        """How connections are made: plain or with TLS, to announced addresses or to others.
 
         Raises:
             OptionError: If a certificate or key file cannot be used.
         """
-        return _tls_connector(self).connect if self.use_tls else TcpTransport.connect
+        connect = _tls_connector(self).connect if self.use_tls else TcpTransport.connect
+        if not self.broker_addresses:
+            return connect
+        return Elsewhere(dict(self.broker_addresses), connect).connect
 
     def signer(self) -> Signer | None:
-        """What signs requests; None without credentials."""
-        if self.access_key is None or self.secret_key is None:
-            return None
-        return AclSigner(self.access_key, self.secret_key, self.security_token).sign
+        """What completes requests: the instance's name, credentials; None without either."""
+        signer: Signer | None = None
+        if self.access_key is not None and self.secret_key is not None:
+            signer = AclSigner(self.access_key, self.secret_key, self.security_token).sign
+        return signer if self.namespace_v2 is None else InstanceFields(self.namespace_v2, signer).sign
 
 
 @lru_cache(maxsize=16)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.options.declare import OptionSet, everywhere_option
 from pyspark_rocketmq.options.parsers import (
     address_list,
+    address_map,
     boolean,
+    instance_namespace,
     int_between,
     namespace_name,
     secret_value,
@@ -34,11 +37,22 @@ class ConnectionOptions(OptionSet):
     """Base of the options of reading and of writing."""
 
     name_servers: tuple[str, ...] = everywhere_option("nameServers", address_list).doc(
-        "Addresses of the RocketMQ name servers, `host:port`, several separated by `;`."
+        "Addresses of the RocketMQ name servers, `host:port`, several separated by `;`; `http://` may stand "
+        "before each, as consoles of clouds show it."
     )
     namespace: str | None = everywhere_option("namespace", namespace_name, None).doc(
         "RocketMQ namespace of topics and groups: topic `orders` of namespace `shop` is `shop%orders` to "
-        "the brokers. Everywhere else, the column `topic` included, names stay without it."
+        "the brokers. Everywhere else, the column `topic` included, names stay without it. By default that "
+        "of a host `MQ_INST_…` in `nameServers`, if there is one."
+    )
+    namespace_v2: str | None = everywhere_option("namespaceV2", namespace_name, None).doc(
+        "Id of the instance that every request names in its header (fields `ns` and `nsd`), as Java's "
+        "`setNamespaceV2`; serverless instances of Aliyun ask for it. Names of topics and groups stay as "
+        "they are. Not together with `namespace`."
+    )
+    broker_addresses: tuple[tuple[str, str], ...] = everywhere_option("brokerAddresses", address_map, ()).doc(
+        "Where to connect in place of addresses that brokers announce (`brokerIP1`) and that are out of "
+        'reach from here, as JSON: `{"10.0.0.5:10911": "1.2.3.4:10911"}`.'
     )
     access_key: str | None = everywhere_option("accessKey", secret_value, None, secret=True).doc(
         "RocketMQ user (access key) whose requests these are, for clusters with access control; together "
@@ -86,8 +100,13 @@ class ConnectionOptions(OptionSet):
         "retryTimeoutMs", int_between(0, 86_400_000), 120_000, unit="ms"
     ).doc("How long a task goes on trying a broker that cannot be reached or is busy before it fails.")
 
-    def security_problems(self) -> list[str]:
-        """Options of security that would be ignored without a word."""
+    @classmethod
+    def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The namespace of an instance's host."""
+        return implied_namespace(values)
+
+    def connection_problems(self) -> list[str]:
+        """Options that exclude each other, and those of security that would be ignored without a word."""
         given = self.given()
         problems = [
             f"option '{key}' needs '{other}'"
@@ -98,7 +117,7 @@ class ConnectionOptions(OptionSet):
             problems.append(
                 "option 'tlsCaFile' is of no use with 'tlsVerifyCertificate=false'; leave one out"
             )
-        return problems
+        return problems + self.said_twice("namespace", "namespaceV2")
 
     def name_problems(self, names: Iterable[tuple[str, str, int]]) -> list[str]:
         """Names that are too long together with the namespace, of option key, name and limit."""
@@ -110,3 +129,24 @@ class ConnectionOptions(OptionSet):
             for key, name, limit in names
             if len(self.namespace) + 1 + len(name) > limit
         ]
+
+
+def implied_namespace(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The field ``namespace``, if only the host of an instance in ``name_servers`` says it."""
+    if values.get("namespace") is not None or values.get("namespace_v2") is not None:
+        return {}
+    found = instance_namespace(values.get("name_servers") or ())
+    return {} if found is None else {"namespace": found}
+
+
+def parsed_addresses(name_servers: str | Sequence[str]) -> tuple[str, ...]:
+    """The addresses of name servers as arguments have them: each, or all in one text.
+
+    Raises:
+        OptionError: If one is no address.
+    """
+    text = name_servers if isinstance(name_servers, str) else ";".join(name_servers)
+    try:
+        return address_list(text)
+    except ValueError as problem:
+        raise OptionError((f"name_servers='{text}' {problem}",), where="arguments") from None

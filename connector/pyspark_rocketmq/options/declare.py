@@ -120,11 +120,17 @@ class OptionSet:
             specs[spec.key.lower()] = (field.name, spec)
         values, problems = _parse_values(raw, specs)
         if not problems:
-            parsed = cls(**values)
+            parsed = cls(**values | cls.implied(values))
             problems = parsed.cross_field_problems()
             if not problems:
                 return parsed
         raise OptionError(tuple(problems))
+
+    @classmethod
+    def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields that ``values``, those given, say without naming them."""
+        del values
+        return {}
 
     def cross_field_problems(self) -> list[str]:
         """Sentences on options that do not go together."""

@@ -131,6 +131,23 @@ def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
+def json_texts(text: str, example: str) -> dict[str, str]:
+    """The members of a JSON object of texts.
+
+    Raises:
+        ValueError: With the end of a sentence, if it is none; ``example`` shows one.
+    """
+    try:
+        found = json.loads(text, object_pairs_hook=unique_members)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    except json.JSONDecodeError:
+        raise ValueError(f"is not a JSON object such as {example}") from None
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise ValueError(f"is not a JSON object of texts such as {example}")
+    return found
+
+
 @parses("boolean")
 def boolean(text: str) -> bool:
     """Parser of true or false."""
@@ -220,17 +237,52 @@ def column_name(text: str) -> str:
     return by_lower[text.lower()]
 
 
+_ADDRESS: Final = "give host:port, such as '10.0.0.5:9876', or 'http://host:port' as clouds' consoles show it"
+
+
 @parses("list of addresses")
 def address_list(text: str) -> tuple[str, ...]:
-    """Parser of ``host:port`` addresses separated by semicolons or commas; IPv6 hosts in brackets."""
-    addresses = tuple(part.strip() for part in re.split(r"[;,]", text) if part.strip())
+    """Parser of ``host:port`` addresses separated by semicolons or commas; IPv6 hosts in brackets.
+
+    ``http://`` may stand before each: it changes nothing, and is left out.
+
+    Source: RocketMQ 5.3.3 ``NameServerAddressUtils.getNameSrvAddrFromNamesrvEndpoint``.
+    """
+    addresses = tuple(_address(part.strip()) for part in re.split(r"[;,]", text) if part.strip())
     if not addresses:
         raise ValueError("is empty; give host:port, several separated by ';'")
-    for address in addresses:
-        host, separator, port = address.rpartition(":")
-        if not separator or not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ValueError(f"holds '{address}', which is not host:port")
     return addresses
+
+
+def _address(text: str) -> str:
+    scheme, separator, address = text.partition("://") if "://" in text else ("", "", text)
+    if separator and scheme.lower() != "http":
+        tls = "; TLS is switched on by useTls=true" if scheme.lower() == "https" else ""
+        raise ValueError(f"holds '{text}', where '{scheme}://' means nothing to RocketMQ{tls}; {_ADDRESS}")
+    if "/" in address:
+        raise ValueError(f"holds '{text}', which has a path: servers are named by host and port; {_ADDRESS}")
+    if not is_address(address):
+        raise ValueError(f"holds '{text}', which is not host:port; {_ADDRESS}")
+    return address
+
+
+def is_address(text: str) -> bool:
+    """Whether it is ``host:port``."""
+    host, separator, port = text.rpartition(":")
+    return bool(separator and host and "/" not in host) and port.isdecimal() and 0 < int(port) < 65536
+
+
+_INSTANCE: Final = re.compile(r"(MQ_INST_\w+_\w+)\.", re.ASCII)
+
+
+def instance_namespace(name_servers: Iterable[str]) -> str | None:
+    """The namespace that a host such as ``MQ_INST_1234_BXxYz.cn-hangzhou.mq.aliyuncs.com`` names, if any.
+
+    Source: RocketMQ 5.3.3 ``ClientConfig.getNamespace``,
+    ``NameServerAddressUtils.parseInstanceIdFromEndpoint``.
+    """
+    found = (_INSTANCE.match(address) for address in name_servers)
+    return next((match[1] for match in found if match is not None), None)
 
 
 def one_of(values: type[E]) -> Parser[E]:
@@ -274,3 +326,13 @@ def tag_expression(text: str) -> str:
                 f"for one that has such characters itself ask by SQL: TAGS = '{tag.strip()}'"
             )
     return expression
+
+
+@parses("JSON")
+def address_map(text: str) -> tuple[tuple[str, str], ...]:
+    """Parser of a JSON object from advertised addresses to those to connect to, both ``host:port``."""
+    found = json_texts(text, '{"10.0.0.5:10911": "1.2.3.4:10911"}')
+    wrong = [address for pair in found.items() for address in pair if not is_address(address)]
+    if wrong:
+        raise ValueError(f"holds '{wrong[0]}', which is not host:port")
+    return tuple(found.items())

@@ -346,7 +346,7 @@ class ReadOptions(PositionOptions):
             ),
             *self._pace_problems(),
             *self._column_problems(),
-            *self.security_problems(),
+            *self.connection_problems(),
             *self.name_problems(names),
         ]
 

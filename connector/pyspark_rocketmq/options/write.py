@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -15,11 +14,11 @@ from pyspark_rocketmq.options.parsers import (
     UNBOUNDED,
     boolean,
     int_between,
+    json_texts,
     one_of,
     parses,
     resource_name,
     text_value,
-    unique_members,
 )
 
 SINK_GROUP: Final = "pyspark-rocketmq-sink"
@@ -40,14 +39,7 @@ class BodyCompression(StrEnum):
 @parses("JSON")
 def parse_properties(text: str) -> tuple[tuple[str, str], ...]:
     """Parser of a JSON object of texts."""
-    try:
-        found = json.loads(text, object_pairs_hook=unique_members)
-    except RecursionError:
-        raise ValueError("is nested too deeply") from None
-    except json.JSONDecodeError:
-        raise ValueError('is not a JSON object such as {"source": "lake"}') from None
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise ValueError('is not a JSON object of texts such as {"source": "lake"}')
+    found = json_texts(text, '{"source": "lake"}')
     empty = [name for name, value in found.items() if not name or not value]
     if empty:
         raise ValueError(f"has an empty name or value at {empty[0]!r}, which every consumer would drop")
@@ -103,6 +95,12 @@ class WriteOptions(ConnectionOptions):
         "Most bytes of one request, as stored; brokers take 4 MiB (`maxMessageSize`). A larger message "
         "goes alone."
     )
+    batch_send: bool = write_option("batchSend", boolean, True).doc(
+        "Whether several messages go in one request (SEND_BATCH_MESSAGE). `false` for clusters that take "
+        "none, and for topics of one message type: messages go one by one, in the same order, one under way "
+        "at each queue, and a sharding key is their property `__SHARDINGKEY`, too, the message group of "
+        "RocketMQ 5."
+    )
     max_message_size: int = write_option(
         "maxMessageSize", int_between(1, MOST_MESSAGE_BYTES), MAX_MESSAGE_BYTES, unit="bytes"
     ).doc(
@@ -152,7 +150,7 @@ class WriteOptions(ConnectionOptions):
 
     def cross_field_problems(self) -> list[str]:
         """Security and names as everywhere; a queue is said once."""
-        problems = self.security_problems()
+        problems = self.connection_problems()
         if self.queue_id is not None and self.sharding_key is not None:
             problems.append(
                 "options 'queueId' and 'shardingKey' exclude each other; both say which queue it is"

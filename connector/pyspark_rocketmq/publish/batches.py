@@ -42,29 +42,47 @@ class SendBatch:
 
     destination: Destination
     sys_flag: int
-    first: SinkRow
-    last: SinkRow
+    rows: list[SinkRow]
     parts: list[bytes] = field(default_factory=list)
-    """Members as a batch holds them, in pieces."""
-    count: int = 0
+    """Members as a batch holds them, in pieces, as many of each row."""
     size: int = 0
     """Bytes, as stored."""
     single: Message | None = None
     """The only message, in place of members: brokers take no batch of delayed messages, and a batch has no
     room for the largest."""
 
+    @property
+    def count(self) -> int:
+        """Number of messages."""
+        return len(self.rows)
+
     def shown(self) -> str:
         """The rows, in an error's text."""
         if self.count == 1:
-            return self.first.shown
-        return f"{self.first.shown} to {self.last.shown}, {self.count} messages"
+            return self.rows[0].shown
+        return f"{self.rows[0].shown} to {self.rows[-1].shown}, {self.count} messages"
+
+    def halves(self) -> tuple[SendBatch, SendBatch]:
+        """The same messages in two requests, the first ones first; there must be two at least."""
+        middle = self.count // 2
+        pieces = len(self.parts) // self.count
+        return (
+            self._part(self.rows[:middle], self.parts[: middle * pieces]),
+            self._part(self.rows[middle:], self.parts[middle * pieces :]),
+        )
+
+    def _part(self, rows: list[SinkRow], parts: list[bytes]) -> SendBatch:
+        size = sum(map(len, parts)) + len(rows) * _STORED_OVERHEAD
+        if len(rows) == 1 and not self.sys_flag:
+            return _single(rows[0], self.destination, size)
+        return SendBatch(self.destination, self.sys_flag, rows, parts, size)
 
 
 class BatchBuilder:
     """Builds the requests of one task: rows of one destination, in their order, up to a size."""
 
     def __init__(self, options: WriteOptions) -> None:
-        self._most_messages = options.batch_size
+        self._most_messages = options.batch_size if options.batch_send else 0
         self._most_bytes = min(options.batch_bytes, options.max_message_size)
         self._compress_over = options.compress_over_bytes
         self._compression = compression_of(options)
@@ -75,7 +93,7 @@ class BatchBuilder:
         batch = self._open.get(destination)
         body, sys_flag = self._compressed(row, into_compressed=batch is not None and batch.sys_flag != 0)
         size = len(body) + len(row.properties_data) + BATCH_MEMBER_OVERHEAD + _STORED_OVERHEAD
-        is_single = row.delay is not None or size > self._most_bytes
+        is_single = row.delay is not None or size > self._most_bytes or not self._most_messages
         # All members of a batch share its flags; other flags begin a new batch, which keeps the order.
         if batch is not None and (
             is_single or batch.sys_flag != sys_flag or batch.size + size > self._most_bytes
@@ -86,20 +104,24 @@ class BatchBuilder:
             yield _single(row, destination, size)
             return
         if batch is None:
-            batch = self._open[destination] = SendBatch(destination, sys_flag, row, row)
+            batch = self._open[destination] = SendBatch(destination, sys_flag, [])
         batch.parts += batch_member(body, row.properties_data)
-        batch.last = row
-        batch.count += 1
+        # A compressed body is in the parts; its original would only take memory.
+        batch.rows.append(row._replace(body=b"") if sys_flag else row)
         batch.size += size
-        if batch.count >= self._most_messages or batch.size >= self._most_bytes:
+        if len(batch.rows) >= self._most_messages or batch.size >= self._most_bytes:
             yield self._open.pop(destination)
+
+    def lower(self, refused_bytes: int) -> None:
+        """Make smaller batches from now on: a broker has refused one of so many bytes for its size."""
+        self._most_bytes = max(1, min(self._most_bytes, refused_bytes // 2))
 
     def _compressed(self, row: SinkRow, *, into_compressed: bool) -> tuple[bytes, int]:
         """The body as a member of a batch, and its flags; the producer compresses single messages.
 
         A compressed batch compresses short bodies, too, instead of ending before each of them.
         """
-        if self._compression is None or row.delay is not None:
+        if self._compression is None or row.delay is not None or not self._most_messages:
             return row.body, 0
         if len(row.body) < self._compress_over and not into_compressed:
             return row.body, 0
@@ -117,7 +139,7 @@ def _single(row: SinkRow, destination: Destination, size: int) -> SendBatch:
         name, text = row.delay
         properties[name] = text
     message = Message(topic=row.topic, body=row.body, properties=properties)
-    return SendBatch(destination, 0, row, row, count=1, size=size, single=message)
+    return SendBatch(destination, 0, [row], size=size, single=message)
 
 
 class QueueSelector:

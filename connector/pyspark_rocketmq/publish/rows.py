@@ -203,7 +203,7 @@ class RowReader:
                     number,
                     topic,
                     self._body(body, topic),
-                    self._encode(given, keys, tags, msg_id or self.row_keys.of(number)),
+                    self._encode(given, keys, tags, msg_id or self.row_keys.of(number), sharding_key),
                     sharding_key,
                     queue_id,
                     broker,
@@ -240,13 +240,17 @@ class RowReader:
         keys: str | None,
         tags: str | None,
         unique_key: str,
+        sharding_key: ShardingKey | None,
     ) -> bytes:
-        if not given and not self.options.properties:
+        has_group = sharding_key is not None and not self.options.batch_send
+        if not given and not self.options.properties and not has_group:
             return _encode_usual(keys, tags, unique_key)
         # A null is as good as no property; an empty text is refused, since readers would not get it.
         own = {
             name: text for name, text in given or () if text is not None and name not in names.OF_ONE_DELIVERY
         }
+        if has_group and str(sharding_key):
+            own[names.SHARDING_KEY] = str(sharding_key)
         return _encode_all(dict(self.options.properties) | own, keys, tags, unique_key)
 
 

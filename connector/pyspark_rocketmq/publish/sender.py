@@ -9,7 +9,9 @@ broker's queue after a failure (G3), after a refusal that another broker may not
 refused it, and from a queue that its topic has no more.
 Rule 2: a batch that may go anywhere waits for a queue that is idle, never behind a request that may hang: a
 broker that does not answer delays its own batches and no others.
-Rule 3: when ``finish`` returns, every batch is acknowledged. When anything raises, the batches that were not
+Rule 3: a batch that its broker refuses for its size goes again in two halves, one behind the other, down to
+single messages: how much a broker takes (``maxMessageSize``) is the broker's to say.
+Rule 4: when ``finish`` returns, every batch is acknowledged. When anything raises, the batches that were not
 reported may or may not be stored.
 """
 
@@ -26,7 +28,13 @@ from pyspark_rocketmq.client.broker import OnSend
 from pyspark_rocketmq.client.producer.attempts import FaultTable, SendOutcome, next_outcome, round_robin_queue
 from pyspark_rocketmq.client.producer.producer import RETRIED_ELSEWHERE
 from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline
-from pyspark_rocketmq.errors import BrokerError, RocketMQError, RowNotSent
+from pyspark_rocketmq.errors import (
+    BrokerError,
+    MessageRefused,
+    RocketMQError,
+    RowNotSent,
+    WrongMessageType,
+)
 from pyspark_rocketmq.model import MessageQueue, SendStatus
 from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.publish.batches import SendBatch
@@ -75,11 +83,13 @@ class Sender:
         *,
         faults: FaultTable | None = None,
         instead_of: Callable[[MessageQueue], Sequence[MessageQueue]] = lambda _: (),
+        too_large: Callable[[int], object] = lambda _: None,
     ) -> None:
         """Send nothing yet.
 
         Batches that may go anywhere avoid brokers that ``faults`` advises against. ``instead_of`` is called
-        after a refusal: it returns the topic's queues now, if that one is gone, else none.
+        after a refusal: it returns the topic's queues now, if that one is gone, else none. ``too_large`` is
+        called with the bytes of a batch that a broker refused for its size.
         """
         self._begin = begin
         self._clock = clock
@@ -89,6 +99,7 @@ class Sender:
         self._require_send_ok = options.require_send_ok
         self._faults = faults
         self._instead_of = instead_of
+        self._too_large = too_large
         self._buffers: dict[MessageQueue, _QueueBuffer] = {}
         self._outcomes: SimpleQueue[tuple[MessageQueue, SendResult | RocketMQError]] = SimpleQueue()
         self._bytes = 0
@@ -203,11 +214,30 @@ class Sender:
             self._bytes -= head.batch.size
             self._leave(queue, buffer)
             return
+        if head.batch.count > 1 and _is_too_large(outcome):
+            self._split(head, queue, buffer, outcome)
+            return
         self._put_off(head, queue, outcome)
         if head.choices:
             head.failed_broker = queue.broker_name
             self._moved.append(head)
             self._leave(queue, buffer)
+
+    def _split(
+        self, head: _Sending, queue: MessageQueue, buffer: _QueueBuffer, refusal: RocketMQError
+    ) -> None:
+        logger.warning(
+            "batch of %d messages is too large for its broker, sending it in halves; lower batchBytes %s: %s",
+            head.batch.count,
+            queue,
+            refusal,
+        )
+        self._too_large(head.batch.size)
+        head.batch, second = head.batch.halves()
+        if head.choices:
+            self._moved.append(_Sending(second, choices=head.choices))
+        else:
+            buffer.waiting.insert(1, _Sending(second))
 
     def _leave(self, queue: MessageQueue, buffer: _QueueBuffer) -> None:
         buffer.waiting.popleft()
@@ -244,3 +274,16 @@ class Sender:
                 f"{queue} stored them with {result.status.name}, less durably than its broker is set up for. "
                 "Mend the broker, or set requireSendOk=false.",
             )
+
+
+_SIZE_EXCEEDED = "size exceeded"
+"""In the remark of a SYSTEM_ERROR: a batch is larger than ``maxMessageSize`` (``MessageExtEncoder``)."""
+
+
+def _is_too_large(error: RocketMQError) -> bool:
+    """Whether a broker may take the messages in smaller batches."""
+    if isinstance(error, WrongMessageType):
+        return False
+    return isinstance(error, MessageRefused) or (
+        isinstance(error, BrokerError) and _SIZE_EXCEEDED in error.remark
+    )

@@ -100,15 +100,17 @@ def send_rows(
             sampler if options.check_sharding_keys else None,
             lambda topic: producer.queues(topic, may_create=False, afresh=True),
         )
+        builder = BatchBuilder(options)
         sender = Sender(
             partial(_begin_send, producer),
             clock,
             options,
             faults=FaultTable(clock) if options.send_latency_fault_enable else None,
             instead_of=selector.instead_of,
+            too_large=builder.lower,
         )
         reader = RowReader(options=options, positions=positions, row_keys=row_keys)
-        for send_batch in _send_batches(batches, reader, BatchBuilder(options), selector):
+        for send_batch in _send_batches(batches, reader, builder, selector):
             destination = send_batch.destination
             sender.put(send_batch, selector.any_of(destination) if isinstance(destination, str) else ())
         sender.finish()

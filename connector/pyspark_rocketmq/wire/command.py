@@ -32,6 +32,10 @@ SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105 - the name of a field
 """Ext field of a temporary credential."""
 SIGNATURE: Final = "Signature"
 """Ext field that signs the others and the body."""
+NAMESPACE: Final = "ns"
+"""Ext field with the id of the instance that a request is for (``MixAll``)."""
+NAMESPACED: Final = "nsd"
+"""Ext field that is "true" beside it."""
 
 
 def signature(secret_key: bytes, ext_fields: Mapping[str, str], body: bytes) -> str:

@@ -14,7 +14,7 @@ from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, RemotingCommand, decode_frame, decode_parts
 
 Signer = Callable[[RemotingCommand], RemotingCommand]
-"""Adds credentials to a request, after which its ext fields and body must not change."""
+"""Adds credentials, or the name of an instance, to a request, which must not change afterwards."""
 
 
 class Outgoing(Protocol):

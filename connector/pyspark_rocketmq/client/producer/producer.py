@@ -19,7 +19,7 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -50,7 +50,8 @@ from pyspark_rocketmq.errors import (
     TransportError,
 )
 from pyspark_rocketmq.model import MAX_MESSAGE_BYTES, Message, MessageQueue, TopicRoute
-from pyspark_rocketmq.options.parsers import address_list
+from pyspark_rocketmq.options.connection import parsed_addresses
+from pyspark_rocketmq.options.parsers import instance_namespace
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.message_ids import unique_key
@@ -149,11 +150,13 @@ class Producer(Closing):
         pool: ChannelPool | None = None,
         clock: Clock | None = None,
         namespace: str = "",
+        batch_send: bool = True,
     ) -> None:
         """Connect to nothing yet.
 
         Args:
-            name_servers: ``host:port`` of each, or all of them in one text, separated by ``;``.
+            name_servers: ``host:port`` of each, or all of them in one text, separated by ``;``; ``http://``
+                may stand before each.
             producer_group: Shown to brokers.
             send_timeout_s: For one send, all its attempts together.
             retry_times_when_send_failed: Further attempts of a send without key and queue.
@@ -167,13 +170,16 @@ class Producer(Closing):
             settings: Credentials and TLS of the producer's own connections.
             pool: Connections to use instead of own ones; they stay open when the producer is closed.
             clock: The system's if not given.
-            namespace: That of the topics and of the producer group, which are named without it everywhere.
+            namespace: That of the topics and of the producer group, which are named without it everywhere. By
+                default that of a host ``MQ_INST_…`` among ``name_servers``.
+            batch_send: Whether :meth:`send_ordered` makes batches; False for clusters that take none.
         """
         self._clock = clock or SystemClock()
         self._own_pool = None if pool else (settings or ConnectionSettings()).open_pool(self._clock)
         shared = pool or self._own_pool
         assert shared is not None
-        addresses = address_list(name_servers) if isinstance(name_servers, str) else tuple(name_servers)
+        addresses = parsed_addresses(name_servers)
+        namespace = namespace or instance_namespace(addresses) or ""
         self._name_servers = NameServerClient(
             addresses, shared, self._clock, send_timeout_s, namespace=namespace
         )
@@ -183,6 +189,7 @@ class Producer(Closing):
         self._attempts = 1 + retry_times_when_send_failed
         self._async_retries = retry_times_when_send_async_failed
         self._repeats = _thread_for_repeats()
+        self._batch_send = batch_send
         self._compress_over_bytes = compress_over_bytes
         self._compression_type = compression_type
         self._faults = FaultTable(self._clock) if send_latency_fault_enable else None
@@ -502,13 +509,16 @@ class Producer(Closing):
         for sharding_key, message in chunk:
             _, queue = self._chosen(message.topic, sharding_key, None, self._deadline())
             waiting.setdefault(queue, []).append(message)
-        rounds = {queue: split_batch(messages) for queue, messages in waiting.items()}
+        rounds = {queue: self._batches(messages) for queue, messages in waiting.items()}
         while rounds:
             batches = {queue: batch for queue, parts in rounds.items() if (batch := next(parts, None))}
             for outcome in self.send_batches(batches).values():
                 if isinstance(outcome, RocketMQError):
                     raise outcome
             rounds = {queue: rounds[queue] for queue in batches}
+
+    def _batches(self, messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+        return split_batch(messages) if self._batch_send else ((message,) for message in messages)
 
     def _master(self, route: TopicRoute, queue: MessageQueue) -> str:
         """Where the queue's broker takes messages, by the topic's route or else by another one."""

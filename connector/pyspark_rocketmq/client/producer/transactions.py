@@ -38,6 +38,8 @@ from pyspark_rocketmq.model import (
     MessageQueue,
     SendStatus,
 )
+from pyspark_rocketmq.options.connection import parsed_addresses
+from pyspark_rocketmq.options.parsers import instance_namespace
 from pyspark_rocketmq.wire.codes import MessageSysFlag, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.message_ids import decode_offset_message_id
@@ -115,21 +117,22 @@ class TransactionProducer(Closing):
         self._clock = clock or SystemClock()
         self._producer_group = producer_group
         self._check = check
-        self._namespace = namespace
+        addresses = parsed_addresses(name_servers)
+        self._namespace = namespace or instance_namespace(addresses) or ""
         self._client_id = self._new_client_id()
         self._pool = (settings or ConnectionSettings()).open_pool(
             self._clock, lambda address: partial(self._asked, address)
         )
         self._producer = Producer(
-            name_servers,
+            addresses,
             producer_group,
             send_timeout_s=send_timeout_s,
             max_message_size=max_message_size,
             pool=self._pool,
             clock=self._clock,
-            namespace=namespace,
+            namespace=self._namespace,
         )
-        self._brokers = BrokerClient(self._pool, self._clock, send_timeout_s, namespace=namespace)
+        self._brokers = BrokerClient(self._pool, self._clock, send_timeout_s, namespace=self._namespace)
         self._lock = threading.Lock()
         self._masters: dict[str, dict[str, str]] = {topic: {} for topic in topics}
         """Names of brokers by address, of each topic as last seen."""

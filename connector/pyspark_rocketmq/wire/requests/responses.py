@@ -6,18 +6,21 @@ from collections.abc import Mapping
 from typing import Final
 
 from pyspark_rocketmq.errors import (
+    BatchRefused,
     BrokerError,
     ConsumerNotOnline,
     ConsumptionForbidden,
     ExpressionInvalid,
     GoAway,
     GroupNotFound,
+    MessageRefused,
     NoPermission,
     NotANameServer,
     OffsetNotFound,
     SubscriptionNotLatest,
     SystemBusy,
     TopicNotFound,
+    WrongMessageType,
 )
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
@@ -71,6 +74,7 @@ _ERRORS: Final[Mapping[int, type[BrokerError]]] = {
     ResponseCode.CONSUMER_NOT_ONLINE: ConsumerNotOnline,
     ResponseCode.CONSUME_MSG_TIMEOUT: ConsumerNotOnline,
     ResponseCode.GO_AWAY: GoAway,
+    ResponseCode.MESSAGE_ILLEGAL: MessageRefused,
 }
 """Every other code is a plain ``BrokerError``: it means "not now" to whoever has been served before."""
 _ACL_1: Final = "AclException"
@@ -81,6 +85,14 @@ _SAID_BY_CODE_1: Final[Mapping[str, type[BrokerError]]] = {
     _ACL_1: NoPermission,
     _NO_FILTER: ExpressionInvalid,
 }
+_OTHER_TYPE: Final = "TopicMessageType validate failed"
+"""In the remark of a MESSAGE_ILLEGAL, of proxies (``DefaultTopicMessageTypeValidator``)."""
+_UNSUPPORTED: Final[Mapping[int, type[BrokerError]]] = {
+    # Proxies answer it, too: only a broker does not.
+    RequestCode.GET_ROUTEINFO_BY_TOPIC: NotANameServer,
+    RequestCode.SEND_BATCH_MESSAGE: BatchRefused,
+}
+"""Requests that are not supported where they should be, or by some clusters."""
 _SWITCHED_OFF: Final = ("pulling message is forbidden", "subscription group no permission")
 """In the remark of a NO_PERMISSION: an operator has switched reading off. Refusals by access control and of
 broadcasting groups have other remarks."""
@@ -108,8 +120,10 @@ def checked(request: RemotingCommand, answer: RemotingCommand, address: str) -> 
 def _kind_of(request: RemotingCommand, code: int, remark: str) -> type[BrokerError]:
     if code == ResponseCode.QUERY_NOT_FOUND and request.code == RequestCode.QUERY_CONSUMER_OFFSET:
         return OffsetNotFound  # of any other query it says nothing about a first start
-    if code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED and request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
-        return NotANameServer  # proxies answer it, too: only a broker does not
+    if code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        return _UNSUPPORTED.get(request.code, BrokerError)
+    if code == ResponseCode.MESSAGE_ILLEGAL and _OTHER_TYPE in remark:
+        return WrongMessageType
     if code == ResponseCode.SYSTEM_ERROR:
         return next((kind for text, kind in _SAID_BY_CODE_1.items() if text in remark), BrokerError)
     if code == ResponseCode.NO_PERMISSION and any(text in remark for text in _SWITCHED_OFF):
