@@ -47,7 +47,9 @@ TOPIC, GROUP = "orders", "billing"
 INSTANCE = "MQ_INST_1234567890_BXxYzAbC"
 ENDPOINT = f"{INSTANCE}.cn-hangzhou.mq-internet.aliyuncs.com:80"
 PATIENT = {"requestTimeoutMs": f"{PATIENCE_S * 1000:.0f}"}
-ROWS = [{"body": f"{number}".encode(), "shardingKey": f"k{number % 3}"} for number in range(12)]
+ROWS: list[dict[str, Any]] = [
+    {"body": f"{number}".encode(), "shardingKey": f"k{number % 3}"} for number in range(12)
+]
 OUT_OF_REACH = {"broker-a": Host("127.0.0.2", 10911), "broker-b": Host("127.0.0.3", 10911)}
 """Where nobody listens."""
 
@@ -316,7 +318,11 @@ def test_a_topic_of_one_type_takes_what_fits_and_the_refusal_of_others_says_what
     topic: str, fits: dict[str, Any]
 ) -> None:
     """L8: a proxy judges a batch by the request's properties, so FIFO messages go by themselves."""
-    others = [{"body": "x"}, {"body": "x", "delayLevel": 1}, {"body": "x", "shardingKey": "k"}]
+    others: list[dict[str, Any]] = [
+        {"body": "x"},
+        {"body": "x", "delayLevel": 1},
+        {"body": "x", "shardingKey": "k"},
+    ]
     with typed() as cluster:
         assert send_as_one_task(cluster.name_servers, [fits], topic=topic, batchSend=False) == 1
         for row in others:
