@@ -7,6 +7,7 @@ Calls take no time; what time does is a move of its own. What must hold after ev
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
@@ -27,6 +28,9 @@ BROKER_LOCK_S = 60.0
 """``RebalanceLockManager.REBALANCE_LOCK_MAX_LIVE_TIME``."""
 MEMBER_EXPIRES_S = 120.0
 TIMING = MembershipTiming()
+CALLS_END_S = 5.0
+KILLED_AFTER_S = 4.0
+"""When Spark has ended the Python workers of a query that was stopped."""
 _MOST_ROUNDS = 6
 """Of actions that follow from each other: heartbeat, list, unlock and lock, and a list again."""
 
@@ -64,6 +68,12 @@ class _Member:
     """Queues of the micro-batch under way, with the epoch they were planned under."""
     is_alive: bool = True
     is_paused: bool = False
+    killed_at_s: float = math.inf
+    """When the calls of one that was stopped end at the latest."""
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.killed_at_s < math.inf
 
 
 class GroupModel:
@@ -137,6 +147,19 @@ class GroupModel:
         has_duties = self._has_duties(member)
         if has_duties:
             yield Move("work", name)
+        yield from self._moves_of_a_query(name, member)
+        if self.faults_left:
+            yield Move("crash", name)
+            yield Move("pause", name)
+            if has_duties:
+                yield Move("work, requests lost", name)
+                yield Move("work, answers lost", name)
+
+    def _moves_of_a_query(self, name: str, member: _Member) -> Iterator[Move]:
+        if member.is_leaving:
+            if member.batch is not None:
+                yield Move("end calls", name)
+            return
         if member.planning is not None:
             yield Move("finish plan", name)
         elif member.batch is not None:
@@ -145,12 +168,6 @@ class GroupModel:
             yield Move("begin plan", name)
         if self.stops_left:
             yield Move("stop", name)
-        if self.faults_left:
-            yield Move("crash", name)
-            yield Move("pause", name)
-            if has_duties:
-                yield Move("work, requests lost", name)
-                yield Move("work, answers lost", name)
 
     def _has_duties(self, member: _Member) -> bool:
         return bool(clone_machine(member.machine).due(self.now_s))
@@ -187,6 +204,9 @@ class GroupModel:
 
     def _pass_time(self, seconds: float) -> None:
         self.now_s += seconds
+        for member in self.members.values():
+            if self.now_s >= member.killed_at_s:
+                member.batch = None
         for name, seen_at_s in list(self.registered.items()):
             if self.now_s - seen_at_s > MEMBER_EXPIRES_S:
                 self._leave(name)
@@ -199,6 +219,9 @@ class GroupModel:
                 self._check_locks_are_needed(name, action)
                 answer = None if lost == "requests lost" else self._serve(name, action)
                 self._report(member.machine, action, None if lost == "answers lost" else answer)
+            if member.machine.has_left:
+                self._end(name, member)
+                return
             if not actions:
                 return
         due = member.machine.due(self.now_s)
@@ -307,11 +330,23 @@ class GroupModel:
 
     def _stop(self, name: str, member: _Member, _lost: str = "") -> None:
         self.stops_left -= 1
-        member.batch = member.planning = None
-        member.machine.stop()
-        for action in member.machine.due(self.now_s):
-            self._serve(name, action)
+        member.planning = None
+        member.machine.stop(self.now_s, calls_end_s=CALLS_END_S)
+        member.killed_at_s = self.now_s + KILLED_AFTER_S
+        self._work(name, member, "")
+
+    def _end_calls(self, name: str, member: _Member, _lost: str = "") -> None:
+        """The driver reports that nothing of the batch is delivered any more."""
+        member.batch = None
+        member.machine.batch_over(self.now_s)
+        self._work(name, member, "")
+
+    def _end(self, name: str, member: _Member) -> None:
+        if member.batch is not None:
+            raise Violation(f"{name} leaves its group while its listener is called.")
         member.is_alive = False
+        # Its connection ends with it.
+        self._leave(name)
 
     _DOES: ClassVar[Mapping[str, Callable[[GroupModel, str, _Member, str], None]]] = {
         "work": _work,
@@ -319,6 +354,7 @@ class GroupModel:
         "finish plan": _finish_plan,
         "commit": _commit,
         "stop": _stop,
+        "end calls": _end_calls,
         "crash": _crash,
         "pause": _pause,
         "resume": _resume,
@@ -359,6 +395,10 @@ class GroupModel:
             if member.is_paused:
                 self.make(Move("resume", name))
             self.make(Move("work", name))
+            if member.is_leaving:
+                if member.is_alive:
+                    self.make(Move("end calls", name))
+                continue
             if member.planning is not None:
                 self._finish_plan(name, member)
             if member.batch is not None:
@@ -381,6 +421,7 @@ class GroupModel:
                 None if member.batch is None else dict(member.batch),
                 member.is_alive,
                 member.is_paused,
+                member.killed_at_s,
             )
             for name, member in self.members.items()
         }
@@ -410,6 +451,7 @@ class GroupModel:
         return (
             name,
             member.is_paused,
+            max(0.0, member.killed_at_s - self.now_s),
             machine_key(member.machine, self.now_s),
             tuple(
                 sorted(
@@ -455,5 +497,5 @@ def machine_key(machine: Membership, now_s: float) -> object:
         tuple(max(0.0, state[name] - now_s) for name in ("_heartbeat_at_s", "_look_at_s", "_renew_at_s")),
         since(state["_looked_at_s"]),
         tuple(sorted((queue, max(0.0, at_s - now_s)) for queue, at_s in state["_retry_at_s"].items())),
-        state["_is_stopping"],
+        None if state["_leave_at_s"] is None else max(0.0, state["_leave_at_s"] - now_s),
     )

@@ -358,6 +358,13 @@ class TestLocks:
         assert driver.machine.plannable(driver.now_s)[QUEUES[0]] > before[QUEUES[0]]
 
 
+def plan_of(driver: Driver, queues: Sequence[MessageQueue]) -> None:
+    """Have plan 1 hold some of the member's queues."""
+    driver.work()
+    grants = driver.machine.begin_plan(driver.now_s)
+    assert driver.machine.planned({queue: grants[queue] for queue in queues}, driver.now_s) == set(queues)
+
+
 class TestStop:
     def test_the_last_duties_are_to_unlock_and_to_unregister(self, driver: Driver) -> None:
         """B7: once, and nothing may be planned any more."""
@@ -380,6 +387,53 @@ class TestStop:
         driver.machine.stop()
 
         assert kinds(driver.machine.due(driver.now_s)) == [Unlock, Unlock, Unregister]
+
+    def test_queues_of_the_plan_under_way_stay_locked_until_it_is_over(self, driver: Driver) -> None:
+        """H11, B7: what no batch holds is given back at once, and others take over last of all."""
+        plan_of(driver, QUEUES[:3])
+        driver.machine.stop(driver.now_s, calls_end_s=5.0)
+
+        assert driver.machine.due(driver.now_s) == [Unlock("b", frozenset(QUEUES[3:]))]
+        assert driver.plannable == set()
+        driver.machine.free(1, {QUEUES[0]}, driver.now_s)
+        assert driver.machine.due(driver.now_s + 4.9) == [Unlock("a", frozenset(QUEUES[:1]))]
+        assert not driver.machine.has_left
+        driver.machine.free(1, None, driver.now_s)
+        assert driver.machine.due(driver.now_s + 4.9) == [
+            Unlock("a", frozenset(QUEUES[1:2])),
+            Unlock("b", frozenset(QUEUES[2:3])),
+            Unregister(),
+        ]
+        assert driver.machine.has_left
+
+    def test_when_spark_has_ended_the_workers_a_plan_is_over_for_good(self, driver: Driver) -> None:
+        """H11, B7: the driver may be dead, or a call may last for hours."""
+        plan_of(driver, QUEUES)
+        left_at_s = driver.now_s + 5.0
+        driver.machine.stop(driver.now_s, calls_end_s=5.0)
+        driver.machine.stop(driver.now_s + 3.0, calls_end_s=5.0)
+
+        assert driver.machine.next_due_s() == left_at_s
+        assert driver.machine.due(left_at_s - 0.1) == []
+        assert kinds(driver.machine.due(left_at_s)) == [Unlock, Unlock, Unregister]
+
+    def test_a_member_without_locks_unregisters_after_its_last_call(self) -> None:
+        """H11, E1: others take its queues as soon as it is gone from the list."""
+        driver = Driver(needs_locks=False)
+        plan_of(driver, QUEUES[:1])
+        driver.machine.stop(driver.now_s, calls_end_s=5.0)
+
+        assert driver.machine.due(driver.now_s) == []
+        driver.machine.free(1, QUEUES[:1], driver.now_s)
+        assert driver.machine.due(driver.now_s) == [Unregister()]
+
+    def test_a_broadcasting_member_waits_for_no_call(self) -> None:
+        """B3: nobody else takes its queues."""
+        driver = Driver(needs_locks=False, is_broadcast=True)
+        plan_of(driver, QUEUES)
+        driver.machine.stop(driver.now_s, calls_end_s=5.0)
+
+        assert driver.machine.due(driver.now_s) == [Unregister()]
 
     def test_a_member_that_never_registered_leaves_without_unregistering(self) -> None:
         machine = Membership(ME, average)

@@ -37,6 +37,7 @@ class Query:
             read_epochs=lambda: dict(self.epochs),
             clock=SystemClock(),
             look_every_s=0.02,
+            calls_end_s=0.1,
         )
         self.planner = HubClient(
             HubAddress.parse(self.hub.secret),

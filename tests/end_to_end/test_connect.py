@@ -22,6 +22,7 @@ def attempted(cluster: ClusterUnderTest, folder: Path, *attempts: str) -> dict[s
     produce_orders(cluster.name_servers, source, 10)
     config = {
         "nameServers": cluster.name_servers,
+        "broker": cluster.broker_addresses["broker-a"],
         "source": source,
         "target": target,
         "folder": str(folder),
@@ -89,7 +90,7 @@ def test_consumers_work_through_spark_connect(cluster: ClusterUnderTest, tmp_pat
 def test_the_listener_s_calls_end_with_a_query_of_spark_connect(
     cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
-    """D1, H1: Spark Connect goes on with the job of a query that was stopped, or whose process died; calls
+    """D1, H1, H11: Spark Connect goes on with the job of a query that was stopped, or whose process died; calls
     that went on would meet those of the query's next run.
     """
     assert attempted(cluster, tmp_path, "ends_the_calls") == {"ends_the_calls": {"stop": True, "kill": True}}

@@ -26,6 +26,7 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.publish.keys import by_sharding_key
 from pyspark_rocketmq.replay.replay import Replay
 from tests.helpers.driver_process import REPO
+from tests.helpers.lock_watch import LockWatch, events
 from tests.helpers.orders import OUTPUT_SCHEMA, STEPS, check_sink
 from tests.helpers.spark_session import delta_jars
 from tests.helpers.wait import wait_until
@@ -93,6 +94,7 @@ class Client:
     def __init__(self, spark: SparkSession, config: dict[str, str]) -> None:
         self._spark = spark
         self._folder = config["folder"]
+        self._broker = config["broker"]
         self._source = {"nameServers": config["nameServers"], "topic": config["source"]}
         self._orders = dict.fromkeys((f"order-{number}" for number in range(10)), STEPS)
         self._target = {"nameServers": config["nameServers"], "topic": config["target"]}
@@ -167,12 +169,15 @@ class Client:
         consumer.register_message_listener(Held(folder), orderly=True, output_schema=OUTPUT_SCHEMA)
         query = self._start(consumer, end, {"processingTime": "1 second"})
         pids = wait_until(lambda: [int(one.name) for one in folder.glob("[0-9]*")])
-        if end == "stop":
-            query.stop()
-        else:
-            os.kill(int((folder / "committer").read_text()), signal.SIGKILL)
-        for pid in pids:
-            wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), reason="the call's end")  # type: ignore[misc]
+        queues = [rmq.MessageQueue(self._source["topic"], "broker-a", number) for number in range(2)]
+        with LockWatch(folder, self._broker, end, queues, needs_locks=True):
+            if end == "stop":
+                query.stop()
+            else:
+                os.kill(int((folder / "committer").read_text()), signal.SIGKILL)
+            wait_until(lambda: events(folder), reason="queues free for others")
+            for pid in pids:
+                assert not Path(f"/proc/{pid}").exists(), "the call goes on"
         (folder / "go").touch()
         wait_until(lambda: not query.isActive)
         self._run(consumer, end)

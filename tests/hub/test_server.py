@@ -174,7 +174,7 @@ def test_at_the_end_of_a_batch_the_planner_hears_of_it(driver: Driver, planner: 
     driver.hub.report(lambda state: state.batch_committed(plan))
 
     wait_until(lambda: len(planner.heard) == 2, PATIENCE_S, reason="The batch's end")
-    assert planner.heard == [{"type": "slots", "slots": 0}, {"type": "over", "plan": 1}]
+    assert planner.heard == [{"type": "slots", "slots": 0, "calls_end_s": 5.0}, {"type": "over", "plan": 1}]
 
 
 def test_a_task_whose_driver_is_gone_makes_no_further_delivery(driver: Driver) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from pyspark_rocketmq.hub.state import Action, Commit, HubState, Part, Send, Slots, TaskStart
+from pyspark_rocketmq.hub.state import Action, Commit, HubState, Look, Part, Send, Slots, TaskStart
 from pyspark_rocketmq.model import MessageQueue
 
 A, B, C, D = (MessageQueue("T", "broker-a", number) for number in range(4))
@@ -74,6 +74,22 @@ def told_of_work(actions: Iterable[Action]) -> list[tuple[str, bool]]:
         (action.message["task"], action.message["at_work"])
         for action in actions
         if isinstance(action, Send) and action.message["type"] == "batch"
+    ]
+
+
+def told_to_stop(actions: Iterable[Action]) -> list[str]:
+    return [
+        action.message["task"]
+        for action in actions
+        if isinstance(action, Send) and action.message["type"] == "stop"
+    ]
+
+
+def plans_over(actions: Iterable[Action]) -> list[int]:
+    return [
+        action.message["plan"]
+        for action in actions
+        if isinstance(action, Send) and action.message["type"] == "over"
     ]
 
 
@@ -227,7 +243,7 @@ def test_tasks_stop_when_the_query_does() -> None:
     driver.begins("two", B, partition=1)
     driver.is_done("two", B)
 
-    assert driver.state.stop() == [Send("peer of one", {"type": "stop"})]
+    assert driver.state.stop() == [Send("peer of one", {"type": "stop", "task": "one"})]
     [go] = driver.begins("three", C, partition=2)
     assert isinstance(go, Send)
     assert go.message["stop"]
@@ -240,7 +256,7 @@ def test_tasks_stop_when_their_planner_is_away_for_so_long_that_its_locks_may_ru
     driver.state.lost("planner", 100.0)
 
     assert driver.state.tick(114.0) == []
-    assert driver.state.tick(115.0) == [Send("peer of one", {"type": "stop"})]
+    assert driver.state.tick(115.0) == [Send("peer of one", {"type": "stop", "task": "one"})]
     assert driver.state.tick(116.0) == []
 
 
@@ -259,10 +275,16 @@ def test_the_planner_is_told_how_many_tasks_can_run_when_it_comes_and_when_that_
     state = HubState(must_ask=True, slots=Slots(2, 2))
     assert state.slots_are(Slots(3, 3)) == []
 
-    assert state.planner_came("planner") == [Send("planner", {"type": "slots", "slots": 3})]
+    assert state.planner_came("planner") == [
+        Send("planner", {"type": "slots", "slots": 3, "calls_end_s": 5.0})
+    ]
     assert state.slots_are(Slots(3, 3)) == []
-    assert state.slots_are(Slots(4, 4)) == [Send("planner", {"type": "slots", "slots": 4})]
-    assert state.slots_are(Slots(9, 0)) == [Send("planner", {"type": "slots", "slots": 0})]
+    assert state.slots_are(Slots(4, 4)) == [
+        Send("planner", {"type": "slots", "slots": 4, "calls_end_s": 5.0})
+    ]
+    assert state.slots_are(Slots(9, 0)) == [
+        Send("planner", {"type": "slots", "slots": 0, "calls_end_s": 5.0})
+    ]
 
 
 def two_tasks(tasks: int = 2, slots: int = 2) -> Driver:
@@ -365,6 +387,87 @@ def test_no_task_waits_when_the_job_is_over() -> None:
     driver = two_tasks()
     driver.idles("one")
 
-    assert told_of_work(driver.state.end_idle()) == [("one", False)]
+    assert told_to_stop(driver.state.job_is_over(is_whole=False)) == ["one", "two"]
     driver.state.batch_ends(could_ask=None)
     assert told_of_work(driver.idles("two")) == [("two", False)]
+
+
+def cancelled(driver: Driver) -> list[Action]:
+    """The query is stopped: its job is cancelled, its batch given up, and its planner ends."""
+    actions = driver.state.job_is_over(is_whole=False)
+    driver.state.batch_ends(could_ask=None)
+    return [*actions, *driver.state.batch_failed(), *driver.state.planner_leaves(1)]
+
+
+def test_the_plan_of_a_stopped_query_is_over_once_each_of_its_tasks_has_ended() -> None:
+    """H11: Spark lets a cancelled task's Python worker go on for seconds."""
+    driver = Driver()
+    driver.begins("one", A, tasks=3)
+    driver.begins("two", B, partition=1, tasks=3)
+    driver.begins("three", C, partition=2, tasks=3)
+    driver.is_done("three", C)
+
+    stopped = cancelled(driver)
+    assert (told_to_stop(stopped), plans_over(stopped)) == (["one", "two"], [])
+    assert plans_over(driver.is_done("one", A)) == []
+    assert plans_over(driver.state.task_failed("peer of another", "two", 1.0)) == []
+    assert plans_over(driver.state.task_failed("peer of two", "two", 1.0)) == [1]
+
+
+@pytest.mark.parametrize("first", ["the planner", "the driver"])
+def test_the_plan_of_a_planner_that_ends_is_over_once_the_batch_is_settled_too(first: str) -> None:
+    """H11: whoever has the queues next begins at what is committed."""
+    driver = Driver()
+    driver.begins("one", A)
+    driver.is_done("one", A)
+    state = driver.state
+
+    left = state.planner_leaves(1) if first == "the planner" else []
+    assert plans_over([*left, *state.job_is_over(is_whole=True)]) == []
+    state.batch_ends(could_ask=True)
+    assert plans_over(state.batch_committed(1)) == [1]
+    assert first == "the planner" or plans_over(state.planner_leaves(1)) == [1]
+
+
+def test_no_task_of_a_planner_that_ends_begins_any_more() -> None:
+    """H11: it may have been on its way to an executor."""
+    driver = Driver()
+    assert plans_over(driver.state.planner_leaves(1)) == []
+
+    [go] = driver.begins("one", A)
+    assert isinstance(go, Send)
+    assert go.message["stop"]
+    assert plans_over(cancelled(driver)) == []
+    assert plans_over(driver.is_done("one")) == [1]
+
+
+def test_a_task_that_is_lost_or_never_asked_leaves_the_planner_to_the_clock() -> None:
+    """H11: its call may still run; only Spark ends it."""
+    lost = Driver()
+    lost.begins("one", A)
+    lost.state.lost("peer of one", 0.0)
+    assert plans_over(cancelled(lost)) == []
+
+    unseen = Driver(must_ask=False)
+    unseen.begins("one", A, tasks=2)
+    unseen.is_done("one", A)
+    assert plans_over(cancelled(unseen)) == []
+    assert plans_over(cancelled(Driver(must_ask=False))) == []
+
+
+def test_an_attempt_that_another_one_followed_holds_no_planner_up() -> None:
+    """H11: Spark has seen it end."""
+    driver = Driver()
+    driver.begins("one", A)
+    driver.state.lost("peer of one", 0.0)
+    driver.begins("one again", A)
+
+    assert plans_over(cancelled(driver)) == []
+    assert plans_over(driver.is_done("one again", A)) == [1]
+
+
+def test_when_the_planner_is_lost_the_query_is_looked_at_at_once() -> None:
+    """H11: it may have been stopped, and its tasks go on for seconds."""
+    driver = Driver()
+    assert Look() in driver.state.lost("planner", 1.0)
+    assert Look() not in driver.state.lost("peer of one", 1.0)

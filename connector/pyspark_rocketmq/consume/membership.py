@@ -17,6 +17,9 @@ comes into this member's hands and out again.
    planned, so a queue is never given free while a plan that may hold it is made (B5).
 6. Plans have numbers. A report that a batch is over, for all queues or for some, names its plan: a late one
    does not touch the plan that is under way by then.
+7. A member that stops gives back what no batch holds at once, the rest when it is free, and leaves the group
+   last: whoever has a queue next must not meet a call of the batch before. It waits as long as Spark lets
+   Python workers go on after a stop, no longer.
 
 Source: RocketMQ 5.3.3 ``RebalanceImpl``, ``RebalanceService``, ``MQClientInstance``,
 ``ConsumeMessageOrderlyService``.
@@ -236,14 +239,17 @@ class Membership:
         self._renew_at_s = inf
         self._retry_at_s: dict[MessageQueue, float] = {}
         """When a wanted queue is tried; at once without an entry."""
-        self._is_stopping = False
+        self._leave_at_s: float | None = None
+        """When a member that stops leaves, whatever is still planned; None while it goes on."""
+        self.has_left = False
+        """Whether the last actions were given out."""
         self._is_registered = False
 
     # --- what the planner asks ------------------------------------------------------------------------------
 
     def plannable(self, now_s: float) -> dict[MessageQueue, int]:
         """Queues that may be planned, with their grants, without those whose lock is stale (C1, C2)."""
-        if self._is_stopping:
+        if self._leave_at_s is not None:
             return {}
         return {
             queue: ownership.grant
@@ -330,8 +336,9 @@ class Membership:
 
     def due(self, now_s: float) -> list[GroupAction]:
         """Drop expired locks; what is to be done now, each action once until its result is reported."""
-        if self._is_stopping:
-            return self._last_actions()
+        if self._leave_at_s is not None:
+            is_time = now_s >= self._leave_at_s or not self._planned or self._is_broadcast
+            return self._last_actions() if is_time else self._actions_before_last(now_s)
         self._expire(now_s)
         actions: list[GroupAction] = []
         if now_s >= self._heartbeat_at_s and self._queues:
@@ -351,6 +358,8 @@ class Membership:
 
     def next_due_s(self) -> float:
         """When to call :meth:`due` again if nothing happens before; never without a route."""
+        if self._leave_at_s is not None:
+            return self._leave_at_s
         if not self._queues:
             return inf
         moments = [self._heartbeat_at_s, self._renew_at_s]
@@ -423,9 +432,13 @@ class Membership:
             self._retry_at_s[queue] = now_s + self._timing.lock_retry_s
         self._renew_at_s = min(self._renew_at_s, now_s + self._timing.lock_retry_s)
 
-    def stop(self) -> None:
-        """Give everything up: the next :meth:`due` unlocks and unregisters; nothing is planned any more."""
-        self._is_stopping = True
+    def stop(self, now_s: float = 0.0, *, calls_end_s: float = 0.0) -> None:
+        """Plan nothing any more, and leave once the plan under way is over, in ``calls_end_s`` at the latest.
+
+        :meth:`due` unlocks and unregisters. Only the first call counts.
+        """
+        if self._leave_at_s is None:
+            self._leave_at_s = now_s + calls_end_s
 
     # --- inside ---------------------------------------------------------------------------------------------
 
@@ -536,6 +549,12 @@ class Membership:
         free, self._unlocks = self._unlocks - self._phases.keys(), set()
         return [Unlock(*each) for each in _by_broker(free)]
 
+    def _actions_before_last(self, now_s: float) -> list[GroupAction]:
+        """Give back what the plan under way does not hold, or holds no more."""
+        for queue in [queue for queue in self._phases if queue not in self._planned]:
+            self._happened(queue, OwnershipEvent.TAKEN_AWAY, now_s)
+        return self._unlock_actions()
+
     def _last_actions(self) -> list[GroupAction]:
         held = self._ownerships.keys() | self._unlocks | self._asked.keys() if self._needs_locks else ()
         actions: list[GroupAction] = [Unlock(*each) for each in _by_broker(held)]
@@ -546,6 +565,7 @@ class Membership:
         self._ownerships.clear()
         self._unlocks.clear()
         self._asked.clear()
+        self.has_left = True
         return actions
 
 

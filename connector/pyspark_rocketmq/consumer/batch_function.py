@@ -31,7 +31,7 @@ from pyspark_rocketmq.errors import OptionError, RocketMQError, StorageNotShared
 from pyspark_rocketmq.group.broker_offsets import open_group_store
 from pyspark_rocketmq.group.join import offset_key
 from pyspark_rocketmq.group.offset_mirror import OffsetMirror
-from pyspark_rocketmq.hub.state import Slots
+from pyspark_rocketmq.hub.state import CALLS_END_S, Slots
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
@@ -101,6 +101,7 @@ def hub_of(
     must_ask: bool,
     slots: Callable[[], Slots] = Slots,
     ends_tasks: bool = False,
+    calls_end_s: float = CALLS_END_S,
 ) -> DriverHub:
     """The server for a query's planner and tasks; see ``DriverHub``.
 
@@ -123,6 +124,7 @@ def hub_of(
         storage_options=partial(renewed_storage, store),
         clock=SystemClock(),
         ends_tasks=ends_tasks,
+        calls_end_s=calls_end_s,
     )
 
 

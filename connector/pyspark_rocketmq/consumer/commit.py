@@ -171,13 +171,12 @@ class BatchCommitter:
             terms = self._hub.begin(running.batch_id, lambda part: self._commit_ahead(part, running))
         if self._hub is None or terms is None:
             return BatchTask(running.writer, self._engine).run(batch), BatchEnd()
-        could_ask: bool | None = None
         try:
             job = BatchTask(running.writer, self._engine, terms).run(batch)
-            could_ask = job.could_ask
-        finally:
-            end = self._hub.end(could_ask=could_ask)
-        return job, end
+        except BaseException:
+            self._hub.end(could_ask=None, is_whole=False)
+            raise
+        return job, self._hub.end(could_ask=job.could_ask)
 
     def _commit_ahead(self, part: Part, running: _Running) -> None:
         """Commit what a task has handed over, on another thread than the batch's, which waits for its job."""

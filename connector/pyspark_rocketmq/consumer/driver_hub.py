@@ -21,10 +21,10 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Final, NamedTuple
 
-from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.server import QueryHub
-from pyspark_rocketmq.hub.state import HubState, Part, Slots
+from pyspark_rocketmq.hub.state import CALLS_END_S, HubState, Part, Slots
 from pyspark_rocketmq.hub.task_client import HubTerms
 from pyspark_rocketmq.model import MessageQueue
 
@@ -60,12 +60,14 @@ class DriverHub:
         storage_options: Callable[[], Mapping[str, str]] = dict,
         look_every_s: float = _LOOK_EVERY_S,
         ends_tasks: bool = False,
+        calls_end_s: float = CALLS_END_S,
     ) -> None:
         """Listen at ``bind_host``, which planner and tasks reach as ``host``, and start the threads.
 
         ``must_ask``: every task can certainly reach this process. ``slots`` returns how many tasks can run at
         the same time now, ``read_epochs`` the epochs in the offset store, ``storage_options`` how the planner
         reaches it. ``ends_tasks``: nobody else ends tasks when this process ends, so they must be connected.
+        ``calls_end_s``: how long Spark lets a Python worker go on once its job has ended.
 
         Raises:
             OSError: If nothing can listen there.
@@ -75,6 +77,7 @@ class DriverHub:
         self._read_epochs = read_epochs
         self._look_every_s = look_every_s
         self._ends_tasks = ends_tasks
+        self._calls_end_s = calls_end_s
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._over: SimpleQueue[tuple[int, Callable[[], None]] | None] = SimpleQueue()
         self._commit: Callable[[Part], None] | None = None
@@ -98,6 +101,7 @@ class DriverHub:
             look=self._is_look_wanted.set,
             storage_options=storage_options,
             drained=self._drained,
+            calls_end_s=calls_end_s,
             clock=clock,
         )
         for name, run in (
@@ -145,14 +149,16 @@ class DriverHub:
         self._began_s = self._clock.monotonic_s()
         return HubTerms(self._hub.address, batch_id, must_ask, self._ends_tasks)
 
-    def end(self, *, could_ask: bool | None) -> BatchEnd:
+    def end(self, *, could_ask: bool | None, is_whole: bool = True) -> BatchEnd:
         """After the job: take nothing more, and wait until what was taken is committed or has failed.
+
+        See ``HubState.job_is_over`` for ``is_whole``.
 
         Raises:
             RocketMQError: If tasks had to connect and could not.
         """
         self._began_s = float("inf")
-        plan, taken = self._hub.batch_ends(could_ask=could_ask)
+        plan, taken = self._hub.batch_ends(could_ask=could_ask, is_whole=is_whole)
         is_through: Future[None] = Future()
         self._work.put(lambda: is_through.set_result(None))
         is_through.result()
@@ -174,6 +180,7 @@ class DriverHub:
     def failed(self) -> None:
         """A batch could not be committed: its query ends."""
         self._has_no_batch.set()
+        self._hub.report(HubState.batch_failed)
 
     # --- threads --------------------------------------------------------------------------------------------
 
@@ -236,18 +243,29 @@ class DriverHub:
                 if self._is_drained and self._stop is not None and self._has_no_batch.is_set():
                     self._stop()
                     self._is_closed = True
-                if looks % _ALIVE_EVERY == 0 and not self._is_alive():
+                # Whoever asks has lost the planner, or was reset.
+                if (is_asked or looks % _ALIVE_EVERY == 0) and not self._is_alive():
                     self._is_closed = True
             except Exception:
                 logger.info(
                     "epochs could not be compared with the running batch's, trying again", exc_info=True
                 )
+        self._end()
+
+    def _end(self) -> None:
+        """End tasks, and the connections once the planner needs them no more."""
+        self._hub.report(HubState.stop)
         # The end of a batch waits for these threads.
         while not self._has_no_batch.wait(self._look_every_s):
             continue
-        self._hub.close()
         self._work.put(None)
         self._over.put(None)
+        # It waits for the last calls of the listener, and hears of them here.
+        deadline = Deadline.after(self._clock, self._calls_end_s)
+        while not deadline.has_passed and self._hub.query(lambda state: state.has_planner):
+            self._is_look_wanted.wait(self._look_every_s)
+            self._is_look_wanted.clear()
+        self._hub.close()
 
     def _look(self, *, is_asked: bool) -> None:
         is_long = self._clock.monotonic_s() - self._began_s >= self._look_every_s

@@ -72,6 +72,7 @@ from pyspark_rocketmq.source.cluster_view import check_topics
 from pyspark_rocketmq.source.ranges import tickets_alone
 from pyspark_rocketmq.source.session import (
     BatchFunction,
+    calls_end_s,
     check_checkpoint,
     check_session,
     check_speculation,
@@ -599,6 +600,7 @@ class PushConsumer:
                 must_ask=is_local and has_engine,
                 # With more tasks than slots, a task with a suspended queue must end for one that waits.
                 slots=lambda: task_slots(spark) if has_engine and self._is_orderly else Slots(),
+                calls_end_s=calls_end_s(spark),
             )
         except OSError as error:
             logger.warning(

@@ -18,6 +18,7 @@ from pyspark_rocketmq.errors import TransportError
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.session import HubAddress, Message, listed, queue_list
+from pyspark_rocketmq.hub.state import CALLS_END_S
 from pyspark_rocketmq.model import MessageQueue
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ class DriverConnection:
         self._is_needed.set()
         self._slots = 0
         self._are_slots_known = threading.Event()
+        self._calls_end_s = CALLS_END_S
+        self._is_leaving = False
         self._is_warned = False
         self._storage_answer: Future[Mapping[str, str]] = Future()
 
@@ -67,6 +70,15 @@ class DriverConnection:
         """See ``PlanWatcher``."""
         self._leaving = {"type": "leaving", "plan": plan, "queues": listed(queues)}
         self._send(self._leaving)
+
+    def leaves(self, plan: int) -> None:
+        """See ``PlanWatcher``."""
+        self._is_leaving = True
+        self._send({"type": "bye", "plan": plan})
+
+    def calls_end_s(self) -> float:
+        """See ``PlanWatcher``: by the driver's last report, who has Spark's settings."""
+        return self._calls_end_s
 
     def was_reset(self) -> None:
         """Queues were reset in the offset store: the driver is to look there now."""
@@ -150,6 +162,7 @@ class DriverConnection:
                 self._member.free(int(message["plan"]), queue_list(message["queues"]))
             case "slots":
                 self._slots = int(message["slots"])
+                self._calls_end_s = float(message["calls_end_s"])
                 self._are_slots_known.set()
             case "storage":
                 if not self._storage_answer.done():
@@ -159,4 +172,6 @@ class DriverConnection:
 
     def _lost(self) -> None:
         self._client = None
-        self._is_needed.set()
+        # A process that ends may start no thread for another connection; it goes by the clock from here.
+        if not self._is_leaving:
+            self._is_needed.set()

@@ -2,6 +2,9 @@
 
 Spark ends the process that plans a query with SIGTERM and calls nothing of ours; if the driver dies, the
 process exits by itself. Only after ``kill -9`` of this very process do the brokers have to wait.
+
+Spark ends the Python workers up to four seconds later. So the process stays until the driver reports that no
+listener is called any more, or until Spark must have ended the workers, and gives the locks back then.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, ConsumeType, HeartbeatData
 
 _WITHIN_S: Final = 3.0
+"""How long unlocking and unregistering may take, once nothing is delivered any more."""
 
 _members: list[RunningMember] = []
 
@@ -61,7 +65,8 @@ def _install() -> None:
 
 def _leave() -> None:
     while _members:
-        _members.pop().stop(_WITHIN_S)
+        member = _members.pop()
+        member.stop(member.calls_end_s + _WITHIN_S)
 
 
 logger = logging.getLogger(__name__)

@@ -42,6 +42,7 @@ from pyspark_rocketmq.consume.membership import (
 )
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import BrokerError, RocketMQError, TransportError
+from pyspark_rocketmq.hub.state import CALLS_END_S
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
 from pyspark_rocketmq.wire.requests.admin import ConsumerConnection
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
@@ -165,6 +166,14 @@ class PlanWatcher(Protocol):
         """All queues of the plan that are to be given up, as of now; called again when that has changed."""
         ...
 
+    def leaves(self, plan: int) -> None:
+        """The process that plans ends, and waits until nothing of the plan is delivered any more."""
+        ...
+
+    def calls_end_s(self) -> float:
+        """How long after its query a call of the listener may go on."""
+        ...
+
 
 class RunningMember:
     """Implements :class:`QueueOwnership`. Start it, and stop it in any case."""
@@ -219,11 +228,12 @@ class RunningMember:
     def stop(self, within_s: float) -> None:
         """Leave: nothing is planned any more, locks are given back, the others are told; idempotent.
 
+        Queues of the plan under way are given back once they are free, or when Spark has ended its workers.
         Returns after ``within_s`` at the latest; what was not done then the brokers do by themselves: a lock
         ends 60 s after its last renewal, a membership with the connection.
         """
         self.stop_soon()
-        self._notify(lambda machine, _: machine.stop())
+        self._stop_planning()
         if self._thread.is_alive():
             self._thread.join(within_s)
         self._calls.pool.close()
@@ -231,6 +241,11 @@ class RunningMember:
     def stop_soon(self) -> None:
         """Leave soon, without waiting; takes no lock, so a signal handler may call it."""
         self._is_stopping = True
+
+    @property
+    def calls_end_s(self) -> float:
+        """How long :meth:`stop` may wait for calls of the listener."""
+        return CALLS_END_S if self._watcher is None else self._watcher.calls_end_s()
 
     # --- what the planner asks ------------------------------------------------------------------------------
 
@@ -473,9 +488,21 @@ class RunningMember:
                 error,
             )
 
+    def _stop_planning(self) -> None:
+        calls_end_s = self.calls_end_s
+        self._notify(lambda machine, now_s: machine.stop(now_s, calls_end_s=calls_end_s))
+
     def _leave(self) -> None:
-        self._query(lambda machine, _: machine.stop())
-        self._do_all(self._query(lambda machine, now_s: machine.due(now_s)))
+        self._stop_planning()
+        plan, planned = self._query(lambda machine, _: machine.plan_under_way())
+        if self._watcher is not None and planned:
+            self._watcher.leaves(plan)
+        while True:
+            self._do_all(self._query(lambda machine, now_s: machine.due(now_s)))
+            if self._machine.has_left:
+                return
+            self._wake.wait(self._sleep_s())
+            self._wake.clear()
 
     def _unregister(self) -> None:
         def unregister_at(address: BrokerAddress) -> None:

@@ -13,7 +13,18 @@ from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.hub.connections import Connection, ConnectionLoop
 from pyspark_rocketmq.hub.session import HubAddress, Message, queue_list
-from pyspark_rocketmq.hub.state import Action, BatchResult, Commit, HubState, Part, Send, Slots, TaskStart
+from pyspark_rocketmq.hub.state import (
+    CALLS_END_S,
+    Action,
+    BatchResult,
+    Commit,
+    HubState,
+    Look,
+    Part,
+    Send,
+    Slots,
+    TaskStart,
+)
 from pyspark_rocketmq.model import MessageQueue
 
 logger = logging.getLogger(__name__)
@@ -39,6 +50,7 @@ class QueryHub(ConnectionLoop):
         look: Callable[[], None],
         storage_options: Callable[[], Mapping[str, str]] = dict,
         drained: Callable[[], None] = lambda: None,
+        calls_end_s: float = CALLS_END_S,
         clock: Clock,
     ) -> None:
         """Listen.
@@ -49,9 +61,10 @@ class QueryHub(ConnectionLoop):
             must_ask: See :class:`HubState`.
             slots: See :class:`HubState`.
             commit: Begins to commit a part and later reports ``HubState.committed``; returns at once.
-            look: Has the offset store compared with the batch soon; returns at once.
+            look: Has the offset store compared with the batch soon, and the query looked at; returns at once.
             storage_options: How to reach the offset store, renewed; may take a while.
             drained: Has the query stopped soon, for nothing is left to consume; returns at once.
+            calls_end_s: See :class:`HubState`.
             clock: The system's, but in tests.
 
         Raises:
@@ -62,7 +75,7 @@ class QueryHub(ConnectionLoop):
         super().__init__("rocketmq-hub", clock)
         self.address = HubAddress.new(host, listening.getsockname()[1])
         """What planner and tasks connect with."""
-        self._state = HubState(must_ask=must_ask, slots=slots)
+        self._state = HubState(must_ask=must_ask, slots=slots, calls_end_s=calls_end_s)
         self._commit = commit
         self._look = look
         self._storage_options = storage_options
@@ -89,11 +102,11 @@ class QueryHub(ConnectionLoop):
         self._call(ask)
         return answer.result(_ANSWER_S)
 
-    def batch_ends(self, *, could_ask: bool | None) -> BatchResult:
-        """See :meth:`HubState.batch_ends`."""
+    def batch_ends(self, *, could_ask: bool | None, is_whole: bool = True) -> BatchResult:
+        """See :meth:`HubState.job_is_over` and :meth:`HubState.batch_ends`."""
 
         def end(state: HubState) -> BatchResult:
-            self._act(state.end_idle())
+            self._act(state.job_is_over(is_whole=is_whole))
             return state.batch_ends(could_ask=could_ask)
 
         return self.query(end)
@@ -122,10 +135,8 @@ class QueryHub(ConnectionLoop):
             case "planner":
                 logger.info("planner connected peer=%s", peer)
                 return self._state.planner_came(connection)
-            case "plan":
-                self._state.plan_made(int(message["plan"]), queue_list(message["queues"], peer))
-            case "leaving":
-                return self._state.must_leave(int(message["plan"]), queue_list(message["queues"], peer))
+            case "plan" | "leaving" | "bye":
+                return self._plan_event(peer, message)
             case "look":
                 self._look()
             case "storage":
@@ -142,6 +153,16 @@ class QueryHub(ConnectionLoop):
                 return self._state.task_begins(connection, _task_start(message))
             case _:
                 return self._task_event(connection, str(message["task"]), message)
+        return []
+
+    def _plan_event(self, peer: str, message: Message) -> list[Action]:
+        plan = int(message["plan"])
+        if message["type"] == "bye":
+            return self._state.planner_leaves(plan)
+        queues = queue_list(message["queues"], peer)
+        if message["type"] == "leaving":
+            return self._state.must_leave(plan, queues)
+        self._state.plan_made(plan, queues)
         return []
 
     def _answer_storage(self, connection: Connection) -> None:
@@ -177,6 +198,8 @@ class QueryHub(ConnectionLoop):
                     self._send(connection, message)
                 case Commit(part):
                     self._commit(part)
+                case Look():
+                    self._look()
 
 
 def _task_start(message: Message) -> TaskStart:

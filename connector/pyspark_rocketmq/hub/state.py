@@ -17,6 +17,9 @@ Rule 5: a task that has only suspended queues left is *idle*, and stays so. It w
 is *at work*: all tasks have begun, and one is not idle. While some have not begun, it waits two seconds if a
 slot is free; without a free slot it ends, because they may need its own. Once told that it is to end, it
 does.
+Rule 6: a planner that ends keeps its locks until nobody delivers any more. So nothing is delivered from then
+on; once the batch is committed or given up, and each of its tasks has ended or may not begin, the plan is
+over. If that is not known of a task, the planner waits as long as Spark may take to end a worker.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ from pyspark_rocketmq.model import MessageQueue
 
 Queues = frozenset[MessageQueue]
 
+CALLS_END_S: Final = 5.0
+"""How long after its query a listener may be called: Spark looks every 2 s for tasks that were cancelled,
+gives the Python worker of one ``spark.python.task.killTimeout`` (2 s), then ends it with SIGKILL."""
 _PLANNER_GONE_S: Final = 15.0
 """How long tasks go on without their planner, which may come back."""
 _BEGIN_WITHIN_S: Final = 2.0
@@ -59,7 +65,11 @@ class Commit(NamedTuple):
     part: Part
 
 
-Action = Send | Commit
+class Look(NamedTuple):
+    """Look soon whether the query still runs."""
+
+
+Action = Send | Commit | Look
 
 
 class BatchResult(NamedTuple):
@@ -117,13 +127,21 @@ class _Task:
 class HubState:
     """One query's. Not thread-safe; no method waits."""
 
-    def __init__(self, *, must_ask: bool, slots: Slots = Slots()) -> None:  # noqa: B008 - it does not change
+    def __init__(
+        self,
+        *,
+        must_ask: bool,
+        slots: Slots = Slots(),  # noqa: B008 - it does not change
+        calls_end_s: float = CALLS_END_S,
+    ) -> None:
         """Begin with no batch.
 
         Args:
             must_ask: Every task will be able to ask, from the first batch on.
             slots: As of now.
+            calls_end_s: How long Spark lets a worker go on after its job, for the planner.
         """
+        self._calls_end_s = calls_end_s
         self.must_ask = must_ask
         """Whether a task that cannot ask must leave its ranges as they are."""
         self._planner: Hashable | None = None
@@ -144,12 +162,20 @@ class HubState:
         self._parts: set[str] = set()
         """The driver's: committed, or to be."""
         self.is_stopping = False
+        self._last_plan: int | None = None
+        """That of a planner which ends."""
+        self._is_settled = True
+        """No batch is under way, its commit included."""
+        self._late: dict[str, Hashable] = {}
+        """Tasks that had not ended when their job had, and the peer of each: they may still deliver."""
+        self._is_any_unseen = False
+        """Whether a job ended before its end, and tasks of it may run that never asked."""
 
     # --- the planner ----------------------------------------------------------------------------------------
 
     def planner_came(self, peer: Hashable) -> list[Action]:
         """The planner is connected; the last peer to say so is the planner."""
-        self._planner, self._planner_lost_s = peer, None
+        self._planner, self._planner_lost_s, self._last_plan = peer, None, None
         return self._tell_slots()
 
     def plan_made(self, number: int, queues: Queues) -> None:
@@ -166,6 +192,16 @@ class HubState:
         self._leaving = queues
         return self._give_up()
 
+    def planner_leaves(self, plan: int) -> list[Action]:
+        """The planner ends, and waits to hear that nothing of ``plan`` is delivered any more."""
+        self._last_plan = plan
+        return self._stop_tasks() + self._over_for_good()
+
+    @property
+    def has_planner(self) -> bool:
+        """Whether a planner is connected."""
+        return self._planner is not None
+
     # --- the driver -----------------------------------------------------------------------------------------
 
     def slots_are(self, slots: Slots) -> list[Action]:
@@ -181,14 +217,28 @@ class HubState:
         self._owner.clear()
         self._moved.clear()
         self._parts.clear()
+        self._late.clear()
+        self._is_settled = self._is_any_unseen = False
         return self.must_ask
 
-    def end_idle(self) -> list[Action]:
-        """The job is over; if a task still waits, it failed."""
-        return self._told_to_end([task for task in self._running() if task.is_waiting])
+    def job_is_over(self, *, is_whole: bool) -> list[Action]:
+        """The job has ended, before :meth:`batch_ends`: what a task still does is in vain.
+
+        ``is_whole``: it came to its end; otherwise it failed, or was cancelled, and its tasks may go on.
+        """
+        if not is_whole:
+            followed = {task.start.partition for task in self._tasks.values() if not task.is_lost}
+            self._late = {
+                task.start.task: task.peer
+                for task in self._tasks.values()
+                if task.is_running or (task.is_lost and task.start.partition not in followed)
+            }
+            most = max((task.start.tasks for task in self._tasks.values()), default=0)
+            self._is_any_unseen = not self.must_ask and (not most or len(followed) < most)
+        return self._stop_tasks()
 
     def batch_ends(self, *, could_ask: bool | None) -> BatchResult:
-        """The job is over, and nothing more of it is taken.
+        """Nothing more of the job is taken.
 
         Args:
             could_ask: Whether all of its tasks were connected; None if it had none, or none that asks.
@@ -205,7 +255,13 @@ class HubState:
 
     def batch_committed(self, plan: int) -> list[Action]:
         """All of a plan's batch is committed, or dropped for good."""
+        self._is_settled = True
         return self._to_planner({"type": "over", "plan": plan})
+
+    def batch_failed(self) -> list[Action]:
+        """Nothing of the batch is going to be committed any more: its query ends."""
+        self._is_settled = True
+        return self._over_for_good()
 
     def committed(self, part: Part) -> list[Action]:
         """A part is committed, or dropped because its queues are somebody else's."""
@@ -249,7 +305,7 @@ class HubState:
             "type": "go",
             "task": start.task,
             "give_up": listed(left_out),
-            "stop": self.is_stopping or self._is_orphaned,
+            "stop": self.is_stopping or self._is_orphaned or self._last_plan is not None,
         }
         return [Send(peer, go), *superseded, *self._free(left_out - settled)]
 
@@ -280,25 +336,29 @@ class HubState:
         """A task has ended; ``result`` is a copy of what comes with the batch, None if that is too large."""
         task = self._task(peer, task_id)
         if task is None:
-            return []
+            return self._late_ended(peer, task_id)
         task.is_done, task.done = True, result
         return self._give_up() + self._end_idle(now_s)
 
     def task_failed(self, peer: Hashable, task_id: str, now_s: float) -> list[Action]:
         """An attempt of a task delivers nothing any more, and brings nothing but what it has handed over."""
         task = self._task(peer, task_id)
-        if task is not None and not task.is_done:
+        if task is None:
+            return self._late_ended(peer, task_id)
+        if not task.is_done:
             task.is_lost = True
         return self._end_idle(now_s)
 
     def lost(self, peer: Hashable, now_s: float) -> list[Action]:
         """A connection is no more."""
+        look: list[Action] = []
         if peer == self._planner:
             self._planner, self._planner_lost_s = None, now_s
+            look.append(Look())
         for task in self._tasks.values():
             if task.peer == peer and not task.is_done:
                 task.is_lost = True
-        return self._end_idle(now_s)
+        return look + self._end_idle(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
         """Time goes by: without a planner nobody renews the locks, and tasks must end before they run out."""
@@ -317,7 +377,9 @@ class HubState:
 
     def _tell_slots(self) -> list[Action]:
         """Limit the planner's number of tasks."""
-        return self._to_planner({"type": "slots", "slots": self._slots.most_planned})
+        return self._to_planner(
+            {"type": "slots", "slots": self._slots.most_planned, "calls_end_s": self._calls_end_s}
+        )
 
     def _task(self, peer: Hashable, task_id: str) -> _Task | None:
         """None of a task that nothing more is taken from."""
@@ -325,7 +387,18 @@ class HubState:
         return None if task is None or task.peer != peer or task.is_lost else task
 
     def _stop_tasks(self) -> list[Action]:
-        return [Send(task.peer, {"type": "stop"}) for task in self._running()]
+        return [Send(task.peer, {"type": "stop", "task": task.start.task}) for task in self._running()]
+
+    def _late_ended(self, peer: Hashable, task_id: str) -> list[Action]:
+        if self._late.get(task_id) == peer:
+            del self._late[task_id]
+        return self._over_for_good()
+
+    def _over_for_good(self) -> list[Action]:
+        """Report to a planner that ends that its plan is over, once that is so."""
+        if self._last_plan is None or not self._is_settled or self._late or self._is_any_unseen:
+            return []
+        return self._to_planner({"type": "over", "plan": self._last_plan})
 
     def _running(self) -> list[_Task]:
         return [task for task in self._tasks.values() if task.is_running]

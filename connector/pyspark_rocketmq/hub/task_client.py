@@ -210,6 +210,8 @@ class TaskInstructions(RangeInstructions):
                 self._in_doubt.discard(message["part"])
                 if not self._in_doubt:
                     self._is_certain.set()
+            case "stop":
+                self.stop()
             case _:
                 pass
 
@@ -262,10 +264,7 @@ class _DriverConnection:
         self._tasks.pop(instructions.id, None)
 
     def _received(self, message: Message) -> None:
-        if message["type"] == "stop":
-            for instructions in list(self._tasks.values()):
-                instructions.stop()
-        elif (task := self._tasks.get(message["task"])) is not None:
+        if (task := self._tasks.get(message["task"])) is not None:
             task.receive(message)
 
     def _lost(self) -> None:

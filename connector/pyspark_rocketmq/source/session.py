@@ -21,7 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, RocketMQError, error_of_worker, without_frames
-from pyspark_rocketmq.hub.state import Slots
+from pyspark_rocketmq.hub.state import CALLS_END_S, Slots
 from pyspark_rocketmq.source.ranges import is_plan
 from pyspark_rocketmq.source.spark_version import HAS_DELTA, NEWEST_DELTA
 
@@ -40,6 +40,9 @@ _INTERRUPTIONS: Final = frozenset(
 _JOB_CANCELLED: Final = "[SPARK_JOB_CANCELLED]"
 """A stop cancels the query's jobs before it interrupts its thread."""
 _MOST_CHARACTERS: Final = 200
+_KILL_TIMEOUT: Final = "spark.python.task.killTimeout"
+_USUAL_KILL_TIMEOUT: Final = "2s"
+_USUAL_KILL_TIMEOUT_S: Final = 2.0
 _GROWS_WITH_TASKS: Final = {
     "spark.dynamicAllocation.enabled": "true",
     "spark.databricks.clusterUsageTags.clusterScalingType": "autoscaling",
@@ -371,6 +374,17 @@ def task_slots(spark: SparkSession) -> Slots:
         str(spark.conf.get(key, "")).strip().lower() == value for key, value in _GROWS_WITH_TASKS.items()
     )
     return Slots(at_once, 0 if is_growing else at_once)
+
+
+def calls_end_s(spark: SparkSession) -> float:
+    """How long after its query a listener may be called; see ``CALLS_END_S``."""
+    try:
+        settings: Any = spark.sparkContext._jsc.sc().conf()  # noqa: SLF001 - only Spark reads its spans of time
+        kill_s = float(settings.getTimeAsMs(_KILL_TIMEOUT, _USUAL_KILL_TIMEOUT)) / 1000
+    except Exception as error:  # noqa: BLE001 - a platform may forbid it
+        logger.info("%s is not known, Spark's default counts: %s", _KILL_TIMEOUT, error)
+        return CALLS_END_S
+    return CALLS_END_S + max(kill_s - _USUAL_KILL_TIMEOUT_S, 0.0)
 
 
 def is_active(query: StreamingQuery) -> bool:
