@@ -17,22 +17,22 @@ from pyspark_rocketmq.options.declare import OptionSpec, specs_of
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.write import WriteOptions
 
+_MADE = "<!-- Made from the code by `make docs`: change it there. -->"
 _OPTIONS_HEAD = (
-    "Made from the options' declarations by `make docs`; do not edit. Keys are matched without regard to "
-    "case. An option is used in a `stream` that is read, a `batch` that is read, or a `write` of either; "
-    "where it would mean nothing it is refused."
+    "Upper and lower case make no difference in a key. Column *used in* names where an option counts: in a "
+    "`stream` or a `batch` that is read, or in a `write` of either. Anywhere else it is refused."
 )
 _ERRORS_HEAD = (
-    "Made from the errors' docstrings by `make docs`; do not edit. Every error is a "
-    '`pyspark_rocketmq.RocketMQError`; `error.retryable` says whether trying again may help, and "later" '
-    "stands for errors that a query which has worked before waits for. Its text says what happened, where, "
-    "and what to do."
+    "Every error is a `pyspark_rocketmq.RocketMQError`. Its text says what happened, where, and what to do; "
+    "`error.retryable` is True where trying again may help, and *later* marks errors that a query which has "
+    "worked before waits for. In Spark's output look for the last line that begins with "
+    "`pyspark_rocketmq.errors`."
 )
 _OF_A_CONSUMER = (
-    "What a `PushConsumer` ([listeners](listeners.md)) takes as arguments in Python, and job `consume` as "
-    "keys of `--option` and of its `--conf` file. Its other arguments are options of reading under their "
-    "Python names, such as `allocate_message_queue_strategy`, and `options`, a map of those that have no "
-    "argument."
+    "A `PushConsumer` ([listeners](listeners.md)) takes these as arguments in Python; job `consume` takes "
+    "them as keys of `--option` and of its `--conf` file. Its other arguments are options of reading under "
+    "their Python names, such as `allocate_message_queue_strategy`, and `options`, a map of those that have "
+    "no argument."
 )
 
 
@@ -40,6 +40,8 @@ def options_page() -> str:
     """The documentation page of the options."""
     common = specs_of(ConnectionOptions)
     lines = [
+        _MADE,
+        "",
         '# Options of `format("rocketmq")`',
         "",
         _OPTIONS_HEAD,
@@ -50,7 +52,7 @@ def options_page() -> str:
         "",
         "## Writing",
         "",
-        "What the columns are, and what keeps their order: [writing](how-to/writing.md).",
+        "The columns, and how their order is kept: [writing](how-to/writing.md).",
         "",
         *_options_table(spec for spec in specs_of(WriteOptions) if spec not in common),
         "",
@@ -69,9 +71,9 @@ def options_page() -> str:
 
 def _options_table(specs: Iterable[OptionSpec]) -> list[str]:
     return _table(
-        ("option", "used in", "type", "default", "unit", "meaning"),
+        ("option", "used in", "type", "default", "meaning"),
         (
-            (f"`{spec.key}`", ", ".join(spec.used_in), spec.type, spec.default_text, spec.unit, spec.doc)
+            (f"`{spec.key}`", ", ".join(spec.used_in), _type_of(spec), spec.default_text, spec.doc)
             for spec in specs
         ),
     )
@@ -79,14 +81,19 @@ def _options_table(specs: Iterable[OptionSpec]) -> list[str]:
 
 def _consumer_table() -> list[str]:
     return _table(
-        ("argument", "option of the job", "type", "default", "unit", "meaning"),
+        ("argument", "option of the job", "type", "default", "meaning"),
         (
-            (f"`{field.name}`", f"`{spec.key}`", spec.type, spec.default_text, spec.unit, spec.doc)
+            (f"`{field.name}`", f"`{spec.key}`", _type_of(spec), spec.default_text, spec.doc)
             for field, spec in zip(
                 dataclasses.fields(ConsumerOptions), specs_of(ConsumerOptions), strict=True
             )
         ),
     )
+
+
+def _type_of(spec: OptionSpec) -> str:
+    """The type of an option's value, with its unit."""
+    return f"{spec.type}; {spec.unit}" if spec.unit else spec.type
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -117,6 +124,8 @@ def errors_page() -> str:
     listed = {name for name, *_ in rows}
     parents = [name for cls in classes[1:] if (name := f"`{cls.__name__}`") not in listed]
     lines = [
+        _MADE,
+        "",
         "# Errors",
         "",
         _ERRORS_HEAD,

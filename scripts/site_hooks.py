@@ -13,6 +13,14 @@ from mkdocs.structure.files import File, Files
 
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 _IMAGE = re.compile(r"(!\[[^\]]*\]\()docs/")
+_TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+_ROW = re.compile(r"<tr>\n(.*?)</tr>", re.DOTALL)
+_CELL = re.compile(r"<td>")
+_HEADING = re.compile(r"<th>(.*?)</th>")
+_NAME = re.compile(r"<td><code>(\w+)</code></td>")
+_REFERENCES = {"options.md": "options", "errors.md": "errors"}
+"""Pages with a row for each name, to which readers link; docs/stylesheets/site.css lays them out by class."""
+_LONG_CONTENTS = "api.md"
 _OUTSIDE = ("http://", "https://", "#")
 
 
@@ -26,6 +34,35 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Leave only the text of a link to what is no page."""
     return _LINK.sub(lambda link: link[0] if _stays(link[2]) else link[1], markdown)
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Give each option and error an anchor; list only the classes in the contents of the Python API."""
+    if page.file.src_uri == _LONG_CONTENTS:
+        for section in page.toc.items:
+            for described in section.children:
+                described.children = []
+    if page.file.src_uri not in _REFERENCES:
+        return html
+    style = _REFERENCES[page.file.src_uri]
+    return _TABLE.sub(lambda table: _with_anchors(table[0], style), html)
+
+
+def _with_anchors(table: str, style: str) -> str:
+    headings = _HEADING.findall(table)
+    rows = _ROW.sub(lambda row: _with_anchor(row[1], headings), table)
+    return rows.replace("<table>", f'<table class="reference {style}">')
+
+
+def _with_anchor(row: str, headings: list[str]) -> str:
+    named = _NAME.search(row)
+    if named is None:
+        return f"<tr>\n{row}</tr>"
+    name = named[1]
+    cells = iter(headings)
+    row = _CELL.sub(lambda _: f'<td data-heading="{next(cells)}">', row)
+    link = f'<a href="#{name}"><code>{name}</code></a>'
+    return f'<tr id="{name}">\n{row.replace(f"<code>{name}</code>", link, 1)}</tr>'
 
 
 def _first_page(readme: str) -> str:

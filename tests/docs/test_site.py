@@ -1,0 +1,104 @@
+"""The documentation as a site: what its hooks add to pages, and how a browser lays them out."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pyspark_rocketmq.options.declare import specs_of
+from pyspark_rocketmq.options.read import ReadOptions
+from scripts.site_hooks import on_page_content
+from tests.docs.pages import ROOT
+from tests.helpers.browser import Browser, browser
+
+__all__ = ["browser"]
+
+TABLE = """<h2>Reading</h2>
+<table>
+<thead>
+<tr>
+<th>option</th>
+<th>type</th>
+<th>meaning</th>
+</tr>
+</thead>
+<tbody>
+<tr>
+<td><code>topic</code></td>
+<td>string</td>
+<td>The <code>topic</code>.</td>
+</tr>
+</tbody>
+</table>"""
+MEASURE = """
+<script>
+addEventListener("load", () => {
+  const names = [...document.querySelectorAll("tr[id] td:first-child code")];
+  const broken = names.filter(each => each.getClientRects().length > 1).map(each => each.textContent);
+  const page = document.documentElement;
+  const wide = [...document.querySelectorAll("table")].filter(each => each.scrollWidth > page.clientWidth);
+  document.body.dataset.measured = `${names.length} names, broken: ${broken}, too wide: ${wide.length}`;
+});
+</script>
+"""
+
+
+def page(name: str, sections: int = 0) -> SimpleNamespace:
+    described = [SimpleNamespace(children=["a method"]) for _ in range(sections)]
+    toc = SimpleNamespace(items=[SimpleNamespace(children=described)])
+    return SimpleNamespace(file=SimpleNamespace(src_uri=name), toc=toc)
+
+
+def test_each_option_can_be_linked_to() -> None:
+    html = on_page_content(TABLE, page=page("options.md"))
+
+    assert '<table class="reference options">' in html
+    assert '<tr id="topic">' in html
+    assert '<td data-heading="option"><a href="#topic"><code>topic</code></a></td>' in html
+    assert '<td data-heading="type">string</td>' in html
+    assert '<td data-heading="meaning">The <code>topic</code>.</td>' in html
+    assert html.count("<tr>") == 1, "that of the headings stays as it is"
+
+
+def test_other_pages_stay_as_they_are() -> None:
+    assert on_page_content(TABLE, page=page("columns.md")) == TABLE
+
+
+def test_the_contents_of_the_python_api_are_its_classes() -> None:
+    api = page("api.md", sections=2)
+
+    on_page_content("", page=api)
+
+    assert [each.children for each in api.toc.items[0].children] == [[], []]
+
+
+@pytest.mark.long
+def test_names_stay_whole_in_a_browser_and_no_table_is_wider_than_the_page(
+    browser: Browser, tmp_path: Path
+) -> None:
+    site = tmp_path / "site"
+    subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(site)],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        check=True,
+        timeout=240,
+    )
+    found = {}
+    for name in ("options.html", "errors.html"):
+        text = (site / name).read_text(encoding="utf-8")
+        (site / name).write_text(text.replace("</head>", f"{MEASURE}</head>"), encoding="utf-8")
+        for width in (500, 1280, 1920):
+            shown = browser.document(site / name, tmp_path / "shown.png", width=width)
+            measured = re.search(r'data-measured="(\d+) names, broken: (.*?), too wide: (\d+)"', shown)
+            assert measured is not None
+            found[name, width] = measured.groups()
+
+    assert {(broken, wide) for _, broken, wide in found.values()} == {("", "0")}
+    assert int(found["options.html", 500][0]) > len(specs_of(ReadOptions))
