@@ -286,6 +286,17 @@ class TopicAway(TopicNotFound):
     advice: ClassVar[str] = "Start the brokers that had it, or create the topic again."
 
 
+class NameServerNotReady(BrokerError):
+    """A name server answered with an error that says nothing of the topic, as one does that has just started.
+
+    Do: Nothing, if it passes; else read the remark, and the name server's log.
+    """
+
+    retryable: ClassVar[bool] = True
+
+    advice: ClassVar[str] = "If it does not pass, look at the name server and its log."
+
+
 class NoPermission(BrokerError):
     """Topic, group or broker does not allow the operation, or the credentials are wrong.
 

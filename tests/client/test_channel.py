@@ -122,6 +122,10 @@ def test_a_submitted_request_is_given_up_after_its_deadline() -> None:
     with ScriptedServer(silent) as server, open_channel(server, clock=clock) as channel:
         channel.submit(QUESTION, outcomes.put, Deadline.after(clock, 30.0))
         channel.submit(QUESTION, outcomes.put, Deadline.after(clock, 90.0))
+        server.next_request()
+        server.next_request()
+        server.script = lambda peer, request: peer.answer(request)
+        channel.request(QUESTION, soon())
         clock.advance(29.0)
         channel.expire_overdue()
         assert outcomes.empty()
@@ -132,6 +136,111 @@ def test_a_submitted_request_is_given_up_after_its_deadline() -> None:
         assert isinstance(error, RequestTimeout)
         assert error.timeout_s == pytest.approx(31.0)
         assert outcomes.empty()
+
+
+def give_up(channel: Channel, clock: FakeClock, *, how: str) -> None:
+    """Have a request overdue, one that somebody waits for or one that was submitted."""
+    if how == "request":
+        with pytest.raises(RequestTimeout):
+            channel.request(QUESTION, Passed(clock, clock.monotonic_s()))
+        return
+    outcomes: SimpleQueue[object] = SimpleQueue()
+    channel.submit(QUESTION, outcomes.put, Deadline.after(clock, 3.0))
+    clock.advance(3.0)
+    channel.expire_overdue()
+    assert isinstance(outcomes.get(timeout=PATIENCE_S), RequestTimeout)
+
+
+class Passed(Deadline):
+    """A deadline that passes, by a clock of the test's, as soon as somebody looks how much time is left."""
+
+    def remaining_s(self) -> float:
+        assert isinstance(self.clock, FakeClock)
+        self.clock.advance(3.0)
+        return 0.001
+
+
+@pytest.mark.parametrize("how", ["request", "submit"])
+def test_a_connection_that_is_silent_when_a_request_times_out_is_closed(how: str) -> None:
+    """A7: what else is under way fails with it, and the next request needs a new connection."""
+    clock, others = FakeClock(), SimpleQueue[object]()
+    with ScriptedServer(silent) as server, open_channel(server, clock=clock) as channel:
+        channel.submit(QUESTION, others.put)
+        give_up(channel, clock, how=how)
+
+        assert not channel.is_open
+        other = others.get(timeout=PATIENCE_S)
+        assert isinstance(other, ChannelClosed)
+        assert "nothing came on it for" in str(other)
+        assert server.next_peer().has_ended.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("how", ["request", "submit"])
+@pytest.mark.parametrize("by", ["answer", "request of the server"])
+def test_a_connection_on_which_anything_came_outlives_a_timeout(how: str, by: str) -> None:
+    """A7: a broker that drops one request, or is slow with it, serves the others on."""
+    clock, outcomes = FakeClock(), SimpleQueue[object]()
+    slow = RemotingCommand(code=11)
+
+    def script(peer: Peer, request: RemotingCommand) -> None:
+        if request.code == slow.code:
+            return
+        if by != "answer":
+            peer.send(RemotingCommand(code=RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, opaque=7))
+        peer.answer(request)
+
+    with ScriptedServer(script) as server, open_channel(server, clock=clock) as channel:
+        channel.submit(slow, outcomes.put, Deadline.after(clock, 3.0))
+        channel.request(QUESTION, soon())
+        clock.advance(3.0)
+        channel.expire_overdue()
+
+        assert isinstance(outcomes.get(timeout=PATIENCE_S), RequestTimeout)
+        assert channel.is_open
+        server.script = silent
+        give_up(channel, clock, how=how)
+        assert not channel.is_open, "nothing came since that one was sent"
+
+
+def test_an_answer_that_has_come_while_the_process_stood_still_keeps_the_connection() -> None:
+    """A7: the reader has not run yet when the caller's time is over; nothing is said of the peer."""
+    clock, busy = FakeClock(), threading.Event()
+    is_reading = threading.Event()
+
+    def block(_: object) -> None:
+        is_reading.set()
+        assert busy.wait(PATIENCE_S)
+
+    with ScriptedServer() as server, open_channel(server, clock=clock) as channel:
+        channel.submit(QUESTION, block)
+        assert is_reading.wait(PATIENCE_S)
+        answered = threading.Event()
+
+        def answer(peer: Peer, request: RemotingCommand) -> None:
+            peer.answer(request)
+            answered.set()
+
+        server.script = answer
+
+        outcomes: SimpleQueue[object] = SimpleQueue()
+        channel.submit(QUESTION, outcomes.put, Deadline.after(clock, 3.0))
+        assert answered.wait(PATIENCE_S)
+        clock.advance(3.0)
+        channel.expire_overdue()
+        assert isinstance(outcomes.get(timeout=PATIENCE_S), RequestTimeout)
+        busy.set()
+
+        assert channel.is_open
+        assert channel.request(QUESTION, soon()).code == 0
+
+
+def test_a_request_that_had_hardly_any_time_says_nothing_of_the_connection() -> None:
+    """A7: as in Java, where less than 100 ms were left."""
+    with ScriptedServer(silent) as server, open_channel(server, clock=FakeClock()) as channel:
+        with pytest.raises(RequestTimeout):
+            channel.request(QUESTION, Deadline.after(CLOCK, 0.0))
+
+        assert channel.is_open
 
 
 def test_the_reader_looks_after_deadlines_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

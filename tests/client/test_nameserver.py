@@ -1,20 +1,28 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import pytest
 
-from broker_sim.bodies import encode_route
+from broker_sim.bodies import encode_cluster_info, encode_route, encode_topic_list
 from pyspark_rocketmq.client import transport
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Deadline, SystemClock
-from pyspark_rocketmq.errors import BrokerError, RequestTimeout, TopicNotFound
+from pyspark_rocketmq.errors import (
+    BrokerError,
+    NameServerNotReady,
+    NoPermission,
+    NotANameServer,
+    RequestTimeout,
+    TopicNotFound,
+)
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, QueueData, TopicRoute
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from tests.helpers.fake_clock import FakeClock
-from tests.helpers.scripted_server import Peer, ScriptedServer
+from tests.helpers.scripted_server import Peer, Script, ScriptedServer
 from tests.helpers.wait import PATIENCE_S
 
 
@@ -29,6 +37,16 @@ def route_with(queue_nums: int) -> TopicRoute:
             ),
         ),
     )
+
+
+def route_of(*names: str) -> TopicRoute:
+    """One queue at each broker."""
+    queues = (QueueData(broker_name=n, read_queue_nums=1, write_queue_nums=1, perm=6) for n in names)
+    brokers = (
+        BrokerData(broker_name=name, cluster="C", addresses={0: BrokerAddress(f"{name}:10911")})
+        for name in names
+    )
+    return TopicRoute(brokers=tuple(brokers), queues=tuple(queues))
 
 
 class RouteScript:
@@ -80,50 +98,36 @@ def test_a_route_is_kept_for_thirty_seconds(
     assert script.count == 2
 
 
-def test_a_route_for_sending_is_kept_while_no_name_server_has_the_topic(
+def test_a_route_is_kept_while_no_name_server_has_the_topic(
     server: ScriptedServer, pool: ChannelPool, soon: Deadline, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """G7: the name server is asked again each second, and believed as soon as it knows the topic."""
+    """A2, G7: the name server is asked again each second, and believed as soon as it knows the topic."""
     clock, script = FakeClock(), RouteScript(None)
     server.script = script
     client = NameServerClient((server.address,), pool, clock, PATIENCE_S)
     with pytest.raises(TopicNotFound):
-        client.lasting_route("orders", soon)
+        client.route("orders", soon)
     script.route = route_with(3)
-    client.lasting_route("orders", soon)
+    client.route("orders", soon)
+    assert client.denial("orders") is None
     client.invalidate("orders")
     script.route = None
-    kept = [client.lasting_route("orders", soon) for _ in range(3)]
+    kept = [client.route("orders", soon) for _ in range(3)]
     asked = script.count
     clock.advance(1.1)
-    kept.append(client.lasting_route("orders", soon))
-    known = client.last_known("orders")
+    kept.append(client.route("orders", soon))
+    denial = client.denial("orders")
     script.route = route_with(8)
     clock.advance(1.1)
 
     assert kept == [route_with(3)] * 4
     assert (asked, script.count) == (3, 4)
-    assert known is not None
-    assert known.is_denied
+    assert isinstance(denial, TopicNotFound)
     assert (
         caplog.text.count("going on with what was known topic=orders brokers=broker-a (10.0.0.1:10911)") == 1
     )
-    assert client.lasting_route("orders", soon) == route_with(8)
-
-
-def test_a_kept_route_is_not_used_for_reading(
-    server: ScriptedServer, pool: ChannelPool, soon: Deadline
-) -> None:
-    """A2, G7: only those who send go by it; consumers have rules of their own for a topic that is gone."""
-    script = RouteScript(route_with(3))
-    server.script = script
-    client = NameServerClient((server.address,), pool, FakeClock(), PATIENCE_S)
-    client.route("orders", soon)
-    client.invalidate("orders")
-    script.route = None
-
-    with pytest.raises(TopicNotFound):
-        client.route("orders", soon)
+    assert client.route("orders", soon) == route_with(8)
+    assert client.denial("orders") is None
 
 
 def test_an_invalidated_route_is_asked_for_again(
@@ -157,15 +161,167 @@ def test_an_unknown_topic_is_a_class_of_its_own(
     assert client.route("orders", soon) == route_with(1)
 
 
-def test_a_name_server_that_is_not_ready_is_an_error(
+ERRORS = [
+    (ResponseCode.SYSTEM_ERROR, "name server not ready"),
+    (ResponseCode.SYSTEM_BUSY, "too many requests"),
+    (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "request type 105 not supported"),
+    (ResponseCode.NO_PERMISSION, "no right"),
+    (9999, "a code of the future"),
+]
+
+
+def answering(code: int, remark: str) -> Script:
+    """A server that gives everyone this answer."""
+    return lambda peer, request: peer.answer(request, code, remark=remark)
+
+
+@pytest.mark.parametrize(("code", "remark"), ERRORS)
+def test_any_error_answer_asks_the_next_name_server_which_is_then_asked_first(
+    server: ScriptedServer, pool: ChannelPool, soon: Deadline, code: int, remark: str
+) -> None:
+    """A2: an error says nothing of the topic while another name server knows it."""
+    server.script = RouteScript(route_with(2))
+    with ScriptedServer(answering(code, remark)) as failing:
+        client = NameServerClient((failing.address, server.address), pool, SystemClock(), PATIENCE_S)
+
+        assert client.route("a", soon) == client.route("b", soon) == route_with(2)
+        assert failing.requests.qsize() == 1
+
+
+@pytest.mark.parametrize(("code", "remark"), [*ERRORS, (ResponseCode.TOPIC_NOT_EXIST, "No topic route info")])
+def test_a_known_route_outlives_any_error_answer(
+    server: ScriptedServer, pool: ChannelPool, soon: Deadline, code: int, remark: str
+) -> None:
+    """A2: for a name server that restarts, the query goes on; it is asked again a second later."""
+    clock = FakeClock()
+    server.script = RouteScript(route_with(2))
+    client = NameServerClient((server.address,), pool, clock, PATIENCE_S)
+    client.route("orders", soon)
+    server.script = answering(code, remark)
+    clock.advance(31)
+
+    assert client.route("orders", soon) == route_with(2)
+    server.script = RouteScript(route_with(4))
+    clock.advance(1.1)
+    assert client.route("orders", soon) == route_with(4)
+
+
+@pytest.mark.parametrize(
+    ("code", "remark", "expected"),
+    [
+        (ResponseCode.SYSTEM_ERROR, "name server not ready", NameServerNotReady),
+        (9999, "a code of the future", NameServerNotReady),
+        (ResponseCode.SYSTEM_ERROR, "AclException: check signature failed", NoPermission),
+        (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "not supported", NotANameServer),
+    ],
+)
+def test_an_error_at_first_contact_is_raised_and_says_whether_it_may_pass(
+    server: ScriptedServer, soon: Deadline, code: int, remark: str, expected: type[BrokerError]
+) -> None:
+    """F3, A2, broker answers: code 1 is not "no such topic"; a refusal by access control stays one."""
+    server.script = answering(code, remark)
+
+    with ChannelPool(SystemClock()) as pool, pytest.raises(expected) as caught:
+        NameServerClient((server.address,), pool, SystemClock(), PATIENCE_S).route("orders", soon)
+    assert type(caught.value) is expected
+    assert caught.value.retryable is (expected is NameServerNotReady)
+    assert remark in str(caught.value)
+
+
+def test_a_topic_that_one_of_two_name_servers_denies_is_looked_up_at_the_other(
     server: ScriptedServer, pool: ChannelPool, soon: Deadline
 ) -> None:
-    """F3, broker answers: code 1 is not "no such topic"."""
-    server.script = lambda peer, request: peer.answer(request, 1, remark="name server not ready")
+    """A2: one where no broker registers any more is no witness; the one that knows is asked first then."""
+    server.script = RouteScript(route_with(2))
+    stale = RouteScript(None)
+    with ScriptedServer(stale) as stale_server:
+        client = NameServerClient((stale_server.address, server.address), pool, SystemClock(), PATIENCE_S)
 
-    with pytest.raises(BrokerError, match="not ready") as caught:
-        NameServerClient((server.address,), pool, SystemClock(), PATIENCE_S).route("orders", soon)
-    assert not isinstance(caught.value, TopicNotFound)
+        assert client.route("a", soon) == client.route("b", soon) == route_with(2)
+        assert client.denial("a") is None
+        assert stale.count == 1
+
+
+def test_a_topic_is_not_found_when_all_name_servers_that_answer_deny_it(
+    server: ScriptedServer, pool: ChannelPool, soon: Deadline
+) -> None:
+    """A2: loud at first contact; one that is not ready has said nothing, and is waited for."""
+    server.script = RouteScript(None)
+    with ScriptedServer(RouteScript(None)) as other, ScriptedServer(lambda peer, _: peer.close()) as broken:
+        addresses = broken.address, other.address, server.address
+        client = NameServerClient(addresses, pool, SystemClock(), PATIENCE_S)
+
+        with pytest.raises(TopicNotFound):
+            client.route("orders", soon)
+        other.script = answering(ResponseCode.SYSTEM_ERROR, "name server not ready")
+        with pytest.raises(NameServerNotReady):
+            client.route("orders", soon)
+
+
+def test_a_broker_that_leaves_a_route_is_looked_up_at_the_other_name_servers(
+    server: ScriptedServer, pool: ChannelPool, soon: Deadline
+) -> None:
+    """A2: where only one of a topic's brokers is missing, one name server's word is no verdict either."""
+    clock = FakeClock()
+    both, only_a = route_of("broker-a", "broker-b"), route_of("broker-a")
+    script, other_script = RouteScript(both), RouteScript(both)
+    server.script = script
+    with ScriptedServer(other_script) as other:
+        client = NameServerClient((server.address, other.address), pool, clock, PATIENCE_S)
+        client.route("orders", soon)
+        assert other_script.count == 0, "nobody asks twice while nothing is missing"
+        script.route = only_a
+        clock.advance(31)
+        assert client.route("orders", soon) == both
+        other_script.route = only_a
+        clock.advance(31)
+        assert client.route("orders", soon) == only_a
+
+
+def test_topics_and_brokers_are_those_of_all_name_servers_that_answer(
+    server: ScriptedServer, pool: ChannelPool, soon: Deadline
+) -> None:
+    """A2: a pattern sees topics that a name server does not know where no broker registers any more."""
+
+    def knowing(topics: Sequence[str], *brokers: BrokerData) -> Script:
+        def script(peer: Peer, request: RemotingCommand) -> None:
+            is_list = request.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER
+            peer.answer(request, body=encode_topic_list(topics) if is_list else encode_cluster_info(brokers))
+
+        return script
+
+    a, b = route_of("broker-a", "broker-b").brokers
+    server.script = knowing(["orders", "payments"], a, b)
+    with (
+        ScriptedServer(knowing(["orders"], a)) as stale,
+        ScriptedServer(lambda peer, _: peer.close()) as broken,
+    ):
+        client = NameServerClient((stale.address, broken.address, server.address), pool, SystemClock())
+
+        assert client.topics(soon) == ("orders", "payments")
+        assert client.brokers(soon) == (a, b)
+    server.script = answering(ResponseCode.SYSTEM_ERROR, "name server not ready")
+    for ask in (client.topics, client.brokers):
+        with pytest.raises(NameServerNotReady):
+            ask(soon)
+
+
+def test_a_silent_name_server_costs_a_second_opinion_only_now_and_then(
+    server: ScriptedServer, pool: ChannelPool, soon: Deadline
+) -> None:
+    """A2: a machine that is switched off must not delay each look for a topic that does not exist."""
+    server.script = RouteScript(None)
+    clock = FakeClock()
+    with ScriptedServer(lambda peer, _: peer.close()) as broken:
+        client = NameServerClient((server.address, broken.address), pool, clock, PATIENCE_S)
+        for _ in range(3):
+            with pytest.raises(TopicNotFound):
+                client.route("orders", soon)
+        assert broken.requests.qsize() == 1
+        clock.advance(31)
+        with pytest.raises(TopicNotFound):
+            client.route("orders", soon)
+        assert broken.requests.qsize() == 2
 
 
 def test_the_next_name_server_is_asked_when_one_is_gone_and_then_kept(

@@ -8,7 +8,7 @@ import pytest
 
 from pyspark_rocketmq.client.cluster import PatientLookup, TopicRoutes
 from pyspark_rocketmq.clock import Deadline
-from pyspark_rocketmq.errors import ConnectFailed, RocketMQError, TopicNotFound
+from pyspark_rocketmq.errors import ConnectFailed, NameServerNotReady, RocketMQError, TopicNotFound
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, QueueData, TopicRoute
 from tests.helpers.fake_clock import FakeClock
 
@@ -33,6 +33,7 @@ class NameServer:
 
     def __init__(self, **routes: TopicRoute) -> None:
         self.routes: dict[str, TopicRoute] = dict(routes)
+        self.denials: dict[str, TopicNotFound] = {}
         self.down: RocketMQError | None = None
         self.asked: list[str] = []
 
@@ -43,6 +44,9 @@ class NameServer:
         if topic not in self.routes:
             raise TopicNotFound(17, f"No topic route info of {topic}")
         return self.routes[topic]
+
+    def denial(self, topic: str) -> TopicNotFound | None:
+        return self.denials.get(topic)
 
     def invalidate(self, topic: str) -> None:
         pass
@@ -90,6 +94,23 @@ def test_a_topic_that_is_gone_is_named_and_the_others_stay() -> None:
     assert set(routes.absent) == {"payments"}
     name_server.routes["payments"] = route("broker-a")
     assert look().absent == {}
+
+
+def test_a_denied_topic_is_named_and_its_last_route_holds() -> None:
+    """A2: what a denial means, the brokers of the route can say."""
+    name_server = NameServer(orders=route("broker-a"), payments=route("broker-b"))
+    look = Look(name_server, "orders", "payments")
+    before = look()
+
+    name_server.denials["payments"] = TopicNotFound(17, "No topic route info of payments")
+    routes = look()
+
+    assert routes.by_topic == before.by_topic
+    assert routes.denied == name_server.denials
+    assert routes.absent == {}
+    assert look() is routes, "nothing is computed again as long as nothing has changed"
+    name_server.denials.clear()
+    assert look().denied == {}
 
 
 def test_a_retry_topic_need_not_be_there_and_is_found_soon_after_it_was_made() -> None:
@@ -149,6 +170,31 @@ def test_name_servers_that_are_away_are_an_error_unless_they_were_asked_for_the_
     name_server.down = ConnectFailed("ns:1", "refused")
     with pytest.raises(ConnectFailed):
         look()
+
+
+def test_a_task_that_sends_waits_for_a_name_server_that_is_not_ready(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A2, G7: an error inside a name server says nothing of the topic, and passes; else it is raised."""
+    clock, queues = FakeClock(), (MessageQueue("orders", "a", 0),)
+
+    class Finder:
+        ready_at_s = 60.0
+
+        def queues(self, topic: str, *, may_create: bool = True) -> tuple[MessageQueue, ...]:
+            assert not may_create
+            if clock.monotonic_s() < self.ready_at_s:
+                raise NameServerNotReady(1, f"name server not ready for {topic}")
+            return queues
+
+    finder = Finder()
+    lookup = PatientLookup(cast("Any", finder), clock, 120.0, clock.advance)
+
+    assert lookup.queues("orders") == queues
+    assert caplog.text.count("waiting up to 120 s for a name server topic=orders") == 1
+    finder.ready_at_s = float("inf")
+    with pytest.raises(NameServerNotReady, match="not ready"):
+        lookup.queues("orders")
 
 
 def test_waiting_for_a_topic_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""A way to a server that a test can close and open again, whatever kind of server it is."""
+"""A way to a server that a test can close, open again, make silent or point elsewhere, whatever it leads to."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ class Relay(Closing):
     """Passes bytes between its own port and ``target``; open inside ``with``."""
 
     def __init__(self, target: str) -> None:
-        host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
+        self.target = target
+        """``host:port`` where new connections lead; may be changed."""
+        self.connections = 0
+        """Made so far."""
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
+        self._silent: set[socket.socket] = set()
         self._listener: socket.socket | None = None
         self._port = ReservedPort("127.0.0.1")
         weakref.finalize(self, self._port.release)
@@ -50,19 +53,33 @@ class Relay(Closing):
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
             self._listener = None
+        self.cut()
+
+    def cut(self) -> None:
+        """End all connections; new ones are taken."""
         with self._lock:
             for each in self._sockets:
                 with suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
 
+    def fall_silent(self) -> None:
+        """Keep all connections, take what is sent on them, and pass nothing on; new ones work.
+
+        So does a proxy or a tunnel whose other end went away without a word.
+        """
+        with self._lock:
+            self._silent |= self._sockets
+
     def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError):
             while True:
                 near, _ = listener.accept()
-                far = socket.create_connection(self._target, timeout=PATIENCE_S)
+                host, _, port = self.target.rpartition(":")
+                far = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
                 far.settimeout(None)
                 with self._lock:
                     self._sockets |= {near, far}
+                    self.connections += 1
                 for source, sink in ((near, far), (far, near)):
                     threading.Thread(
                         target=self._pass, args=(source, sink), name="relay", daemon=True
@@ -71,9 +88,11 @@ class Relay(Closing):
     def _pass(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(_CHUNK):
-                sink.sendall(data)
+                if source not in self._silent:
+                    sink.sendall(data)
         with suppress(OSError):
             sink.shutdown(socket.SHUT_RDWR)
         with self._lock:
             self._sockets.discard(source)
+            self._silent.discard(source)
         source.close()

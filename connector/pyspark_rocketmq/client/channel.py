@@ -18,12 +18,12 @@ import logging
 import math
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple
 
-from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Transport, renew_in_children
+from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Transport, await_readable, renew_in_children
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import (
     ChannelClosed,
@@ -196,11 +196,17 @@ _OPAQUE_MASK: Final = 0x7FFFFFFF
 _JOIN_S: Final = 5.0
 
 
+_LEAST_SILENCE_S: Final = 0.1
+"""A shorter silence says nothing: the request had hardly any time left when it was sent."""
+
+
 class _Waiting(NamedTuple):
     request: Outgoing
     on_response: OnResponse
     sent_at_s: float
     deadline: Deadline | None
+    received_before: int
+    """How often something had come on the connection when the request was sent."""
 
 
 class Channel:
@@ -209,6 +215,12 @@ class Channel:
     Requests leave in the order in which one thread calls ``submit``; an answer to a request that was given up
     is ignored; a server's request never delays an answer. A server that answers GO_AWAY gets no new request
     from the pool; the channel ends with the last answer that is awaited.
+
+    A request that is given up ends the channel if nothing at all has come since it was sent: a peer, proxy or
+    tunnel that is gone without a word keeps the connection open for ever, while new ones work. Other requests
+    under way fail with it.
+
+    Source: RocketMQ 5.3.3 ``NettyRemotingClient.invokeSync`` with ``clientCloseSocketIfTimeout``.
     """
 
     def __init__(
@@ -228,7 +240,8 @@ class Channel:
         self._send_lock = threading.Lock()
         self._waiting: dict[int, _Waiting] = {}
         self._ended: RocketMQError | None = None
-        self._has_received = False
+        self._received = 0
+        """How often bytes have come; only the reader counts."""
         self._is_leaving = False
         self._dispatcher = RequestDispatcher(
             request_handler, self._answer, f"rocketmq-requests {self.address}"
@@ -271,6 +284,7 @@ class Channel:
         except Empty:
             waiting = self._take(opaque)
             if waiting is not None:
+                self._end_if_silent((waiting,))
                 raise self._timeout(waiting) from None
             outcome = outcomes.get()  # another thread has just taken it out of the table and calls back
         if isinstance(outcome, RocketMQError):
@@ -286,7 +300,7 @@ class Channel:
         outgoing = self._signed(request)
         opaque = next(self._opaques) & _OPAQUE_MASK
         frame = outgoing.encode(opaque)
-        waiting = _Waiting(outgoing, on_response, self._clock.monotonic_s(), deadline)
+        waiting = _Waiting(outgoing, on_response, self._clock.monotonic_s(), deadline, self._received)
         with self._lock:
             refused = self._ended
             if refused is None:
@@ -325,6 +339,7 @@ class Channel:
             given_up = [self._waiting.pop(opaque) for opaque in overdue]
         for waiting in given_up:
             self._call_back(waiting, self._timeout(waiting))
+        self._end_if_silent(given_up)
 
     def close(self) -> None:
         """End the connection, fail what is under way, wait for the threads unless called from one."""
@@ -359,7 +374,7 @@ class Channel:
         try:
             self._receive_until_the_end()
         except RocketMQError as error:
-            self._end(error if self._has_received else _with_tls_hint(error))
+            self._end(error if self._received else _with_tls_hint(error))
         except Exception as error:
             # Whatever it was, a channel without a reader must not look alive.
             logger.exception("reader failed address=%s", self.address)
@@ -375,7 +390,7 @@ class Channel:
         next_sweep_s = self._clock.monotonic_s() + RECEIVE_TICK_S
         while (count := self._transport.recv_into(buffer)) != 0:
             if count is not None:
-                self._has_received = True
+                self._received += 1
                 for command in decoder.feed(buffer[:count]):
                     self._take_in(command)
             now_s = self._clock.monotonic_s()
@@ -420,6 +435,20 @@ class Channel:
     def _timeout(self, waiting: _Waiting) -> RequestTimeout:
         waited_s = self._clock.monotonic_s() - waiting.sent_at_s
         return RequestTimeout(self.address, describe_request(waiting.request.command()), waited_s)
+
+    def _end_if_silent(self, given_up: Iterable[_Waiting]) -> None:
+        """End the channel if nothing has come since one of these requests was sent."""
+        now_s, received = self._clock.monotonic_s(), self._received
+        silent_s = [now_s - waiting.sent_at_s for waiting in given_up if waiting.received_before == received]
+        if max(silent_s, default=0.0) >= _LEAST_SILENCE_S and not self._has_unread():
+            self._end(ChannelClosed(self.address, f"nothing came on it for {max(silent_s):.3g} s"))
+
+    def _has_unread(self) -> bool:
+        """Whether something has come that the reader has not seen: this process may have stood still."""
+        try:
+            return bool(await_readable((self._transport,), 0.0))
+        except ValueError:
+            return False  # it was closed meanwhile
 
     def _end(self, reason: RocketMQError) -> None:
         with self._lock:

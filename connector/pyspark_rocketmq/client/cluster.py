@@ -19,7 +19,7 @@ from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline, call_with_retry
-from pyspark_rocketmq.errors import RocketMQError, TopicNotFound, TransportError
+from pyspark_rocketmq.errors import NameServerNotReady, RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, TopicRoute
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP, ConnectionOptions
 from pyspark_rocketmq.options.read import ReadOptions
@@ -234,6 +234,8 @@ class PatientLookup:
         """As :meth:`Producer.queues`, whose error it raises late if it may pass."""
         try:
             return self._look(topic)
+        except NameServerNotReady as error:
+            logger.warning("waiting up to %g s for a name server topic=%s: %s", self.timeout_s, topic, error)
         except _NotThere:
             logger.warning(
                 "topic is not there, looking for it up to %g s before brokers may make it: those with it "
@@ -267,7 +269,9 @@ class Routes:
 
     by_topic: Mapping[str, TopicRoute]
     absent: Mapping[str, TopicNotFound] = field(default_factory=dict)
-    """Topics that no living broker has; a retry topic is never here."""
+    """Topics that no name server knows, and of which nothing is known; a retry topic is never here."""
+    denied: Mapping[str, TopicNotFound] = field(default_factory=dict)
+    """Topics that no name server knows at the moment; their last routes hold."""
 
     @cached_property
     def queues(self) -> tuple[MessageQueue, ...]:
@@ -307,20 +311,25 @@ class TopicRoutes:
 
         Raises:
             TransportError: If no name server answered before ``deadline`` and a route was not known.
+            NameServerNotReady: If one answered with an error that may pass and a route was not known.
         """
         found: dict[str, TopicRoute] = {}
         absent: dict[str, TopicNotFound] = {}
+        denied: dict[str, TopicNotFound] = {}
         for topic in self._topics:
             try:
                 found[topic] = self._name_server.route(topic, deadline)
             except TopicNotFound as error:
                 absent[topic] = error
+            else:
+                if (denial := self._name_server.denial(topic)) is not None:
+                    denied[topic] = denial
         if self._retry_topic is not None:
             self._look_for_retries({name for route in found.values() for name in _names(route)}, deadline)
             if self._retry_route is not None:
                 found[self._retry_topic] = self._retry_route
-        if absent or self._known.absent or found != self._known.by_topic:
-            self._known = Routes(found, absent)
+        if absent or self._known.absent or (found, denied) != (self._known.by_topic, self._known.denied):
+            self._known = Routes(found, absent, denied)
         return self._known
 
     def follow(self, topics: Collection[str]) -> None:

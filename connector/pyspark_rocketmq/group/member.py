@@ -336,14 +336,15 @@ class RunningMember:
             # The last routes hold: a name server that is away takes nobody's queues.
             logger.warning("route could not be refreshed group=%s: %s", self._group, error)
             return
-        for topic in routes.absent.keys() - self._known_absent:
+        absent = {**routes.absent, **routes.denied}
+        for topic in absent.keys() - self._known_absent:
             logger.warning(
                 "topic has no route, its last one holds group=%s topic=%s: %s",
                 self._group,
                 topic,
-                routes.absent[topic],
+                absent[topic],
             )
-        self._known_absent = frozenset(routes.absent)
+        self._known_absent = frozenset(absent)
         by_topic = {**self._routes.by_topic, **routes.by_topic}
         if by_topic != self._routes.by_topic:
             self._routes = Routes(by_topic)

@@ -29,6 +29,7 @@ from pyspark_rocketmq.display import masked, peer_text
 from pyspark_rocketmq.errors import (
     BrokerError,
     ConsumptionForbidden,
+    NameServerNotReady,
     NoPermission,
     OptionError,
     RocketMQError,
@@ -166,7 +167,7 @@ class ClusterView:
     def routes(self) -> Routes:
         """The topics' routes, at most ``routeRefreshMs`` old.
 
-        A topic that was there once may be absent: a name server forgets topics whose brokers are all away.
+        A topic that was there once keeps its route: a name server forgets topics whose brokers are all away.
 
         Raises:
             TopicNotFound: If no living broker has a topic that was never there, or not one of the topics.
@@ -189,16 +190,24 @@ class ClusterView:
         try:
             registered = {broker.broker_name for broker in self._name_server.brokers(deadline)}
             missing = sorted(set(self._had_it(topic)) - registered)
+            if registered and not missing and not self._is_there_now(topic, deadline):
+                return error
         except RocketMQError as failure:
             logger.debug("brokers not known topic=%s: %s", topic, failure)
-            return error
-        if registered and not missing:
             return error
         remark = (
             f"{error.remark} Nor does it know {', '.join(map(peer_text, missing)) or 'any broker'}; they "
             "register again within 30 s of its restart."
         )
         return TopicAway(error.code, remark, request=error.request, address=error.address)
+
+    def _is_there_now(self, topic: str, deadline: Deadline) -> bool:
+        """Whether its last broker has registered since the name servers denied the topic."""
+        try:
+            self._name_server.route(topic, deadline)
+        except TopicNotFound:
+            return False
+        return True
 
     def snapshot(self) -> Snapshot:
         """Bounds of every readable queue; topics and brokers that do not answer are reported, not raised.
@@ -247,7 +256,8 @@ class ClusterView:
             bounds=bounds,
             addresses=addresses,
             unreachable=unreachable,
-            absent=routes.absent,
+            # A topic that no name server knows is there as long as its brokers have it.
+            absent={**routes.absent, **_denied(routes, bounds.keys() | slave_bounds.keys())},
             replicas=_replicas(routes, addresses),
             slaves=slaves,
             slave_bounds=slave_bounds,
@@ -581,14 +591,15 @@ class ClusterView:
 def at_first_contact(action: Callable[[], T], patience: Deadline, sleep: Callable[[float], object]) -> T:
     """What ``action`` returns, tried three times: an address may be wrong.
 
-    Brokers that have yet to register at a name server are waited for as long as ``patience`` lasts.
+    Brokers that have yet to register at a name server, and name servers that are not ready, are waited for as
+    long as ``patience`` lasts.
 
     Raises:
         RocketMQError: Of the last try.
     """
     try:
         return call_with_retry(action, FIRST_CONTACT, patience, sleep, is_tried_again=_may_pass_later)
-    except TopicAway as error:
+    except (TopicAway, NameServerNotReady) as error:
         logger.warning("waiting up to %.0f s: %s", patience.remaining_s(), error)
     return call_with_retry(action, UNTIL_DEADLINE, patience, sleep)
 
@@ -614,6 +625,14 @@ def _of(
     bounds: Mapping[MessageQueue, QueueBounds], queues: Collection[MessageQueue]
 ) -> dict[MessageQueue, QueueBounds]:
     return {queue: each for queue, each in bounds.items() if queue in queues}
+
+
+def _denied(routes: Routes, queues: Collection[MessageQueue]) -> dict[str, TopicNotFound]:
+    """The topics that name servers deny, and of which no broker has shown one of ``queues``."""
+    if not routes.denied:
+        return {}
+    there = {queue.topic for queue in queues}
+    return {topic: error for topic, error in routes.denied.items() if topic not in there}
 
 
 def _replicas(routes: Routes, names: Collection[str]) -> dict[str, Mapping[int, BrokerAddress]]:

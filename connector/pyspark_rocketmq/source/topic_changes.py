@@ -20,7 +20,6 @@ from pyspark_rocketmq.errors import (
     RocketMQError,
     TopicDeleted,
     TopicNotFound,
-    TransportError,
 )
 from pyspark_rocketmq.model import (
     DLQ_TOPIC_PREFIX,
@@ -52,17 +51,17 @@ class MatchingTopics:
         self._query_at_s = 0.0
 
     def look(self, deadline: Deadline) -> frozenset[str]:
-        """Their names, at most ``max_age_s`` old unless no name server answers.
+        """Their names, at most ``max_age_s`` old unless no name server answers, or each one with an error.
 
         Raises:
-            TransportError: If no name server answered before ``deadline``, and none ever has.
+            RocketMQError: If so before ``deadline``, and none ever has answered.
         """
         now_s = self._clock.monotonic_s()
         if self._known is not None and now_s < self._query_at_s:
             return self._known
         try:
             found = self._matching(deadline)
-        except TransportError as error:
+        except RocketMQError as error:
             if self._known is None:
                 raise
             logger.warning("topics not looked up, going on with the known ones: %s", error)

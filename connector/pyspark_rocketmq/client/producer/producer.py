@@ -399,12 +399,12 @@ class Producer(Closing):
         self, topic: str, deadline: Deadline, *, may_create: bool = True
     ) -> tuple[TopicRoute, tuple[MessageQueue, ...]]:
         try:
-            route = self._name_servers.lasting_route(topic, deadline)
+            route = self._name_servers.route(topic, deadline)
         except TopicNotFound as missing:
             if not may_create:
                 raise
             try:
-                default = self._name_servers.lasting_route(AUTO_CREATE_TOPIC, deadline)
+                default = self._name_servers.route(AUTO_CREATE_TOPIC, deadline)
             except TopicNotFound:
                 raise missing from None
             route = route_to_create(default)
@@ -557,7 +557,7 @@ class Producer(Closing):
         if isinstance(error, TopicNotFound) and not error.retryable:
             remark = f"{error.remark.rstrip('. ')}. The topic was on {was_on} before."
             return TopicAway(error.code, remark, request=error.request, address=error.address)
-        if known.is_denied and isinstance(error, ConnectFailed):
+        if known.denial is not None and isinstance(error, ConnectFailed):
             detail = (
                 f"{error.detail}; the name server does not know topic {topic} for the moment, which was on "
                 f"{was_on} before"

@@ -163,7 +163,7 @@ class SendBack:
         deadline = Deadline.after(self._clock, self._settings.back_timeout_s)
         for topic in self._routed_topics(message):
             with suppress(TopicNotFound):
-                route = self._name_servers.lasting_route(topic, deadline)
+                route = self._name_servers.route(topic, deadline)
                 if (master := route.master_of(message.broker_name)) is not None:
                     return master
         raise ConnectFailed(message.broker_name, "no route names a master for this broker")
