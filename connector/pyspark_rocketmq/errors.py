@@ -392,6 +392,26 @@ class SubscriptionNotLatest(BrokerError):
     advice: ClassVar[str] = "The group's next heartbeat mends this."
 
 
+class StaticTopic(RocketMQError):
+    """The topic's queues are mapped to brokers (``mqadmin updateStaticTopic``), which is not followed here.
+
+    Do: Use an ordinary topic.
+    """
+
+    def __init__(self, topic: str, brokers: Sequence[str]) -> None:
+        super().__init__(topic, brokers)
+        self.topic = topic
+        self.brokers = brokers
+
+    def __str__(self) -> str:
+        return (
+            f"Topic {self.topic} is a static topic: its queues are mapped to brokers "
+            f"({peer_text(', '.join(self.brokers))}). This client does not follow the mapping: once a queue "
+            "is remapped (mqadmin remappingStaticTopic), its reads and sends would fail or miss messages. "
+            "Read and write an ordinary topic (mqadmin updateTopic)."
+        )
+
+
 class NoWritableQueue(RocketMQError):
     """The topic exists, but no living master offers a queue of it for writing.
 

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,7 @@ from pyspark_rocketmq.source.ranges import MOST_COUNTED, QueuePartition, Ticket,
 from pyspark_rocketmq.source.reader import gaps_before, read_queue, read_queues, read_ranges, read_tickets
 from pyspark_rocketmq.source.schema import EndReason, RangeEnd, spark_rows
 from pyspark_rocketmq.wire import compression
-from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.compression import CompressionType, compress
@@ -77,8 +78,19 @@ class Log:
         """Texts to be compressed."""
         self.damage: Callable[[int, bytes], bytes] = lambda offset, data: data
         """What is given for the stored bytes of a message."""
+        self.attributes: dict[str, str] | None = {}
+        """The topic's; None if the broker does not show them."""
+        self.asked_for_attributes = 0
 
     def __call__(self, peer: Peer, request: RemotingCommand) -> None:
+        if request.code == RequestCode.GET_TOPIC_CONFIG:
+            self.asked_for_attributes += 1
+            if self.attributes is None:
+                peer.answer(request, ResponseCode.NO_PERMISSION, remark="no acl permission")
+            else:
+                body = json.dumps({"topicName": QUEUE.topic, "attributes": self.attributes})
+                peer.answer(request, body=body.encode())
+            return
         start = int(request.ext_fields["queueOffset"])
         if self.is_busy(start):
             peer.answer(request, self.refusal, remark=self.remark)
@@ -378,6 +390,53 @@ def test_what_the_user_must_act_on_ends_the_query(
 
     with pytest.raises((NoPermission, ExpressionInvalid)):
         list(read_queue(replace(partition, has_worked=has_worked, retry_timeout_s=3600.0)))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"is_group_read": group, "fail_on_data_loss": fails}
+        for group in (True, False)
+        for fails in (True, False)
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("missing", [range(10, 36), range(20, 58), range(11, 60, 2)])
+def test_a_compacted_topic_is_read_from_what_is_there(
+    partition: QueuePartition,
+    log: Log,
+    missing: range,
+    how: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """L9, F4: only the newest message of each key is kept, so gaps are no loss, not even the first one."""
+    log.missing = set(missing)
+    log.attributes = {"cleanup.policy": "COMPACTION"}
+
+    pieces = list(read_queue(replace(partition, **how)))
+
+    messages = pieces[:-1] if how["is_group_read"] else pieces
+    assert offsets_of(messages) == [offset for offset in range(10, 60) if offset not in missing]
+    assert log.asked_for_attributes == 1
+    assert "offset hole" not in caplog.text
+
+
+def test_a_topic_without_gaps_is_not_asked_for_its_attributes(partition: QueuePartition, log: Log) -> None:
+    read(partition)
+
+    assert log.asked_for_attributes == 0
+
+
+@pytest.mark.parametrize("attributes", [{"cleanup.policy": "DELETE"}, {}, None])
+def test_a_gap_of_a_topic_that_is_not_known_to_be_compacted_is_data_loss(
+    partition: QueuePartition, log: Log, attributes: dict[str, str] | None
+) -> None:
+    """F4: brokers before 5 have no attributes, and one may not show them to this user."""
+    log.missing = set(range(20, 30))
+    log.attributes = attributes
+
+    with pytest.raises(DataLoss, match="offset 20 was wanted"):
+        read(partition)
 
 
 def test_a_lost_tail_is_never_acknowledged(partition: QueuePartition, log: Log) -> None:

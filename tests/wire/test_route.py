@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from broker_sim.bodies import encode_route
 from pyspark_rocketmq.display import peer_text
-from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.errors import RemoteProtocolError, StaticTopic
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, QueueData, TopicRoute
 from pyspark_rocketmq.wire.requests.topics import MAX_QUEUES, decode_route
 from tests.helpers.golden import RecordedCommand, recorded_command, recorded_commands
@@ -106,7 +106,7 @@ def test_fields_that_newer_servers_add_or_omit_do_not_matter() -> None:
     body = (
         b'{"brokerDatas":[{"brokerName":"b","brokerAddrs":{1:"s:1",0:"m:1"},"zoneName":"z"}],'
         b'"filterServerTable":{"x":[]},"orderTopicConf":"","queueDatas":null,'
-        b'"topicQueueMappingByBroker":{"b":{0:{"a":1}}}}'
+        b'"topicQueueMappingByBroker":{}}'
     )
 
     route = decode_route(body)
@@ -213,3 +213,19 @@ def test_an_address_has_no_characters_that_a_log_must_not_show() -> None:
     route = decode_route(route_json(brokerDatas=[broker], queueDatas=[]))
 
     assert route.address_of("a") == "h:1\\nERROR forged\\x1b[2J"
+
+
+def test_a_static_topic_is_refused_by_name_with_its_brokers() -> None:
+    """L9: its queues may be remapped at any moment, and what a queue id means with them."""
+    mapped = {"broker-a": {"currIdMap": {"0": 0}, "totalQueues": 2}, "broker-b": {"currIdMap": {"1": 0}}}
+
+    with pytest.raises(StaticTopic, match=r"orders is a static topic: .*\(broker-a, broker-b\).*updateTopic"):
+        decode_route(route_json(topicQueueMappingByBroker=mapped), "orders")
+
+
+@pytest.mark.parametrize("mapped", [None, {}])
+def test_a_route_without_a_mapping_is_an_ordinary_topic_s(mapped: object) -> None:
+    """L9: brokers from 5 on write the field for every topic."""
+    assert decode_route(route_json(topicQueueMappingByBroker=mapped), "orders") == TopicRoute(
+        brokers=(), queues=()
+    )

@@ -229,6 +229,12 @@ class BrokerClient:
         answer = self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, header)
         return self._bare_queues(decode_topic_stats(answer.body))
 
+    def is_compacted(self, address: str, topic: str) -> bool:
+        """Whether the broker keeps only the newest message of each key (``cleanup.policy=COMPACTION``)."""
+        header = headers.TopicRequestHeader(topic=self._named(topic))
+        answer = self._ask(address, RequestCode.GET_TOPIC_CONFIG, header)
+        return admin.decode_topic_attributes(answer.body).get("cleanup.policy") == "COMPACTION"
+
     def query_consumer_offset(
         self,
         address: str,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.cluster import Cluster, PatientLookup
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
@@ -16,7 +15,7 @@ from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.subscription import EVERYTHING
 from pyspark_rocketmq.replay.ranges import REPLAYED_BY, REPLAYED_FROM, Sending, target_queue
-from pyspark_rocketmq.source.ranges import QueuePartition
+from pyspark_rocketmq.source.ranges import QueuePartition, brokers_of
 from pyspark_rocketmq.source.reader import read_queue
 
 
@@ -26,12 +25,6 @@ class TargetTail(NamedTuple):
     bounds: QueueBounds
     highest: tuple[int | None, ...]
     """The highest source offset of each sending; None where no message of it is there."""
-
-
-def brokers_of(how: QueuePartition) -> BrokerClient:
-    """The client with which a task asks the partition's broker."""
-    pool = process_pool(how.connection)
-    return Cluster((), pool, SystemClock(), how.request_timeout_s, how.namespace).brokers()
 
 
 def read_tail(how: QueuePartition, sendings: Sequence[Sending], from_offset: int) -> TargetTail:

@@ -24,8 +24,8 @@ from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline, SystemClock,
 from pyspark_rocketmq.errors import BrokerError, ConnectFailed, RocketMQError, TransportError, without_frames
 from pyspark_rocketmq.model import MAX_MESSAGE_BYTES, Message, SendStatus, TopicRoute
 from pyspark_rocketmq.replay.ranges import REPLAYED_BY, REPLAYED_FROM, Sending, resent_message
-from pyspark_rocketmq.replay.target import brokers_of, read_tail
-from pyspark_rocketmq.source.ranges import QueuePartition
+from pyspark_rocketmq.replay.target import read_tail
+from pyspark_rocketmq.source.ranges import QueuePartition, brokers_of
 from pyspark_rocketmq.source.reader import read_queue
 from pyspark_rocketmq.wire.codes import MessageSysFlag, ResponseCode
 from pyspark_rocketmq.wire.compression import MAX_BODY_BYTES

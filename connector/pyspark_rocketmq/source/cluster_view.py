@@ -33,6 +33,7 @@ from pyspark_rocketmq.errors import (
     NoPermission,
     OptionError,
     RocketMQError,
+    StaticTopic,
     TopicAway,
     TopicDeleted,
     TopicNotFound,
@@ -161,6 +162,8 @@ class ClusterView:
         self._known_queues: tuple[Routes | None, Mapping[str, _Queues]] = (None, {})
         self._switched_off: frozenset[tuple[str, str]] = frozenset()
         """Topics and broker names that must not be read for now."""
+        self._static: set[str] = set()
+        """Topics of a pattern that cannot be read."""
         self._seen: dict[str, TopicRoute] = {}
         """The last route of each topic that was ever there."""
 
@@ -172,18 +175,31 @@ class ClusterView:
         Raises:
             TopicNotFound: If no living broker has a topic that was never there, or not one of the topics.
             TopicAway: If brokers that may have it are not registered yet.
+            StaticTopic: If the queues of one are mapped to brokers.
             TransportError: If no name server answered.
         """
         deadline = Deadline.after(self._clock, self._timeout_s)
         if self._matching is not None:
             # A topic that name servers no longer list is queried all the same: its brokers may be away.
-            self._routes.follow(self._matching.look(deadline) | self._seen.keys())
-        routes = self._routes.look(deadline)
+            self._routes.follow((self._matching.look(deadline) | self._seen.keys()) - self._static)
+        routes = self._look_at_routes(deadline)
         self._seen.update(routes.by_topic)
         for topic, error in routes.absent.items():
             if self._matching is None and (topic not in self._seen or not routes.by_topic):
                 raise self._away(topic, error, deadline)
         return routes
+
+    def _look_at_routes(self, deadline: Deadline) -> Routes:
+        """The routes; a pattern's query goes on without static topics that it has not read before."""
+        while True:
+            try:
+                return self._routes.look(deadline)
+            except StaticTopic as error:
+                if self._matching is None or error.topic in self._seen:
+                    raise
+                logger.warning("topic of the pattern left out: %s", error)
+                self._static.add(error.topic)
+                self._routes.follow((self._matching.look(deadline) | self._seen.keys()) - self._static)
 
     def _away(self, topic: str, error: TopicNotFound, deadline: Deadline) -> TopicNotFound:
         """The error; where brokers may yet register at the name server, one that may pass."""

@@ -40,7 +40,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.datasource import InputPartition
 
-from pyspark_rocketmq.client.pool import ConnectionSettings
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.cluster import Cluster
+from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.planning import Expected, read_together, shared_tasks
 from pyspark_rocketmq.errors import OffsetError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, QueueState, UndecodableMessages
@@ -99,6 +102,12 @@ class QueuePartition(InputPartition):
     def is_filtered(self) -> bool:
         """Whether the broker may leave messages out."""
         return self.is_sql92 or self.subscription.strip() != EVERYTHING
+
+
+def brokers_of(partition: QueuePartition) -> BrokerClient:
+    """The client with which a task asks the partition's broker."""
+    pool = process_pool(partition.connection)
+    return Cluster((), pool, SystemClock(), partition.request_timeout_s, partition.namespace).brokers()
 
 
 def partitions_of(

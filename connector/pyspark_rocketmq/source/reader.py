@@ -13,7 +13,7 @@ import queue
 import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Final, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
@@ -34,7 +34,7 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.model import MessageQueue, PulledBody
 from pyspark_rocketmq.source.fetcher import Fetcher
-from pyspark_rocketmq.source.ranges import QueuePartition, Ticket
+from pyspark_rocketmq.source.ranges import QueuePartition, Ticket, brokers_of
 from pyspark_rocketmq.source.schema import EndReason, RangeEnd, ReadPiece, spark_rows, with_origin_topics
 from pyspark_rocketmq.source.spark_version import keep_archives
 from pyspark_rocketmq.wire.columnar.decode import Undecodable, decode_in_turn, decode_together, row_of
@@ -410,6 +410,19 @@ class _RangeReader:
     def _has_worked(self) -> bool:
         return self.partition.has_worked or self._pulls > 0
 
+    @cached_property
+    def _is_compacted(self) -> bool:
+        """Whether the topic keeps only the newest message of each key; only a gap is worth the question."""
+        partition = self.partition
+        try:
+            found = brokers_of(partition).is_compacted(partition.address, partition.planned.queue.topic)
+        except RocketMQError as error:
+            logger.info("not known whether the topic is compacted %s: %s", partition.planned.queue, error)
+            return False
+        if found:
+            logger.info("the topic is compacted, its gaps are no loss %s", partition.planned.queue)
+        return found
+
     def _report_gap_before(self, goes_on: int) -> None:
         if self._expected < goes_on:
             self._report_gaps([(self._expected, goes_on)])
@@ -419,6 +432,7 @@ class _RangeReader:
 
         A broker that removes a file of its log while it reads skips the file's messages without a word
         (``DefaultMessageStore.getMessage``: MESSAGE_WAS_REMOVING, and files skipped within a found answer).
+        A compacted topic has gaps on purpose, also before its first message.
         """
         if self.partition.is_filtered:
             return
@@ -426,6 +440,8 @@ class _RangeReader:
         for missing, goes_on in gaps:
             if missing in self._unexplained and goes_on <= self._unexplained.stop:
                 continue
+            if self._is_compacted:
+                return
             if self.partition.fail_on_data_loss:
                 raise DataLoss(
                     f"{queue} at {self.partition.address}", missing, f"nothing before offset {goes_on}"

@@ -102,6 +102,11 @@ def encode_client_config_check(client_id: str, group: str, subscription: Subscri
     return dumps_java({"clientId": client_id, "group": group, "subscriptionData": subscription})
 
 
+def decode_topic_attributes(body: bytes) -> dict[str, str]:
+    """Read the attributes of the answer to 351 GET_TOPIC_CONFIG; none of a broker before 5."""
+    return read_object(body, "TopicConfig").text_map("attributes")
+
+
 def decode_topic_list(body: bytes) -> tuple[str, ...]:
     """Read the answer to 206 GET_ALL_TOPIC_LIST_FROM_NAMESERVER: any order, with system topics."""
     return tuple(read_object(body, "TopicList").texts("topicList"))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from pyspark_rocketmq.display import peer_text
-from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.errors import RemoteProtocolError, StaticTopic
 from pyspark_rocketmq.model import (
     BrokerAddress,
     BrokerData,
@@ -111,8 +111,13 @@ def decode_route(body: bytes, topic: str = "") -> TopicRoute:
 
     Raises:
         RemoteProtocolError: If the body is not a route, or announces more than ``MAX_QUEUES``.
+        StaticTopic: If the topic's queues are mapped to brokers.
+
+    Source: ``MQClientInstance.topicRouteData2EndpointsForStaticTopic``.
     """
     route = read_object(body, "TopicRouteData")
+    if mapped := route.text_pairs("topicQueueMappingByBroker"):
+        raise StaticTopic(topic, [broker_name for broker_name, _ in mapped])
     order_topic_conf = route.optional_text("orderTopicConf") or None
     if order_topic_conf is not None and _ORDER_CONF.fullmatch(order_topic_conf) is None:
         raise RemoteProtocolError(
