@@ -16,7 +16,6 @@ from broker_sim.bodies import SubscriptionGroupConfig
 from broker_sim.replies import SERVER_VERSION, Refused, reply
 from broker_sim.request_headers import (
     DeleteSubscriptionGroupRequestHeader,
-    GetSubscriptionGroupConfigRequestHeader,
 )
 from broker_sim.settings import BrokerSettings
 from broker_sim.state import CLUSTER_NAME, BrokerState
@@ -26,6 +25,7 @@ from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.fastjson import decode_body, dumps_java, from_json, read_object
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
+from pyspark_rocketmq.wire.requests.headers import GroupConfigRequestHeader
 
 
 def handle_put_group(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
@@ -57,7 +57,7 @@ def handle_all_groups(state: BrokerState, command: RemotingCommand) -> RemotingC
 
 def handle_group(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
     """352: one group, made on demand where that is allowed."""
-    name = from_ext_fields(GetSubscriptionGroupConfigRequestHeader, command.ext_fields).group
+    name = from_ext_fields(GroupConfigRequestHeader, command.ext_fields).group
     group = state.groups.find_or_create(name, may_create=state.settings.auto_create_subscription_group)
     if group is None:
         raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")

@@ -97,13 +97,6 @@ class ViewMessageRequestHeader(RpcFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GetSubscriptionGroupConfigRequestHeader(RequestFields):
-    """352 GET_SUBSCRIPTIONGROUP_CONFIG; the answer's body is a group's configuration."""
-
-    group: str = text_field("group")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteSubscriptionGroupRequestHeader(RequestFields):
     """207 DELETE_SUBSCRIPTIONGROUP."""
 

@@ -7,17 +7,21 @@ from dataclasses import replace
 
 import pytest
 
+from broker_sim.bodies import SubscriptionGroupConfig
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendSettings
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSettings
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.group.retry_queues import warn_of_dropped_retries
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, dlq_topic, retry_topic
+from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.message_ids import decode_offset_message_id
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.support import ANSWER_S, await_readable
+from tests.helpers.administrator import Administrator
 from tests.helpers.cluster import ClusterUnderTest
 
 SETTINGS = SendSettings(producer_group="tests")
@@ -176,3 +180,26 @@ def test_a_namespace_s_message_comes_again_inside_it(
 
     assert again.topic == f"%RETRY%{namespace}%{group}"
     assert again.properties["RETRY_TOPIC"] == f"{namespace}%{queue.topic}"
+
+
+def test_brokers_that_drop_what_a_group_sends_back_are_named_in_a_warning(
+    cluster: ClusterUnderTest, pool: ChannelPool, group: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """E3 ★: with retryQueueNums=0 such a broker answers SUCCESS, so nothing else would show it."""
+    topic = cluster.create_topic(queues=1)
+    admin = Administrator(pool, SystemClock(), ANSWER_S)
+    addresses = cluster.broker_addresses
+    admin.put_group(addresses["broker-a"], SubscriptionGroupConfig(group_name=group))
+    admin.put_group(addresses["broker-b"], SubscriptionGroupConfig(group_name=group, retry_queue_nums=0))
+    given = {"nameServers": cluster.name_servers, "topic": topic, "offsetStore": "memory:retries"}
+
+    def warnings(of_group: str) -> list[str]:
+        caplog.clear()
+        options = ReadOptions.parse({**given, "consumerGroup": of_group, "consumeOrderly": "false"})
+        warn_of_dropped_retries(options, SystemClock())
+        return caplog.messages
+
+    [warning] = warnings(group)
+    assert "messages that the listener fails on are lost" in warning
+    assert warning.endswith(f"group={group} brokers=broker-b")
+    assert warnings(f"{group}-unknown") == []

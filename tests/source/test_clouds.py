@@ -32,6 +32,7 @@ from pyspark_rocketmq.errors import (
     TopicNotFound,
     WrongMessageType,
 )
+from pyspark_rocketmq.group.retry_queues import warn_of_dropped_retries
 from pyspark_rocketmq.model import LocalTransactionState, Message, MessageQueue, retry_topic
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.codes import RequestCode
@@ -373,6 +374,23 @@ def test_a_cluster_that_serves_no_statistics_is_read_all_the_same() -> None:
         assert bodies(nameServers=cluster.name_servers) == ALL
 
 
+def test_a_cluster_that_does_not_show_groups_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """L8, E3: nobody knows whether it keeps what is sent back."""
+    with cloud(TOPIC, unserved=frozenset({int(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)})) as cluster:
+        warn_of_dropped_retries(group_options(nameServers=cluster.name_servers), CLOCK)
+
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("topic", ["rmq-cluster|shop%orders", "shop%orders"])
+def test_a_topic_of_a_virtual_cluster_is_named_whole(topic: str) -> None:
+    """L8: no option `namespace` is needed."""
+    with cloud(topic) as cluster:
+        assert send_as_one_task(cluster.name_servers, ROWS, topic=topic) == len(ROWS)
+        table = read_batch(nameServers=cluster.name_servers, topic=topic, **PATIENT)
+        assert set(table.column("topic").to_pylist()) == {topic}
+
+
 # --- addresses out of reach ---------------------------------------------------------------------------------
 
 
@@ -381,7 +399,7 @@ def test_addresses_out_of_reach_are_replaced_wherever_a_route_s_address_is_used(
     with cloud(TOPIC, advertised=OUT_OF_REACH) as cluster:
         servers = cluster.name_servers
         with pytest.raises(
-            ConnectFailed, match=r"127\.0\.0\.2:10911.*give another one in option brokerAddresses"
+            ConnectFailed, match=r"127\.0\.0\.[23]:10911.*give another one in option brokerAddresses"
         ):
             bodies(nameServers=servers)
         with pytest.raises(RowNotSent, match=r"option brokerAddresses"):

@@ -17,7 +17,7 @@ from pyspark_rocketmq.errors import RemoteProtocolError, RocketMQError
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, QueueBounds
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
-from pyspark_rocketmq.wire.fastjson import decode_body, dumps_java
+from pyspark_rocketmq.wire.fastjson import decode_body, dumps_java, read_object
 from pyspark_rocketmq.wire.framing import Outgoing
 from pyspark_rocketmq.wire.namespace import (
     queue_with_namespace,
@@ -355,6 +355,16 @@ class BrokerClient:
             for topic, subscription in connection.subscriptions.items()
         }
         return replace(connection, subscriptions=subscriptions)
+
+    def retry_queue_nums(self, address: str, consumer_group: str) -> int:
+        """Queues of the group's retry topic as this broker is set up; 0: what is sent back is dropped.
+
+        Raises:
+            BrokerError: If the broker does not know the group or the request, or the user may not ask.
+        """
+        header = headers.GroupConfigRequestHeader(group=self._named(consumer_group))
+        answer = self._ask(address, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, header)
+        return read_object(answer.body, "group configuration").integer("retryQueueNums", 1)
 
     def check_subscription(
         self, address: str, client_id: str, consumer_group: str, subscription: SubscriptionData

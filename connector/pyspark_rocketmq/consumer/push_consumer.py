@@ -24,6 +24,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
+from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.orderly import UNLIMITED
 from pyspark_rocketmq.consumer.batch_function import (
     CommitterParts,
@@ -47,6 +48,7 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.format import register
 from pyspark_rocketmq.group.broker_offsets import open_group_store
 from pyspark_rocketmq.group.join import offset_key
+from pyspark_rocketmq.group.retry_queues import warn_of_dropped_retries
 from pyspark_rocketmq.hub.state import Slots
 from pyspark_rocketmq.listeners.context import ConsumeHooks, ConsumeMessageHook
 from pyspark_rocketmq.listeners.forms import form_of, named
@@ -506,6 +508,8 @@ class PushConsumer:
         # Before anything is made that would be left behind.
         key = offset_key(options)
         check_topics(options, lambda topic: _brokers_of(topic, key, store))
+        if not self._is_orderly and options.message_model is MessageModel.CLUSTERING:
+            warn_of_dropped_retries(options, SystemClock())
         check = check_shared if is_classic(spark) else check_server_has
         check(spark, {**tables, **states})
         if sink is not None:

@@ -175,6 +175,13 @@ class UnregisterClientRequestHeader(RequestFields):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupConfigRequestHeader(RequestFields):
+    """352 GET_SUBSCRIPTIONGROUP_CONFIG; the answer's body is the group's configuration."""
+
+    group: str = text_field("group")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRequestHeader(RequestFields):
     """38 GET_CONSUMER_LIST_BY_GROUP and 203 GET_CONSUMER_CONNECTION_LIST; 40 NOTIFY_CONSUMER_IDS_CHANGED.
 

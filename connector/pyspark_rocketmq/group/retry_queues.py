@@ -1,0 +1,57 @@
+"""Warns of brokers that drop the messages which a concurrent listener fails on.
+
+A group made with ``retryQueueNums=0`` (``mqadmin updateSubGroup -q 0``) has no retry topic: its broker
+answers SUCCESS to a message sent back, and keeps nothing.
+
+Source: RocketMQ 5.3.3 ``AbstractSendMessageProcessor.consumerSendMsgBack``.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Final
+
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.cluster import Cluster, at_brokers
+from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.options.read import ReadOptions
+
+logger = logging.getLogger(__name__)
+
+_WITHIN_S: Final = 5.0
+"""Time for all brokers together; a query's start does not wait longer for a warning."""
+
+
+def warn_of_dropped_retries(options: ReadOptions, clock: Clock) -> None:
+    """Log which brokers of the topics drop what the group sends back.
+
+    A broker that does not say (proxies, missing rights, a group it does not know yet) is passed over.
+    """
+    assert options.consumer_group is not None
+    cluster = Cluster.of(options, clock, at_most_s=_WITHIN_S)
+    try:
+        masters = cluster.routes(options).look(Deadline.after(clock, _WITHIN_S)).masters
+    except RocketMQError as error:
+        logger.debug("group's retries not looked at group=%s: %s", options.consumer_group, error)
+        return
+    ask = partial(_drops, cluster.brokers(), options.consumer_group)
+    dropping = at_brokers(masters.keys(), lambda name: ask(masters[name]))
+    names = [name for name, drops in dropping.items() if drops]
+    if names:
+        logger.warning(
+            "messages that the listener fails on are lost: the group has no retry queues on these brokers "
+            "(retryQueueNums=0), which drop what is sent back to them. Give it one: mqadmin updateSubGroup "
+            "-q 1 group=%s brokers=%s",
+            options.consumer_group,
+            ", ".join(names),
+        )
+
+
+def _drops(brokers: BrokerClient, consumer_group: str, address: str) -> bool:
+    try:
+        return brokers.retry_queue_nums(address, consumer_group) <= 0
+    except RocketMQError as error:
+        logger.debug("group's retries not looked at group=%s address=%s: %s", consumer_group, address, error)
+        return False
