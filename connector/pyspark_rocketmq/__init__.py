@@ -48,7 +48,7 @@ _HOME_OF = {
     "consume_orderly": "consumer.engine.state",
     "json_body": "consumer.message_table",
     "register": "format",
-    "reset_to_sink": "consumer.push_consumer",
+    "reset_to_sink": "consumer.sink_offsets",
     "storage_options_of_spark": "delta.storage",
     "run_listener": "consumer.listener_trial",
 }

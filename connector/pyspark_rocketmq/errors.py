@@ -565,9 +565,9 @@ class LogTailLost(DataLoss):
             f"{self.queue}: offset {self.wanted} was wanted, but the broker has {self.available}: its log "
             "ends before what was read or planned. A slave that lacked the newest messages may have become "
             "master, or the topic was made anew. New messages get offsets that were used before. Set "
-            "failOnDataLoss=false: a consumer group then goes on with the first message stored after the "
-            "newest one it has consumed, a plain stream at the end. Or reset the group's offset for this "
-            "queue to read from another place."
+            "failOnDataLoss=false: a consumer group then goes on with the first message that it has not "
+            "consumed, a plain stream at the end. Or reset the group's offset for this queue to read from "
+            "another place."
         )
 
 
@@ -582,9 +582,26 @@ class OffsetsBeganAgain(DataLoss):
             f"{self.queue}: offset {self.wanted} was consumed, and the broker, which has {self.available}, "
             "has another message in its place: the topic was deleted and made anew, or a slave that lacked "
             "the newest messages has become master. Messages that were not read may be lost. Set "
-            "failOnDataLoss=false to go on with the first message stored after the newest one consumed; a "
-            "group's offset can be reset instead. Every message from there on is consumed and reaches the "
-            "sink."
+            "failOnDataLoss=false to go on with the first message that was not consumed; a group's offset "
+            "can be reset instead, at its broker too. Every message from there on is consumed and reaches "
+            "the sink."
+        )
+
+
+class LostBehindSink(DataLoss):
+    """The sink has rows of messages that the broker lost before their offsets were stored.
+
+    Do: Reset the group's offset for this queue to the first message to consume (``offsets reset``).
+    """
+
+    def __str__(self) -> str:
+        return (
+            f"{self.queue}: the sink has rows up to offset {self.wanted}, and the broker has "
+            f"{self.available}: it lost messages that were consumed before their offsets were stored, and "
+            "new ones get the same offsets. Which they are cannot be seen: the rows were written by a "
+            "release, or into a sink, that kept no message beside the watermark. Nothing was consumed. Find "
+            "the first new message by its store time, and reset the group's offset for this queue to it "
+            "(`offsets reset`): every message from there on is consumed and reaches the sink."
         )
 
 

@@ -310,9 +310,9 @@ class QueueState(NamedTuple):
     """How often it gave back messages from ``next_offset`` on, as text of ``consume.retry_counts``; empty
     when ``reconsume_times`` says it all. The next owner goes on counting from it; a reset forgets it."""
     last_message: str = ""
-    """The newest message consumed, as text of ``consume.positions``: in a row that of this generation, in
-    an ack or a commit that of the batch. Before any was consumed, the last one that the generation's
-    beginning passed over. Empty when there was none."""
+    """The newest message consumed, as text of ``consume.generations``: in a row that of this generation, with
+    some before it, in an ack or a commit that of the batch. Before any was consumed, the last one that the
+    generation's beginning passed over. Empty when there was none."""
 
     @property
     def is_on_trial(self) -> bool:

@@ -1,216 +1,201 @@
-"""Whether a queue's offsets began again."""
+"""Where a queue's log differs from the one that was consumed, and where its next generation begins."""
 
 from __future__ import annotations
 
-from itertools import count
+from collections.abc import Sequence
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.consume.positions import Beginning, LastMessage, Standing, newer, next_generation
+from pyspark_rocketmq.consume.generations import (
+    LastMessage,
+    LogChange,
+    NextGeneration,
+    Standing,
+    find_change,
+    newer,
+    next_generation,
+    remembered,
+    unknown_message,
+)
+from pyspark_rocketmq.errors import DamagedOffsets
 from pyspark_rocketmq.model import QueueBounds
 
 LAST = LastMessage(99, 5_000, 12_345)
-OTHER = LastMessage(99, 9_000, 77_777)
+
+
+def at(offset: int, stored: int, place: int | None = None) -> LastMessage:
+    """A message, by default at a place in the log that its offset says."""
+    return LastMessage(offset, stored, 10 * offset if place is None else place)
+
+
+def change_in(
+    log: Sequence[LastMessage], known: Sequence[LastMessage], first: int = 0
+) -> tuple[LogChange | None, list[int]]:
+    """What is found in a log that begins at ``first``, and where was looked."""
+    looks: list[int] = []
+    search = find_change(known, QueueBounds(first, first + len(log)))
+    try:
+        place = next(search)
+        while True:
+            looks.append(place)
+            place = search.send(log[place - first])
+    except StopIteration as end:
+        return end.value, looks
+
+
+OLD = [at(offset, 1_000 + offset) for offset in range(100)]
+
+
+def test_the_same_log_takes_one_look() -> None:
+    """F4: at the newest message consumed."""
+    assert change_in(OLD, (OLD[99], OLD[90], OLD[3])) == (None, [99])
+
+
+def test_a_log_of_which_all_that_was_consumed_has_expired_counts_as_the_same() -> None:
+    """F4: whether it is cannot be known, and need not."""
+    assert change_in([at(200, 9_000)], (OLD[99],), first=200) == (None, [])
+
+
+@pytest.mark.parametrize("count", [0, 1, 50, 99, 100, 300])
+@pytest.mark.parametrize("clock", [5_000, 1_050, 3], ids=["ahead", "set back", "far back"])
+def test_a_topic_made_again_is_another_log_from_its_first_message_on(count: int, clock: int) -> None:
+    """F4: by its places in the broker's log, whatever the broker's clock says."""
+    log = [at(offset, clock + offset, 5_000 + offset) for offset in range(count)]
+
+    assert change_in(log, (OLD[99], OLD[90]))[0] == LogChange(0)
+    assert change_in(log, (OLD[99],))[0] == LogChange(0)
+
+
+@pytest.mark.parametrize("kept", [1, 50, 95, 99])
+@pytest.mark.parametrize("count", [0, 1, 4, 200])
+def test_a_promoted_slave_is_another_log_from_what_it_lacked_on(kept: int, count: int) -> None:
+    """F4: it writes over the places that it lacked, later."""
+    log = OLD[:kept] + [at(kept + number, 9_000 + number) for number in range(count)]
+
+    assert change_in(log, (OLD[99],))[0] == LogChange(kept)
+    assert change_in(log, (OLD[99], OLD[97], OLD[40]))[0] == LogChange(kept)
+
+
+def test_of_a_slave_with_a_late_clock_only_messages_that_surely_are_old_are_passed_over() -> None:
+    """F4: neither number separates them; some come again, none is lost."""
+    log = OLD[:95] + [at(95 + number, 900 + number, 941 + number) for number in range(9)]
+
+    assert change_in(log, (OLD[99], OLD[90], OLD[3])) == (LogChange(91), [99, 90])
+
+
+def test_what_only_an_old_sink_has_is_known_to_be_lost_where_the_queue_ends_before_it() -> None:
+    """H10: and where it does not, the messages before it decide."""
+    assert change_in(OLD[:50], (unknown_message(60), OLD[40]))[0] == LogChange(41, is_certain=False)
+    assert change_in(OLD[:70], (unknown_message(60), OLD[40]))[0] is None
+    again = [at(offset, 9_000 + offset, 7_000 + offset) for offset in range(70)]
+    assert change_in(again, (unknown_message(60), OLD[40]))[0] == LogChange(0)
+
+
+def test_a_search_takes_few_looks() -> None:
+    """F4: in a queue of a million messages."""
+    old = [at(offset, offset) for offset in range(1_000_000)]
+    log = old[:999_990] + [at(offset, 2_000_000 + offset) for offset in range(999_990, 1_000_000)]
+
+    change, looks = change_in(log, (old[999_999],))
+
+    assert change == LogChange(999_990)
+    assert len(looks) <= 22
+
+
+BOUNDS = QueueBounds(0, 300)
 
 
 @pytest.mark.parametrize(
-    ("standing", "bounds", "there", "expected"),
+    ("standing", "bounds", "change", "expected"),
     [
-        (Standing(100, LAST, False), (0, 100), LAST, None),
-        (Standing(100, LAST, False), (0, 300), LAST, None),
-        (Standing(100, LAST, False), (0, 300), OTHER, Beginning.STORED_LATER),
-        (Standing(100, LAST, False), (0, 300), LAST._replace(commit_log_offset=1), Beginning.STORED_LATER),
-        (Standing(100, LAST, False), (0, 5), None, Beginning.STORED_LATER),
-        (Standing(100, LAST, False), (0, 0), None, Beginning.STORED_LATER),
-        (Standing(100, LAST, False), (200, 300), None, None),
-        (Standing(120, LAST, False), (0, 110), LAST, Beginning.BEHIND_LAST),
-        (Standing(120, LAST, False), (105, 110), None, Beginning.STORED_LATER),
-        (Standing(100, None, False), (0, 100), None, None),
-        (Standing(100, None, False), (0, 20), None, Beginning.AT_END),
-        (Standing(10, LAST, False), (0, 60), None, Beginning.STORED_LATER),
-        (Standing(10, LAST, True), (0, 300), LAST, None),
-        (Standing(10, LAST, True), (0, 300), OTHER, Beginning.AT_NEXT_OFFSET),
-        (Standing(10, LAST, True), (0, 60), None, Beginning.AT_NEXT_OFFSET),
-        (Standing(900, LAST, True), (0, 300), LAST, None),
-        (Standing(900, None, True), (0, 300), None, None),
+        (Standing(100, (LAST,)), (0, 300), None, None),
+        (Standing(100, (LAST,)), (0, 300), LogChange(0), NextGeneration(0)),
+        (Standing(100, (LAST,)), (0, 98), LogChange(95), NextGeneration(95)),
+        (Standing(50, (LAST,)), (0, 98), LogChange(95), NextGeneration(95, is_later=True)),
+        (Standing(95, (LAST,)), (0, 98), LogChange(95), NextGeneration(95)),
+        (Standing(10, (LAST,), was_reset=True), (0, 98), LogChange(95), NextGeneration(95, is_later=True)),
+        (Standing(97, (LAST,), was_reset=True), (0, 98), LogChange(95), NextGeneration(97, is_wanted=True)),
+        (Standing(900, (LAST,), was_reset=True), (0, 98), LogChange(95), NextGeneration(98, is_wanted=True)),
+        (Standing(900, (LAST,), was_reset=True), (0, 300), None, None),
+        (Standing(40, (LAST,), was_followed=True), (0, 50), LogChange(0), NextGeneration(40, is_wanted=True)),
+        (Standing(0, (LAST,), was_followed=True), (0, 50), LogChange(0), NextGeneration(0, is_wanted=True)),
+        (Standing(90, (LAST,), was_followed=True), (0, 98), LogChange(95), NextGeneration(95)),
+        (Standing(95, (LAST,), was_followed=True), (0, 98), LogChange(95), NextGeneration(95)),
+        (Standing(120, (LAST,), was_followed=True), (0, 50), LogChange(0), NextGeneration(0)),
+        (Standing(120, (LAST,)), (0, 110), None, NextGeneration(100)),
+        (Standing(100, ()), (0, 20), None, NextGeneration(20)),
+        (Standing(100, ()), (0, 100), None, None),
+        (
+            Standing(30, (LAST,)),
+            (0, 98),
+            LogChange(20, is_certain=False),
+            NextGeneration(20, is_certain=False),
+        ),
     ],
     ids=[
-        "nothing new",
-        "new messages",
-        "made anew, and longer",
-        "stored in the same millisecond",
-        "made anew, and shorter",
-        "made anew, and empty",
-        "all that was consumed has expired",
-        "the end of the log was lost, where a filter passed over messages",
-        "the same, and the last message has expired",
-        "nothing consumed yet",
-        "nothing consumed yet, and lost",
-        "went back, then the end was lost",
-        "an operator went back",
-        "an operator went back in a topic made anew",
-        "the same, and it is shorter",
-        "an operator went beyond the end",
-        "the same, and nothing was consumed",
+        "the same log",
+        "topic made again",
+        "end lost",
+        "consumed again up to 50, and the end lost",
+        "consumed again up to the change",
+        "reset back, and the end lost",
+        "reset into the new log",
+        "reset beyond the end of the new log",
+        "reset beyond the end",
+        "another member has consumed of the new log",
+        "an operator wants all of the new log",
+        "the broker has an old offset",
+        "the broker has an old offset, by chance the change",
+        "the broker has an offset of the old log",
+        "lost where a filter had passed over",
+        "nothing consumed, and lost",
+        "nothing consumed",
+        "only a sink shows it",
     ],
 )
-def test_a_queue_begins_a_new_life_where_other_messages_have_its_offsets(
-    standing: Standing,
-    bounds: tuple[int, int],
-    there: LastMessage | None,
-    expected: Beginning | None,
+def test_the_next_generation_begins_with_the_change_or_where_somebody_wants_it(
+    standing: Standing, bounds: tuple[int, int], change: LogChange | None, expected: NextGeneration | None
 ) -> None:
-    """F4, F5: and an operator's reset is none."""
-    assert next_generation(standing, QueueBounds(*bounds), there) is expected
+    """F4, F5: below the change the old generation goes on."""
+    assert next_generation(standing, QueueBounds(*bounds), change) == expected
 
 
-def test_a_message_is_kept_as_text() -> None:
+def test_messages_are_kept_as_text() -> None:
     """F4"""
     assert LastMessage.from_text(LAST.to_text()) == LAST
+    assert remembered(newer(OLD[3].to_text(), LAST.to_text())) == (LAST, OLD[3])
     assert LastMessage.from_text("") is None
+
+
+@pytest.mark.parametrize("text", ["[1,2]", "[]", "{}", "[1,2,3,4]", "1", '["a",1,2]'])
+def test_a_damaged_text_is_refused(text: str) -> None:
+    """F4, H9"""
+    with pytest.raises(DamagedOffsets):
+        remembered(text)
 
 
 def test_the_newest_message_is_remembered_however_far_a_group_went_back() -> None:
     """F4, F5: else the end of the log could be lost unnoticed behind the place it went back to."""
     older = LastMessage(7, 100, 5).to_text()
 
-    assert newer(LAST.to_text(), older) == newer(older, LAST.to_text()) == LAST.to_text()
+    assert newer(LAST.to_text(), older) == LAST.to_text()
     assert newer("", older) == newer(older, "") == older
     assert newer("", "") == ""
+    assert newer(LAST.to_text(), unknown_message(99).to_text()) == LAST.to_text()
 
 
-class Log:
-    """A queue at its broker: messages by number, each other than all before."""
+@given(st.lists(st.integers(1, 50), min_size=3, max_size=300))
+def test_of_many_messages_the_newest_one_before_it_and_a_far_one_are_remembered(steps: list[int]) -> None:
+    """F4"""
+    text, offset, offsets = "", 0, []
+    for step in steps:
+        offset += step
+        offsets.append(offset)
+        text = newer(text, at(offset, offset).to_text())
 
-    def __init__(self) -> None:
-        self._numbers = count()
-        self.first = 0
-        self.messages: list[int] = []
+    newest, before, far = (message.queue_offset for message in remembered(text))
 
-    @property
-    def bounds(self) -> QueueBounds:
-        return QueueBounds(self.first, self.first + len(self.messages))
-
-    def at(self, offset: int) -> int | None:
-        is_there = self.first <= offset < self.bounds.max_offset
-        return self.messages[offset - self.first] if is_there else None
-
-    def append(self, how_many: int) -> None:
-        self.messages += [next(self._numbers) for _ in range(how_many)]
-
-    def lose_end(self, how_many: int) -> None:
-        del self.messages[max(0, len(self.messages) - how_many) :]
-
-    def expire(self, how_many: int) -> None:
-        self.first += len(self.messages[:how_many])
-        del self.messages[:how_many]
-
-    def make_anew(self, how_many: int) -> None:
-        self.first, self.messages = 0, []
-        self.append(how_many)
-
-    def seen_at(self, offset: int) -> LastMessage | None:
-        number = self.at(offset)
-        return None if number is None else LastMessage(offset, number, number)
-
-    def stored_later(self, than: int) -> int:
-        return next(
-            (self.first + at for at, number in enumerate(self.messages) if number > than),
-            self.bounds.max_offset,
-        )
-
-
-class Group:
-    """A group with a sink: rows by (generation, offset), and the watermark of each generation."""
-
-    def __init__(self, log: Log) -> None:
-        self.log = log
-        self.next_offset = self.generation = 0
-        self.last: LastMessage | None = None
-        self.was_reset = False
-        self.rows: list[int] = []
-        self.watermarks: dict[int, int] = {}
-
-    def look(self) -> None:
-        """As at a claim or a reset."""
-        standing = Standing(self.next_offset, self.last, self.was_reset)
-        bounds = self.log.bounds
-        beginning = next_generation(standing, bounds, self.log.seen_at(standing.place_to_look_at()))
-        if beginning is not None:
-            self.next_offset = {
-                Beginning.STORED_LATER: lambda: self.log.stored_later(
-                    self.last.store_timestamp if self.last else -1
-                ),
-                Beginning.BEHIND_LAST: lambda: self.last.queue_offset + 1 if self.last else 0,
-                Beginning.AT_NEXT_OFFSET: lambda: self.next_offset,
-                Beginning.AT_END: lambda: bounds.max_offset,
-            }[beginning]()
-            self.next_offset = min(max(self.next_offset, bounds.min_offset), bounds.max_offset)
-            self.generation += 1
-            self.last = self.log.seen_at(self.next_offset - 1)
-        self.next_offset = min(max(self.next_offset, bounds.min_offset), bounds.max_offset)
-
-    def consume(self, how_many: int) -> None:
-        self.look()
-        end = min(self.next_offset + how_many, self.log.bounds.max_offset)
-        for offset in range(self.next_offset, end):
-            number = self.log.at(offset)
-            assert number is not None
-            if offset >= self.watermarks.get(self.generation, 0):
-                self.rows.append(number)
-            if self.last is None or offset >= self.last.queue_offset:
-                self.last = LastMessage(offset, number, number)
-        self.watermarks[self.generation] = max(end, self.watermarks.get(self.generation, 0))
-        if end > self.next_offset:
-            self.was_reset = False
-        self.next_offset = end
-
-    def reset(self, to: int) -> None:
-        bounds = self.log.bounds
-        self.next_offset = min(max(to, bounds.min_offset), bounds.max_offset)
-        self.was_reset = True
-
-
-_STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(["append", "consume", "consume", "lose_end", "make_anew", "expire"]),
-        st.integers(0, 6),
-    ),
-    max_size=20,
-)
-
-
-@given(_STEPS)
-@example([("append", 2), ("consume", 2), ("lose_end", 1), ("consume", 0), ("lose_end", 1)])
-def test_whatever_the_log_does_each_message_still_there_reaches_the_sink_once(
-    steps: list[tuple[str, int]],
-) -> None:
-    """F4, H1: topics made anew, shorter or longer, ends lost and grown over, messages expired."""
-    log = Log()
-    group = Group(log)
-    for step, number in steps:
-        getattr(group if step == "consume" else log, step)(number)
-    log.append(3)
-    group.consume(1_000)
-
-    assert len(group.rows) == len(set(group.rows)), "none twice"
-    if all(step != "expire" for step, _ in steps):
-        assert set(log.messages) <= set(group.rows)
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["append", "consume", "reset", "expire"]), st.integers(0, 9)), max_size=20
-    )
-)
-def test_whatever_an_operator_does_within_a_life_doubles_no_row(steps: list[tuple[str, int]]) -> None:
-    """F5, H1: back and forth; the sink goes on dropping what it has."""
-    log = Log()
-    group = Group(log)
-    for step, number in steps:
-        getattr(log if step in {"append", "expire"} else group, step)(number)
-
-    assert group.generation == 0
-    assert len(group.rows) == len(set(group.rows))
+    assert [newest, before] == [offsets[-1], offsets[-2]]
+    assert far in offsets[:-2]

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.consume.metrics import lately
 from pyspark_rocketmq.consume.positions import (
     MOST_SHOWN,
-    LastMessage,
     Shown,
     from_text,
     resolve_start_offset,

@@ -27,7 +27,7 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
-from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
+from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, Passed, QueueCommit
 from pyspark_rocketmq.sinks.delta_files import WrittenFile
 from pyspark_rocketmq.sinks.standing import SinkStanding
 from tests.helpers.fake_clock import FakeClock
@@ -71,7 +71,8 @@ class PlayedSink:
         self.begin = batch.begin
 
     def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:
-        return self._batch.standings
+        newest = {QUEUE: self._batch.newest} if self._batch.newest else {}
+        return tuple(each._replace(newest=newest) for each in self._batch.standings)
 
 
 class Batch:
@@ -85,6 +86,7 @@ class Batch:
         self.sink_error: Exception | None = None
         self.begin_error: Exception | None = None
         self.watermark = 0
+        self.newest = ""
         self._evaluated = Evaluated((FILE,), acks, 9, left_out=2)
         monkeypatch.setattr(module, "BatchTask", lambda writer, engine, terms=None: self)
 
@@ -333,6 +335,37 @@ def test_a_batch_whose_rows_another_consumer_wrote_is_dropped_and_the_query_goes
     assert batch.done == ["evaluate"]
     assert batch.store.row.next_offset == 0
     assert f"batch dropped group={GROUP}: another consumer wrote these rows" in caplog.text
+
+
+@pytest.mark.parametrize("newest", ["[6,1006,384]", ""], ids=["known", "of an earlier release"])
+def test_a_batch_is_dropped_whose_sink_has_messages_that_nobody_looked_at(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, newest: str
+) -> None:
+    """F4, H10: another member was killed between data and offsets; the planner looks at them first."""
+    batch = Batch(monkeypatch, ACK)
+    batch.watermark, batch.newest = 7, newest
+    epoch = batch.store.row.epoch
+
+    with caplog.at_level(logging.WARNING):
+        batch.commit_it()
+
+    assert batch.done == ["evaluate"]
+    assert (batch.store.row.next_offset, batch.store.row.epoch) == (0, epoch + 1)
+    assert batch.store.row.state.last_message == (newest or "[6,0,-1]")
+    assert "the sink is ahead of the offsets" in caplog.text
+
+
+def test_a_batch_is_committed_when_the_newest_message_of_the_sink_was_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F4, H10: the rows that the sink has are left out."""
+    batch = Batch(monkeypatch, ACK)
+    batch.watermark, batch.newest = 6, "[5,1005,320]"
+    batch.store.note_passed(GROUP, {QUEUE: Passed(batch.store.row.epoch, batch.newest)})
+
+    batch.commit_it()
+
+    assert batch.done == ["evaluate", "data", "offsets", "listener"]
 
 
 def test_a_sink_behind_the_offsets_ends_the_query_before_anything_is_consumed(

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_rocketmq.consumer.push_consumer import check_sink, log_unused_start, seed_offsets_from_sink
+from pyspark_rocketmq.consumer.push_consumer import log_unused_start
+from pyspark_rocketmq.consumer.sink_offsets import check_sink, note_sink_ahead, seed_offsets_from_sink
 from pyspark_rocketmq.model import ConsumeFromWhere, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
@@ -15,7 +16,7 @@ from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.sinks.standing import remembered_text
 from tests.helpers.sink_rows import GROUP, Q0, Q1, files_of
 from tests.helpers.sink_rows import run_batch as run
-from tests.sinks.sink_conformance import SCHEMA, rows
+from tests.sinks.sink_conformance import SCHEMA, rows, with_newest
 
 
 @pytest.fixture
@@ -113,3 +114,65 @@ def test_a_store_restored_while_no_member_was_running_is_reported(
         check_sink(store, sink, GROUP)
 
     assert "behind its sink in 1 queues: 3 messages are consumed again" in caplog.text
+
+
+def test_a_group_whose_offsets_were_lost_remembers_the_newest_messages_of_its_sink(
+    sink: DeltaSink, store: DeltaOffsetStore
+) -> None:
+    """F4, H10: else nobody would notice that the broker lost them, too; of some only the offset is known."""
+    with_newest(sink, {Q0: 7}, {Q0: "[6,1006,384]"})
+
+    seed_offsets_from_sink(store, sink, GROUP)
+
+    found = {queue: row.state.last_message for queue, row in store.read(GROUP).items()}
+    assert found == {Q0: "[6,1006,384]", Q1: "[1,0,-1]"}
+
+
+def consumed(store: DeltaOffsetStore, sink: DeltaSink, next_offset: int, last_message: str) -> int:
+    """Queue 0 as after a batch; its epoch."""
+    row = store.claim(GROUP, "one", {Q0: 0})[Q0]
+    remembered = remembered_text(sink.standings(GROUP, {Q0: 0}))
+    state = QueueState(next_offset, row.epoch, last_message=last_message)
+    store.commit(GROUP, [QueueCommit(queue=Q0, state=state, sinks=remembered)], query_id="q", batch_id=1)
+    return row.epoch
+
+
+def test_after_a_kill_between_data_and_offsets_the_sinks_newest_message_is_looked_at(
+    sink: DeltaSink, store: DeltaOffsetStore
+) -> None:
+    """F4, H10: under a new epoch, so that no batch planned before runs again."""
+    epoch = consumed(store, sink, 5, "[4,1004,256]")
+    with_newest(sink, {Q0: 7}, {Q0: "[6,1006,384]"})
+
+    note_sink_ahead(store, sink, GROUP)
+    row = store.read(GROUP)[Q0]
+    note_sink_ahead(store, sink, GROUP)
+
+    assert (row.next_offset, row.epoch) == (5, epoch + 1)
+    assert row.state.last_message == "[6,1006,384,4,1004,256]"
+    assert store.read(GROUP)[Q0] == row
+
+
+def test_offsets_that_are_where_the_sink_is_change_nothing(sink: DeltaSink, store: DeltaOffsetStore) -> None:
+    """H10: nor where an operator has moved them back, for the row remembers more than the sink."""
+    consumed(store, sink, 5, "[4,1004,256]")
+    before = store.read(GROUP)
+    note_sink_ahead(store, sink, GROUP)
+    assert store.read(GROUP) == before
+
+    moved = store.reset(GROUP, {Q0: 2})
+    note_sink_ahead(store, sink, GROUP)
+    assert store.read(GROUP) == moved
+
+
+def test_offsets_put_back_to_an_earlier_generation_go_on_in_the_sinks(
+    sink: DeltaSink, store: DeltaOffsetStore
+) -> None:
+    """F4, H10: its rows are of messages that the row knows nothing of."""
+    consumed(store, sink, 5, "[4,1004,256]")
+    with_newest(sink, {Q0: 3}, {Q0: "[2,5002,900]"}, {Q0: 1, Q1: 0})
+
+    note_sink_ahead(store, sink, GROUP)
+
+    row = store.read(GROUP)[Q0]
+    assert (row.generation, row.next_offset, row.state.last_message) == (1, 3, "[2,5002,900]")

@@ -6,7 +6,7 @@ from typing import Any
 
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.consume.positions import LastMessage
+from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.group.broker_offsets import RemoteBrokerOffsets
 from pyspark_rocketmq.group.join import join_group
 from pyspark_rocketmq.listeners.messages import messages_of

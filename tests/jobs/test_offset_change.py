@@ -26,7 +26,7 @@ from jobs.offset_moves import AtTime, AtVersion, QueueChoice, ToBound, ToOffset,
 from jobs.settings import JobFailed
 from jobs.tables import OutputForm
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.consumer.push_consumer import check_sink
+from pyspark_rocketmq.consumer.sink_offsets import check_sink
 from pyspark_rocketmq.errors import SinkSetBack
 from pyspark_rocketmq.group.join import client_id, join_group
 from pyspark_rocketmq.group.member import RunningMember

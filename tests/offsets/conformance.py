@@ -19,7 +19,16 @@ from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.file import FileOffsetStore
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
-from pyspark_rocketmq.offsets.store import CLAIMED, NewGeneration, OffsetRow, OffsetStore, Passed, QueueCommit
+from pyspark_rocketmq.offsets.store import (
+    CLAIMED,
+    FOLLOWED,
+    NewGeneration,
+    OffsetRow,
+    OffsetStore,
+    Passed,
+    QueueCommit,
+    SinkRecord,
+)
 from tests.helpers.fake_clock import FakeClock
 from tests.offsets.store_workers import claim_and_commit
 
@@ -287,7 +296,43 @@ class OffsetStoreConformance(PositionConformance):
         assert store.read(GROUP) == {**before, Q0: before[Q0]._replace(state=noted)}
         store.commit(GROUP, [committed(Q0, 6, last_message="[5,2,2]")], query_id="q", batch_id=1)
         store.note_passed(GROUP, {Q0: Passed(1, "[5,3,3]")})
-        assert store.read(GROUP)[Q0].state.last_message == "[5,2,2]"
+        assert store.read(GROUP)[Q0].state.last_message == "[5,2,2,4,1,1]"
+
+    def test_what_only_a_sink_has_is_remembered_under_a_new_epoch(self, store: OffsetStore) -> None:
+        """H10: it was killed between data and offsets; what the row knows already changes nothing."""
+        store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
+        store.commit(
+            GROUP,
+            [committed(Q0, 5, last_message="[4,1,1]"), committed(Q1, 5, last_message="[4,1,1]")],
+            query_id="q",
+            batch_id=1,
+        )
+        records = {
+            Q0: SinkRecord(0, 8, "[6,2,2]"),
+            Q1: SinkRecord(0, 8, "[4,1,1]"),
+            Q2: SinkRecord(0, 8, "[6,2,2]"),
+        }
+
+        noted = store.note_sinks(GROUP, records)
+
+        assert list(noted) == [Q0]
+        assert store.read(GROUP)[Q0] == noted[Q0]
+        assert (noted[Q0].epoch, noted[Q0].next_offset) == (2, 5)
+        assert noted[Q0].state.last_message == "[6,2,2,4,1,1]"
+        assert store.note_sinks(GROUP, records) == {}
+        unknown = store.note_sinks(GROUP, {Q1: SinkRecord(0, 8, "")})[Q1]
+        assert unknown.state.last_message == "[7,0,-1,4,1,1]"
+
+    def test_a_row_goes_on_in_the_later_generation_of_its_sink(self, store: OffsetStore) -> None:
+        """H10: a store that was put back to an earlier state; never to an earlier generation."""
+        store.claim(GROUP, "client-1", {Q0: 0})
+        store.commit(GROUP, [committed(Q0, 5, last_message="[4,1,1]")], query_id="q", batch_id=1)
+
+        noted = store.note_sinks(GROUP, {Q0: SinkRecord(2, 3, "[2,9,9]")})[Q0]
+
+        assert (noted.generation, noted.next_offset, noted.epoch) == (2, 3, 2)
+        assert (noted.state.last_message, noted.sinks) == ("[2,9,9]", "")
+        assert store.note_sinks(GROUP, {Q0: SinkRecord(1, 9, "[8,9,9]")}) == {}
 
     def test_the_mirrored_offset_is_stored_with_the_offset(self, store: OffsetStore) -> None:
         """F5: before it is sent; what cannot be there any more is forgotten."""
@@ -303,7 +348,7 @@ class OffsetStoreConformance(PositionConformance):
         assert [store.read(GROUP)[queue].shown for queue in (Q0, Q1)] == ["[9]", "[0]"]
         assert store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 9})[Q0].shown == "[9]"
         moved = store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 4})[Q0]
-        assert (moved.next_offset, moved.shown, moved.batch_id) == (4, "[9,4]", CLAIMED)
+        assert (moved.next_offset, moved.shown, moved.batch_id) == (4, "[9,4]", FOLLOWED)
         assert store.claim(GROUP, "c", {Q0: 0}, at_brokers={Q0: 4})[Q0].next_offset == 4
 
     def test_an_offset_that_another_member_of_this_side_has_overtaken_is_not_followed(

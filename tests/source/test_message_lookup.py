@@ -9,8 +9,8 @@ import pytest
 
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S
-from pyspark_rocketmq.consume.positions import LastMessage
 from pyspark_rocketmq.errors import RocketMQError, SystemBusy
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
 from pyspark_rocketmq.options.read import ReadOptions

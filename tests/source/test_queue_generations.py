@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.consume.positions import LastMessage
+from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.errors import (
     ConnectFailed,
+    DataLoss,
     LogTailLost,
     OffsetsBeganAgain,
     OffsetStoreUnavailable,
@@ -419,3 +420,122 @@ def test_a_generation_that_begins_behind_messages_remembers_the_last_of_them_at_
     scenario.log.stored[A0] = [3, 4, 5]
 
     assert scenario.next() == [(A0, 0, 3)]
+
+
+def test_a_topic_made_anew_under_a_clock_set_back_is_read_from_its_first_message() -> None:
+    """F4: no clock decides which messages are new."""
+    scenario = Scenario({A0: [1000, 1001, 1002, 1003]}, failOnDataLoss="false")
+    scenario.consume_all()
+    scenario.restart()
+    scenario.log.stored[A0] = [900, 901, 902, 903, 904, 905]
+
+    assert scenario.next() == [(A0, 0, 6)]
+    assert scenario.generations() == {A0: 1}
+
+
+@pytest.mark.parametrize("at_broker", [40, 50], ids=["another member has consumed", "moved to the end"])
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_group_goes_on_where_another_has_put_it_in_the_new_log(at_broker: int, fails: str) -> None:
+    """F4, F5: that is where Java members go on, and nobody calls it a loss."""
+    scenario = Scenario({A0: [1, 2, 3, 4, 5, 6]}, failOnDataLoss=fails)
+    scenario.consume_all()
+    scenario.restart()
+    scenario.log.stored[A0] = [100 + at for at in range(50)]
+    scenario.brokers.offsets[A0] = at_broker
+
+    assert scenario.next() == ([(A0, 40, 50)] if at_broker == 40 else None)
+    assert scenario.generations() == {A0: 1}
+    assert scenario.brokers.offsets == {A0: at_broker}
+
+
+def test_an_operator_answers_a_loss_at_the_broker() -> None:
+    """F4, F5: a reset by an administrator's tool of 4.x, while the group is away."""
+    scenario = Scenario({A0: [1, 2, 3, 4, 5, 6]})
+    scenario.consume_all()
+    scenario.restart()
+    scenario.log.stored[A0] = [100 + at for at in range(9)]
+    with pytest.raises(OffsetsBeganAgain):
+        scenario.next()
+    scenario.brokers.offsets[A0] = 0
+    scenario.restart()
+
+    assert scenario.next() == [(A0, 0, 9)]
+    assert scenario.generations() == {A0: 1}
+
+
+def test_an_old_offset_of_a_promoted_slave_is_no_answer_to_its_loss() -> None:
+    """F4: offsets of groups reach slaves later, like messages."""
+    scenario = Scenario({A0: [1, 2, 3, 4, 5, 6]})
+    scenario.consume_all()
+    scenario.restart()
+    scenario.brokers.offsets[A0] = 4
+    scenario.log.stored[A0] = [1, 2, 3, 4, 100]
+
+    with pytest.raises(DataLoss):
+        scenario.next()
+
+
+def test_what_another_member_consumed_is_not_taken_for_the_new_log_later() -> None:
+    """F4, F5: the message before the position is remembered when it is followed."""
+    scenario = Scenario({A0: [1, 2, 3, 4, 5, 6]}, failOnDataLoss="false")
+    scenario.consume_all()
+    scenario.restart()
+    scenario.log.stored[A0] += [7, 8, 9]
+    scenario.brokers.offsets[A0] = 9
+    assert scenario.next() is None
+    assert scenario.generations() == {A0: 0}
+    scenario.restart()
+    scenario.log.stored[A0] = [100 + at for at in range(20)]
+
+    assert scenario.next() == [(A0, 0, 20)]
+    assert scenario.generations() == {A0: 1}
+
+
+def of_a_lost_end(position: int | None, fails: str = "false") -> Scenario:
+    """A hundred messages consumed, the group reset to 10 and consumed up to a position, and the end lost."""
+    scenario = Scenario({A0: list(range(1, 101))}, failOnDataLoss=fails)
+    scenario.consume_all()
+    scenario.planning.store.reset("g", {A0: 10})
+    assert scenario.next() == [(A0, 10, 100)]
+    if position is not None:
+        scenario.consume(A0, position)
+    scenario.restart()
+    scenario.log.stored[A0] = [*range(1, 96), 500, 501, 502]
+    return scenario
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+@pytest.mark.parametrize("position", [None, 50], ids=["nothing consumed since", "some consumed since"])
+def test_below_the_change_of_its_log_a_queue_goes_on_in_its_generation(
+    position: int | None, fails: str
+) -> None:
+    """F4, F5: messages that an operator wants again are those of before; nothing to be consumed is lost."""
+    scenario = of_a_lost_end(position, fails)
+
+    assert scenario.next() == [(A0, position or 10, 95)]
+    assert scenario.generations() == {A0: 0}
+
+
+def test_the_next_generation_begins_when_the_position_reaches_the_change() -> None:
+    """F4, H1: all messages behind it are new to the sink."""
+    scenario = of_a_lost_end(50)
+    scenario.next()
+    scenario.consume(A0, 90)
+    assert scenario.next() == [(A0, 90, 95)]
+    scenario.consume(A0, 95)
+
+    assert scenario.next() == [(A0, 95, 98)]
+    assert scenario.generations() == {A0: 1}
+    scenario.consume(A0, 98)
+    scenario.log.stored[A0] += [503]
+    assert scenario.next() == [(A0, 98, 99)]
+
+
+def test_a_loss_is_reported_when_the_position_reaches_it() -> None:
+    """F4: the messages that an operator wanted again are gone from there on."""
+    scenario = of_a_lost_end(50, "true")
+    scenario.next()
+    scenario.consume(A0, 95)
+
+    with pytest.raises(OffsetsBeganAgain):
+        scenario.next()

@@ -37,7 +37,7 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.open import checked_rows
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, OffsetStore, QueueCommit
 from pyspark_rocketmq.sinks.base import RowWriter, Sink, SinkBatch, note_newest
-from pyspark_rocketmq.sinks.standing import check_has_all, remembered_text
+from pyspark_rocketmq.sinks.standing import ahead_of, check_has_all, remembered_text
 
 logger = logging.getLogger(__name__)
 
@@ -301,7 +301,9 @@ class BatchCommitter:
         begins elsewhere by now, must not reach the sink. The part's other queues are planned again from where
         they were.
         """
-        moved = self._moved([ack for part in parts for ack in part.acks])
+        acks = [ack for part in parts for ack in part.acks]
+        self._note_sink_ahead(acks, sink_batch)
+        moved = self._moved(acks)
         kept: list[Evaluated] = []
         for part in parts:
             if moved.isdisjoint(ack.queue for ack in part.acks):
@@ -332,6 +334,31 @@ class BatchCommitter:
                 len(part.acks),
             )
         self._follow_resets(part.acks, lost=moved)
+
+    def _note_sink_ahead(self, acks: Sequence[QueueAck], sink_batch: SinkBatch) -> None:
+        """Have queues looked at again whose newest messages only the sink has; their parts are dropped.
+
+        So it is after another member was killed between data and offsets: nobody has looked whether the
+        broker still has those messages.
+        """
+        assert self._sink is not None
+        rows = {
+            ack.queue: row
+            for ack in acks
+            if (row := self._rows.get(ack.queue)) is not None and row.epoch == ack.state.epoch
+        }
+        if not ahead_of(rows, sink_batch.standings):
+            return
+        generations = {queue: row.generation for queue, row in rows.items()}
+        records = ahead_of(rows, self._sink.standings(self._group, generations))
+        for queue in self._store.note_sinks(self._group, records):
+            logger.warning(
+                "the sink is ahead of the offsets, the message before its watermark is looked at before "
+                "anything is added group=%s %s watermark=%d",
+                self._group,
+                queue,
+                records[queue].next_offset,
+            )
 
     def _moved(self, acks: Sequence[QueueAck]) -> frozenset[MessageQueue]:
         """The queues that were claimed or reset since the batch was planned."""

@@ -44,6 +44,7 @@ from pyspark_rocketmq.consumer.engine.state import consume_orderly
 from pyspark_rocketmq.consumer.engine.task import Engine, PickledOnce, why_not_picklable
 from pyspark_rocketmq.consumer.message_table import Decode, MessageTable
 from pyspark_rocketmq.consumer.settings import ConsumerSettings, member_of, start_problems
+from pyspark_rocketmq.consumer.sink_offsets import check_sink, note_sink_ahead, seed_offsets_from_sink
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.format import register
 from pyspark_rocketmq.group.broker_offsets import open_group_store
@@ -56,7 +57,6 @@ from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import (
     ConsumeFromWhere,
     MessageModel,
-    MessageQueue,
     OrderlyEngineKind,
     UndecodableMessages,
 )
@@ -69,7 +69,6 @@ from pyspark_rocketmq.sinks.base import Sink
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.sinks.multi import MultiSink, Route, one_sink
 from pyspark_rocketmq.sinks.shared_storage import check_apart, check_shared
-from pyspark_rocketmq.sinks.standing import check_has_all, forgotten_by, lost_by, strangers
 from pyspark_rocketmq.source.cluster_view import check_topics
 from pyspark_rocketmq.source.ranges import tickets_alone
 from pyspark_rocketmq.source.session import (
@@ -89,92 +88,6 @@ from pyspark_rocketmq.source.session import (
 from pyspark_rocketmq.source.spark_version import STATE_FAILS, TELLS_TRIGGER, arrow_schema
 
 logger = logging.getLogger(__name__)
-
-
-def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
-    """Start a group that has no rows in the store at the watermarks of its sink; nothing for a new group.
-
-    Starting where the options say would skip messages, or consume all of them again. The watermarks are what
-    the store had, or one batch more. A group of Java and Spark members continues where its brokers say, if
-    that is further.
-
-    Raises:
-        OffsetError: If the sink's log cannot be read.
-        OffsetStoreUnavailable, OffsetCommitConflict: If the store cannot be read or written.
-    """
-    if store.read(consumer_group):
-        return
-    watermarks = sink.watermarks(consumer_group)
-    if not watermarks:
-        return
-    # A claim by nobody: the members' own claims follow.
-    starts = {key.queue: offset for key, offset in watermarks.items()}
-    store.claim(consumer_group, "", starts, {key.queue: key.number for key in watermarks})
-    logger.warning(
-        "the offset store has nothing of group %s, whose rows are in the sink: going on where the sink is, "
-        "not where consume_from_where says; to consume messages again, reset the group store=%r sink=%s %s",
-        consumer_group,
-        store,
-        sink,
-        " ".join(f"{queue}={offset}" for queue, offset in sorted(starts.items())),
-    )
-
-
-def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
-    """Check, before a sink is prepared, that it has all rows that the group's offsets say it has.
-
-    Raises:
-        SinkSetBack: If it lacks some: it was deleted, replaced, restored to an earlier state, or failed over.
-        OffsetStoreUnavailable: If the store cannot be read.
-    """
-    rows = store.read(consumer_group)
-    if not rows:
-        return
-    standings = sink.standings(consumer_group, {queue: row.generation for queue, row in rows.items()})
-    check_has_all(consumer_group, rows, standings, store=store.spec)
-    forgotten = forgotten_by(rows, standings)
-    if forgotten:
-        logger.warning(
-            "the offsets of group %s are behind its sink in %d queues: %d messages are consumed again, whose "
-            "rows the sink leaves out. So it is after a kill, by a micro-batch at most; else the offset "
-            "store was put back to an earlier state store=%r",
-            consumer_group,
-            len(forgotten),
-            sum(forgotten.values()),
-            store,
-        )
-    for name in strangers(rows, standings):
-        logger.warning(
-            "the sink %s is new to group %s, which wrote into others before: it gets what is consumed from "
-            "now on. If it shall have what came before, stop the query and reset the group's offsets "
-            "(offsets reset)",
-            name,
-            consumer_group,
-        )
-
-
-def reset_to_sink(
-    store: OffsetStore, sink: Sink | Route | Sequence[Sink | Route], consumer_group: str
-) -> dict[MessageQueue, int]:
-    """Move a group's offsets back to where its sink is; returns where each queue continues.
-
-    For a sink that was restored to an earlier state or failed over. Stop the query before. What brokers have
-    deleted since then is a gap, as of ``failOnDataLoss``. Queues of which the sink lacks nothing stay where
-    they are.
-
-    Raises:
-        OffsetStoreUnavailable, OffsetCommitConflict: If the store cannot be read or written.
-    """
-    rows = store.read(consumer_group)
-    sink = one_sink(sink)
-    standings = sink.standings(consumer_group, {queue: row.generation for queue, row in rows.items()})
-    targets: dict[MessageQueue, int] = {}
-    for lost in lost_by(rows, standings):
-        for queue, target in lost.targets.items():
-            targets[queue] = min(target, targets.get(queue, target))
-    if targets:
-        store.reset(consumer_group, targets)
-    return targets
 
 
 def log_unused_start(store: OffsetStore, consumer_group: str, where: ConsumeFromWhere) -> None:
@@ -516,6 +429,7 @@ class PushConsumer:
             check_sink(store, sink, key)
             sink.prepare(arrow_schema(schema))
             seed_offsets_from_sink(store, sink, key)
+            note_sink_ahead(store, sink, key)
             # By now it is known where tables are that a catalog names.
             found = _tables(sink, store)
             check_apart(found)

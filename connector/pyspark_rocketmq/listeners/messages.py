@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_rocketmq.consume.positions import LastMessage
+from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.model import MessageExt, MessageQueue, is_retry_topic
 from pyspark_rocketmq.source.schema import MESSAGE_COLUMNS, ORIGIN_TOPIC
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA

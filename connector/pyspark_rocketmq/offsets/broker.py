@@ -27,6 +27,7 @@ from pyspark_rocketmq.offsets.store import (
     OffsetRow,
     Passed,
     QueueCommit,
+    SinkRecord,
 )
 
 _ONLY_EPOCH = 1
@@ -143,6 +144,14 @@ class BrokerOffsetStore:
 
     def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, Passed]) -> None:
         """Nothing: brokers remember no message."""
+
+    def note_sinks(
+        self,
+        consumer_group: str,  # noqa: ARG002
+        records: Mapping[MessageQueue, SinkRecord],  # noqa: ARG002
+    ) -> dict[MessageQueue, OffsetRow]:
+        """Nothing: this store has no sinks."""
+        return {}
 
     def begin_generations(
         self, consumer_group: str, generations: Mapping[MessageQueue, NewGeneration]

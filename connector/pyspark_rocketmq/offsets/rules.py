@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.consume.positions import from_text, newer, resolve_start_offset, seen, since, to_text
+from pyspark_rocketmq.consume.generations import LastMessage, newer, unknown_message
+from pyspark_rocketmq.consume.positions import from_text, resolve_start_offset, seen, since, to_text
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.history import RESET_ACTION
 from pyspark_rocketmq.offsets.store import (
     CLAIMED,
     FIRST_GENERATIONS,
+    FOLLOWED,
     NO_ROWS,
     RESET,
     CommitResult,
@@ -29,6 +31,7 @@ from pyspark_rocketmq.offsets.store import (
     OffsetRow,
     Passed,
     QueueCommit,
+    SinkRecord,
 )
 
 Rows = Mapping[MessageQueue, OffsetRow]
@@ -152,13 +155,46 @@ def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[
 
 
 def apply_passed(before: Rows, passed: Mapping[MessageQueue, Passed]) -> Change[None]:
-    """Remember what was passed over in queues without a last message, where the epoch is the stored one."""
+    """Remember what was passed over, where the epoch is the stored one and nothing newer was consumed."""
     known = {
-        queue: _with(before[queue], last_message=each.last_message)
+        queue: _with(before[queue], last_message=newer(before[queue].state.last_message, each.last_message))
         for queue, each in passed.items()
-        if queue in before and before[queue].epoch == each.epoch and not before[queue].state.last_message
+        if queue in before
+        and before[queue].epoch == each.epoch
+        and _is_behind(before[queue].state.last_message, each.last_message)
     }
     return Change({**before, **known}, None)
+
+
+def _is_behind(known: str, newest: str) -> bool:
+    """Whether the messages that a row remembers are all at lower offsets than another one."""
+    last, found = LastMessage.from_text(known), LastMessage.from_text(newest)
+    return found is not None and (last is None or last.queue_offset < found.queue_offset)
+
+
+def apply_sink_records(
+    before: Rows, records: Mapping[MessageQueue, SinkRecord], now_s: float
+) -> Change[dict[MessageQueue, OffsetRow]]:
+    """Remember what sinks have beyond the rows; see ``OffsetStore.note_sinks``."""
+    noted = {
+        queue: row
+        for queue, record in records.items()
+        if queue in before and (row := _noted(before[queue], record, now_s)) is not before[queue]
+    }
+    return Change({**before, **noted}, noted)
+
+
+def _noted(row: OffsetRow, record: SinkRecord, now_s: float) -> OffsetRow:
+    newest = record.last_message or unknown_message(record.next_offset - 1).to_text()
+    if record.generation < row.generation:
+        return row
+    if record.generation > row.generation:
+        moved = _moved(row, record.next_offset, CLAIMED)._replace(generation=record.generation)
+        return _with(moved, epoch=row.epoch + 1, last_message=newest)._replace(updated_at_s=_whole_us(now_s))
+    if not _is_behind(row.state.last_message, newest):
+        return row
+    merged = newer(row.state.last_message, newest)
+    return _with(row, epoch=row.epoch + 1, last_message=merged)._replace(updated_at_s=_whole_us(now_s))
 
 
 def new_row(consumer_group: str, queue: MessageQueue, start: int) -> OffsetRow:
@@ -191,7 +227,7 @@ def _following(row: OffsetRow, at_broker: int | None, before: OffsetRow | None) 
     row = row._replace(shown=to_text(seen(since(shown, at_broker), at_broker, written)))
     if next_offset == row.next_offset:
         return row
-    return _moved(row, next_offset, CLAIMED)
+    return _moved(row, next_offset, FOLLOWED)
 
 
 def _moved(row: OffsetRow, next_offset: int, batch_id: int) -> OffsetRow:
@@ -330,6 +366,15 @@ class RowOffsetStore(ABC):
     def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, Passed]) -> None:
         """Remember the last message before a queue's beginning; see ``OffsetStore.note_passed``."""
         self._change(consumer_group, lambda rows: apply_passed(rows, passed), "messages passed over")
+
+    def note_sinks(
+        self, consumer_group: str, records: Mapping[MessageQueue, SinkRecord]
+    ) -> dict[MessageQueue, OffsetRow]:
+        """Remember what sinks have beyond the rows; see ``OffsetStore.note_sinks``."""
+        now_s = self._clock.now_s()
+        return self._change(
+            consumer_group, lambda rows: apply_sink_records(rows, records, now_s), "ahead of it: the sink"
+        )
 
     def begin_generations(
         self, consumer_group: str, generations: Mapping[MessageQueue, NewGeneration]

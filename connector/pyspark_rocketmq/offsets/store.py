@@ -54,8 +54,10 @@ class OffsetKey(NamedTuple):
 RESET = -1
 """``batch_id`` of a row that no batch has moved since an operator made or reset it."""
 CLAIMED = -2
-"""``batch_id`` of a row that no batch has moved since a claim: begun there by the options, or where the
-queue's broker says that another member of the group has come."""
+"""``batch_id`` of a row that no batch has moved since a claim has made it."""
+FOLLOWED = -3
+"""``batch_id`` of a row that no batch has moved since it was taken from its queue's broker, where another
+member of the group, or an operator, has put it."""
 FIRST_GENERATIONS: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
 """Generations where none has begun again."""
 
@@ -72,7 +74,8 @@ class OffsetRow(NamedTuple):
     query_id: str
     """Query whose batch moved the row last; empty after a reset or before the first commit."""
     batch_id: int
-    """Batch that moved the row last; ``RESET`` after a reset, ``CLAIMED`` when only a claim has set it."""
+    """Batch that moved the row last; ``RESET`` after a reset, ``CLAIMED`` when only a claim has set it,
+    ``FOLLOWED`` when another one has put it at its broker."""
     updated_at_s: float
     """Wall-clock seconds; like all seconds of a row, whole microseconds."""
     statistics: str = ""
@@ -100,6 +103,16 @@ class OffsetRow(NamedTuple):
     def was_reset(self) -> bool:
         """Whether an operator moved the row last, and no batch has begun there."""
         return self.batch_id == RESET
+
+    @property
+    def was_followed(self) -> bool:
+        """Whether another one moved the group at the queue's broker last, and no batch has begun there."""
+        return self.batch_id == FOLLOWED
+
+    @property
+    def was_moved(self) -> bool:
+        """Whether no batch has moved the row last."""
+        return self.batch_id < 0
 
 
 NO_ROWS: Final[Mapping[MessageQueue, OffsetRow]] = MappingProxyType({})
@@ -169,13 +182,24 @@ class NewGeneration(NamedTuple):
     next_offset: int
 
 
+class SinkRecord(NamedTuple):
+    """How far a sink is ahead of a queue's row."""
+
+    generation: int
+    """The queue's, in the sink."""
+    next_offset: int
+    """The sink's watermark."""
+    last_message: str
+    """The newest message below it, as ``consume.generations`` writes it; empty if the sink keeps none."""
+
+
 class Passed(NamedTuple):
-    """What stood before a queue of which nothing was consumed in its generation."""
+    """What stands before a queue's position, where somebody has put it."""
 
     epoch: int
     """The stored one, as of the look at the queue."""
     last_message: str
-    """As ``consume.positions`` writes it."""
+    """As ``consume.generations`` writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,9 +280,22 @@ class OffsetStore(Protocol):
         ...
 
     def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, Passed]) -> None:
-        """Remember the last message before queues of which nothing was consumed; moves nothing.
+        """Remember the last message before queues that somebody has put there; moves nothing.
 
-        A queue whose stored epoch is another one is left out.
+        A queue is left out if its stored epoch is another one, or if it remembers a newer message.
+
+        Raises:
+            OffsetCommitConflict: If other writers of the group kept winning.
+        """
+        ...
+
+    def note_sinks(
+        self, consumer_group: str, records: Mapping[MessageQueue, SinkRecord]
+    ) -> dict[MessageQueue, OffsetRow]:
+        """Remember the newest messages of sinks that are ahead of the rows; return the rows that changed.
+
+        Their epochs grow: running batches are fenced off, and planners look at those messages. Where a sink
+        has a later generation of a queue, the row goes on there.
 
         Raises:
             OffsetCommitConflict: If other writers of the group kept winning.

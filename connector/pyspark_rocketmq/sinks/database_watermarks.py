@@ -53,7 +53,7 @@ class Watermark(NamedTuple):
     attempt: str = ""
     """Which attempt stored it; empty where the table was older."""
     newest_message: str = ""
-    """The newest message below it, as text of ``consume.positions``; empty where that is not known."""
+    """The newest message below it, as text of ``consume.generations``; empty where that is not known."""
 
 
 class _Row(NamedTuple):

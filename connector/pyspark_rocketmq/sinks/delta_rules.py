@@ -242,7 +242,7 @@ class SinkCommit(NamedTuple):
     commit_id: str
     """Tells it from all others in the log."""
     newest: Mapping[str, str] = MappingProxyType({})
-    """The newest message below each watermark that moves, as text of ``consume.positions``, by its id;
+    """The newest message below each watermark that moves, as text of ``consume.generations``, by its id;
     empty where the one before is the newest still."""
 
     @classmethod

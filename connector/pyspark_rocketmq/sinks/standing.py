@@ -15,10 +15,10 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
-from pyspark_rocketmq.consume.positions import LastMessage
+from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.errors import SinkSetBack
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.store import OffsetRow
+from pyspark_rocketmq.offsets.store import OffsetRow, SinkRecord
 
 _SHOWN_QUEUES = 5
 
@@ -37,8 +37,8 @@ class SinkStanding(NamedTuple):
     path: str = ""
     """For commands; empty if it is no Delta table."""
     newest: Mapping[MessageQueue, str] = MappingProxyType({})
-    """The newest message below each of these watermarks, as text of ``consume.positions``; missing where the
-    sink does not tell. A standing of ``SinkBatch`` has none."""
+    """The newest message below each of these watermarks, as text of ``consume.generations``; missing where
+    the sink keeps none. A standing of ``SinkBatch`` has none."""
 
 
 def with_newest(standing: SinkStanding, newest: Mapping[MessageQueue, str]) -> SinkStanding:
@@ -137,6 +137,46 @@ def forgotten_by(
         if farthest > row.next_offset:
             forgotten[queue] = farthest - row.next_offset
     return forgotten
+
+
+def ahead_of(
+    rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
+) -> dict[MessageQueue, SinkRecord]:
+    """What sinks have beyond rows of the same generations, and beyond the messages that these remember."""
+    records: dict[MessageQueue, SinkRecord] = {}
+    for queue, row in rows.items():
+        farthest = _farthest(queue, row.generation, standings)
+        if farthest is None or farthest.next_offset <= row.next_offset:
+            continue
+        known = LastMessage.from_text(row.state.last_message)
+        newest = LastMessage.from_text(farthest.last_message)
+        place = farthest.next_offset - 1 if newest is None else newest.queue_offset
+        if known is None or known.queue_offset < place:
+            records[queue] = farthest
+    return records
+
+
+def records_of(
+    generations: Mapping[MessageQueue, int],
+    watermarks: Mapping[MessageQueue, int],
+    standings: Sequence[SinkStanding],
+) -> dict[MessageQueue, SinkRecord]:
+    """The watermarks with the newest messages that any of the sinks shows below its own."""
+    records = {}
+    for queue, offset in watermarks.items():
+        farthest = _farthest(queue, generations[queue], standings)
+        newest = "" if farthest is None else farthest.last_message
+        records[queue] = SinkRecord(generations[queue], offset, newest)
+    return records
+
+
+def _farthest(queue: MessageQueue, generation: int, standings: Sequence[SinkStanding]) -> SinkRecord | None:
+    found = [
+        SinkRecord(generation, each.watermarks[queue], each.newest.get(queue, ""))
+        for each in standings
+        if each.watermarks.get(queue)
+    ]
+    return max(found, key=lambda record: (record.next_offset, record.last_message != ""), default=None)
 
 
 def strangers(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]) -> list[str]:

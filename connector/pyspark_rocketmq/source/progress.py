@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from types import MappingProxyType
 from typing import ClassVar, Protocol
 
@@ -383,7 +384,7 @@ class GroupProgress:
         if gaps:
             # Under the epochs that were planned by: whoever has claimed a queue meanwhile has gone on.
             self._store.reset(self._group, gaps, under={queue: self._rows[queue].epoch for queue in gaps})
-        wanted = [new for new in plan.ranges if new.queue not in gaps]
+        wanted = [self._within_generation(new) for new in plan.ranges if new.queue not in gaps]
         valid = self._ownership.planned({new.queue: self._grants[new.queue] for new in wanted})
         ranges = tuple(new for new in wanted if new.queue in valid)
         for queue in self._stuck.planned(valid | plan.at_rest, self._clock.monotonic_s()):
@@ -396,6 +397,11 @@ class GroupProgress:
             )
             self._ownership.reclaim(queue)
         return ranges
+
+    def _within_generation(self, new: QueueRange) -> QueueRange:
+        """The range up to where its queue's next generation begins."""
+        end = None if self._generations is None else self._generations.end_of(new.queue)
+        return new if end is None or end >= new.end else replace(new, end=end)
 
     def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
         """Those whose queue is held, and whose epoch is the stored one.

@@ -15,13 +15,22 @@ from pyspark_rocketmq.client.broker import PullRequest, PullStatus
 from pyspark_rocketmq.client.cluster import Cluster, outcomes_at_queues
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.generations import (
+    LastMessage,
+    LogChange,
+    NextGeneration,
+    Standing,
+    find_change,
+    next_generation,
+    remembered,
+)
 from pyspark_rocketmq.consume.not_now import Rests, sorted_out
-from pyspark_rocketmq.consume.positions import Beginning, LastMessage, Standing, next_generation
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import (
     BrokerOffsetUnavailable,
     DataLoss,
     LogTailLost,
+    LostBehindSink,
     OffsetsBeganAgain,
     RemoteProtocolError,
     RocketMQError,
@@ -89,6 +98,31 @@ class MessageLookup:
         self._rests.note(outcomes, self._clock.monotonic_s())
         return {**resting, **outcomes}
 
+    def message_at(
+        self, queue: MessageQueue, offset: int, snapshot: Snapshot, bounds: QueueBounds
+    ) -> LastMessage | None:
+        """The message at an offset within ``bounds``, which were just seen; None if it cannot be decoded.
+
+        Raises:
+            RocketMQError: If the broker does not answer, or refuses, or if the queue has other bounds by now.
+        """
+        seen = self._seen_at(queue, offset, snapshot)
+        if seen.is_reset:
+            # It is reported once: the next answer is the message.
+            seen = self._seen_at(queue, offset, snapshot)
+        if seen.is_reset or seen.bounds.min_offset > offset or seen.bounds.max_offset < bounds.max_offset:
+            raise BrokerOffsetUnavailable(
+                f"{queue}: its offsets moved while they were looked at, to {seen.available}. It is planned "
+                "with the next look."
+            )
+        return seen.message
+
+    def _seen_at(self, queue: MessageQueue, offset: int, snapshot: Snapshot) -> Found:
+        [seen] = self.look({queue: offset}, snapshot.addresses).values()
+        if isinstance(seen, RocketMQError):
+            raise seen
+        return seen
+
     def stored_after(
         self, queue: MessageQueue, address: BrokerAddress, timestamp: int, bounds: QueueBounds
     ) -> int:
@@ -154,6 +188,8 @@ class QueueGenerations:
         """As of the last plan, without queues that were out of sight then."""
         self._copied: dict[MessageQueue, tuple[int, BrokerAddress]] = {}
         """The epoch and the slave of a queue whose newest consumed message was seen there."""
+        self._ends: dict[MessageQueue, int] = {}
+        """Where the generation of a queue ends whose position is below that, so that it goes on till then."""
         self.waiting: Mapping[MessageQueue, RocketMQError] = {}
         """Queues that must not be planned yet, and why, as of the last :meth:`follow`."""
 
@@ -232,24 +268,22 @@ class QueueGenerations:
         looked = self._lookup.look(places, snapshot.addresses) if places else {}
         found, waiting = sorted_out(looked, has_worked=has_worked)
         reset = {queue for queue, each in found.items() if each.is_reset}
-        starts = _each(
+        decided = _each(
             [queue for queue in found if queue not in reset],
-            lambda queue: self._start(queue, standings[queue], found[queue], snapshot),
+            lambda queue: self._decide(queue, standings[queue], found[queue], snapshot),
         )
-        known, not_now = sorted_out(starts, has_worked=has_worked)
+        known, not_now = sorted_out(decided, has_worked=has_worked)
         waiting |= not_now
-        found = {queue: each for queue, each in found.items() if queue not in not_now}
+        self._note_ends(rows, suspects, known)
         beginnings = {
-            queue: NewGeneration(rows[queue].epoch, start)
-            for queue, start in known.items()
-            if start is not None
+            queue: NewGeneration(rows[queue].epoch, following.next_offset)
+            for queue, following in known.items()
+            if following is not None and not following.is_later
         }
+        going_on = {queue: found[queue] for queue in known if queue not in beginnings}
+        passed, not_now = self._passed(rows, standings, going_on, snapshot)
+        waiting |= not_now
         begun = self._store.begin_generations(self._group, beginnings) if beginnings else {}
-        passed = {
-            queue: Passed(rows[queue].epoch, each.message.to_text())
-            for queue, each in found.items()
-            if standings[queue].last is None and each.message is not None and queue not in beginnings
-        }
         if passed:
             self._store.note_passed(self._group, passed)
         for queue, row in begun.items():
@@ -262,6 +296,7 @@ class QueueGenerations:
                 row.next_offset,
                 rows[queue].next_offset,
             )
+        found = {queue: each for queue, each in found.items() if queue not in waiting}
         waiting |= self._outgrown({**{queue: rows[queue] for queue in found}, **begun}, found, snapshot)
         self._seen = {queue: snapshot.bounds[queue] for queue in rows if queue not in waiting}
         # A new generation is looked at once more, for the message before its beginning.
@@ -273,12 +308,71 @@ class QueueGenerations:
         self.waiting = waiting
         return begun
 
+    def _note_ends(
+        self,
+        rows: Rows,
+        suspects: Iterable[MessageQueue],
+        known: Mapping[MessageQueue, NextGeneration | None],
+    ) -> None:
+        """Remember up to where the generation of these queues goes on."""
+        for queue in suspects:
+            before = self._ends.pop(queue, None)
+            following = known.get(queue)
+            if following is None or not following.is_later:
+                continue
+            self._ends[queue] = following.next_offset
+            if before != following.next_offset:
+                logger.warning(
+                    "offsets begin again at %d, other messages are under them from there on; up to there the "
+                    "messages are those of before group=%s %s next_offset=%d",
+                    following.next_offset,
+                    self._group,
+                    queue,
+                    rows[queue].next_offset,
+                )
+
+    def _passed(
+        self,
+        rows: Rows,
+        standings: Mapping[MessageQueue, Standing],
+        found: Mapping[MessageQueue, Found],
+        snapshot: Snapshot,
+    ) -> tuple[dict[MessageQueue, Passed], dict[MessageQueue, RocketMQError]]:
+        """The messages before queues that somebody has put there, and why some cannot be seen now."""
+        messages = {queue: each.message for queue, each in found.items() if standings[queue].last is None}
+        ahead = {
+            queue: rows[queue].next_offset - 1
+            for queue, each in found.items()
+            if (last := standings[queue].last) is not None
+            and rows[queue].was_moved
+            and last.queue_offset + 1 < rows[queue].next_offset <= each.bounds.max_offset
+            and rows[queue].next_offset > each.bounds.min_offset
+        }
+        looked = self._lookup.look(ahead, snapshot.addresses) if ahead else {}
+        seen, waiting = sorted_out(looked, has_worked=True)
+        messages |= {queue: each.message for queue, each in seen.items()}
+        passed = {
+            queue: Passed(rows[queue].epoch, message.to_text())
+            for queue, message in messages.items()
+            if message is not None
+        }
+        return passed, waiting
+
+    def end_of(self, queue: MessageQueue) -> int | None:
+        """The offset at which the generation of a queue ends that goes on up to there; None without one."""
+        return self._ends.get(queue)
+
     def _standing(self, row: OffsetRow) -> Standing:
-        last = LastMessage.from_text(row.state.last_message)
+        messages = remembered(row.state.last_message)
         # Right behind the newest known message a reset has moved nothing, or a generation has begun. With
         # failOnDataLoss a reset means that the loss is known.
-        is_in_place = last is not None and last.queue_offset + 1 == row.next_offset and not self._fails
-        return Standing(row.next_offset, last, row.was_reset and not is_in_place)
+        is_in_place = bool(messages) and messages[0].queue_offset + 1 == row.next_offset
+        return Standing(
+            row.next_offset,
+            messages,
+            was_reset=row.was_reset and not (is_in_place and not self._fails),
+            was_followed=row.was_followed and not is_in_place,
+        )
 
     def _is_suspect(self, row: OffsetRow, bounds: QueueBounds) -> bool:
         seen = self._seen.get(row.queue)
@@ -288,26 +382,46 @@ class QueueGenerations:
             or bounds.min_offset < seen.min_offset
             or bounds.max_offset < seen.max_offset
             or not bounds.allow(row.next_offset)
+            or row.next_offset >= self._ends.get(row.queue, row.next_offset + 1)
         )
 
-    def _start(self, queue: MessageQueue, standing: Standing, found: Found, snapshot: Snapshot) -> int | None:
-        """Where the queue's next generation begins; None while this one goes on."""
-        bounds, last = found.bounds, standing.last
-        beginning = next_generation(standing, bounds, found.message)
-        if beginning is None:
-            return None
-        if self._fails and not standing.was_reset:
-            if standing.next_offset > bounds.max_offset:
-                raise LogTailLost(str(queue), standing.next_offset, found.available)
-            raise OffsetsBeganAgain(str(queue), standing.place_to_look_at(), found.available)
-        if beginning is Beginning.STORED_LATER:
-            assert last is not None
-            address = snapshot.addresses[queue.broker_name]
-            return self._lookup.stored_after(queue, address, last.store_timestamp, bounds)
-        if beginning is Beginning.BEHIND_LAST:
-            assert last is not None
-            return last.queue_offset + 1
-        return min(max(standing.next_offset, bounds.min_offset), bounds.max_offset)
+    def _decide(
+        self, queue: MessageQueue, standing: Standing, found: Found, snapshot: Snapshot
+    ) -> NextGeneration | None:
+        """Where the queue's next generation begins; None while this one goes on.
+
+        Raises:
+            DataLoss: If nobody has said where to go on, and ``failOnDataLoss`` is true or only a sink shows
+                that messages are lost.
+            RocketMQError: If the broker was not reached.
+        """
+        following = next_generation(standing, found.bounds, self._change(queue, standing, found, snapshot))
+        if following is None or following.is_later or following.is_wanted:
+            return following
+        place = standing.place_to_look_at()
+        if not following.is_certain:
+            raise LostBehindSink(str(queue), place, found.available)
+        if self._fails and standing.next_offset > found.bounds.max_offset:
+            raise LogTailLost(str(queue), standing.next_offset, found.available)
+        if self._fails:
+            raise OffsetsBeganAgain(str(queue), place, found.available)
+        return following
+
+    def _change(
+        self, queue: MessageQueue, standing: Standing, found: Found, snapshot: Snapshot
+    ) -> LogChange | None:
+        """Where the queue's log is another one than was consumed; None if it is the same."""
+        search = find_change(standing.messages, found.bounds)
+        known = {standing.place_to_look_at(): found.message}
+        try:
+            place = next(search)
+            while True:
+                if place not in known:
+                    known[place] = self._lookup.message_at(queue, place, snapshot, found.bounds)
+                place = search.send(known[place])
+        except StopIteration as end:
+            change: LogChange | None = end.value
+            return change
 
     def _outgrown(
         self, rows: Rows, found: Mapping[MessageQueue, Found], snapshot: Snapshot

@@ -24,9 +24,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S
-from pyspark_rocketmq.consume.positions import LastMessage
 from pyspark_rocketmq.consume.retry_counts import (
     from_offset,
     spans_from,

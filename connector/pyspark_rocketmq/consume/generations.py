@@ -1,0 +1,258 @@
+"""Decides where a queue's next generation begins: when its log is not the one that was consumed.  Pure.
+
+A generation of a queue ends when its topic is deleted and made again, or its broker loses the end of its log:
+other messages then have the same offsets (``sinks.base``). Bounds do not show it, for the new log may have
+grown past the old offsets. So the offset row remembers the newest message consumed, and a few before it: the
+queue offset of each, and two numbers that masters and replicas share and that no other message at this offset
+has. A group that begins, or is set, behind stored messages remembers the last one that it passed over. The
+sink keeps the newest message too: it may be ahead of the row.
+
+**Where logs differ** (:func:`find_change`) is a fact of the log:
+
+1. The newest remembered message is there, or it has expired and cannot be known: this is the same log.
+2. Otherwise the newest message that is still there ends the common part, and the oldest one that is not there
+   bounds the rest. Between them a message is new if its place in the broker's log *or* its store time is
+   larger: a topic made again is behind everything in its broker's log, whatever the clock said; a promoted
+   slave writes over the places that it lacked, later.
+3. Where neither number separates old from new, all of it counts as new: messages that come again cost less
+   than lost ones.
+
+**Where the group goes on** (:func:`next_generation`) depends on its position, too. Below the change the old
+generation goes on, up to there. At or above it the next one begins: with the change, or where an operator or
+another member has put the group since.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Sequence
+from typing import Final, NamedTuple
+
+from pyspark_rocketmq.errors import DamagedOffsets
+from pyspark_rocketmq.model import QueueBounds
+
+_MOST_REMEMBERED: Final = 3
+_FAR: Final = 64
+"""How many times as far as the next one the oldest remembered message may be from the newest."""
+
+
+class LastMessage(NamedTuple):
+    """A message consumed in a generation, or the one that is in its place now."""
+
+    queue_offset: int
+    store_timestamp: int
+    """Milliseconds since the epoch, by the broker that stored it."""
+    commit_log_offset: int
+    """Where it begins in its broker's log; -1 if only the queue offset is known."""
+
+    def to_text(self) -> str:
+        """The text that an offset row keeps."""
+        return _to_text((self,))
+
+    @classmethod
+    def from_text(cls, text: str) -> LastMessage | None:
+        """The newest message in a text; None for an empty text.
+
+        Raises:
+            DamagedOffsets: If it is no such text.
+        """
+        return next(iter(remembered(text)), None)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it can be told from another one."""
+        return self.commit_log_offset >= 0
+
+
+def unknown_message(queue_offset: int) -> LastMessage:
+    """A message of which an old sink has only the offset."""
+    return LastMessage(queue_offset, 0, -1)
+
+
+def remembered(text: str) -> tuple[LastMessage, ...]:
+    """The messages that a row remembers, newest first.
+
+    Raises:
+        DamagedOffsets: If it is no such text.
+    """
+    if not text:
+        return ()
+    try:
+        numbers = list(map(int, json.loads(text)))
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        raise DamagedOffsets("last_message", text) from None
+    if not numbers or len(numbers) % 3:
+        raise DamagedOffsets("last_message", text)
+    return tuple(LastMessage(*numbers[at : at + 3]) for at in range(0, len(numbers), 3))
+
+
+def newer(one: str, other: str) -> str:
+    """The text that remembers the messages of ``one`` and the newest of ``other``, of the same generation.
+
+    An offset that goes back forgets nothing.
+    """
+    known, found = remembered(one), remembered(other)
+    if not found:
+        return one
+    if not known:
+        return _to_text(found[:1])
+    newest = found[0]
+    if newest.queue_offset < known[0].queue_offset or newest == known[0]:
+        return one
+    if newest.queue_offset == known[0].queue_offset:
+        return _to_text((newest, *known[1:])) if newest.is_known else one
+    return _to_text(_thinned((newest, *known)))
+
+
+def _thinned(messages: tuple[LastMessage, ...]) -> tuple[LastMessage, ...]:
+    """Keep the newest, the one before it, and one that is far from both."""
+    if len(messages) <= _MOST_REMEMBERED:
+        return messages
+    newest, before, next_one, oldest = messages
+    distance = newest.queue_offset - next_one.queue_offset
+    is_far = newest.queue_offset - oldest.queue_offset > _FAR * distance
+    return newest, before, next_one if is_far else oldest
+
+
+def _to_text(messages: Sequence[LastMessage]) -> str:
+    numbers = [number for message in messages for number in message]
+    return json.dumps(numbers, separators=(",", ":"))
+
+
+class LogChange(NamedTuple):
+    """From where on a queue's log is another one than was consumed."""
+
+    offset: int
+    """Messages below it are those of before."""
+    is_certain: bool = True
+    """False if all that is known is that messages are lost."""
+
+
+Search = Generator[int, LastMessage | None, LogChange | None]
+"""Yields offsets, takes the message at each, None where none can be had; returns the change, None without
+one."""
+
+
+def find_change(messages: Sequence[LastMessage], bounds: QueueBounds) -> Search:
+    """Find where a queue's log differs from the one with the remembered ``messages`` (newest first)."""
+    low, lost, there = bounds.min_offset, None, None
+    for message in messages:
+        if message.queue_offset < bounds.min_offset:
+            break
+        found = None
+        if message.queue_offset < bounds.max_offset:
+            found = yield message.queue_offset
+            if found is None or not message.is_known:
+                continue
+            if found == message:
+                low = message.queue_offset + 1
+                break
+        lost, there = message, found
+    if lost is None:
+        return None
+    if not lost.is_known:
+        return LogChange(low, is_certain=False)
+    return LogChange((yield from _first_new(lost, there, low, bounds)))
+
+
+def _first_new(
+    lost: LastMessage, there: LastMessage | None, low: int, bounds: QueueBounds
+) -> Generator[int, LastMessage | None, int]:
+    """The first offset from ``low`` on with a message that came after ``lost``.
+
+    ``there`` is in its place; None if the queue ends before.
+    """
+    high = min(lost.queue_offset, bounds.max_offset)
+    if low >= high:
+        return low
+    if there is not None:
+        if not _came_after(there, lost):
+            return low
+    else:
+        newest = yield high - 1
+        if newest is not None and not _came_after(newest, lost):
+            return high
+        high -= 1
+    while low < high:
+        middle = (low + high) // 2
+        found = yield middle
+        if found is None or _came_after(found, lost):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _came_after(message: LastMessage, other: LastMessage) -> bool:
+    return (
+        message.commit_log_offset > other.commit_log_offset or message.store_timestamp > other.store_timestamp
+    )
+
+
+class Standing(NamedTuple):
+    """How a queue stands by its offset row."""
+
+    next_offset: int
+    messages: tuple[LastMessage, ...]
+    """The messages that the row remembers, newest first."""
+    was_reset: bool = False
+    """Whether an operator moved the row last."""
+    was_followed: bool = False
+    """Whether another put the position at the queue's broker, and it was taken from there."""
+
+    @property
+    def last(self) -> LastMessage | None:
+        """The newest message consumed in this generation, or the last one that its beginning passed over."""
+        return self.messages[0] if self.messages else None
+
+    def place_to_look_at(self) -> int:
+        """The offset whose message shows whether the generation goes on."""
+        return max(0, self.next_offset - 1) if self.last is None else self.last.queue_offset
+
+
+class NextGeneration(NamedTuple):
+    """What becomes of a queue whose log is another one."""
+
+    next_offset: int
+    """Where its next generation begins."""
+    is_later: bool = False
+    """Whether the group comes there later: up to there the old generation goes on."""
+    is_wanted: bool = False
+    """Whether somebody has put the group there since, so that it is no loss."""
+    is_certain: bool = True
+    """See ``LogChange.is_certain``."""
+
+
+def next_generation(
+    standing: Standing, bounds: QueueBounds, change: LogChange | None
+) -> NextGeneration | None:
+    """Where the queue's next generation begins; None while this one goes on.
+
+    Args:
+        standing: The stored row's.
+        bounds: What the broker has.
+        change: What :func:`find_change` found.
+    """
+    position = standing.next_offset
+    within = min(max(position, bounds.min_offset), bounds.max_offset)
+    if change is None:
+        if position <= bounds.max_offset or standing.was_reset:
+            return None
+        # A filter had passed over the messages that were lost.
+        end = bounds.max_offset if standing.last is None else standing.last.queue_offset + 1
+        return NextGeneration(min(max(end, bounds.min_offset), bounds.max_offset))
+    start, is_certain = change
+    if standing.was_followed:
+        # Another one knows the new log if it is beyond the change; else this is an offset of before.
+        is_after = start < position <= bounds.max_offset
+        is_at_first = start == position == bounds.min_offset
+        return NextGeneration(
+            max(start, within) if is_after else start,
+            is_wanted=is_after or is_at_first,
+            is_certain=is_certain,
+        )
+    if position < start:
+        return NextGeneration(start, is_later=True, is_certain=is_certain)
+    if standing.was_reset:
+        return NextGeneration(within, is_wanted=True)
+    return NextGeneration(start, is_certain=is_certain)

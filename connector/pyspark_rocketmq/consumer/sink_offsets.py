@@ -1,0 +1,145 @@
+"""Brings a group's offsets and its sink together before a query starts: either may be behind the other.
+
+Data are committed before offsets, so a sink may be a batch ahead; after a loss of one of them, more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.store import OffsetStore
+from pyspark_rocketmq.sinks.base import Sink
+from pyspark_rocketmq.sinks.multi import Route, one_sink
+from pyspark_rocketmq.sinks.standing import (
+    ahead_of,
+    check_has_all,
+    forgotten_by,
+    lost_by,
+    records_of,
+    strangers,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
+    """Start a group that has no rows in the store at the watermarks of its sink; nothing for a new group.
+
+    Starting where the options say would skip messages, or consume all of them again. The watermarks are what
+    the store had, or one batch more. A group of Java and Spark members continues where its brokers say, if
+    that is further.
+
+    Raises:
+        OffsetError: If the sink's log cannot be read.
+        OffsetStoreUnavailable, OffsetCommitConflict: If the store cannot be read or written.
+    """
+    if store.read(consumer_group):
+        return
+    watermarks = sink.watermarks(consumer_group)
+    if not watermarks:
+        return
+    # A claim by nobody: the members' own claims follow.
+    starts = {key.queue: offset for key, offset in watermarks.items()}
+    generations = {key.queue: key.number for key in watermarks}
+    store.claim(consumer_group, "", starts, generations)
+    standings = sink.standings(consumer_group, generations)
+    # What is consumed next may have other messages before it than the sink's newest ones.
+    store.note_sinks(consumer_group, records_of(generations, starts, standings))
+    logger.warning(
+        "the offset store has nothing of group %s, whose rows are in the sink: going on where the sink is, "
+        "not where consume_from_where says; to consume messages again, reset the group store=%r sink=%s %s",
+        consumer_group,
+        store,
+        sink,
+        " ".join(f"{queue}={offset}" for queue, offset in sorted(starts.items())),
+    )
+
+
+def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
+    """Check, before a sink is prepared, that it has all rows that the group's offsets say it has.
+
+    Raises:
+        SinkSetBack: If it lacks some: it was deleted, replaced, restored to an earlier state, or failed over.
+        OffsetStoreUnavailable: If the store cannot be read.
+    """
+    rows = store.read(consumer_group)
+    if not rows:
+        return
+    standings = sink.standings(consumer_group, {queue: row.generation for queue, row in rows.items()})
+    check_has_all(consumer_group, rows, standings, store=store.spec)
+    forgotten = forgotten_by(rows, standings)
+    if forgotten:
+        logger.warning(
+            "the offsets of group %s are behind its sink in %d queues: %d messages are consumed again, whose "
+            "rows the sink leaves out. So it is after a kill, by a micro-batch at most; else the offset "
+            "store was put back to an earlier state store=%r",
+            consumer_group,
+            len(forgotten),
+            sum(forgotten.values()),
+            store,
+        )
+    for name in strangers(rows, standings):
+        logger.warning(
+            "the sink %s is new to group %s, which wrote into others before: it gets what is consumed from "
+            "now on. If it shall have what came before, stop the query and reset the group's offsets "
+            "(offsets reset)",
+            name,
+            consumer_group,
+        )
+
+
+def reset_to_sink(
+    store: OffsetStore, sink: Sink | Route | Sequence[Sink | Route], consumer_group: str
+) -> dict[MessageQueue, int]:
+    """Move a group's offsets back to where its sink is; returns where each queue continues.
+
+    For a sink that was restored to an earlier state or failed over. Stop the query before. What brokers have
+    deleted since then is a gap, as of ``failOnDataLoss``. Queues of which the sink lacks nothing stay where
+    they are.
+
+    Raises:
+        OffsetStoreUnavailable, OffsetCommitConflict: If the store cannot be read or written.
+    """
+    rows = store.read(consumer_group)
+    sink = one_sink(sink)
+    standings = sink.standings(consumer_group, {queue: row.generation for queue, row in rows.items()})
+    targets: dict[MessageQueue, int] = {}
+    for lost in lost_by(rows, standings):
+        for queue, target in lost.targets.items():
+            targets[queue] = min(target, targets.get(queue, target))
+    if targets:
+        store.reset(consumer_group, targets)
+    return targets
+
+
+def note_sink_ahead(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
+    """Store the newest messages of a sink that is ahead of the group's offsets, for planners to look at.
+
+    So it is after a kill between data and offsets, and after an offset store was put back to an earlier
+    state. The broker may have lost these messages since, and others may be under their offsets.
+
+    Raises:
+        OffsetError: If the sink's log cannot be read.
+        OffsetStoreUnavailable, OffsetCommitConflict: If the store cannot be read or written.
+    """
+    rows = store.read(consumer_group)
+    generations = {queue: row.generation for queue, row in rows.items()}
+    later = {
+        key: offset
+        for key, offset in sink.watermarks(consumer_group).items()
+        if key.queue in rows and key.number > rows[key.queue].generation
+    }
+    generations |= {key.queue: key.number for key in later}
+    standings = sink.standings(consumer_group, generations)
+    begun_again = {key.queue: offset for key, offset in later.items()}
+    records = ahead_of(rows, standings) | records_of(generations, begun_again, standings)
+    if not records:
+        return
+    noted = store.note_sinks(consumer_group, records)
+    logger.info(
+        "the sink is ahead of the offsets, the messages before its watermarks are looked at group=%s %s",
+        consumer_group,
+        " ".join(f"{queue}={records[queue].next_offset}" for queue in sorted(noted)),
+    )
