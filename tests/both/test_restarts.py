@@ -218,6 +218,30 @@ def test_a_query_that_starts_while_a_restarted_name_server_knows_no_broker_waits
 
 
 @SIM_ONLY
+def test_a_query_that_starts_waits_for_brokers_that_register_one_after_the_other(
+    cluster: ClusterUnderTest, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A2: the first one that a restarted name server knows is not the only one there is."""
+    cluster.stop_broker("broker-b")
+    cluster.restart_name_server()
+    options = read_options(cluster, topic)
+    looks = 0
+
+    def brokers(_: str) -> tuple[()]:
+        nonlocal looks
+        looks += 1
+        return ()
+
+    with running(lambda: check_topics(options, brokers)):
+        wait_until(lambda: "Nor does it know any broker" in caplog.text)
+        cluster.register_brokers()
+        assert cluster.routed_brokers(topic) == set()
+        seen = looks
+        wait_until(lambda: looks > seen + 1, reason="A look at a name server that knows one broker")
+        cluster.start_broker("broker-b")
+
+
+@SIM_ONLY
 def test_a_query_that_starts_waits_for_the_brokers_that_its_group_knows(
     cluster: ClusterUnderTest, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:

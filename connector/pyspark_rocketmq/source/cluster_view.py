@@ -65,6 +65,8 @@ FIRST_CONTACT: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.
 """For the first snapshot: a wrong address must end in an error soon, not in an idle query."""
 _CLIENT_ID: Final = "pyspark-rocketmq"
 """Brokers do not look at it here."""
+_REGISTERED_WITHIN_S: Final = 30.0
+"""How soon brokers register again at a name server that was started (``registerNameServerPeriod``)."""
 _SILENT_TIMEOUT_S: Final = 1.0
 _SILENT_S: Final = 30.0
 """For so long after a timeout a broker costs each plan at most ``_SILENT_TIMEOUT_S``."""
@@ -164,6 +166,8 @@ class ClusterView:
         """Topics and broker names that must not be read for now."""
         self._static: set[str] = set()
         """Topics of a pattern that cannot be read."""
+        self._knew_none_s = float("-inf")
+        """When the name server last knew no broker at all, which it does after its start only."""
         self._seen: dict[str, TopicRoute] = {}
         """The last route of each topic that was ever there."""
 
@@ -206,14 +210,19 @@ class ClusterView:
         try:
             registered = {broker.broker_name for broker in self._name_server.brokers(deadline)}
             missing = sorted(set(self._had_it(topic)) - registered)
-            if registered and not missing and not self._is_there_now(topic, deadline):
+            if not registered:
+                self._knew_none_s = self._clock.monotonic_s()
+            # Brokers register one after the other.
+            may_come = self._clock.monotonic_s() - self._knew_none_s < _REGISTERED_WITHIN_S
+            if not missing and not may_come and not self._is_there_now(topic, deadline):
                 return error
         except RocketMQError as failure:
             logger.debug("brokers not known topic=%s: %s", topic, failure)
             return error
+        unknown = ", ".join(map(peer_text, missing)) or ("all brokers" if registered else "any broker")
         remark = (
-            f"{error.remark} Nor does it know {', '.join(map(peer_text, missing)) or 'any broker'}; they "
-            "register again within 30 s of its restart."
+            f"{error.remark} Nor does it know {unknown}; they register again within "
+            f"{_REGISTERED_WITHIN_S:g} s of its restart."
         )
         return TopicAway(error.code, remark, request=error.request, address=error.address)
 
