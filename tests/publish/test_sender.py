@@ -15,6 +15,7 @@ from pyspark_rocketmq.client.producer.attempts import FaultTable
 from pyspark_rocketmq.errors import (
     BrokerError,
     MessageRefused,
+    NoPermission,
     RequestTimeout,
     RocketMQError,
     RowNotSent,
@@ -399,3 +400,44 @@ def test_a_send_is_waited_for_as_long_as_one_may_take() -> None:
         send_all(sender_of(brokers, {"request_timeout_ms": 600_000}), batch_of(1))
 
     assert brokers.clock.monotonic_s() - began_s > 600.0
+
+
+@pytest.mark.parametrize("code", [1, 204, 205])
+def test_a_queue_that_gives_no_reason_gets_the_batch_again_and_its_order_is_kept(
+    sender: Sender, brokers: Brokers, code: int
+) -> None:
+    """A8, G5: once, though it is the first answer of all, and for a while by one that has taken messages."""
+    answers: list[SendResult | RocketMQError] = [BrokerError(code, "a failure inside"), stored_at(A0)]
+    brokers.script = lambda _: answers.pop(0) if answers else stored_at(A0)
+    send_all(sender, batch_of(0, A0), batch_of(1, A0))
+    assert brokers.stored == [(0, A0), (1, A0)]
+
+    answers += [BrokerError(code, "a failure inside")] * 5
+    send_all(sender, batch_of(2, A0), batch_of(3, A0))
+    assert brokers.stored[2:] == [(2, A0), (3, A0)]
+
+
+@pytest.mark.parametrize("error", [BrokerError(1, "no reason"), BrokerError(3, "not supported")])
+def test_a_queue_that_has_never_taken_a_message_fails_after_a_few_tries(
+    sender: Sender, brokers: Brokers, error: BrokerError
+) -> None:
+    """A8: and at once with a code that Java's producer does not try again."""
+    brokers.script = lambda _: error
+
+    with pytest.raises(RowNotSent, match=error.remark):
+        send_all(sender, batch_of(0, A0))
+
+    assert len(brokers.sends) == (3 if error.code == 1 else 1)
+
+
+@pytest.mark.parametrize("remark", ["message body size exceeded", "AclException: no"])
+def test_a_refusal_that_says_why_is_not_tried_again(sender: Sender, brokers: Brokers, remark: str) -> None:
+    """A8: though its code is that of a failure inside the broker."""
+    kind = NoPermission if "Acl" in remark else BrokerError
+    send_all(sender, batch_of(0, A0))
+    brokers.script = lambda _: kind(1, remark)
+
+    with pytest.raises(RowNotSent, match=remark):
+        send_all(sender, batch_of(1, A0))
+
+    assert len(brokers.sends) == 2

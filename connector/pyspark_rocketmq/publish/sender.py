@@ -28,6 +28,7 @@ from pyspark_rocketmq.client.broker import OnSend
 from pyspark_rocketmq.client.producer.attempts import FaultTable, SendOutcome, next_outcome, round_robin_queue
 from pyspark_rocketmq.client.producer.producer import RETRIED_ELSEWHERE
 from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline
+from pyspark_rocketmq.consume.not_now import is_unexplained
 from pyspark_rocketmq.errors import (
     BrokerError,
     MessageRefused,
@@ -262,10 +263,23 @@ class Sender:
                 if queue in sending.choices:
                     sending.choices = queues
             return
-        if not error.retryable or pause_s >= head.deadline.remaining_s():
+        if not self._is_tried_again(head, error) or pause_s >= head.deadline.remaining_s():
             raise RowNotSent(head.batch.shown(), str(error)) from error
         logger.warning("send failed, trying again %s attempt=%d: %s", queue, head.failures + 1, error)
         head.due_s = self._clock.monotonic_s() + pause_s
+
+    def _is_tried_again(self, head: _Sending, error: RocketMQError) -> bool:
+        """Whether the same queue may take the batch later.
+
+        A code that says nothing, of those that Java's producer tries again, counts as "not now": at first
+        contact for a few tries.
+        """
+        if error.retryable:
+            return True
+        if not is_unexplained(error) or _is_too_large(error):
+            return False
+        is_java_s = isinstance(error, BrokerError) and error.code in RETRIED_ELSEWHERE
+        return is_java_s and (self.messages > 0 or head.failures < _TRIES_AT_FIRST_CONTACT)
 
     def _check_status(self, batch: SendBatch, queue: MessageQueue, result: SendResult) -> None:
         if self._require_send_ok and result.status is not SendStatus.SEND_OK:
@@ -276,6 +290,7 @@ class Sender:
             )
 
 
+_TRIES_AT_FIRST_CONTACT = 3
 _SIZE_EXCEEDED = "size exceeded"
 """In the remark of a SYSTEM_ERROR: a batch is larger than ``maxMessageSize`` (``MessageExtEncoder``)."""
 
