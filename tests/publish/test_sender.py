@@ -37,7 +37,7 @@ BUSY = SystemBusy(2, "broker busy")
 
 def batch_of(number: int, destination: Destination = A0, size: int = 1) -> SendBatch:
     row = SinkRow(number, "t", b"", b"", None, None, None, None)
-    return SendBatch(destination, 0, [row], size=size)
+    return SendBatch(destination, 0, row, row, [number], size=size)
 
 
 def stored_at(queue: MessageQueue, status: SendStatus = SendStatus.SEND_OK) -> SendResult:
@@ -82,7 +82,7 @@ class Brokers:
         self.clock = clock
 
     def begin(self, sent: SendBatch, queue: MessageQueue, on_result: OnSend) -> None:
-        number = sent.rows[0].number
+        number = sent.first.number
         self.sends.append((number, queue))
         outcome = self.script(queue)
 
@@ -149,7 +149,7 @@ def test_what_a_broker_finds_too_large_goes_in_halves_in_its_order(
             on_result(refusal)
             return
         assert (sent.single is None) or sent.count == 1
-        stored.extend(row.number for row in sent.rows)
+        stored.extend(sent.numbers)
         on_result(stored_at(queue))
 
     sender = Sender(begin, FakeClock(), OPTIONS, too_large=too_large.append)

@@ -16,7 +16,7 @@ from pyspark_rocketmq.publish.keys import KeySampler
 from pyspark_rocketmq.publish.rows import SinkRow
 from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.messages import BATCH_MEMBER_OVERHEAD, batch_member
-from pyspark_rocketmq.wire.properties import decode_properties
+from pyspark_rocketmq.wire.properties import KEYS, UNIQ_KEY, decode_properties
 from pyspark_rocketmq.wire.requests.send import ShardingKey
 
 logger = logging.getLogger(__name__)
@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 _STORED_OVERHEAD: Final = 320
 """Bytes a member may take in the broker's log besides what is sent: head, hosts, topic and the broker's own
 properties. The log's limit of a batch is that of a message."""
+_PIECES: Final = 4
+"""Of a member (:func:`batch_member`)."""
 _MOST_KNOWN_KEYS: Final = 100_000
 
 Destination = MessageQueue | str
@@ -42,9 +44,12 @@ class SendBatch:
 
     destination: Destination
     sys_flag: int
-    rows: list[SinkRow]
+    first: SinkRow
+    last: SinkRow
+    numbers: list[int] = field(default_factory=list)
+    """Of the rows in their task; rows themselves would keep originals of compressed bodies."""
     parts: list[bytes] = field(default_factory=list)
-    """Members as a batch holds them, in pieces, as many of each row."""
+    """Members as a batch holds them, in four pieces each: the second is the body, the last the properties."""
     size: int = 0
     """Bytes, as stored."""
     single: Message | None = None
@@ -54,38 +59,49 @@ class SendBatch:
     @property
     def count(self) -> int:
         """Number of messages."""
-        return len(self.rows)
+        return len(self.numbers)
 
     def shown(self) -> str:
         """The rows, in an error's text."""
         if self.count == 1:
-            return self.rows[0].shown
-        return f"{self.rows[0].shown} to {self.rows[-1].shown}, {self.count} messages"
+            return self.first.shown
+        return f"{self.first.shown} to {self.last.shown}, {self.count} messages"
 
     def halves(self) -> tuple[SendBatch, SendBatch]:
         """The same messages in two requests, the first ones first; there must be two at least."""
         middle = self.count // 2
-        pieces = len(self.parts) // self.count
-        return (
-            self._part(self.rows[:middle], self.parts[: middle * pieces]),
-            self._part(self.rows[middle:], self.parts[middle * pieces :]),
-        )
+        return self._part(0, middle), self._part(middle, self.count)
 
-    def _part(self, rows: list[SinkRow], parts: list[bytes]) -> SendBatch:
-        size = sum(map(len, parts)) + len(rows) * _STORED_OVERHEAD
-        if len(rows) == 1 and not self.sys_flag:
-            return _single(rows[0], self.destination, size)
-        return SendBatch(self.destination, self.sys_flag, rows, parts, size)
+    def _part(self, begin: int, end: int) -> SendBatch:
+        parts = self.parts[begin * _PIECES : end * _PIECES]
+        size = sum(map(len, parts)) + (end - begin) * _STORED_OVERHEAD
+        first, last = self._row(begin), self._row(end - 1)
+        if end - begin == 1 and not self.sys_flag:
+            return _single(first, self.destination, size)
+        return SendBatch(self.destination, self.sys_flag, first, last, self.numbers[begin:end], parts, size)
+
+    def _row(self, at: int) -> SinkRow:
+        """A row as its member shows it."""
+        _, body, _, data = self.parts[at * _PIECES : (at + 1) * _PIECES]
+        own = decode_properties(data)
+        return self.first._replace(
+            number=self.numbers[at],
+            body=body,
+            properties_data=data,
+            keys=own.get(KEYS),
+            msg_id=own.get(UNIQ_KEY),
+        )
 
 
 class BatchBuilder:
     """Builds the requests of one task: rows of one destination, in their order, up to a size."""
 
     def __init__(self, options: WriteOptions) -> None:
-        self._most_messages = options.batch_size if options.batch_send else 0
-        self._most_bytes = min(options.batch_bytes, options.max_message_size)
+        self._most_messages = options.batch_size
+        # Without batches every message is too large for one.
+        self._most_bytes = min(options.batch_bytes, options.max_message_size) if options.batch_send else 0
         self._compress_over = options.compress_over_bytes
-        self._compression = compression_of(options)
+        self._compression = compression_of(options) if options.batch_send else None
         self._open: dict[Destination, SendBatch] = {}
 
     def add(self, row: SinkRow, destination: Destination) -> Iterator[SendBatch]:
@@ -93,7 +109,7 @@ class BatchBuilder:
         batch = self._open.get(destination)
         body, sys_flag = self._compressed(row, into_compressed=batch is not None and batch.sys_flag != 0)
         size = len(body) + len(row.properties_data) + BATCH_MEMBER_OVERHEAD + _STORED_OVERHEAD
-        is_single = row.delay is not None or size > self._most_bytes or not self._most_messages
+        is_single = row.delay is not None or size > self._most_bytes
         # All members of a batch share its flags; other flags begin a new batch, which keeps the order.
         if batch is not None and (
             is_single or batch.sys_flag != sys_flag or batch.size + size > self._most_bytes
@@ -104,12 +120,12 @@ class BatchBuilder:
             yield _single(row, destination, size)
             return
         if batch is None:
-            batch = self._open[destination] = SendBatch(destination, sys_flag, [])
+            batch = self._open[destination] = SendBatch(destination, sys_flag, row, row)
         batch.parts += batch_member(body, row.properties_data)
-        # A compressed body is in the parts; its original would only take memory.
-        batch.rows.append(row._replace(body=b"") if sys_flag else row)
+        batch.last = row
+        batch.numbers.append(row.number)
         batch.size += size
-        if len(batch.rows) >= self._most_messages or batch.size >= self._most_bytes:
+        if len(batch.numbers) >= self._most_messages or batch.size >= self._most_bytes:
             yield self._open.pop(destination)
 
     def lower(self, refused_bytes: int) -> None:
@@ -121,7 +137,7 @@ class BatchBuilder:
 
         A compressed batch compresses short bodies, too, instead of ending before each of them.
         """
-        if self._compression is None or row.delay is not None or not self._most_messages:
+        if self._compression is None or row.delay is not None:
             return row.body, 0
         if len(row.body) < self._compress_over and not into_compressed:
             return row.body, 0
@@ -139,7 +155,7 @@ def _single(row: SinkRow, destination: Destination, size: int) -> SendBatch:
         name, text = row.delay
         properties[name] = text
     message = Message(topic=row.topic, body=row.body, properties=properties)
-    return SendBatch(destination, 0, [row], size=size, single=message)
+    return SendBatch(destination, 0, row, row, [row.number], size=size, single=message)
 
 
 class QueueSelector:

@@ -193,6 +193,7 @@ class RowReader:
             RowNotSent: At the first row that cannot be a message.
         """
         fixed, namespace = fixed_values(self.options), self.options.namespace
+        has_groups = not self.options.batch_send
         columns = (self._column(batch, fixed, name) for name in _TYPES)
         for number, values in enumerate(zip(*columns, strict=True), first):
             # In the order of _TYPES.
@@ -203,7 +204,13 @@ class RowReader:
                     number,
                     topic,
                     self._body(body, topic),
-                    self._encode(given, keys, tags, msg_id or self.row_keys.of(number), sharding_key),
+                    self._encode(
+                        given,
+                        keys,
+                        tags,
+                        msg_id or self.row_keys.of(number),
+                        sharding_key if has_groups else None,
+                    ),
                     sharding_key,
                     queue_id,
                     broker,
@@ -240,17 +247,16 @@ class RowReader:
         keys: str | None,
         tags: str | None,
         unique_key: str,
-        sharding_key: ShardingKey | None,
+        message_group: ShardingKey | None,
     ) -> bytes:
-        has_group = sharding_key is not None and not self.options.batch_send
-        if not given and not self.options.properties and not has_group:
+        if message_group is None and not given and not self.options.properties:
             return _encode_usual(keys, tags, unique_key)
         # A null is as good as no property; an empty text is refused, since readers would not get it.
         own = {
             name: text for name, text in given or () if text is not None and name not in names.OF_ONE_DELIVERY
         }
-        if has_group and str(sharding_key):
-            own[names.SHARDING_KEY] = str(sharding_key)
+        if message_group not in {None, ""}:
+            own[names.SHARDING_KEY] = str(message_group)
         return _encode_all(dict(self.options.properties) | own, keys, tags, unique_key)
 
 
