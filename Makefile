@@ -67,7 +67,7 @@ kill-test: ## Kill the consumer 3 times at each step of a batch, simulator and r
 	@KILLS_PER_POINT=3 $(ENV) dev $(PYTEST) tests/end_to_end/test_kill.py $(ARGS)
 
 chaos: SECONDS = 900
-chaos: ## Break everything around 3 applications of a group: SECONDS=900 or KILLS=200, BACKEND=sim STORAGE=s3 SEED=7
+chaos: ## Break everything around 3 applications of a group: SECONDS=900 or KILLS=200, BACKEND=sim STORAGE=s3 SEED=7 ARGS="--faults swap"
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
 	@$(ENV) dev python -m tests.applications.chaos --seconds $(SECONDS) $(if $(KILLS),--kills $(KILLS)) --backend $(BACKEND) --storage $(STORAGE) $(if $(SEED),--seed $(SEED)) $(ARGS)
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,8 +25,10 @@ from pyspark_rocketmq.consumer import push_consumer
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
+from pyspark_rocketmq.offsets.store import CommitResult, QueueCommit
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.applications.quick_source import source_with
+from tests.applications.running_application import DIE, DIES
 from tests.applications.storage import KeysInFile
 from tests.helpers.spark_session import make_session
 
@@ -51,6 +56,27 @@ class Listener:
         return ConsumeOrderlyStatus.SUCCESS
 
 
+class DyingStore(DeltaOffsetStore):
+    """Ends this process between a commit of the sink and that of the offsets, when it is wanted."""
+
+    def __init__(self, folder: Path, offsets: str, keys: KeysInFile | None) -> None:
+        """Die once ``folder`` holds a file :data:`DIE` with the name of a broker whose queue is committed."""
+        super().__init__(offsets, storage_options=keys)
+        self._wanted = folder / DIE
+
+    def commit(
+        self, consumer_group: str, commits: Sequence[QueueCommit], *, query_id: str, batch_id: int
+    ) -> CommitResult:
+        brokers = {commit.queue.broker_name for commit in commits}
+        with suppress(FileNotFoundError):
+            if self._wanted.read_text() in brokers:
+                # Only one application gets it.
+                self._wanted.rename(self._wanted.with_name(f"{DIE}-{os.getpid()}"))
+                logging.getLogger(__name__).warning(DIES)
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().commit(consumer_group, commits, query_id=query_id, batch_id=batch_id)
+
+
 def main(config: Mapping[str, Any]) -> None:
     """Run until told to end."""
     work = Path(config["work"])
@@ -66,7 +92,7 @@ def main(config: Mapping[str, Any]) -> None:
     consumer = push_consumer.PushConsumer(
         consumer_group=config["group"],
         name_servers=config["nameServers"],
-        offset_store=DeltaOffsetStore(config["offsets"], storage_options=keys),
+        offset_store=DyingStore(Path(config["folder"]), config["offsets"], keys),
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
         max_offsets_per_trigger=2_000,
         instance_name=config["instance"],

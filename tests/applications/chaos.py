@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,11 +33,14 @@ from tests.applications.operator import Operator
 from tests.applications.order_flow import OrderFlow, not_as_sent, stored_orders
 from tests.applications.running_application import Group, RunningApplication, wait_patiently
 from tests.applications.schedule import (
+    ALL_FAULTS,
     AWAY,
     DISTURBING,
+    FAULTS,
     GROUP,
     KILLS,
     NAME_SERVER,
+    NETWORK,
     STORAGE,
     TOPIC,
     Event,
@@ -47,10 +50,14 @@ from tests.applications.schedule import (
     seconds_for,
     storage_schedule,
 )
+from tests.applications.server_faults import ServerFaults
 from tests.applications.storage import Storage, storage_of
+from tests.applications.tail_loss import TailLoss
 from tests.applications.verdict import judge
 from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.relayed_cluster import RelayedCluster
 from tests.real_broker import plain_remoting
+from tests.real_broker.errors import HarnessError
 from tests.real_broker.harness import RealCluster
 from tests.real_broker.replica import replica
 
@@ -88,12 +95,16 @@ _LOG_TAIL = 2500
 
 
 @contextmanager
-def cluster_of(kind: str) -> Iterator[ClusterUnderTest]:
+def cluster_of(kind: str, faults: Collection[str]) -> Iterator[ClusterUnderTest]:
     """Two brokers with a short memory, of which the first has a replica that stays when it is stopped:
-    ``sim`` or ``real``.
+    ``sim`` or ``real``. Where it loses its tail there is none, whose log would be another one from then on.
     """
+    has_replica = "lost-tail" not in faults
     if kind == "real":
         with RealCluster(brokers=2, forgetful_s=FORGETFUL_S) as real:
+            if not has_replica:
+                yield ClusterUnderTest(real, kind)
+                return
             first = min(real.broker_addresses)
 
             def is_listed(address: str) -> bool:
@@ -104,7 +115,7 @@ def cluster_of(kind: str) -> Iterator[ClusterUnderTest]:
                 yield ClusterUnderTest(real, kind)
     else:
         settings = BrokerSettings(lock_max_live_s=FORGETFUL_S, channel_expired_s=FORGETFUL_S)
-        with SimCluster(brokers=2, replicas=1, settings=settings) as simulated:
+        with SimCluster(brokers=2, replicas=int(has_replica), settings=settings) as simulated:
             yield ClusterUnderTest(simulated, kind)
 
 
@@ -184,7 +195,7 @@ class Slot:
         application = self.application
         if application is None or application.was_ended or application.exit_code is None:
             return
-        if not application.ended_planning:
+        if not application.ended_planning and not application.ended_before_offsets:
             self._problem(
                 f"{application.instance} ended by itself with code "
                 f"{application.exit_code}:\n{_tail(application)}"
@@ -221,15 +232,23 @@ class Chaos:
     """One run."""
 
     def __init__(
-        self, cluster: ClusterUnderTest, storage: Storage, folder: Path, seed: int, seconds: float
+        self,
+        cluster: ClusterUnderTest,
+        storage: Storage,
+        folder: Path,
+        seed: int,
+        seconds: float,
+        *,
+        faults: Collection[str],
     ) -> None:
         self._cluster = cluster
+        self._relayed = RelayedCluster(cluster)
         self._seconds = seconds
         self._problems: list[str] = []
         topic = cluster.create_topic("orders", queues=_QUEUES)
         self._keyed = cluster.create_topic("keyed", queues=_QUEUES, brokers=[_KEYED_BROKER])
         self._group = Group(
-            name_servers=cluster.name_servers,
+            name_servers=self._relayed.name_servers,
             topic=topic,
             group="chaos",
             folder=folder,
@@ -242,15 +261,22 @@ class Chaos:
         self._fresh = FreshTopic(cluster, self._group, lambda: self._is_over)
         self._operator = Operator(cluster, self._group, topic)
         self._lives = random.Random(seed)
+        self._server_faults = ServerFaults(cluster, self._relayed, self._group.group, self._lives)
+        self._tail_loss = TailLoss(cluster, self._group)
         self._slots = {name: Slot(name, self._group, self._problem) for name in _SLOTS}
         self._events = schedule(
-            seed, seconds, slots=_SLOTS, brokers=sorted(cluster.broker_addresses), forgetful_s=FORGETFUL_S
+            seed,
+            seconds,
+            slots=_SLOTS,
+            brokers=sorted(cluster.broker_addresses),
+            forgetful_s=FORGETFUL_S,
+            faults=faults,
         )
         if storage.keys is not None:
             self._events = sorted([*self._events, *storage_schedule(seed, seconds)])
         self._workers = {
             target: ThreadPoolExecutor(1, thread_name_prefix=f"chaos-{target}")
-            for target in (*_SLOTS, *cluster.broker_addresses, NAME_SERVER, TOPIC, GROUP, STORAGE)
+            for target in (*_SLOTS, *cluster.broker_addresses, NAME_SERVER, TOPIC, GROUP, NETWORK, STORAGE)
         }
         self._late_s = dict.fromkeys(self._workers, 0.0)
         """How far each target is behind its schedule."""
@@ -259,11 +285,13 @@ class Chaos:
 
     def run(self) -> bool:
         """Whether nothing was wrong."""
-        name_servers = self._group.name_servers
+        # Producers go the straight way: they are not what is tested here.
+        name_servers = self._cluster.name_servers
         with (
             OrderFlow(name_servers, self._group.topic, per_second=_PER_SECOND) as flow,
             OrderFlow(name_servers, self._keyed, per_second=_PER_SECOND / 4, is_keyed=True) as keyed,
         ):
+            self._tail_loss.flow = flow
             for slot in self._slots.values():
                 slot.join(same_name=False)
             for slot in self._slots.values():
@@ -274,6 +302,7 @@ class Chaos:
             for done in self._done:
                 done.result()
             self._say("draining")
+            lost = self._tail_loss.lost
             flow.finish()
             keyed.finish()
             stored, ends = stored_orders(self._cluster.broker_addresses, [*flow.queues, *keyed.queues])
@@ -282,14 +311,15 @@ class Chaos:
         for slot in self._slots.values():
             slot.stop()
         self._problems += [
-            f"not stored as sent: {each}" for each in not_as_sent({**flow.sent, **keyed.sent}, stored)[:5]
+            f"not stored as sent: {each}"
+            for each in not_as_sent({**flow.sent, **keyed.sent}, stored, lost)[:5]
         ]
         if (brokers := self._cluster.routed_brokers(self._keyed)) != {_KEYED_BROKER}:
             self._problems.append(f"topic {self._keyed} is on {sorted(brokers)}: its keys have moved")
         self._problems += self._fresh.problems()[:5]
         storage = self._group.storage
-        verdict = judge(self._group.sink, stored, but=FRESH_TOPIC, storage_options=storage.options)
-        self._sum_up(f"{verdict.text}\n{self._fresh.counts()}")
+        verdict = judge(self._group.sink, stored, but=FRESH_TOPIC, lost=lost, storage_options=storage.options)
+        self._sum_up(f"{verdict.text}\n{self._fresh.counts()}\n{self._tail_loss.counts()}")
         return verdict.is_clean and not self._problems
 
     def close(self) -> None:
@@ -300,6 +330,8 @@ class Chaos:
         for slot in self._slots.values():
             slot.close()
         self._operator.close()
+        self._server_faults.close()
+        self._relayed.close()
 
     def _make_events(self) -> None:
         for event in [*self._events, None]:
@@ -330,25 +362,37 @@ class Chaos:
 
     def _do_to_others(self, event: Event) -> None:
         try:
-            if event.kind in AWAY:
-                self._while_all_are_away(event.kind)
-            elif event.kind is Kind.RESET_LIVE:
-                self._say(f"reset: {self._operator.reset_back()}")
-            elif event.kind is Kind.NAME_SERVER_RESTART:
-                self._restart_name_server()
-            elif event.kind in {Kind.FORBID_READING, Kind.ALLOW_READING}:
-                self._operator.permit(_QUEUES, reading=event.kind is Kind.ALLOW_READING)
-            elif event.kind is Kind.TOPIC_ANEW:
-                self._fresh.next_generation(self._lives.randint(5, 2 * _PER_GENERATION))
-            elif event.kind is Kind.BROKER_STOP:
-                asked_s = time.monotonic()
-                with self._fresh.may_crash(event.target):
-                    self._late_s[event.target] += time.monotonic() - asked_s
-                    self._cluster.stop_broker(event.target)
+            if event.kind in ServerFaults.KINDS:
+                self._server_faults.do(event.kind)
+            elif event.target in self._cluster.broker_addresses:
+                self._do_to_broker(event)
             else:
-                self._cluster.start_broker(event.target)
-        except (AssertionError, BrokenBarrierError) as error:
+                self._do_to_group(event.kind)
+        except (AssertionError, BrokenBarrierError, HarnessError) as error:
             self._problem(f"{event.kind}: {error!r}")
+
+    def _do_to_broker(self, event: Event) -> None:
+        if event.kind is Kind.TAIL_LOST:
+            self._say(f"tail lost: {self._tail_loss.happen()}")
+        elif event.kind is Kind.BROKER_STOP:
+            asked_s = time.monotonic()
+            with self._fresh.may_crash(event.target):
+                self._late_s[event.target] += time.monotonic() - asked_s
+                self._cluster.stop_broker(event.target)
+        else:
+            self._cluster.start_broker(event.target)
+
+    def _do_to_group(self, kind: Kind) -> None:
+        if kind in AWAY:
+            self._while_all_are_away(kind)
+        elif kind is Kind.RESET_LIVE:
+            self._say(f"reset: {self._operator.reset_back()}")
+        elif kind is Kind.NAME_SERVER_RESTART:
+            self._restart_name_server()
+        elif kind in {Kind.FORBID_READING, Kind.ALLOW_READING}:
+            self._operator.permit(_QUEUES, reading=kind is Kind.ALLOW_READING)
+        else:
+            self._fresh.next_generation(self._lives.randint(5, 2 * _PER_GENERATION))
 
     def _restart_name_server(self) -> None:
         self._cluster.restart_name_server()
@@ -421,6 +465,13 @@ def _tail(application: RunningApplication) -> str:
     return application.log.read_bytes()[-_LOG_TAIL:].decode(errors="replace")
 
 
+def _fault_names(text: str) -> frozenset[str]:
+    names = frozenset(text.split(","))
+    if unknown := sorted(names - FAULTS.keys()):
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: the faults are {', '.join(FAULTS)}")
+    return names
+
+
 def main() -> None:
     """Command line of this module."""
     parser = argparse.ArgumentParser(prog="python -m tests.applications.chaos", description=__doc__)
@@ -431,6 +482,12 @@ def main() -> None:
     parser.add_argument("--backend", choices=["sim", "real"], default="sim")
     parser.add_argument("--storage", choices=["local", "s3"], default="local", help="of sink and offsets")
     parser.add_argument("--seed", type=int, help="of the schedule; another one each time by default")
+    parser.add_argument(
+        "--faults",
+        type=_fault_names,
+        default=ALL_FAULTS,
+        help=f"only these, separated by commas: {', '.join(FAULTS)}",
+    )
     parser.add_argument("--keep", type=Path, help="folder for logs and tables, which is kept")
     chosen = parser.parse_args()
     seed = random.SystemRandom().randrange(1_000_000) if chosen.seed is None else chosen.seed
@@ -439,13 +496,22 @@ def main() -> None:
     seconds = chosen.seconds
     if chosen.kills is not None:
         seconds = seconds_for(
-            seed, chosen.kills, slots=_SLOTS, brokers=("broker-a", "broker-b"), forgetful_s=FORGETFUL_S
+            seed,
+            chosen.kills,
+            slots=_SLOTS,
+            brokers=("broker-a", "broker-b"),
+            forgetful_s=FORGETFUL_S,
+            faults=chosen.faults,
         )
-    sys.stdout.write(f"seed {seed}, {seconds:g} s on {chosen.backend}, tables on {chosen.storage}\n")
+    only = "" if chosen.faults == ALL_FAULTS else f", only {', '.join(sorted(chosen.faults))}"
+    sys.stdout.write(f"seed {seed}, {seconds:g} s on {chosen.backend}, tables on {chosen.storage}{only}\n")
     is_clean = False
     try:
-        with cluster_of(chosen.backend) as cluster, storage_of(chosen.storage, folder, seed) as storage:
-            chaos = Chaos(cluster, storage, folder, seed, seconds)
+        with (
+            cluster_of(chosen.backend, chosen.faults) as cluster,
+            storage_of(chosen.storage, folder, seed) as storage,
+        ):
+            chaos = Chaos(cluster, storage, folder, seed, seconds, faults=chosen.faults)
             try:
                 is_clean = chaos.run()
             finally:

@@ -23,6 +23,9 @@ from tests.applications.storage import Storage
 from tests.helpers.driver_process import ENVIRONMENT, REPO
 from tests.helpers.processes import all_pids, is_jvm, is_planner, is_worker_daemon, parent_of, session_of
 
+DIE = "die-before-offsets"
+"""A file of a group's folder; the application that commits a queue of the broker in it ends."""
+DIES = "killed between the sink's commit and that of the offsets"
 _POLL_S = 0.25
 _PAUSES = 4.0
 """Between two looks, as times of what the last one took."""
@@ -122,6 +125,7 @@ class RunningApplication:
             "keys": str(group.storage.keys.path) if group.storage.keys else None,
             "timing": asdict(group.timing),
             "instance": instance,
+            "folder": str(group.folder),
             "work": str(group.folder / f"{instance}-work"),
             "checkpoint": str(group.folder / f"{checkpoint or instance}-checkpoint"),
         }
@@ -193,8 +197,16 @@ class RunningApplication:
         """Whether it ended because a worker that Spark plans with was gone:
         of these no task is tried again.
         """
-        said = self.log.read_bytes()[self._log_begins_at :].decode(errors="replace")
-        return any(name in said for name in _PLANNING)
+        return any(name in self._said for name in _PLANNING)
+
+    @property
+    def ended_before_offsets(self) -> bool:
+        """Whether it was killed between the sink's commit and that of the offsets."""
+        return DIES in self._said
+
+    @property
+    def _said(self) -> str:
+        return self.log.read_bytes()[self._log_begins_at :].decode(errors="replace")
 
     def pause(self) -> None:
         """SIGSTOP to everything."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -41,6 +41,15 @@ class Kind(StrEnum):
     RESET_AWAY = "offsets reset while all are away"
     SINK_RESTORED = "sink restored while all are away"
     STORE_DELETED = "offset store deleted while all are away"
+    NOT_READY = "name server not ready"
+    READY = "name server ready"
+    SILENT = "connections fall silent"
+    SWAPPED = "brokers swap addresses"
+    REGISTERED = "swapped brokers registered"
+    SWITCHED_OFF = "consumption switched off"
+    SWITCHED_ON = "consumption switched on"
+    CODE_1 = "an answer with code 1"
+    TAIL_LOST = "tail lost after a kill between sink and offsets"
     STORAGE_BUSY = "storage busy (503)"
     STORAGE_SILENT = "answers of storage lost"
     STORAGE_SLOW = "storage slow"
@@ -58,15 +67,17 @@ class Event:
     at_s: float
     kind: Kind
     target: str
-    """Slot of an application, a broker's name, ``NAME_SERVER``, ``TOPIC``, ``GROUP`` or ``STORAGE``."""
+    """Slot of an application, a broker's name, ``NAME_SERVER``, ``TOPIC``, ``GROUP``, ``NETWORK`` or ``STORAGE``."""
     same_name: bool = False
     """JOIN: under the instance name of the slot's last application, whose checkpoint it goes on from."""
     is_slow: bool = False
     """JOIN: with a micro-batch every few minutes only."""
 
 
-NAME_SERVER, TOPIC, GROUP, STORAGE = "name server", "topic", "group", "storage"
+NAME_SERVER, TOPIC, GROUP, STORAGE, NETWORK = "name server", "topic", "group", "storage", "network"
 """Targets besides applications and brokers."""
+LOSING = "broker-a"
+"""The broker that loses its tail: all that it has are orders."""
 
 _WEIGHTS = {
     Kind.STOP: 3,
@@ -78,14 +89,53 @@ _WEIGHTS = {
     Kind.PAUSE: 4,
     Kind.PAUSE_WORKER: 3,
     Kind.BROKER_STOP: 2,
-    Kind.NAME_SERVER_RESTART: 1,
-    Kind.FORBID_READING: 1,
+    Kind.NAME_SERVER_RESTART: 2,
+    Kind.FORBID_READING: 2,
     Kind.TOPIC_ANEW: 1,
-    Kind.RESET_LIVE: 1,
+    Kind.RESET_LIVE: 2,
     Kind.RESET_AWAY: 1,
     Kind.SINK_RESTORED: 1,
     Kind.STORE_DELETED: 1,
+    Kind.NOT_READY: 1,
+    Kind.SILENT: 2,
+    Kind.SWAPPED: 1,
+    Kind.SWITCHED_OFF: 1,
+    Kind.CODE_1: 3,
+    Kind.TAIL_LOST: 1,
 }
+FAULTS = {
+    "applications": frozenset(
+        {
+            Kind.STOP,
+            Kind.KILL,
+            Kind.KILL_DRIVER,
+            Kind.KILL_JVM,
+            Kind.KILL_PLANNER,
+            Kind.KILL_WORKER,
+            Kind.PAUSE,
+            Kind.PAUSE_WORKER,
+        }
+    ),
+    "servers": frozenset({Kind.BROKER_STOP, Kind.NAME_SERVER_RESTART}),
+    "operators": frozenset(
+        {
+            Kind.FORBID_READING,
+            Kind.TOPIC_ANEW,
+            Kind.RESET_LIVE,
+            Kind.RESET_AWAY,
+            Kind.SINK_RESTORED,
+            Kind.STORE_DELETED,
+        }
+    ),
+    "not-ready": frozenset({Kind.NOT_READY}),
+    "silent": frozenset({Kind.SILENT}),
+    "swap": frozenset({Kind.SWAPPED}),
+    "switched-off": frozenset({Kind.SWITCHED_OFF}),
+    "code-1": frozenset({Kind.CODE_1}),
+    "lost-tail": frozenset({Kind.TAIL_LOST}),
+}
+"""What a run can be restricted to, by name."""
+ALL_FAULTS = frozenset(FAULTS)
 AWAY = frozenset({Kind.RESET_AWAY, Kind.SINK_RESTORED, Kind.STORE_DELETED})
 """For these all applications stop first, and start again afterwards."""
 _TARGETS = {
@@ -94,6 +144,12 @@ _TARGETS = {
     Kind.TOPIC_ANEW: TOPIC,
     Kind.RESET_LIVE: GROUP,
     **dict.fromkeys(AWAY, GROUP),
+    Kind.NOT_READY: NAME_SERVER,
+    Kind.SILENT: NETWORK,
+    Kind.SWAPPED: NETWORK,
+    Kind.CODE_1: NETWORK,
+    Kind.SWITCHED_OFF: GROUP,
+    Kind.TAIL_LOST: LOSING,
 }
 DISTURBING = frozenset(_WEIGHTS) - {Kind.BROKER_STOP, *_TARGETS}
 """What happens to an application that works."""
@@ -106,9 +162,14 @@ _PAIRED = {
     Kind.PAUSE_WORKER: Kind.RESUME_WORKER,
     Kind.BROKER_STOP: Kind.BROKER_START,
     Kind.FORBID_READING: Kind.ALLOW_READING,
+    Kind.NOT_READY: Kind.READY,
+    Kind.SWAPPED: Kind.REGISTERED,
+    Kind.SWITCHED_OFF: Kind.SWITCHED_ON,
 }
-_ALONE = frozenset({Kind.KILL_WORKER, *_TARGETS}) - {Kind.FORBID_READING}
+_ALONE = frozenset({Kind.KILL_WORKER, *_TARGETS}) - _PAIRED.keys()
 """Nothing ends them."""
+_GENTLE = frozenset({Kind.SILENT, Kind.CODE_1, Kind.SWITCHED_OFF})
+"""All servers go on meanwhile."""
 _OF_STORAGE = {
     Kind.STORAGE_BUSY: 4,
     Kind.STORAGE_SILENT: 5,
@@ -119,12 +180,23 @@ _OF_STORAGE = {
 _STORAGE_PAIRED = {Kind.STORAGE_STOP: Kind.STORAGE_START, Kind.STORAGE_HOLD: Kind.STORAGE_GO_ON}
 _KEYS_EVERY_S = 60.0
 """A key is good for twice as long."""
-_AWAY_S, _ANEW_S = 50.0, 60.0
-"""How long all being away, or a topic being made anew, takes at most, about."""
+_LASTS_S = {
+    **dict.fromkeys(AWAY, 50.0),
+    Kind.TOPIC_ANEW: 60.0,
+    Kind.TAIL_LOST: 60.0,
+    **dict.fromkeys((Kind.KILL_WORKER, Kind.SILENT, Kind.CODE_1), 0.0),
+}
+"""How long these take at most, about."""
 
 
 def schedule(
-    seed: int, seconds: float, *, slots: Sequence[str], brokers: Sequence[str], forgetful_s: float
+    seed: int,
+    seconds: float,
+    *,
+    slots: Sequence[str],
+    brokers: Sequence[str],
+    forgetful_s: float,
+    faults: Collection[str] = ALL_FAULTS,
 ) -> list[Event]:
     """Events in the order of their time; after the last one everything runs.
 
@@ -134,7 +206,10 @@ def schedule(
         slots: Places for applications, in each of which one works at the beginning.
         brokers: Names; one at a time is down.
         forgetful_s: After so long brokers forget locks and members: pauses are longer.
+        faults: Names of ``FAULTS`` that may happen.
     """
+    possible = frozenset().union(*(FAULTS[name] for name in faults))
+    weights = {kind: weight for kind, weight in _WEIGHTS.items() if kind in possible}
     rng = random.Random(seed)
     events: list[Event] = []
     free_at_s = dict.fromkeys(slots, 0.0)
@@ -142,20 +217,19 @@ def schedule(
     at_s = 0.0
     while True:
         at_s += rng.uniform(4.0, 14.0)
-        kind = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
+        kind = rng.choices(list(weights), list(weights.values()))[0]
         # Drawn in any case: what comes later does not depend on what was possible now.
         target, broker = rng.choice(list(slots)), rng.choice(list(brokers))
         pause_s, rest_s = rng.uniform(1.2, 2.2) * forgetful_s, rng.uniform(0.5, 8.0)
         same_name, is_slow = rng.random() < 0.5, rng.random() < 0.2
-        lasts_s = {Kind.PAUSE: pause_s, Kind.PAUSE_WORKER: pause_s, Kind.KILL_WORKER: 0.0}.get(kind, rest_s)
-        lasts_s = _AWAY_S if kind in AWAY else _ANEW_S if kind is Kind.TOPIC_ANEW else lasts_s
+        lasts_s = (_LASTS_S | {Kind.PAUSE: pause_s, Kind.PAUSE_WORKER: pause_s}).get(kind, rest_s)
         if at_s + lasts_s + _START_S > seconds:
             return sorted(events)
         disturbed = sum(at_s < free_s for free_s in free_at_s.values())
         if kind is Kind.BROKER_STOP or kind in _TARGETS:
             target = _TARGETS.get(kind, broker)
             # One server at a time, and each of the others after what came before it.
-            taken = (_SERVERS,) if kind is Kind.BROKER_STOP else (_SERVERS, target)
+            taken = {*(() if kind in _GENTLE else (_SERVERS,)), *({target} - set(brokers))}
             is_possible = all(at_s >= other_free_at_s.get(each, 0.0) for each in taken)
             if not is_possible or (kind in AWAY and disturbed):
                 continue
@@ -202,12 +276,18 @@ def counted(events: Sequence[Event]) -> Counter[Kind]:
 
 
 def seconds_for(
-    seed: int, kills: int, *, slots: Sequence[str], brokers: Sequence[str], forgetful_s: float
+    seed: int,
+    kills: int,
+    *,
+    slots: Sequence[str],
+    brokers: Sequence[str],
+    forgetful_s: float,
+    faults: Collection[str] = ALL_FAULTS,
 ) -> float:
     """Seconds for which the schedule of ``seed`` has at least so many kills."""
     seconds = 60.0
     while True:
-        events = schedule(seed, seconds, slots=slots, brokers=brokers, forgetful_s=forgetful_s)
+        events = schedule(seed, seconds, slots=slots, brokers=brokers, forgetful_s=forgetful_s, faults=faults)
         if sum(event.kind in KILLS for event in events) >= kills:
             return seconds
         seconds += 60.0

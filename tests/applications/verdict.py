@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from deltalake import DeltaTable, QueryBuilder
 
-from tests.helpers.orders import Orders, check_sink
+from tests.helpers.orders import Orders, Row, check_sink
 
 _COLUMNS = 'topic, "brokerName", "queueId", "queueOffset", delivered_ns, stored_ms, instance'
 
@@ -44,10 +45,15 @@ class Verdict:
 
 
 def judge(
-    sink: Path | str, stored: Orders, *, but: str = "", storage_options: dict[str, str] | None = None
+    sink: Path | str,
+    stored: Orders,
+    *,
+    but: str = "",
+    lost: Collection[Row] = (),
+    storage_options: dict[str, str] | None = None,
 ) -> Verdict:
-    """Compare a sink with what the brokers hold, ``but`` for one topic."""
-    report = check_sink(sink, stored, but=but, storage_options=storage_options)
+    """Compare a sink with what the brokers hold, and ``lost`` with their tails, ``but`` for one topic."""
+    report = check_sink(sink, stored, but=but, lost=lost, storage_options=storage_options)
     waits = _waits(DeltaTable(str(sink), storage_options=storage_options), but)
     handovers = [wait.seconds for wait in waits if wait.before != wait.after]
     lines = [

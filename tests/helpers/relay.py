@@ -75,7 +75,12 @@ class Relay(Closing):
             while True:
                 near, _ = listener.accept()
                 host, _, port = self.target.rpartition(":")
-                far = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+                try:
+                    far = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+                except OSError:
+                    # Nobody is there for now.
+                    near.close()
+                    continue
                 far.settimeout(None)
                 with self._lock:
                     self._sockets |= {near, far}

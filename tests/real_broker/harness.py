@@ -117,6 +117,10 @@ class RealCluster(Closing):
             raise HarnessError(f"{name} is stopped and has no process.")
         return process.pid
 
+    def store_of(self, name: str) -> Path:
+        """The folder of a broker's messages and configuration, for whoever changes it while it is stopped."""
+        return self._directory / name / "store"
+
     def stop_broker(self, name: str) -> None:
         """End a broker as a crash would; returns when its route is gone.
 
