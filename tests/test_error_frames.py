@@ -13,6 +13,7 @@ from pyspark_rocketmq.errors import (
     OptionError,
     RocketMQError,
     SchemaError,
+    TopicNotFound,
     error_of_worker,
     without_frames,
 )
@@ -112,6 +113,15 @@ def test_the_error_at_the_end_of_a_worker_s_traceback_is_shown_alone(
 
     assert isinstance(found, RocketMQError)
     assert "".join(traceback.format_exception_only(found)) == shown
+
+
+def test_a_server_s_pointer_to_its_questions_does_not_stand_between_two_sentences() -> None:
+    remark = "No topic route info in name server for the topic: ordres\nSee https://rocketmq.apache.org/06FAQ for further details."
+
+    text = str(TopicNotFound(17, remark, request="GET_ROUTEINFO_BY_TOPIC", address="10.0.0.1:9876"))
+
+    assert "for the topic: ordres. " in text
+    assert "06FAQ" not in text
 
 
 @pytest.mark.parametrize(

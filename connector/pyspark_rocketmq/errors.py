@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 _MAX_REASON: Final = 500
+_SEE_FAQ: Final = re.compile(r" See https?://\S+ for further details,?\.?", re.IGNORECASE)
+"""RocketMQ's pointer to its list of questions (``FAQUrl``) at the end of a remark."""
 _AT_THE_END_OF_A_TRACEBACK: Final = re.compile(
     r"^pyspark_rocketmq\.errors\.(\w+): ((?:(?!^pyspark_rocketmq\.errors\.|\n\s*\n).)*?)"
     r"\s*(?:SQLSTATE: \w+\s*)?(?:JVM stacktrace:.*)?\Z",
@@ -193,7 +195,7 @@ class BrokerError(RocketMQError):
 
     def __str__(self) -> str:
         # RocketMQ's remarks have line breaks and whole stack traces.
-        remark = peer_text(" ".join(self.remark.split()))
+        remark = peer_text(_SEE_FAQ.sub("", " ".join(self.remark.split())))
         if remark and remark[-1] not in ".!?":
             remark += "."
         who = peer_text(self.address) or "The server"
