@@ -162,6 +162,7 @@ class PublishSettings(ClusterAccess):
     producer_group: str = like_sink("producer_group", default=SINK_GROUP)
     batch_size: int = like_sink("batch_size", default=256)
     batch_bytes: int = like_sink("batch_bytes", default=1024 * 1024)
+    batch_send: bool = like_sink("batch_send", default=True)
     max_message_size: int = like_sink("max_message_size", default=4 * 1024 * 1024)
     max_in_flight_bytes: int = like_sink("max_in_flight_bytes", default=32 * 1024 * 1024)
     compression_type: str = like_sink("compression_type", default=BodyCompression.NONE.value)
@@ -183,6 +184,7 @@ class PublishSettings(ClusterAccess):
             "producerGroup": self.producer_group,
             "batchSize": str(self.batch_size),
             "batchBytes": str(self.batch_bytes),
+            "batchSend": str(self.batch_send).lower(),
             "maxMessageSize": str(self.max_message_size),
             "maxInFlightBytes": str(self.max_in_flight_bytes),
             "compressionType": self.compression_type,

@@ -1,7 +1,7 @@
 """The jobs' settings: declared like the data source's options, read from a TOML file and ``--option``.
 
 ``--option key=value`` wins over the file. Tables of the file only group: ``[listener] outputSchema = …`` is
-the option ``outputSchema``; but ``[storageSecrets]`` is one.
+the option ``outputSchema``; but ``[storageSecrets]`` and ``[brokerAddresses]`` are one each.
 """
 
 from __future__ import annotations
@@ -124,13 +124,13 @@ def _file_entries(conf: Path | None, problems: list[str]) -> Iterator[tuple[str,
             yield key, text
 
 
-_STORAGE: Final = "storageSecrets"
-"""A table that is one option."""
+_MAPS: Final = frozenset({"storageSecrets", "brokerAddresses"})
+"""Tables that are one option each."""
 
 
 def _flatten(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
-        if key == _STORAGE and isinstance(value, dict):
+        if key in _MAPS and isinstance(value, dict):
             yield key, json.dumps(value)
         elif isinstance(value, dict):
             yield from _flatten(value)

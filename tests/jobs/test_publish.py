@@ -110,6 +110,7 @@ def test_every_setting_of_the_sink_reaches_it() -> None:
         "producerGroup": "p",
         "batchSize": "7",
         "batchBytes": "9000",
+        "batchSend": "false",
         "maxMessageSize": "9500",
         "maxInFlightBytes": "10000",
         "compressionType": "lz4",
@@ -122,6 +123,7 @@ def test_every_setting_of_the_sink_reaches_it() -> None:
         "requestTimeoutMs": "70",
         "retryTimeoutMs": "80",
         "namespace": "n",
+        "brokerAddresses": '{"10.0.0.5:10911": "1.2.3.4:10911"}',
         "accessKey": "a",
         "secretKey": "s",
         "securityToken": "z",
@@ -134,10 +136,11 @@ def test_every_setting_of_the_sink_reaches_it() -> None:
         "tlsVerifyHostname": "false",
     }
     of_the_sink = {each.metadata["spec"].key for each in fields(WriteOptions)}
+    of_another_cluster = {"namespaceV2"}
     said_by_select = {"tags", "keys", "shardingKey", "queueId", "delayLevel"}
 
     assert given.items() <= settings(input="/lake/x", **given).sink_options().items()
-    assert given.keys() == of_the_sink - said_by_select
+    assert given.keys() == of_the_sink - said_by_select - of_another_cluster
 
 
 def test_without_settings_the_sink_has_its_own_defaults() -> None:

@@ -289,6 +289,29 @@ def test_a_secured_cluster_is_reached_with_the_source_s_own_options() -> None:
     assert "7fa1" not in repr(settings)
 
 
+def test_a_managed_cluster_is_reached_with_the_source_s_own_options(tmp_path: Path) -> None:
+    """L8: `brokerAddresses` is a table of the file, or JSON; a host names the namespace for the job, too."""
+    from pyspark_rocketmq.options.read import ReadOptions
+
+    file = tmp_path / "job.toml"
+    file.write_text(
+        '[security]\nnamespaceV2 = "rmq-cn-1"\n'
+        'brokerAddresses = { "10.0.0.5:10911" = "1.2.3.4:10911", "10.0.0.6:10911" = "1.2.3.4:10912" }\n'
+    )
+    settings = load_settings(ConsumeSettings, "consume", file, [*CONSUME])
+    parsed = ReadOptions.parse({"nameServers": "h:1", "topic": "t", **settings.source_options()})
+
+    assert parsed.namespace_v2 == "rmq-cn-1"
+    assert parsed.broker_addresses == (
+        ("10.0.0.5:10911", "1.2.3.4:10911"),
+        ("10.0.0.6:10911", "1.2.3.4:10912"),
+    )
+    host = "nameServers=http://MQ_INST_1_ab.mq.example.com:80"
+    show = ["offsetStore=/lake/offsets", host]
+    assert load_settings(OffsetsShowSettings, "offsets show", None, show).namespace == "MQ_INST_1_ab"
+    assert load_settings(OffsetsShowSettings, "offsets show", None, [*show, "namespace=n"]).namespace == "n"
+
+
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [

@@ -246,6 +246,12 @@ def test_both_kinds_of_namespaces_together_are_refused() -> None:
     """L8."""
     with pytest.raises(OptionError, match="'namespace' and 'namespaceV2' exclude each other"):
         group_options(nameServers="a:1", namespace="shop", namespaceV2="rmq-cn-1")
+    settings = ConnectionSettings(namespace_v2="rmq-cn-1")
+    with pytest.raises(OptionError, match=r"namespace and namespace_v2 .* exclude each other"):
+        Producer("a:1", "p", namespace="shop", settings=settings)
+    commit = LocalTransactionState.COMMIT_MESSAGE
+    with pytest.raises(OptionError, match="exclude each other"):
+        TransactionProducer("a:1", "p", lambda _: commit, topics=[], namespace="shop", settings=settings)
 
 
 # --- no batches, and topics of one type of messages ---------------------------------------------------------

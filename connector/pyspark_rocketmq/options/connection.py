@@ -150,3 +150,15 @@ def parsed_addresses(name_servers: str | Sequence[str]) -> tuple[str, ...]:
         return address_list(text)
     except ValueError as problem:
         raise OptionError((f"name_servers='{text}' {problem}",), where="arguments") from None
+
+
+def namespace_of(namespace: str, name_servers: Iterable[str], namespace_v2: str | None) -> str:
+    """The namespace of version 1 that a producer's arguments name; empty for none.
+
+    Raises:
+        OptionError: If they name one of version 2, too.
+    """
+    if namespace and namespace_v2:
+        problem = "namespace and namespace_v2 (of settings) exclude each other; give one"
+        raise OptionError((problem,), where="arguments")
+    return "" if namespace_v2 else namespace or instance_namespace(name_servers) or ""

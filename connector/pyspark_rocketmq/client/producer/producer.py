@@ -50,8 +50,7 @@ from pyspark_rocketmq.errors import (
     TransportError,
 )
 from pyspark_rocketmq.model import MAX_MESSAGE_BYTES, Message, MessageQueue, TopicRoute
-from pyspark_rocketmq.options.connection import parsed_addresses
-from pyspark_rocketmq.options.parsers import instance_namespace
+from pyspark_rocketmq.options.connection import namespace_of, parsed_addresses
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.message_ids import unique_key
@@ -167,8 +166,10 @@ class Producer(Closing):
                 by default (their ``maxMessageSize``), readers of this package 128 MiB.
             send_latency_fault_enable: Whether messages without key and queue avoid brokers that were slow or
                 failed, as :class:`FaultTable` says.
-            settings: Credentials and TLS of the producer's own connections.
-            pool: Connections to use instead of own ones; they stay open when the producer is closed.
+            settings: Credentials and TLS of the producer's own connections, ``namespace_v2`` and
+                ``broker_addresses`` (docs/how-to/clouds.md).
+            pool: Connections to use instead of own ones; they stay open when the producer is closed. Then
+                ``namespace`` counts as it is.
             clock: The system's if not given.
             namespace: That of the topics and of the producer group, which are named without it everywhere. By
                 default that of a host ``MQ_INST_…`` among ``name_servers``.
@@ -179,7 +180,10 @@ class Producer(Closing):
         shared = pool or self._own_pool
         assert shared is not None
         addresses = parsed_addresses(name_servers)
-        namespace = namespace or instance_namespace(addresses) or ""
+        if pool is None:
+            namespace = namespace_of(
+                namespace, addresses, None if settings is None else settings.namespace_v2
+            )
         self._name_servers = NameServerClient(
             addresses, shared, self._clock, send_timeout_s, namespace=namespace
         )

@@ -38,8 +38,7 @@ from pyspark_rocketmq.model import (
     MessageQueue,
     SendStatus,
 )
-from pyspark_rocketmq.options.connection import parsed_addresses
-from pyspark_rocketmq.options.parsers import instance_namespace
+from pyspark_rocketmq.options.connection import namespace_of, parsed_addresses
 from pyspark_rocketmq.wire.codes import MessageSysFlag, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.message_ids import decode_offset_message_id
@@ -118,7 +117,9 @@ class TransactionProducer(Closing):
         self._producer_group = producer_group
         self._check = check
         addresses = parsed_addresses(name_servers)
-        self._namespace = namespace or instance_namespace(addresses) or ""
+        self._namespace = namespace_of(
+            namespace, addresses, None if settings is None else settings.namespace_v2
+        )
         self._client_id = self._new_client_id()
         self._pool = (settings or ConnectionSettings()).open_pool(
             self._clock, lambda address: partial(self._asked, address)
