@@ -17,6 +17,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from queue import SimpleQueue
 from typing import Final, NamedTuple
@@ -262,9 +263,12 @@ class DriverHub:
         self._over.put(None)
         # It waits for the last calls of the listener, and hears of them here.
         deadline = Deadline.after(self._clock, self._calls_end_s)
-        while not deadline.has_passed and self._hub.query(lambda state: state.has_planner):
-            self._is_look_wanted.wait(self._look_every_s)
-            self._is_look_wanted.clear()
+        try:
+            while not deadline.has_passed and self._hub.query(lambda state: state.has_planner):
+                self._is_look_wanted.wait(self._look_every_s)
+                self._is_look_wanted.clear()
+        except FutureTimeout:
+            logger.warning("the query's connections did not answer in time, ending them")
         self._hub.close()
 
     def _look(self, *, is_asked: bool) -> None:
