@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 
 import pytest
@@ -297,6 +298,22 @@ def test_a_different_subscription_in_the_group_is_logged(
         wait_until(lambda: f"topic {topic} is subscribed to as '" in caplog.text, SOON_S)
 
 
+class FarAway:
+    """A driver that reports nothing by itself, of a Spark that lets workers go on for long."""
+
+    def plan_made(self, plan: int, queues: Collection[MessageQueue]) -> None:
+        pass
+
+    def must_leave(self, plan: int, queues: Collection[MessageQueue]) -> None:
+        pass
+
+    def leaves(self, plan: int) -> None:
+        pass
+
+    def calls_end_s(self) -> float:
+        return SOON_S
+
+
 def wait_for_ever(member: RunningMember) -> None:
     """Give its calls so much time that none ends by its time-out."""
     member._calls.brokers._request_timeout_s = 10 * SOON_S
@@ -321,6 +338,32 @@ def test_leaving_unregisters_at_brokers_that_answer_while_one_is_silent(members:
         locks = cluster.broker("broker-d").state.locks
         wait_until(lambda: not cluster.call(lambda: locks.has_live_lock(members.group)), SOON_S)
         one.stop(0.0)
+
+
+def test_a_member_that_leaves_late_keeps_the_locks_of_its_restart(
+    cluster: ClusterUnderTest, members: Members
+) -> None:
+    """H11, C1: to a broker the locks of two processes of one name are the same."""
+    topic = cluster.create_topic(queues=2)
+    queues = queues_of(cluster, topic)
+    old = members.join(cluster.name_servers, topic, "one")
+    await_plannable(old, queues)
+    grants = old.begin_plan()
+    assert old.planned(grants) == grants.keys()
+    plan, _ = old._query(lambda machine, _: machine.plan_under_way())
+    old._watcher = FarAway()
+    leaving = threading.Thread(target=old.stop, args=(SOON_S,))
+    leaving.start()
+    new = members.join(cluster.name_servers, topic, "one")
+    held = wait_until(lambda: plannable(new), SOON_S, reason="queues of the restarted member")
+
+    old.free(plan, None)
+    leaving.join(SOON_S)
+
+    assert not leaving.is_alive()
+    for queue in held:
+        address = new._master(queue.broker_name)
+        assert not new._calls.brokers.lock_batch(address, members.group, "somebody else", [queue])
 
 
 def test_stopping_ends_within_its_bound_although_no_broker_answers(members: Members) -> None:

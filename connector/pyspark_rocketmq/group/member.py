@@ -201,6 +201,8 @@ class RunningMember:
         self._guard = threading.Lock()
         self._wake = threading.Event()
         self._is_stopping = False
+        self._waits_for_calls = False
+        """It leaves when a listener is called no more; a restart of the same name may have come meanwhile."""
         self._thread = threading.Thread(target=self._run, name="rocketmq-group", daemon=True)
         self._routes = Routes({})
         """As of the last look; of a topic that is gone, the last there was."""
@@ -476,9 +478,15 @@ class RunningMember:
 
     def _unlock(self, action: Unlock) -> None:
         try:
-            self._calls.brokers.unlock_batch(
-                self._master(action.broker_name), self._group, self._client_id, action.queues
-            )
+            address = self._master(action.broker_name)
+            if self._waits_for_calls and self._is_name_used_again(address):
+                logger.info(
+                    "locks are left to the member that has started under the same name group=%s broker=%s",
+                    self._group,
+                    address,
+                )
+                return
+            self._calls.brokers.unlock_batch(address, self._group, self._client_id, action.queues)
         except RocketMQError as error:
             logger.warning(
                 "unlock failed, the next owner waits for the lock to expire (60 s) group=%s broker=%s "
@@ -493,9 +501,19 @@ class RunningMember:
         calls_end_s = self.calls_end_s
         self._notify(lambda machine, now_s: machine.stop(now_s, calls_end_s=calls_end_s))
 
+    def _is_name_used_again(self, address: BrokerAddress) -> bool:
+        """Whether another connection has this client id: to a broker, locks of both are the same."""
+        try:
+            listed = self._calls.brokers.consumer_list(address, self._group)
+        except RocketMQError as error:
+            logger.debug("members not known group=%s broker=%s: %s", self._group, address, error)
+            return False
+        return list(listed).count(self._client_id) > 1
+
     def _leave(self) -> None:
         self._stop_planning()
         plan, planned = self._query(lambda machine, _: machine.plan_under_way())
+        self._waits_for_calls = bool(planned)
         if self._watcher is not None and planned:
             self._watcher.leaves(plan)
         while True:
