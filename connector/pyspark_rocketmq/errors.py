@@ -170,6 +170,19 @@ class RequestTimeout(TransportError):
         )
 
 
+class WrongBroker(TransportError):
+    """Another broker answers at a broker's address: they have restarted and changed addresses.
+
+    Do: Nothing, if it passes; else see whether two brokers announce one address (``brokerIP1``).
+    """
+
+    def __str__(self) -> str:
+        return (
+            f"Another broker is at {self.address}: {self.detail}. Nothing was read, stored or sent there. "
+            "Name servers announce the new addresses when the brokers have registered again."
+        )
+
+
 class BrokerError(RocketMQError):
     """The server answered with an error code that has no class of its own, such as SYSTEM_ERROR (1).
 

@@ -202,7 +202,7 @@ def test_locks_outlive_unregistration_and_connection(
 
 def test_a_queue_that_does_not_exist_can_be_locked(client: BrokerClient, address: str, group: str) -> None:
     """C1: the broker checks nothing (golden fact 17)."""
-    nowhere = MessageQueue("no-such-topic", "no-such-broker", 99)
+    nowhere = MessageQueue("no-such-topic", "broker-a", 99)
 
     assert client.lock_batch(address, group, "client-1", [nowhere]) == {nowhere}
 

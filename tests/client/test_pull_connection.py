@@ -10,9 +10,17 @@ from pyspark_rocketmq.client.pull_connection import (
     close_idle_connections,
     release_connection,
 )
-from pyspark_rocketmq.errors import ChannelClosed, RemoteProtocolError, RequestTimeout, SystemBusy
+from pyspark_rocketmq.errors import (
+    BrokerError,
+    ChannelClosed,
+    GoAway,
+    RemoteProtocolError,
+    RequestTimeout,
+    SystemBusy,
+    WrongBroker,
+)
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 from pyspark_rocketmq.wire.framing import FrameDecoder
 from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult
@@ -259,6 +267,87 @@ def test_a_signed_pull_carries_its_signature(broker: Broker, clock: FakeClock) -
     (request,) = broker.requests()
     assert request.ext_fields["Signature"] == "s"
     assert request.ext_fields["queueOffset"] == "17"
+
+
+def introduction(request: RemotingCommand, name: str) -> RemotingCommand:
+    return request.response(0, body=f"brokerId=0\nbrokerName={name}\nlistenPort=1\n".encode())
+
+
+@pytest.fixture
+def named(broker: Broker, clock: FakeClock) -> PullConnection[PullRequest]:
+    """A new connection to broker-a."""
+    return PullConnection(broker, clock, broker_name="broker-a")
+
+
+def test_no_pull_leaves_before_the_server_has_said_which_broker_it_is(
+    broker: Broker, named: PullConnection[PullRequest]
+) -> None:
+    """A7: it is asked once for each connection."""
+    named.send([pull(0), pull(32)])
+    named.send([pull(64)])
+    (question,) = broker.requests()
+    broker.give(introduction(question, "broker-a"))
+    assert named.receive(3.0) == []
+    _, first, second, third = broker.requests()
+    broker.give(*(each.response(0, ext_fields=FOUND) for each in (first, second, third)))
+    answers = named.receive(3.0)
+    named.send([pull(96)])
+
+    assert question.code == RequestCode.GET_BROKER_CONFIG
+    assert [sent for sent, _ in answers] == [pull(0), pull(32), pull(64)]
+    assert [request.code for request in broker.requests()].count(RequestCode.GET_BROKER_CONFIG) == 1
+
+
+def test_another_broker_gets_no_pull(broker: Broker, named: PullConnection[PullRequest]) -> None:
+    """A7: brokers have changed addresses since the route was made."""
+    named.send([pull(0)])
+    broker.give(introduction(broker.requests()[0], "broker-b"))
+
+    with pytest.raises(WrongBroker, match="broker-a:10911: it is broker-b, and broker-a was expected there"):
+        named.receive(3.0)
+    assert named.close() == [pull(0)]
+    assert len(broker.requests()) == 1
+
+
+@pytest.mark.parametrize(
+    "code", [ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.NO_PERMISSION, ResponseCode.SYSTEM_ERROR]
+)
+def test_a_server_that_does_not_say_its_name_is_taken_for_the_broker_of_the_route(
+    broker: Broker, named: PullConnection[PullRequest], code: ResponseCode
+) -> None:
+    """A7: a proxy finds the broker by itself; a managed cluster refuses the question."""
+    named.send([pull(0)])
+    broker.give(broker.requests()[0].response(code, remark="no"))
+
+    assert named.receive(3.0) == []
+    assert len(broker.requests()) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [(ResponseCode.SYSTEM_BUSY, SystemBusy), (ResponseCode.GO_AWAY, GoAway)]
+)
+def test_a_server_that_is_too_busy_to_say_its_name_is_tried_again(
+    broker: Broker, named: PullConnection[PullRequest], code: ResponseCode, expected: type[BrokerError]
+) -> None:
+    """A7: it may be any broker."""
+    named.send([pull(0)])
+    broker.give(broker.requests()[0].response(code, remark="later"))
+
+    with pytest.raises(expected):
+        named.receive(3.0)
+
+
+def test_a_kept_line_is_that_of_one_broker(clock: FakeClock) -> None:
+    """A7: an address that another broker has now is not served by the connection to the one before."""
+
+    def connect(address: str, timeout_s: float) -> Broker:
+        return Broker(clock)
+
+    kept = acquire_connection(ADDRESS, clock, broker_name="broker-a", connect=connect)
+    release_connection(kept, clock)
+
+    assert acquire_connection(ADDRESS, clock, broker_name="broker-b", connect=connect) is not kept
+    assert acquire_connection(ADDRESS, clock, broker_name="broker-a", connect=connect) is kept
 
 
 def test_a_line_is_taken_by_one_at_a_time_and_kept_for_the_next(clock: FakeClock) -> None:

@@ -14,6 +14,7 @@ from typing import TypeVar
 from broker_sim.server import ReservedPort
 from pyspark_rocketmq.client.transport import Closing
 from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 from pyspark_rocketmq.wire.framing import FrameDecoder
 from tests.helpers.wait import PATIENCE_S
@@ -85,7 +86,16 @@ class ScriptedServer(Closing):
     go to ``answers`` instead of the script.
     """
 
-    def __init__(self, script: Script | None = None, *, wrap: Wrap | None = None) -> None:
+    def __init__(
+        self, script: Script | None = None, *, wrap: Wrap | None = None, broker_name: str | None = None
+    ) -> None:
+        """``broker_name`` is what a client is told that asks for it; None: as a proxy, which does not say.
+
+        Neither the script nor ``requests`` sees that question.
+        """
+        self.broker_name = broker_name
+        self.introductions = 0
+        """How often it was asked for its name."""
         self.script: Script = script or (lambda peer, request: peer.answer(request))
         self.requests: SimpleQueue[RemotingCommand] = SimpleQueue()
         self.answers: SimpleQueue[RemotingCommand] = SimpleQueue()
@@ -148,11 +158,20 @@ class ScriptedServer(Closing):
         def take_in(command: RemotingCommand) -> None:
             if command.is_response:
                 self.answers.put(command)
+            elif command.code == RequestCode.GET_BROKER_CONFIG:
+                self._introduce(peer, command)
             else:
                 self.requests.put(command)
                 self.script(peer, command)
 
         peer.receive_from(take_in)
+
+    def _introduce(self, peer: Peer, request: RemotingCommand) -> None:
+        self.introductions += 1
+        if self.broker_name is None:
+            peer.answer(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark="not supported")
+        else:
+            peer.answer(request, body=f"brokerId=0\nbrokerName={self.broker_name}\n".encode())
 
 
 def _next(queue: SimpleQueue[T], timeout_s: float, what: str) -> T:

@@ -443,8 +443,11 @@ def test_pulls_go_to_the_replica_that_the_master_suggests(
     wanted = with_replica(partitions(server, 2, pulls_in_flight=2), replica)
 
     assert pulled(Fetcher(wanted)) == (whole(2), {})
-    assert asked_for(server) == {0}
-    assert asked_for(replica) == set(range(8, 100, 8))
+    by_master, by_replica = asked_for(server), asked_for(replica)
+    # Two pulls are in flight, and both may be before the first answer comes.
+    assert by_master <= {0, 8}
+    assert by_replica >= set(range(16, 100, 8))
+    assert by_master | by_replica == set(range(0, 100, 8))
 
 
 def test_without_an_address_the_master_serves_although_it_suggests_a_replica(server: ScriptedServer) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
+from pyspark_rocketmq.client.channel import Channel
+from pyspark_rocketmq.client.identity import confirm
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.display import peer_text
@@ -68,6 +70,9 @@ class BrokerClient:
     most ``request_timeout_s`` for connection and answer together, unless it takes a deadline of its own.
     Asynchronous calls call back exactly once, normally on the channel's reader thread, which must not block:
     while it runs, no other answer of this broker is taken in.
+
+    A call that names a broker, by a queue, a message or ``broker_name``, is made only to that one: where
+    another one answers it raises ``WrongBroker`` (retryable), or calls back with it, and sends nothing.
     """
 
     def __init__(
@@ -84,7 +89,7 @@ class BrokerClient:
         """Pull once; waits as long as the broker may hold the request."""
         request = self._named_pull(request)
         deadline = self._pull_deadline(request)
-        answer = self._pool.get(address, deadline).request(request, deadline)
+        answer = self._channel(address, deadline, request.queue.broker_name).request(request, deadline)
         return _raise_or_return(pull_result(request, answer, address))
 
     def pull_async(self, address: str, request: PullRequest, on_result: OnPull) -> None:
@@ -93,6 +98,7 @@ class BrokerClient:
         self._submit(
             address,
             named,
+            named.queue.broker_name,
             self._pull_deadline(named),
             lambda outcome: on_result(pull_result(named, outcome, address)),
         )
@@ -129,7 +135,7 @@ class BrokerClient:
         self, address: str, message: Message, queue: MessageQueue, settings: SendSettings
     ) -> None:
         """Send one message without learning whether it was stored."""
-        self._oneway(address, self._send_command(message, queue, settings))
+        self._oneway(address, self._send_command(message, queue, settings), queue.broker_name)
 
     def send_batch(
         self, address: str, batch: Batch, settings: SendSettings, deadline: Deadline | None = None
@@ -162,7 +168,7 @@ class BrokerClient:
         """
         topic = None if header.topic is None else self._named(header.topic)
         named = replace(header, producer_group=self._named(header.producer_group), topic=topic)
-        self._oneway(address, command_of(RequestCode.END_TRANSACTION, named))
+        self._oneway(address, command_of(RequestCode.END_TRANSACTION, named), header.broker_name or "")
 
     def send_message_back(
         self,
@@ -187,7 +193,7 @@ class BrokerClient:
             max_reconsume_times=max_reconsume_times,
             broker_name=message.broker_name,
         )
-        self._ask(address, RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        self._ask(address, RequestCode.CONSUMER_SEND_MSG_BACK, header, message.broker_name)
 
     # --- offsets --------------------------------------------------------------------------------------------
 
@@ -196,7 +202,7 @@ class BrokerClient:
         header = headers.QueueRequestHeader(
             topic=self._named(queue.topic), queue_id=queue.queue_id, broker_name=queue.broker_name
         )
-        return self._offset(address, RequestCode.GET_MIN_OFFSET, header)
+        return self._offset(address, RequestCode.GET_MIN_OFFSET, header, queue.broker_name)
 
     def max_offset(self, address: str, queue: MessageQueue) -> int:
         """The last queue offset + 1; 0 for a topic or queue that does not exist."""
@@ -206,7 +212,7 @@ class BrokerClient:
             committed=True,
             broker_name=queue.broker_name,
         )
-        return self._offset(address, RequestCode.GET_MAX_OFFSET, header)
+        return self._offset(address, RequestCode.GET_MAX_OFFSET, header, queue.broker_name)
 
     def search_offset(self, address: str, queue: MessageQueue, timestamp_ms: int) -> int:
         """The queue offset of the first message stored at or after ``timestamp_ms`` (since the epoch).
@@ -221,12 +227,14 @@ class BrokerClient:
             boundary_type="LOWER",
             broker_name=queue.broker_name,
         )
-        return self._offset(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+        return self._offset(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, queue.broker_name)
 
-    def topic_stats(self, address: str, topic: str) -> dict[MessageQueue, QueueBounds]:
+    def topic_stats(
+        self, address: str, topic: str, *, broker_name: str = ""
+    ) -> dict[MessageQueue, QueueBounds]:
         """The bounds of all of the topic's write queues on this broker, in one request."""
         header = headers.TopicRequestHeader(topic=self._named(topic))
-        answer = self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, header)
+        answer = self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, header, broker_name)
         return self._bare_queues(decode_topic_stats(answer.body))
 
     def is_compacted(self, address: str, topic: str) -> bool:
@@ -257,7 +265,7 @@ class BrokerClient:
             set_zero_if_not_found=set_zero_if_not_found,
             broker_name=queue.broker_name,
         )
-        return self._offset(address, RequestCode.QUERY_CONSUMER_OFFSET, header)
+        return self._offset(address, RequestCode.QUERY_CONSUMER_OFFSET, header, queue.broker_name)
 
     def update_consumer_offset(
         self, address: str, consumer_group: str, queue: MessageQueue, commit_offset: int
@@ -270,14 +278,14 @@ class BrokerClient:
             commit_offset=commit_offset,
             broker_name=queue.broker_name,
         )
-        self._ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, header)
+        self._ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, header, queue.broker_name)
 
     # --- membership and locks -------------------------------------------------------------------------------
 
-    def heartbeat(self, address: str, heartbeat: bodies.HeartbeatData) -> None:
+    def heartbeat(self, address: str, heartbeat: bodies.HeartbeatData, *, broker_name: str = "") -> None:
         """Show this client's groups and their whole subscriptions: what is missing is unsubscribed."""
         body = dumps_java(self._named_heartbeat(heartbeat))
-        self._call(address, command_of(RequestCode.HEART_BEAT, body=body))
+        self._call(address, command_of(RequestCode.HEART_BEAT, body=body), broker_name=broker_name)
 
     def unregister(
         self,
@@ -295,14 +303,14 @@ class BrokerClient:
         )
         self._ask(address, RequestCode.UNREGISTER_CLIENT, header)
 
-    def consumer_list(self, address: str, consumer_group: str) -> tuple[str, ...]:
+    def consumer_list(self, address: str, consumer_group: str, *, broker_name: str = "") -> tuple[str, ...]:
         """The client ids this broker knows of the group, in any order, an id perhaps twice.
 
         Raises:
             BrokerError: If the group has no member here (code 1).
         """
         header = headers.GroupRequestHeader(consumer_group=self._named(consumer_group))
-        answer = self._ask(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+        answer = self._ask(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header, broker_name)
         return bodies.decode_consumer_list(answer.body)
 
     def lock_batch(
@@ -314,16 +322,19 @@ class BrokerClient:
         deadline: Deadline | None = None,
     ) -> frozenset[MessageQueue]:
         """Lock queues for 60 s, or renew their locks; returns the queues that are now held."""
-        command = self._lock_command(RequestCode.LOCK_BATCH_MQ, consumer_group, client_id, queues)
-        locked = bodies.decode_lock_response(self._call(address, command, deadline).body)
+        wanted = tuple(queues)
+        command = self._lock_command(RequestCode.LOCK_BATCH_MQ, consumer_group, client_id, wanted)
+        answer = self._call(address, command, deadline, broker_name=_one_broker(wanted))
+        locked = bodies.decode_lock_response(answer.body)
         return frozenset(self._bare_queues(dict.fromkeys(locked)))
 
     def unlock_batch(
         self, address: str, consumer_group: str, client_id: str, queues: Iterable[MessageQueue]
     ) -> None:
         """Give queues free; those not held by this client stay as they are."""
-        command = self._lock_command(RequestCode.UNLOCK_BATCH_MQ, consumer_group, client_id, queues)
-        self._call(address, command)
+        held = tuple(queues)
+        command = self._lock_command(RequestCode.UNLOCK_BATCH_MQ, consumer_group, client_id, held)
+        self._call(address, command, broker_name=_one_broker(held))
 
     # --- administration -------------------------------------------------------------------------------------
 
@@ -409,34 +420,47 @@ class BrokerClient:
         slack_s = _HOLD_SCAN_S if request.held_s else 0.0
         return Deadline.after(self._clock, request.held_s + slack_s + self._request_timeout_s)
 
-    def _ask(self, address: str, code: RequestCode, header: Header) -> RemotingCommand:
-        return self._call(address, command_of(code, header))
+    def _channel(self, address: str, deadline: Deadline, broker_name: str) -> Channel:
+        channel = self._pool.get(address, deadline)
+        if broker_name:
+            confirm(channel, broker_name, deadline)
+        return channel
+
+    def _ask(self, address: str, code: RequestCode, header: Header, broker_name: str = "") -> RemotingCommand:
+        return self._call(address, command_of(code, header), broker_name=broker_name)
 
     def _call(
-        self, address: str, command: RemotingCommand, deadline: Deadline | None = None
+        self,
+        address: str,
+        command: RemotingCommand,
+        deadline: Deadline | None = None,
+        *,
+        broker_name: str = "",
     ) -> RemotingCommand:
         deadline = deadline or self._deadline()
-        return checked(command, self._pool.get(address, deadline).request(command, deadline), address)
+        channel = self._channel(address, deadline, broker_name)
+        return checked(command, channel.request(command, deadline), address)
 
-    def _oneway(self, address: str, command: RemotingCommand) -> None:
-        self._pool.get(address, self._deadline()).oneway(command)
+    def _oneway(self, address: str, command: RemotingCommand, broker_name: str) -> None:
+        self._channel(address, self._deadline(), broker_name).oneway(command)
 
     def _submit(
         self,
         address: str,
         request: Outgoing,
+        broker_name: str,
         deadline: Deadline,
         on_outcome: Callable[[RemotingCommand | RocketMQError], object],
     ) -> None:
         try:
-            channel = self._pool.get(address, deadline)
+            channel = self._channel(address, deadline, broker_name)
         except RocketMQError as error:
             on_outcome(error)
         else:
             channel.submit(request, on_outcome, deadline)
 
-    def _offset(self, address: str, code: RequestCode, header: Header) -> int:
-        answer = self._ask(address, code, header)
+    def _offset(self, address: str, code: RequestCode, header: Header, broker_name: str) -> int:
+        answer = self._ask(address, code, header, broker_name)
         return from_ext_fields(headers.OffsetResponseHeader, answer.ext_fields).offset
 
     def _send(
@@ -448,7 +472,7 @@ class BrokerClient:
         deadline: Deadline | None,
     ) -> SendResult:
         deadline = deadline or self._deadline()
-        answer = self._pool.get(address, deadline).request(command, deadline)
+        answer = self._channel(address, deadline, queue.broker_name).request(command, deadline)
         return _raise_or_return(send_result(command, answer, address, queue, messages))
 
     def _send_async(
@@ -464,6 +488,7 @@ class BrokerClient:
         self._submit(
             address,
             command,
+            queue.broker_name,
             deadline or self._deadline(),
             lambda outcome: on_result(send_result(command, outcome, address, queue, messages)),
         )
@@ -530,6 +555,12 @@ class BrokerClient:
         ]
         producers = tuple(map(self._named, heartbeat.producers))
         return replace(heartbeat, consumers=tuple(consumers), producers=producers)
+
+
+def _one_broker(queues: Sequence[MessageQueue]) -> str:
+    """The name of the broker that has them; empty if there are several, or none."""
+    names = {queue.broker_name for queue in queues}
+    return names.pop() if len(names) == 1 else ""
 
 
 def _raise_or_return(outcome: T | RocketMQError) -> T:

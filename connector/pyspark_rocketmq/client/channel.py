@@ -232,6 +232,8 @@ class Channel:
         signer: Signer | None = None,
     ) -> None:
         self.address = transport.address
+        self.broker_name: str | None = None
+        """What the server calls itself, as ``identity`` has it; None until it was asked."""
         self._transport = transport
         self._clock = clock
         self._signer = signer

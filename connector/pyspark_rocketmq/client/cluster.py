@@ -18,7 +18,7 @@ from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
-from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline, call_with_retry
+from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline, RetryPolicy, call_with_retry
 from pyspark_rocketmq.errors import NameServerNotReady, RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import BrokerAddress, BrokerData, MessageQueue, TopicRoute
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP, ConnectionOptions
@@ -209,6 +209,14 @@ def outcomes_at_queues(
 logger = logging.getLogger(__name__)
 
 
+_CONNECTING: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
+"""A wrong address must end in an error soon; one connection that fell silent or was cut must not."""
+
+
+def _is_of_transport(error: RocketMQError) -> bool:
+    return error.retryable and isinstance(error, TransportError)
+
+
 class _NotThere(TopicNotFound):
     retryable: ClassVar[bool] = True
 
@@ -232,8 +240,11 @@ class PatientLookup:
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """As :meth:`Producer.queues`, whose error it raises late if it may pass."""
+        deadline = Deadline.after(self.clock, self.timeout_s)
         try:
-            return self._look(topic)
+            return call_with_retry(
+                lambda: self._look(topic), _CONNECTING, deadline, self.sleep, is_tried_again=_is_of_transport
+            )
         except NameServerNotReady as error:
             logger.warning("waiting up to %g s for a name server topic=%s: %s", self.timeout_s, topic, error)
         except _NotThere:

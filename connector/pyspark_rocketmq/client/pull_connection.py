@@ -8,8 +8,9 @@ broker's side too, which sees bursts instead of single requests.
 Rule 1: one thread. Rule 2: after any error the connection is of no use: close it. Rule 3: silence is measured
 while waiting, never while the caller was busy or the process was suspended: the answers may have come
 meanwhile. Rule 4: a pull without an answer while others get theirs is given up alone; a broker may drop one
-that it cannot write (``DefaultPullMessageResultHandler.channelIsWritable``). Rule 5, about bodies, is
-:class:`ReceiveBuffer`'s.
+that it cannot write (``DefaultPullMessageResultHandler.channelIsWritable``). Rule 5: no pull leaves before
+the server has said which broker it is, since a broker reports a reset once, with whatever pull comes next.
+Rule 6, about bodies, is :class:`ReceiveBuffer`'s.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
+from pyspark_rocketmq.client.identity import WHO, check_name, name_in
 from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Connect, Transport, renew_in_children
 from pyspark_rocketmq.clock import Clock
@@ -148,7 +150,16 @@ class PullConnection(Generic[PullT]):
     No suspended pulls: a broker that holds one is silent, and silence is taken for failure.
     """
 
-    def __init__(self, transport: Transport, clock: Clock, *, signer: Signer | None = None) -> None:
+    def __init__(
+        self, transport: Transport, clock: Clock, *, signer: Signer | None = None, broker_name: str = ""
+    ) -> None:
+        """Take over a connection to the broker of that name; empty: to any server."""
+        self.broker_name = broker_name
+        self._is_confirmed = not broker_name
+        self._who: int | None = None
+        """Opaque of the question for the name."""
+        self._held: list[bytes] = []
+        """Pulls that leave when the answer is there."""
         self._transport = transport
         self._clock = clock
         self._signer = signer
@@ -192,7 +203,10 @@ class PullConnection(Generic[PullT]):
             opaque = next(opaques) & _OPAQUE_MASK
             waiting[opaque] = pull, now_s
             frames.append(pull.encode(opaque) if self._signer is None else self._signed(pull, opaque))
-        if frames:
+        if not self._is_confirmed:
+            self._held += frames
+            self._ask_who()
+        elif frames:
             self._transport.sendall(b"".join(frames))
 
     def receive(self, silence_s: float) -> list[tuple[PullT, PullResult | RocketMQError]]:
@@ -204,6 +218,8 @@ class PullConnection(Generic[PullT]):
             RequestTimeout: If not a byte came for ``silence_s`` seconds, give or take one.
             ChannelClosed: If the connection ended.
             RemoteProtocolError: If what came is not the protocol.
+            WrongBroker: If the server is another broker.
+            BrokerError: If the server is too busy to say which one it is, or leaves.
         """
         count = self._await_bytes(silence_s)
         answers: list[tuple[PullT, PullResult | RocketMQError]] = []
@@ -233,13 +249,28 @@ class PullConnection(Generic[PullT]):
         self._waiting.clear()
         return unanswered
 
-    def _signed(self, pull: PullT, opaque: int) -> bytes:
+    def _signed(self, request: Outgoing, opaque: int) -> bytes:
         assert self._signer is not None
-        return self._signer(pull.command()).encode(opaque)
+        return self._signer(request.command()).encode(opaque)
+
+    def _ask_who(self) -> None:
+        if self._who is None:
+            self._who = next(self._opaques) & _OPAQUE_MASK
+            frame = WHO.encode(self._who) if self._signer is None else self._signed(WHO, self._who)
+            self._transport.sendall(frame)
+
+    def _confirm(self, answer: RemotingCommand) -> None:
+        check_name(self.address, name_in(answer, self.address), self.broker_name)
+        self._is_confirmed = True
+        frames, self._held = self._held, []
+        self._transport.sendall(b"".join(frames))
 
     def _take_in(
         self, command: RemotingCommand, answers: list[tuple[PullT, PullResult | RocketMQError]]
     ) -> None:
+        if not self._is_confirmed and command.is_response and command.opaque == self._who:
+            self._confirm(command)
+            return
         # Brokers ask only clients that sent heartbeats; whatever comes unasked is not for this connection.
         found = self._waiting.pop(command.opaque, None) if command.is_response else None
         if found is None:
@@ -285,23 +316,30 @@ _PLAIN: Final = ConnectionSettings()
 _KEPT_S: Final = 60.0
 """A broker ends a connection that is silent for 120 s (``serverChannelMaxIdleTimeSeconds``)."""
 
-_idle: dict[tuple[str, ConnectionSettings], list[tuple[float, PullConnection[Any]]]] = {}
-"""By address and settings, because a connection has one user's credentials; with the monotonic second of its
-release."""
+_idle: dict[tuple[str, str, ConnectionSettings], list[tuple[float, PullConnection[Any]]]] = {}
+"""By address, broker name, and settings, because a connection has one user's credentials; with the monotonic
+second of its release."""
 # A child must not speak on its parent's connections.
 os.register_at_fork(after_in_child=_idle.clear)
 
 
 def acquire_connection(
-    address: str, clock: Clock, settings: ConnectionSettings = _PLAIN, *, connect: Connect | None = None
+    address: str,
+    clock: Clock,
+    settings: ConnectionSettings = _PLAIN,
+    *,
+    broker_name: str = "",
+    connect: Connect | None = None,
 ) -> PullConnection[Any]:
-    """A connection to ``address`` that nobody else uses: one that was released lately, else a new one.
+    """A connection to a broker that nobody else uses: one that was released lately, else a new one.
+
+    A new one sends no pull before the server has said that it is the broker of that name, if one is given.
 
     Raises:
         ConnectFailed: If no connection could be made within the settings' time-out.
         OptionError: If a certificate or key file cannot be used.
     """
-    kept = _idle.get((address, settings), [])
+    kept = _idle.get((address, broker_name, settings), [])
     # Another thread may take the last one first.
     with suppress(IndexError):
         while True:
@@ -310,7 +348,7 @@ def acquire_connection(
                 return connection
             connection.close()
     transport = (connect or settings.connector())(address, settings.connect_timeout_s)
-    return PullConnection(transport, clock, signer=settings.signer())
+    return PullConnection(transport, clock, signer=settings.signer(), broker_name=broker_name)
 
 
 def release_connection(
@@ -323,7 +361,8 @@ def release_connection(
     if not _idle:
         atexit.register(close_idle_connections)
     released = clock.monotonic_s(), connection
-    _idle.setdefault((connection.address, settings), []).append(released)
+    key = connection.address, connection.broker_name, settings
+    _idle.setdefault(key, []).append(released)
 
 
 def close_idle_connections() -> None:

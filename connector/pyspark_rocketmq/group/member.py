@@ -408,16 +408,21 @@ class RunningMember:
 
     def _beat(self) -> None:
         """To every machine of the route, replicas too (``sendHeartbeatToAllBroker``)."""
-        addresses = {address for broker in self._routes.brokers for address in broker.addresses.values()}
-        for gone in self._channels.keys() - addresses:
+        names: dict[BrokerAddress, set[str]] = {}
+        for broker in self._routes.brokers:
+            for address in broker.addresses.values():
+                names.setdefault(address, set()).add(broker.broker_name)
+        for gone in self._channels.keys() - names.keys():
             del self._channels[gone]
-        self._silent &= addresses
-        run_concurrently([partial(self._beat_at, address) for address in sorted(addresses)])
+        self._silent &= names.keys()
+        run_concurrently([partial(self._beat_at, *each) for each in sorted(names.items())])
 
-    def _beat_at(self, address: BrokerAddress) -> None:
+    def _beat_at(self, address: BrokerAddress, names: Collection[str]) -> None:
+        # Behind a proxy several brokers have one address.
+        name = next(iter(names)) if len(names) == 1 else ""
         try:
             channel = self._calls.pool.get(address, self._within(CALL_TIMEOUT_S))
-            self._calls.brokers.heartbeat(address, self._heartbeat)
+            self._calls.brokers.heartbeat(address, self._heartbeat, broker_name=name)
         except RocketMQError as error:
             logger.warning("heartbeat failed group=%s broker=%s: %s", self._group, address, error)
             self._silent.add(address)
@@ -431,9 +436,9 @@ class RunningMember:
 
         Those that were silent at the last heartbeat come last, for each of them costs its time-out.
         """
-        for address in sorted(self._routes.masters.values(), key=self._silent.__contains__):
+        for name, address in sorted(self._routes.masters.items(), key=lambda item: item[1] in self._silent):
             try:
-                listed = self._calls.brokers.consumer_list(address, self._group)
+                listed = self._calls.brokers.consumer_list(address, self._group, broker_name=name)
             except BrokerError as error:
                 # "no consumer for this group": this broker has not heard of us, or has forgotten us.
                 logger.info(
@@ -472,6 +477,9 @@ class RunningMember:
             logger.warning(
                 "lock call failed group=%s broker=%s: %s", self._group, peer_text(action.broker_name), error
             )
+            if isinstance(error, TransportError):
+                # The broker may have another address by now.
+                self._calls.routes.invalidate()
             self._query(lambda machine, now_s: machine.locks_unknown(action.queues, now_s))
             return
         self._query(lambda machine, now_s: machine.locks_answered(action.queues, granted, now_s))

@@ -38,6 +38,7 @@ from pyspark_rocketmq.errors import (
     TopicDeleted,
     TopicNotFound,
     TransportError,
+    WrongBroker,
 )
 from pyspark_rocketmq.group.broker_offsets import RemoteBrokerOffsets
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange, TopicRoute
@@ -520,7 +521,7 @@ class ClusterView:
             except RocketMQError as error:
                 if not error.may_pass(has_worked=self._has_worked):
                     raise
-                if not is_silent and isinstance(error, TransportError):
+                if not is_silent and isinstance(error, TransportError) and not isinstance(error, WrongBroker):
                     self._silent_until_s[name] = self._clock.monotonic_s() + _SILENT_S
                 return error
             self._silent_until_s.pop(name, None)
@@ -535,7 +536,7 @@ class ClusterView:
     ) -> dict[MessageQueue, QueueBounds]:
         self._check_expression(address, self._options.subscription_of(topic))
         try:
-            statistics = self._statistics(brokers, address, topic)
+            statistics = self._statistics(brokers, address, topic, queues[0].broker_name)
         except TopicNotFound:
             # Deleted on this broker since the route was fetched.
             self._routes.invalidate()
@@ -596,13 +597,13 @@ class ClusterView:
         return QueueBounds(min_offset=pulled.min_offset, max_offset=pulled.max_offset)
 
     def _statistics(
-        self, brokers: BrokerClient, address: BrokerAddress, topic: str
+        self, brokers: BrokerClient, address: BrokerAddress, topic: str, broker_name: str
     ) -> Mapping[MessageQueue, QueueBounds]:
         """The bounds of all queues by one request; empty if the server does not know that request."""
         if address in self._without_statistics:
             return {}
         try:
-            return brokers.topic_stats(address, topic)
+            return brokers.topic_stats(address, topic, broker_name=broker_name)
         except BrokerError as error:
             if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 raise

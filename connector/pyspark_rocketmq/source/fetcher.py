@@ -5,7 +5,7 @@ pulls in flight.  The window decides (:mod:`~pyspark_rocketmq.consume.fetch_wind
 :mod:`~pyspark_rocketmq.client.pull_connection` transports.  Two rules are about connections:
 
 1. Back-pressure: nothing happens until the caller wants more.
-2. A broken connection is a failure of the ranges that had pulls on it.
+2. A broken connection is a failure of the ranges that had pulls on it, as is another broker at its address.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 class _Place(NamedTuple):
-    """A server to pull from, by one connection."""
+    """A broker to pull from, by one connection."""
 
     address: BrokerAddress
+    broker_name: str
     settings: ConnectionSettings
 
 
@@ -196,14 +197,15 @@ class Fetcher:
 
     def _place(self, range_index: int, broker_id: int) -> _Place:
         of = self._partitions[range_index]
-        return _Place(of.address if broker_id == MASTER_ID else of.replicas[broker_id], of.connection)
+        address = of.address if broker_id == MASTER_ID else of.replicas[broker_id]
+        return _Place(address, of.planned.queue.broker_name, of.connection)
 
     def _send_to(self, place: _Place, pulls: list[_Pull]) -> None:
         connection = self._connections.get(place)
         try:
             if connection is None:
                 connection = self._connections[place] = acquire_connection(
-                    place.address, self._clock, place.settings
+                    place.address, self._clock, place.settings, broker_name=place.broker_name
                 )
         except RocketMQError as error:
             self._lose(pulls, error)

@@ -355,9 +355,9 @@ def living_members(options: ReadOptions, pool: ChannelPool, clock: Clock) -> fro
     except RocketMQError as error:
         logger.warning("members of the group not queried group=%s: %s", group, error)
         return frozenset()
-    for address in routes.masters.values():
+    for name, address in routes.masters.items():
         try:
-            found.update(brokers.consumer_list(address, group))
+            found.update(brokers.consumer_list(address, group, broker_name=name))
         except BrokerError:
             pass  # it knows no member of the group
         except RocketMQError as error:

@@ -142,7 +142,7 @@ class VanishedQueues:
 
     def _gone_from(self, address: BrokerAddress, topic: str, ranges: Sequence[QueueRange]) -> list[Vanished]:
         try:
-            known = self._brokers.topic_stats(address, topic)
+            known = self._brokers.topic_stats(address, topic, broker_name=ranges[0].queue.broker_name)
             return [self._removed(address, old) for old in ranges if known and old.queue not in known]
         except TopicNotFound:
             available = f"{address} has no topic {topic} any more"
