@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from rich.console import Console
 
 from broker_sim.cluster import SimCluster
@@ -27,7 +27,7 @@ from jobs.settings import JobFailed
 from jobs.tables import OutputForm
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consumer.sink_offsets import check_sink
-from pyspark_rocketmq.errors import SinkSetBack
+from pyspark_rocketmq.errors import OptionError, SinkSetBack
 from pyspark_rocketmq.group.join import client_id, join_group
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import Message, MessageQueue, QueueState
@@ -35,6 +35,8 @@ from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.file import FileOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.sinks.delta_log import TableLog
+from pyspark_rocketmq.sinks.delta_rules import NUMBER, WATERMARKS, SinkCommit, app_id, group_app_id
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.sinks.standing import SinkStanding, remembered_text
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
@@ -371,6 +373,55 @@ def test_a_sink_follows_a_group_that_was_set_back_before_it(shop: Shop, sink: De
         back(rewinds_sink=True)
 
 
+@pytest.fixture
+def by_spark(tmp_path: Path) -> DeltaSink:
+    """A sink whose table Spark writes: its commit has the watermarks, and ids only its number."""
+    path = tmp_path / "by spark"
+    ids = {app_id(GROUP, A0): 20, app_id(GROUP, A1): 30}
+    rows = [(0, offset) for offset in range(20)]
+    columns = {"topic": "orders", "brokerName": "broker-a"}
+    table = pa.Table.from_pylist(
+        [{**columns, "queueId": queue, "queueOffset": offset} for queue, offset in rows], schema=POSITIONS
+    )
+    metadata = SinkCommit.of(GROUP, ids).metadata(**{WATERMARKS: ids, NUMBER: 3})
+    properties = CommitProperties(
+        custom_metadata=metadata, app_transactions=[Transaction(group_app_id(GROUP), 3)]
+    )
+    write_deltalake(path, table, commit_properties=properties)
+    DeltaTable(path).alter.add_constraint({"known": "topic != 'unknown'"})
+    return DeltaSink(path)
+
+
+def test_group_and_a_sink_that_spark_writes_are_set_back_together(shop: Shop, by_spark: DeltaSink) -> None:
+    """H1, H10, J5: its watermarks are in the commits, and no session is needed to set them."""
+    shop.do(reset, ToOffset(25), sink=by_spark.path)
+    assert [move["note"] for move in json.loads(shop.shown)] == [None, "the sink drops rows below 30"]
+
+    with pytest.raises(JobFailed, match="10 rows that group etl would write again"):
+        shop.do(reset, ToOffset(10), sink=by_spark.path, rewinds_sink=True)
+    DeltaTable(by_spark.path).delete('"queueOffset" >= 10')
+    shop.do(reset, ToOffset(10), sink=by_spark.path, rewinds_sink=True)
+
+    assert (shop.now(), watermarks(by_spark)) == ({A0: 10, A1: 10}, {A0: 10, A1: 10})
+    [standing] = by_spark.standings(GROUP, {A0: 0, A1: 0})
+    assert standing.watermarks == {A0: 10, A1: 10}
+    log = TableLog(DeltaTable(by_spark.path))
+    assert log.all_transactions() == {group_app_id(GROUP): 4}, "Spark's next commit is not fenced"
+
+
+def test_nothing_is_moved_if_a_sink_s_watermarks_could_not_follow(
+    shop: Shop, by_spark: DeltaSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H1, J5: such as on an object store, or with a feature that every commit must know."""
+    monkeypatch.setattr(TableLog, "records_without_spark", False)
+    before = shop.now()
+
+    with pytest.raises(OptionError, match="no Spark session here can read it"):
+        shop.do(reset, ToOffset(0), sink=by_spark.path, rewinds_sink=True)
+
+    assert shop.now() == before
+
+
 def test_a_job_that_died_between_group_and_sink_is_run_again(
     shop: Shop, sink: DeltaSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,6 +506,22 @@ def test_a_group_goes_back_to_a_sink_that_has_lost_rows(lossy: Lossy) -> None:
     assert lossy.shop.do(reset, ToSink(), sink=lossy.sink.path, choice=only_a1) == [(1, 30)]
 
     assert lossy.shop.now() == {A0: 20, A1: 30, RETRIES: 3}
+
+
+def test_a_group_does_not_go_back_to_the_beginning_of_a_sink_that_has_its_rows(
+    shop: Shop, tmp_path: Path
+) -> None:
+    """H7, H10: with delta.setTransactionRetentionDuration writers forget watermarks, and rows stay."""
+    sink = DeltaSink(tmp_path / "forgetful")
+    sink.prepare(POSITIONS)
+    row = {"topic": "orders", "brokerName": "broker-a", "queueId": 0, "queueOffset": 7}
+    write_deltalake(sink.path, pa.Table.from_pylist([row], schema=POSITIONS), mode="append")
+    lossy = Lossy(Shop(DeltaOffsetStore(tmp_path / "others")), sink, passed={A0: 8})
+
+    with pytest.raises(JobFailed, match=r"has 1 row of its queues.*rewind\('etl', .*rmq\.reset_to_sink"):
+        lossy.shop.do(reset, ToSink(), sink=sink.path)
+
+    assert lossy.shop.now() == {A0: 8}
 
 
 def test_a_group_of_several_sinks_does_not_go_back_to_one_of_them(tmp_path: Path, sink: DeltaSink) -> None:

@@ -597,7 +597,7 @@ def test_the_log_names_group_and_commit_and_what_was_seen(sink: DeltaSink, path:
 
     metadata = json.loads(DeltaTable(path).history(1)[0]["userMetadata"])
     assert metadata["consumerGroup"] == GROUP
-    assert set(metadata) == {"consumerGroup", "rocketmqCommit", "seen"}
+    assert set(metadata) == {"consumerGroup", "rocketmqCommit", "seen", "reached"}
 
 
 def test_a_task_loads_no_delta_rs(sink: DeltaSink) -> None:

@@ -69,6 +69,18 @@ def test_a_sink_without_a_watermark_lacks_even_the_first_message() -> None:
     assert lost.targets == {Q0: 0}
 
 
+def test_a_sink_whose_watermarks_were_forgotten_is_looked_at_before_messages_are_consumed_again() -> None:
+    """H7, H10: its rows may be there, and would be doubled."""
+    forgotten = LAKE._replace(watermarks={Q1: 0})
+
+    text = refusal(rows(row(Q0, 12, LAKE), row(Q1, 4, LAKE)), forgotten)
+
+    remedy = f"DeltaSink('/lake/orders').rewind('{GROUP}', {{queue: highest queueOffset + 1}})"
+    assert text.index(remedy) < text.index("offsets reset --to sink")
+    for other in (LAKE, LAKE._replace(identity="table-2", watermarks={}), LAKE._replace(identity=None)):
+        assert "First look whether" not in refusal(rows(row(Q0, 12, LAKE)), other)
+
+
 def test_a_sink_that_was_set_back_is_named_with_queue_and_both_offsets() -> None:
     """H7"""
     text = refusal(rows(row(Q0, 12, LAKE), row(Q1, 4, LAKE)), LAKE)

@@ -52,15 +52,12 @@ from pyspark_rocketmq.sinks.delta_rules import (
     SinkCommit,
     cannot_take_files,
     check_columns,
+    forgets_transactions,
     group_app_id,
     own_metadata,
 )
-from pyspark_rocketmq.sinks.delta_table import (
-    GroupCommit,
-    SinkTable,
-    log_store_problem,
-    plain_path,
-)
+from pyspark_rocketmq.sinks.delta_table import SinkTable, log_store_problem, plain_path
+from pyspark_rocketmq.sinks.group_commits import GroupCommit, forgotten, records_progress, unknown
 from pyspark_rocketmq.source.spark_version import HAS_DELTA, arrow_schema
 
 logger = logging.getLogger(__name__)
@@ -236,11 +233,6 @@ class CatalogLog(SinkLog):
     def location(self) -> str:
         """The table's folder; empty where the catalog does not tell it."""
         return self._detail["location"] or ""
-
-    @property
-    def begins_at_first_commit(self) -> bool:
-        """Whether all commits have been looked at, after a look for one that was not found."""
-        return self._seen.first == 0
 
     @property
     def arrow_schema(self) -> pa.Schema:
@@ -516,6 +508,11 @@ class CatalogTable(SinkTable):
             form = replace(form, columns=tuple(each for each in form.columns if each.name in known))
         check_columns(self.path, form, wanted, may_differ=self.schema_evolution)
 
+    def rewind(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
+        """See :meth:`SinkTable.rewind`: Spark makes all commits."""
+        self.refused(log.form())
+        return self.append_by_spark(log, (), before, commit, schema=self.schema_without_rows(log))
+
     def schema_without_rows(self, log: SinkLog) -> pa.Schema:
         """Columns that every commit must have; Delta knows the others."""
         kept = [field for field in log.arrow_schema if not field.nullable or field.name in POSITION_COLUMNS]
@@ -538,12 +535,14 @@ class CatalogTable(SinkTable):
         """
         assert isinstance(log, CatalogLog)
         newest = log.newest_commit(consumer_group)
-        made = None if newest is None else GroupCommit.of(newest)
         if newest is None and log.begins_at_first_commit:
             return GroupCommit()
-        if newest is not None and made is not None and own_metadata(newest).get(_WHOLE):
-            return made
+        if newest is not None and own_metadata(newest).get(_WHOLE):
+            return GroupCommit.judged({}, newest)
         stored = self._stored_by_path(log, consumer_group)
+        forgets = forgets_transactions(log.form())
+        if forgets and (newest is None or not records_progress(newest)):
+            raise unknown(log, consumer_group)
         if stored is None:
             if newest is None:
                 return GroupCommit()
@@ -555,10 +554,8 @@ class CatalogTable(SinkTable):
             )
         number = stored.pop(group_app_id(consumer_group), 0)
         if newest is None and number:
-            raise self._forgotten(consumer_group)
-        if made is None:
-            return GroupCommit(watermarks=stored, number=number, is_by_spark=True)
-        return replace(made, watermarks={**stored, **made.watermarks})
+            raise forgotten(log, consumer_group)
+        return GroupCommit.judged(stored, newest, number=number)
 
     def _stored_by_path(self, log: CatalogLog, consumer_group: str) -> dict[str, int] | None:
         """The group's transaction ids, if the folder can be read as it is: it is another way to one table."""

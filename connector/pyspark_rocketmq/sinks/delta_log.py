@@ -43,7 +43,14 @@ from pyspark_rocketmq.delta.table import (
 )
 from pyspark_rocketmq.errors import OffsetError, SchemaError
 from pyspark_rocketmq.sinks.delta_files import NULL_PARTITION, WrittenFile, is_folder_name
-from pyspark_rocketmq.sinks.delta_rules import SinkCommit, group_app_id, is_replacement, restored_to
+from pyspark_rocketmq.sinks.delta_rules import (
+    SinkCommit,
+    features_of_every_commit,
+    forgets_transactions,
+    group_app_id,
+    is_replacement,
+    restored_to,
+)
 from pyspark_rocketmq.sinks.restores import SeenCommits, look_back
 
 logger = logging.getLogger(__name__)
@@ -235,9 +242,40 @@ class SinkLog(LogHandle):
         """Stored versions of those of these transaction ids that the table has."""
         raise NotImplementedError
 
+    def group_transactions(self, consumer_group: str, app_ids: Iterable[str]) -> dict[str, int]:
+        """Return the group's transaction ids with their versions; at least those of ``app_ids``.
+
+        Raises:
+            OSError, ValueError, KeyError: If only ids that are named can be read, and none are.
+        """
+        app_ids = list(app_ids)
+        group = group_app_id(consumer_group)
+        try:
+            known = self.all_transactions()
+        except (OSError, ValueError, KeyError):
+            if not app_ids:
+                raise
+            return self.transaction_versions([group, *app_ids])
+        return {name: at for name, at in known.items() if name == group or name.startswith(f"{group}:")}
+
+    @property
+    def begins_at_first_commit(self) -> bool:
+        """Whether all commits have been looked at, after a look for one that was not found."""
+        return self._seen.first == 0
+
+    def shows_restores_since(self, consumer_group: str) -> bool:
+        """Whether the log reaches back to the group's newest commit, or to the table's first one."""
+        seen = self._look_back(lambda seen: seen.tells_of(consumer_group))
+        return seen.first == 0 or seen.tells_of(consumer_group)
+
     def knows(self, consumer_group: str) -> bool:
         """Whether the group has ever committed rows."""
         return self.newest_commit(consumer_group) is not None
+
+    @property
+    def records_without_spark(self) -> bool:
+        """Whether this object may make a commit without rows in a table that Spark writes."""
+        return False
 
     def add_columns(self, schema: pa.Schema) -> None:
         """Add columns."""
@@ -367,8 +405,9 @@ class SinkLog(LogHandle):
     def before(self, commit: SinkCommit) -> dict[str, Any]:
         """What a commit is to say of what was there before it, with the newest messages of all queues."""
         seen = self._look_back(lambda seen: seen.last >= seen.first).to_metadata()
-        newest = commit.newest_after(self.newest_commit(commit.consumer_group))
-        self._said = (commit, {"seen": seen, **newest})
+        group = commit.consumer_group
+        newest = commit.newest_after(self.newest_commit(group) if self.knows(group) else None)
+        self._said = (commit, {"seen": seen, **newest, **commit.record})
         return dict(self._said[1])
 
 
@@ -398,6 +437,11 @@ class TableLog(SinkLog):
     def commits_by(self) -> str:
         """Who makes commits that add files, for the log."""
         return "itself" if self._commits_itself else "delta-rs"
+
+    @property
+    def records_without_spark(self) -> bool:
+        """Whether this object may make a commit without rows in a table that Spark writes."""
+        return self._commits_itself and not features_of_every_commit(self._form)
 
     def _take(self, table: DeltaTable) -> int:
         """Remember what is the same in all versions until a commit changes more than files; the version."""
@@ -474,7 +518,8 @@ class TableLog(SinkLog):
         except (OSError, ValueError, KeyError):
             return super().knows(consumer_group)
         group = group_app_id(consumer_group)
-        return any(each == group or each.startswith(f"{group}:") for each in known)
+        has_id = any(each == group or each.startswith(f"{group}:") for each in known)
+        return has_id or (forgets_transactions(self._form) and super().knows(consumer_group))
 
     def add_columns(self, schema: pa.Schema) -> None:
         """Add columns.
@@ -512,7 +557,7 @@ class TableLog(SinkLog):
             mode="append",
             schema=self._schema,
             partition_by=list(self._form.partition_by),
-            commit_properties=self._properties(commit),
+            commit_properties=self._properties(commit, now_ms),
             post_commithook_properties=ONLY_COMMIT,
         )
         self.refresh()
@@ -532,7 +577,7 @@ class TableLog(SinkLog):
         yield commit_info(now_ms, "WRITE", parameters, is_blind_append=True, **self._metadata(commit))
         yield from (add_action(file, now_ms) for file in files)
         for app_id, version in commit.watermarks.items():
-            yield {"txn": {"appId": app_id, "version": version}}
+            yield {"txn": {"appId": app_id, "version": version, "lastUpdated": now_ms}}
 
     def merge(
         self, files: Sequence[WrittenFile], keys: Sequence[str], columns: Sequence[str], commit: SinkCommit
@@ -560,7 +605,7 @@ class TableLog(SinkLog):
             predicate(keys, _SOURCE, _TARGET, blank),
             source_alias=_SOURCE,
             target_alias=_TARGET,
-            commit_properties=self._properties(commit),
+            commit_properties=self._properties(commit, time.time_ns() // 1_000_000),
             post_commithook_properties=ONLY_COMMIT,
         )
         merger.when_matched_update(values).when_not_matched_insert(values).execute()
@@ -580,10 +625,12 @@ class TableLog(SinkLog):
         self._note_commit(commit)
         return self.version
 
-    def _properties(self, commit: SinkCommit) -> CommitProperties:
+    def _properties(self, commit: SinkCommit, now_ms: int) -> CommitProperties:
         return CommitProperties(
             custom_metadata=self._metadata(commit),
-            app_transactions=[Transaction(app_id, version) for app_id, version in commit.watermarks.items()],
+            app_transactions=[
+                Transaction(app_id, version, now_ms) for app_id, version in commit.watermarks.items()
+            ],
         )
 
     def _metadata(self, commit: SinkCommit) -> dict[str, str]:

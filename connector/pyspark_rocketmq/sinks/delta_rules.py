@@ -55,6 +55,19 @@ _ALLOWED_FEATURES = frozenset(
 
 By ``PROTOCOL.md`` a commit that adds whole files, with their row counts, needs nothing more for any of them.
 """
+_OF_ROWS_ONLY = frozenset(
+    {
+        "allowColumnDefaults",
+        "clustering",
+        "domainMetadata",
+        "identityColumns",
+        "rowTracking",
+        "typeWidening",
+        "typeWidening-preview",
+        "vacuumProtocolCheck",
+    }
+)
+"""Features that by ``PROTOCOL.md`` ask nothing of a commit that adds and removes no file."""
 _COLUMN_FEATURES = {
     "delta.generationExpression": "generated column",
     "delta.identity.start": "identity column",
@@ -63,6 +76,7 @@ _COLUMN_FEATURES = {
 }
 _COMPUTED = frozenset({"delta.generationExpression", "delta.identity.start"})
 """Of columns that Delta fills itself."""
+TRANSACTION_RETENTION: Final = "delta.setTransactionRetentionDuration"
 _UPKEEP_PROPERTIES = frozenset(
     {
         "delta.autoOptimize",
@@ -81,7 +95,7 @@ _UPKEEP_PROPERTIES = frozenset(
         "delta.minWriterVersion",
         "delta.randomizeFilePrefixes",
         "delta.sampling.enabled",
-        "delta.setTransactionRetentionDuration",
+        TRANSACTION_RETENTION,
         "delta.targetFileSize",
         "delta.tuneFileSizesForRewrites",
     }
@@ -108,6 +122,11 @@ def refused_features(form: TableForm) -> tuple[str, ...]:
         if key in column.metadata or key in column.marks_within
     ]
     return tuple(refused)
+
+
+def features_of_every_commit(form: TableForm) -> tuple[str, ...]:
+    """Name what leaves even a commit without rows to Spark's writer; empty when nothing does."""
+    return tuple(sorted(form.features - _ALLOWED_FEATURES - _OF_ROWS_ONLY))
 
 
 def form_changes(before: TableForm, now: TableForm) -> tuple[str, ...]:
@@ -139,6 +158,11 @@ def _without_comment(metadata: Mapping[str, Any]) -> dict[str, Any]:
 def _decides_on_rows(property_name: str) -> bool:
     """Whether a table's property may concern the rows that are added, and not only their upkeep."""
     return property_name.startswith("delta.") and property_name not in _UPKEEP_PROPERTIES
+
+
+def forgets_transactions(form: TableForm) -> bool:
+    """Whether the table's writers drop transaction ids when they are old."""
+    return TRANSACTION_RETENTION in form.configuration
 
 
 def uncompacted_features(form: TableForm) -> tuple[str, ...]:
@@ -244,6 +268,8 @@ class SinkCommit(NamedTuple):
     newest: Mapping[str, str] = MappingProxyType({})
     """The newest message below each watermark that moves, as text of ``consume.generations``, by its id;
     empty where the one before is the newest still."""
+    record: Mapping[str, Any] = MappingProxyType({})
+    """How far the whole group is with this commit, under :data:`REACHED` or :data:`WATERMARKS`."""
 
     @classmethod
     def of(
@@ -274,6 +300,12 @@ class SinkCommit(NamedTuple):
         return own_metadata(entry).get("rocketmqCommit") == self.commit_id
 
 
+REACHED: Final = "reached"
+"""In the ``userMetadata`` of a commit of files: watermarks of all the group's queues, by application id."""
+WATERMARKS: Final = "watermarks"
+"""The same in a commit as Spark makes it, after which transaction ids of queues do not count."""
+NUMBER: Final = "commits"
+"""Beside it: the version of the group's own id, which counts such commits."""
 NEWEST: Final = "newest"
 """In a commit's ``userMetadata``: the newest message of each queue, by application id."""
 

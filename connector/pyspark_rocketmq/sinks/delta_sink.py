@@ -45,8 +45,9 @@ from pyspark_rocketmq.sinks.base import QueueGeneration, generation_of, moved_by
 from pyspark_rocketmq.sinks.catalog_table import CatalogTable
 from pyspark_rocketmq.sinks.delta_files import TaskWriter, WrittenFile
 from pyspark_rocketmq.sinks.delta_log import SinkLog
-from pyspark_rocketmq.sinks.delta_rules import SinkCommit, app_id, form_changes, newest_messages
-from pyspark_rocketmq.sinks.delta_table import GroupCommit, SinkTable
+from pyspark_rocketmq.sinks.delta_rules import REACHED, SinkCommit, app_id, form_changes, newest_messages
+from pyspark_rocketmq.sinks.delta_table import SinkTable
+from pyspark_rocketmq.sinks.group_commits import GroupCommit
 from pyspark_rocketmq.sinks.standing import SinkStanding, with_newest
 
 logger = logging.getLogger(__name__)
@@ -212,12 +213,15 @@ class DeltaBatch:
             )
             self.log.remove(files)
             return made_at
+        commit = commit._replace(
+            # Transaction ids count from here on, those of the queues that stood still, too.
+            watermarks={**self.before.not_in_ids, **commit.watermarks},
+            record={REACHED: {**self.before.watermarks, **commit.watermarks}},
+        )
         if self.table.merge_keys:
             made_at = self.log.merge(files, self.table.merge_keys, self.table.columns, commit)
         else:
-            # Transaction ids count from here on, those of the queues that stood still, too.
-            carried = self.before.watermarks if self.before.is_by_spark else {}
-            made_at = self.log.add(files, commit._replace(watermarks={**carried, **commit.watermarks}))
+            made_at = self.log.add(files, commit)
         self.table.look_after(self.log)
         return made_at
 
@@ -428,7 +432,7 @@ class DeltaSink:
             return SinkStanding(masked(self._table.place), None, {}, self._path_for_commands)
         before = self._table.group_commit(log, consumer_group, queues.items())
         watermarks = _in_generations(before, consumer_group, queues)
-        newest_commit = log.newest_commit(consumer_group)
+        newest_commit = log.newest_commit(consumer_group) if before.watermarks else None
         known = {} if newest_commit is None else newest_messages(newest_commit)
         ids = {queue: app_id(consumer_group, queue, generation) for queue, generation in queues.items()}
         newest = {queue: known[name] for queue, name in ids.items() if name in known}
@@ -454,22 +458,13 @@ class DeltaSink:
         """As of ``log``, or of the newest version."""
         try:
             log = log or self._table.newest_log()
-            return self._last_generations(
-                log, consumer_group, self._table.group_commit(log, consumer_group, ())
-            )
+            return _last_generations(consumer_group, self._table.group_commit(log, consumer_group, ()))
         except STORAGE_ERRORS as exc:
             raise OffsetError(
                 f"What group {consumer_group} has written to {self.path} could not be read: "
                 f"{self._table.storage.told(exc)} Check that "
                 "the table's folder _delta_log can be read and has all files since its last checkpoint."
             ) from exc
-
-    def _last_generations(
-        self, log: SinkLog, consumer_group: str, newest: GroupCommit
-    ) -> dict[QueueGeneration, int]:
-        found = {**log.all_transactions(), **newest.watermarks}
-        generations = {generation_of(name, consumer_group): version for name, version in found.items()}
-        return newest_generations({key: version for key, version in generations.items() if key is not None})
 
     def follow_restore(self, consumer_group: str, store: OffsetStore) -> dict[MessageQueue, int]:
         """Have the group consume again what the table's last RESTORE took away; where each queue goes on.
@@ -541,25 +536,25 @@ class DeltaSink:
         if problem is not None:
             raise SinkConflict(problem)
         before = self._table.last_known_commit(log, consumer_group)
-        newest = self._last_generations(log, consumer_group, before)
+        newest = _last_generations(consumer_group, before)
         generations = {key.queue: key.number for key in newest}
         watermarks = {
             app_id(consumer_group, queue, generations.get(queue, 0)): offset
             for queue, offset in next_offsets.items()
         }
-        form = log.form()
-        if not self._table.refused(form):
-            return log.add((), SinkCommit.of(consumer_group, {**before.watermarks, **watermarks}))
-        commit = SinkCommit.of(consumer_group, watermarks)
-        schema = self._table.schema_without_rows(log)
-        return self._table.append_by_spark(log, (), before, commit, schema=schema)
+        return self._table.rewind(log, before, SinkCommit.of(consumer_group, watermarks))
 
     def rewind_problem(self, consumer_group: str, queues: Iterable[MessageQueue]) -> str | None:
         """Why the watermarks of these queues cannot be set without those of others; None if they can.
 
         The group's commit would hide a RESTORE before it, which has taken away rows of the other queues, too.
+
+        Raises:
+            OptionError: If watermarks of this table can only be set by Spark, and no session can.
         """
-        return self._rewind_problem(self._table.newest_log(), consumer_group, queues)
+        log = self._table.newest_log()
+        self._table.check_rewind(log)
+        return self._rewind_problem(log, consumer_group, queues)
 
     def _rewind_problem(
         self, log: SinkLog, consumer_group: str, queues: Iterable[MessageQueue]
@@ -595,6 +590,11 @@ def _until_first(attempt: Callable[[FileExistsError | None], int]) -> int:
         except FileExistsError as error:
             beaten = error
     return attempt(beaten)
+
+
+def _last_generations(consumer_group: str, commit: GroupCommit) -> dict[QueueGeneration, int]:
+    generations = {generation_of(name, consumer_group): at for name, at in commit.watermarks.items()}
+    return newest_generations({key: at for key, at in generations.items() if key is not None})
 
 
 def _in_generations(

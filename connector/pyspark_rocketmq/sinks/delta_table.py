@@ -6,9 +6,7 @@ carries the watermarks of the whole group in its ``userMetadata``, and under the
 many commits Spark has made for the group: that number fences. Of two that begin at the same one, the second
 conflicts or is skipped, which is looked for.
 
-The newest commit of a group says where it is.  It is found in the log's history; where the log has been
-cleaned up since, which takes 30 days without a batch, the number is still there and nothing tells the
-watermarks: that is refused.
+How far a group has come is read in :mod:`pyspark_rocketmq.sinks.group_commits`.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -45,17 +43,19 @@ from pyspark_rocketmq.sinks.compaction import Compactor
 from pyspark_rocketmq.sinks.delta_files import WrittenFile
 from pyspark_rocketmq.sinks.delta_log import SinkLog, TableLog, open_log
 from pyspark_rocketmq.sinks.delta_rules import (
+    NUMBER,
+    REACHED,
+    WATERMARKS,
     SinkCommit,
-    app_id,
     cannot_take_files,
     check_columns,
     check_wanted,
     given_columns,
     group_app_id,
-    own_metadata,
     refused_features,
     uncompacted_features,
 )
+from pyspark_rocketmq.sinks.group_commits import GroupCommit, group_commit, last_known_commit
 from pyspark_rocketmq.sinks.shared_storage import normal_place
 
 logger = logging.getLogger(__name__)
@@ -66,9 +66,6 @@ _COMPACT_EVERY = 100
 """Versions from one look at the sizes of all files to the next, at least."""
 _CLEAN_UP_EVERY = 1_000
 """Versions from one removal of expired files of the log to the next, at least: it looks at all of them."""
-WATERMARKS = "watermarks"
-"""In a commit by Spark: those of the group, by application id."""
-_NUMBER = "commits"
 _READ_ALL: Final[Mapping[str, bool | str]] = MappingProxyType(
     {
         "ignoreMissingFiles": False,
@@ -80,27 +77,6 @@ _READ_ALL: Final[Mapping[str, bool | str]] = MappingProxyType(
 """How Spark reads what tasks wrote, whatever its session is set to: all rows, with the dates they have."""
 _ON_DATABRICKS = "spark.databricks.clusterUsageTags.sparkVersion"
 """A setting that only Databricks' sessions have; there a service makes their own commits exclusive."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupCommit:
-    """How far a table has come with a group."""
-
-    watermarks: Mapping[str, int] = field(default_factory=dict)
-    """By application id; of a queue that is not named the table has nothing, or its transaction id tells."""
-    number: int = 0
-    """How many commits Spark has made for the group."""
-    is_by_spark: bool = False
-    """Whether its newest commit was made by Spark: the watermarks are those of every queue the group ever
-    wrote, and transaction ids say nothing."""
-
-    @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> GroupCommit | None:
-        """What a history entry says; None of a commit that was not made by Spark."""
-        own = own_metadata(entry)
-        if WATERMARKS not in own:
-            return None
-        return cls(watermarks=own[WATERMARKS], number=own[_NUMBER], is_by_spark=True)
 
 
 def spark_address(spark: SparkSession | None, path: str) -> str | None:
@@ -192,6 +168,8 @@ class SinkTable:
         self._spark: SparkSession | None = None
         self._spark_address = ""
         """Where the session finds the table's folder; known once it is to write."""
+        self._warned: set[str] = set()
+        """Groups of which a RESTORE may have gone unnoticed."""
         self._handles: HandlePerThread[SinkLog] = HandlePerThread(self._opened)
         self._upkeep = UpkeepThread("sink", path, storage)
         self._compactions = UpkeepThread("sink", path, storage, heeds_process_ends=True)
@@ -325,37 +303,12 @@ class SinkTable:
     def group_commit(
         self, log: SinkLog, consumer_group: str, generations: Iterable[tuple[MessageQueue, int]]
     ) -> GroupCommit:
-        """How far the table has come with the group, in these generations and all that Spark's writer knew.
-
-        Raises:
-            SinkConflict: If that cannot be told any more.
-        """
-        ids = (app_id(consumer_group, queue, generation) for queue, generation in generations)
-        stored = log.transaction_versions([group_app_id(consumer_group), *ids])
-        number = stored.pop(group_app_id(consumer_group), 0)
-        newest = log.newest_commit(consumer_group) if number else None
-        if number and newest is None:
-            raise self._forgotten(consumer_group)
-        made = GroupCommit.of(newest) if newest is not None else None
-        # Where Spark's commit says nothing, the queue's last rows came by files.
-        watermarks = stored if made is None else {**stored, **made.watermarks}
-        return GroupCommit(watermarks=watermarks, number=number, is_by_spark=made is not None)
-
-    def _forgotten(self, consumer_group: str) -> SinkConflict:
-        return SinkConflict(
-            f"The Delta table {self.path} has rows of group {consumer_group}, but the log entry that tells "
-            "how far they go has been cleaned up. Say it with DeltaSink.rewind(consumer_group, {queue: "
-            "highest queueOffset + 1}) for every queue, and start the query again; and keep the log longer "
-            "than the group may stand still (delta.logRetentionDuration)."
-        )
+        """Return how far the table has come with the group, in all its queues; see :func:`group_commit`."""
+        return group_commit(log, consumer_group, generations)
 
     def last_known_commit(self, log: SinkLog, consumer_group: str) -> GroupCommit:
         """As :meth:`group_commit`; what cannot be told any more is what an operator is about to say."""
-        try:
-            return self.group_commit(log, consumer_group, ())
-        except SinkConflict:
-            counter = group_app_id(consumer_group)
-            return GroupCommit(number=log.transaction_versions([counter]).get(counter, 0))
+        return last_known_commit(log, consumer_group)
 
     def check_not_restored(self, log: SinkLog, consumer_group: str) -> None:
         """Refuse a table from which a RESTORE took rows away that the group's last commit did not know of.
@@ -364,8 +317,12 @@ class SinkTable:
             SinkConflict: If so.
         """
         # A group that has no rows there has lost none.
-        restored_at = log.restored_since_last_commit(consumer_group) if log.knows(consumer_group) else None
+        if not log.knows(consumer_group):
+            return
+        restored_at = log.restored_since_last_commit(consumer_group)
         if restored_at is None:
+            if not log.shows_restores_since(consumer_group):
+                self._warn_of_restores(consumer_group)
             return
         came_past = log.came_past_restore(consumer_group)
         is_replaced = log.was_replaced_at(restored_at)
@@ -395,6 +352,21 @@ class SinkTable:
             f"offset in sink.watermarks({consumer_group!r}).items()}})`. To start over with an empty sink "
             "and all that brokers have, stop them, remove the table, and move the group by `offsets reset "
             "--to earliest`."
+        )
+
+    def _warn_of_restores(self, consumer_group: str) -> None:
+        """Say once that a RESTORE may have been made which the log no longer shows."""
+        if consumer_group in self._warned:
+            return
+        self._warned.add(consumer_group)
+        logger.warning(
+            "the log of the sink %s no longer reaches back to the last commit of group %s: if the table was "
+            "restored or replaced since then, rows are missing that the group's watermarks count as there. "
+            "Compare them, DeltaSink(path).watermarks(group), with the highest queueOffset of each queue, "
+            "and see DeltaSink.rewind; keep the log longer than a group may stand still "
+            "(delta.logRetentionDuration)",
+            masked(self.path),
+            consumer_group,
         )
 
     def check_unaltered(self, form: TableForm) -> tuple[str, ...]:
@@ -449,8 +421,8 @@ class SinkTable:
             DeltaError: If Spark skipped it, because another commit of the group came first.
         """
         begun_at, number = log.version, before.number + 1
-        progress = {WATERMARKS: {**before.watermarks, **commit.watermarks}, _NUMBER: number}
-        metadata = commit.metadata(**progress, **self._more_metadata, **log.before(commit))
+        commit = commit._replace(record=self._record(before, commit))
+        metadata = commit.metadata(**log.before(commit))
         rows_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
         paths = [plain_path(f"{self._spark_address}/{file.path}") for file in files]
         rows = (
@@ -464,8 +436,34 @@ class SinkTable:
         log.refresh()
         return log.version_of(commit, begun_at)
 
+    def _record(self, before: GroupCommit, commit: SinkCommit) -> dict[str, Any]:
+        """What a commit by Spark, or in its form, records of the group."""
+        watermarks = {**before.watermarks, **commit.watermarks}
+        return {WATERMARKS: watermarks, NUMBER: before.number + 1, **self._more_metadata}
+
     _more_metadata: Mapping[str, Any] = MappingProxyType({})
-    """What Spark's commits say besides."""
+    """What such commits say besides."""
+
+    def check_rewind(self, log: SinkLog) -> None:
+        """Refuse a table whose watermarks cannot be set from here.
+
+        Raises:
+            OptionError: If Spark would have to, and no session can.
+        """
+        if not log.records_without_spark:
+            self.refused(log.form())
+
+    def rewind(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
+        """Make a commit without rows that sets watermarks; the version it made."""
+        if not refused_features(log.form()):
+            reached = {**before.watermarks, **commit.watermarks}
+            return log.add((), commit._replace(watermarks=reached, record={REACHED: reached}))
+        if log.records_without_spark:
+            counter = {group_app_id(commit.consumer_group): before.number + 1}
+            record = self._record(before, commit)
+            return log.add((), commit._replace(watermarks=counter, record=record))
+        self.refused(log.form())
+        return self.append_by_spark(log, (), before, commit, schema=self.schema_without_rows(log))
 
     def _append(self, rows: DataFrame, options: Mapping[str, Any]) -> None:
         rows.write.format("delta").mode("append").options(**options).save(self._spark_address)

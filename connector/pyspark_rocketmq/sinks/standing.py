@@ -67,6 +67,13 @@ class Lost(NamedTuple):
         return bool(self.standing.identity and self.remembered) and self.standing.identity != self.remembered
 
     @property
+    def may_be_forgotten(self) -> bool:
+        """Whether it may have all rows, and only their watermarks are gone."""
+        at = self.standing.watermarks
+        is_same = bool(self.standing.path and self.standing.identity) and not self.is_another
+        return is_same and not any(at.get(queue, 0) for queue in self.behind)
+
+    @property
     def is_one_of_several(self) -> bool:
         """Whether other sinks had a part in these rows."""
         return any(len(_parsed(row.sinks)) > 1 for row in self.behind.values())
@@ -196,12 +203,24 @@ def loss_text(consumer_group: str, lost: Sequence[Lost], *, store: str) -> str:
     back = _way_back(lost, at_brokers)
     return (
         " ".join(_what_is_missing(consumer_group, each) for each in lost)
-        + " Nothing was consumed since. If the sink can be put back as it was, do that and start the query "
+        + " Nothing was consumed since."
+        + "".join(_if_rows_are_there(consumer_group, each) for each in lost if each.may_be_forgotten)
+        + " If the sink can be put back as it was, do that and start the query "
         "again. Otherwise stop every query of the group and choose one of three: have the messages consumed "
         f"again that the sink lacks, as far as brokers still have them: {back}; start over with an empty "
         "sink and all that brokers have: remove the sink's table, and "
         f"`offsets reset --to earliest {at_brokers}`; or accept the gap and go on from here: "
         f"`offsets accept-gap {group}`."
+    )
+
+
+def _if_rows_are_there(consumer_group: str, lost: Lost) -> str:
+    return (
+        f" First look whether the rows are in {lost.standing.path} all the same: with the table property "
+        "delta.setTransactionRetentionDuration writers forget watermarks. Then stop every query of the "
+        "group, say how far the rows go with "
+        f"DeltaSink({lost.standing.path!r}).rewind({consumer_group!r}, {{queue: highest queueOffset + 1}}) "
+        "for every queue, and start the query again; what follows would double them."
     )
 
 

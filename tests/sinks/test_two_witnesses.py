@@ -1,0 +1,263 @@
+"""How far a table is with a group: transaction ids and what commits record, and one of them is lost."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
+
+from pyspark_rocketmq.delta.log import LogFiles
+from pyspark_rocketmq.errors import SinkConflict
+from pyspark_rocketmq.sinks.base import QueueGeneration
+from pyspark_rocketmq.sinks.delta_log import TableLog
+from pyspark_rocketmq.sinks.delta_rules import NUMBER, REACHED, WATERMARKS, app_id, own_metadata
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.group_commits import GroupCommit
+from tests.helpers.sink_rows import GROUP, Q0, Q1, run_batch
+from tests.sinks.sink_conformance import SCHEMA, rows
+
+ID0, ID1 = app_id(GROUP, Q0), app_id(GROUP, Q1)
+RETENTION = {"delta.setTransactionRetentionDuration": "interval 1 days"}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "orders"
+
+
+def prepared(path: Path) -> DeltaSink:
+    sink = DeltaSink(path, compaction=False, sleep=lambda _: None)
+    sink.prepare(SCHEMA)
+    return sink
+
+
+def set_retention(path: Path) -> None:
+    DeltaTable(path).alter.set_table_properties(RETENTION)
+
+
+def forget_ids(path: Path, *names: str) -> None:
+    """Make a checkpoint as Spark makes it when these ids are older than the table's retention; all by default."""
+    table = DeltaTable(path)
+    table.create_checkpoint()
+    checkpoint = path / "_delta_log" / f"{table.version():020d}.checkpoint.parquet"
+    stored = pq.read_table(checkpoint)
+    kept = [not (txn and (not names or txn["appId"] in names)) for txn in stored["txn"].to_pylist()]
+    pq.write_table(stored.filter(pa.array(kept)), checkpoint)
+
+
+def clean_log(path: Path) -> None:
+    """Remove what is older than a checkpoint of the newest version, as writers do after the log's retention."""
+    table = DeltaTable(path)
+    table.create_checkpoint()
+    for file in (path / "_delta_log").glob("*.json"):
+        if file.name[0].isdigit() and int(file.name[:20]) < table.version():
+            file.unlink()
+
+
+def add_foreign(path: Path) -> None:
+    write_deltalake(path, pa.table(rows(Q1, 900, 901)), mode="append")
+
+
+def offsets_in(path: Path) -> list[tuple[int, int]]:
+    found = DeltaTable(path).to_pyarrow_table()
+    return sorted(zip(found["queueId"].to_pylist(), found["queueOffset"].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("lost", "has_property"),
+    [((), True), ((ID0,), True), ((ID1,), True), ((ID0,), False), ((ID1,), False)],
+    ids=["all", "of a queue", "of an idle queue", "of a queue once", "of an idle queue once"],
+)
+def test_ids_that_a_checkpoint_has_dropped_are_known_from_the_newest_commit(
+    path: Path, lost: tuple[str, ...], has_property: bool
+) -> None:
+    """H2, H10: Spark drops them at once or after the retention; a replay adds no row twice.
+
+    Without the property (it was there for a while) the log is looked at if any id is left.
+    """
+    sink = prepared(path)
+    run_batch(sink, {Q0: 2, Q1: 3}, rows(Q0, 0, 2), rows(Q1, 0, 3))
+    run_batch(sink, {Q0: 5}, rows(Q0, 2, 5))
+    if has_property:
+        set_retention(path)
+    forget_ids(path, *lost)
+
+    again = prepared(path)
+    assert again.watermarks(GROUP) == {QueueGeneration(Q0, 0): 5, QueueGeneration(Q1, 0): 3}
+    [standing] = again.standings(GROUP, {Q0: 0, Q1: 0})
+    assert standing.watermarks == {Q0: 5, Q1: 3}
+    run_batch(again, {Q0: 6}, rows(Q0, 0, 6))
+    run_batch(prepared(path), {Q1: 4}, rows(Q1, 0, 4))
+
+    assert offsets_in(path) == [(0, offset) for offset in range(6)] + [(1, offset) for offset in range(4)]
+    stored = LogFiles(str(path)).transactions(DeltaTable(path).version()).by_app_id
+    assert stored == {ID0: 6, ID1: 4}
+
+
+def test_a_running_sink_goes_on_when_its_ids_are_dropped_meanwhile(path: Path) -> None:
+    """H10: between its begin and its commit, and between two batches."""
+    sink = prepared(path)
+    run_batch(sink, {Q0: 2, Q1: 3}, rows(Q0, 0, 2), rows(Q1, 0, 3))
+    batch = sink.begin(GROUP, {Q0: 0, Q1: 0})
+    set_retention(path)
+    forget_ids(path)
+
+    batch.commit([], {Q0: 3})
+
+    assert prepared(path).begin(GROUP, {Q0: 0, Q1: 0}).watermarks == {Q0: 3, Q1: 3}
+
+
+def test_ids_say_when_they_were_set(path: Path) -> None:
+    """H10: without that a checkpoint of a table with the retention drops them at once, however new."""
+    run_batch(prepared(path), {Q0: 1}, rows(Q0, 0, 1))
+
+    text = (path / "_delta_log" / f"{1:020d}.json").read_text()
+    [txn] = [action["txn"] for line in text.splitlines() if "txn" in (action := json.loads(line))]
+    [info] = [
+        action["commitInfo"] for line in text.splitlines() if "commitInfo" in (action := json.loads(line))
+    ]
+
+    assert txn == {"appId": ID0, "version": 1, "lastUpdated": info["timestamp"]}
+    assert own_metadata(info)[REACHED] == {ID0: 1}
+
+
+def test_neither_witness_is_left_and_a_group_is_refused_until_an_operator_says_where_it_is(
+    path: Path,
+) -> None:
+    """H10, J7: taken for a new group it would have its rows twice."""
+    sink = prepared(path)
+    run_batch(sink, {Q0: 2, Q1: 3}, rows(Q0, 0, 2), rows(Q1, 0, 3))
+    set_retention(path)
+    add_foreign(path)
+    clean_log(path)
+    forget_ids(path)
+
+    asked: list[Callable[[], object]] = [
+        lambda: prepared(path).begin(GROUP, {Q0: 0}),
+        lambda: prepared(path).standings(GROUP, {Q0: 0}),
+        lambda: prepared(path).watermarks(GROUP),
+    ]
+    for ask in asked:
+        with pytest.raises(SinkConflict, match=r"cannot be told.*DeltaSink\.rewind.*UNSET TBLPROPERTIES"):
+            ask()
+
+    prepared(path).rewind(GROUP, {Q0: 2, Q1: 3})
+    run_batch(prepared(path), {Q0: 3}, rows(Q0, 0, 3))
+    assert offsets_in(path) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 900)]
+
+
+def test_a_group_is_new_in_a_table_with_a_retention_whose_whole_log_is_there(path: Path) -> None:
+    """H10: the log shows that it never wrote."""
+    run_batch(prepared(path), {Q0: 2}, rows(Q0, 0, 2))
+    set_retention(path)
+    forget_ids(path)
+
+    assert prepared(path).begin("another", {Q0: 0}).watermarks == {Q0: 0}
+
+
+def test_a_commit_of_an_older_release_records_too_little_where_ids_are_dropped(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H10: ids that it left without a time may be gone."""
+    with monkeypatch.context() as patched:
+        patched.setattr("pyspark_rocketmq.sinks.delta_sink.REACHED", "of another release")
+        run_batch(prepared(path), {Q0: 2, Q1: 3}, rows(Q0, 0, 2), rows(Q1, 0, 3))
+    assert prepared(path).begin(GROUP, {Q0: 0}).watermarks == {Q0: 2}
+    set_retention(path)
+
+    with pytest.raises(SinkConflict, match="cannot be told"):
+        prepared(path).begin(GROUP, {Q0: 0})
+
+
+def test_only_named_ids_can_be_read_and_the_commit_knows_the_others(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H10: a log of a later form is read through delta-rs, id by id."""
+    run_batch(prepared(path), {Q0: 2, Q1: 3}, rows(Q0, 0, 2), rows(Q1, 0, 3))
+
+    def unreadable(_: TableLog) -> dict[str, int]:
+        raise KeyError("sidecars")
+
+    monkeypatch.setattr(TableLog, "all_transactions", unreadable)
+
+    assert run_batch(prepared(path), {Q0: 3}, rows(Q0, 0, 3), queues=[Q0]) is not None
+    monkeypatch.undo()
+    newest = LogFiles(str(path)).commit_info(DeltaTable(path).version())
+    assert newest is not None
+    assert own_metadata(newest)[REACHED] == {ID0: 3, ID1: 3}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "expected"),
+    [
+        ({}, {"a": 5}),
+        ({REACHED: {"a": 4, "b": 7}}, {"a": 5, "b": 7}),
+        ({WATERMARKS: {"a": 4, "b": 7}, NUMBER: 2}, {"a": 4, "b": 7}),
+    ],
+    ids=["older release", "files", "Spark"],
+)
+def test_both_witnesses_are_judged(recorded: dict[str, object], expected: dict[str, int]) -> None:
+    """H10: ids are newer than a commit of files, and older than one by Spark."""
+    entry = {"userMetadata": json.dumps(recorded)}
+
+    found = GroupCommit.judged({"a": 5}, entry, number=1)
+
+    assert found.watermarks == expected
+    assert found.number == (2 if NUMBER in recorded else 1)
+    assert found.not_in_ids == {name: at for name, at in expected.items() if (name, at) != ("a", 5)}
+
+
+# ------------------------------------------------------------------------ a RESTORE that the log has forgotten
+
+
+def test_a_log_that_may_have_forgotten_a_restore_is_warned_of_once(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """J7: offsets and watermarks agree, and the rows are gone."""
+    for end in (10, 20, 30):
+        run_batch(prepared(path), {Q0: end}, rows(Q0, end - 10, end))
+    DeltaTable(path).restore(1)
+    add_foreign(path)
+    clean_log(path)
+
+    sink = prepared(path)
+    with caplog.at_level(logging.WARNING):
+        sink.begin(GROUP, {Q0: 0})
+        sink.begin(GROUP, {Q0: 0})
+        sink.begin("new", {Q0: 0})
+
+    [warning] = [each for each in caplog.messages if "no longer reaches back" in each]
+    assert f"last commit of group {GROUP}" in warning
+    assert "delta.logRetentionDuration" in warning
+
+
+def test_a_log_that_reaches_back_to_the_last_commit_warns_of_nothing(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """J7"""
+    run_batch(prepared(path), {Q0: 10}, rows(Q0, 0, 10))
+    run_batch(prepared(path), {Q0: 20}, rows(Q0, 10, 20))
+    clean_log(path)
+    add_foreign(path)
+
+    with caplog.at_level(logging.WARNING):
+        run_batch(prepared(path), {Q0: 21}, rows(Q0, 20, 21))
+
+    assert caplog.messages == []
+
+
+def test_a_log_without_its_own_newest_commit_is_an_error(path: Path) -> None:
+    """J7: whether a RESTORE took rows away is then unknown."""
+    run_batch(prepared(path), {Q0: 10}, rows(Q0, 0, 10))
+    log = TableLog(DeltaTable(path))
+    (path / "_delta_log" / f"{1:020d}.json").unlink()
+
+    with pytest.raises(DeltaError, match="lacks the commit of version 1"):
+        log.shows_restores_since(GROUP)
