@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from pyspark_rocketmq.delta.ddl import columns_ddl, names_within, type_ddl
-from pyspark_rocketmq.delta.table import parse_columns
+from pyspark_rocketmq.delta.table import as_nullable, column_differences, parse_columns
 
 
 def struct(*fields: dict[str, Any]) -> dict[str, Any]:
@@ -84,3 +85,30 @@ def test_what_a_field_within_a_type_is_marked_with_is_no_part_of_it(
 
     assert plain.type == marked.type
     assert marked.marks_within == metadata.keys() - {"comment"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "fits"),
+    [
+        ("struct<a: int NOT NULL>", "struct<a: int>", True),
+        ("array<int NOT NULL>", "array<int>", True),
+        ("struct<a: int>", "struct<a: int NOT NULL>", False),
+        ("struct<a: int>", "struct<a: bigint>", False),
+    ],
+)
+def test_values_that_are_never_null_fit_where_nulls_may_be(wanted: str, found: str, fits: bool) -> None:
+    """H4: and not the other way round, for nobody would look at the values."""
+    assert (column_differences({"s": wanted}, {"s": found}, "the table") == ()) is fits
+
+
+def test_a_column_is_made_nullable_at_every_depth() -> None:
+    """H4"""
+    inner = pa.struct([pa.field("a", pa.int32(), nullable=False)])
+    deep = pa.map_(
+        inner, pa.field("value", pa.list_(pa.field("element", inner, nullable=False)), nullable=False)
+    )
+
+    made = as_nullable(pa.field("m", deep, nullable=False))
+
+    loose = pa.struct([("a", pa.int32())])
+    assert made == pa.field("m", pa.map_(loose, pa.list_(pa.field("element", loose))))

@@ -1,4 +1,4 @@
-"""Tables that others alter while a batch runs or between two runs; delta-rs and a log by hand."""
+"""Tables that others alter while a batch runs, and that a sink makes or widens; delta-rs and a log by hand."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pyspark_rocketmq.errors import SchemaError, SinkMoved
+from pyspark_rocketmq.errors import OptionError, SchemaError, SinkMoved
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
-from tests.helpers.sink_rows import GROUP, POSITION, Q0, batch_of, files_of
+from tests.helpers.sink_rows import GROUP, POSITION, Q0, batch_of, files_of, run_batch
 
 SCHEMA = pa.schema([*POSITION, ("v", pa.string()), ("s", pa.struct([("a", pa.int32())]))])
 Edit = Callable[[dict[str, Any]], object]
@@ -24,10 +24,14 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "orders"
 
 
-def prepared(path: Path, **more: Any) -> DeltaSink:
+def prepared(path: Path, schema: pa.Schema = SCHEMA, **more: Any) -> DeltaSink:
     sink = DeltaSink(path, compaction=False, sleep=lambda _: None, **more)
-    sink.prepare(SCHEMA)
+    sink.prepare(schema)
     return sink
+
+
+def add(sink: DeltaSink, schema: pa.Schema, offset: int, *values: Any) -> None:
+    run_batch(sink, {Q0: offset + 1}, batch_of(schema, [(Q0, offset, *values)]), queues=[Q0])
 
 
 def rows(begin: int, *values: str | None) -> pa.RecordBatch:
@@ -156,3 +160,68 @@ def test_an_error_over_a_nested_column_shows_both_types_as_sql(path: Path) -> No
 
     with pytest.raises(SchemaError, match="s is array<struct<`a-b`: bigint>> instead of struct<a: int>"):
         prepared(path)
+
+
+# ------------------------------------------------------------------------------------------ made and widened
+
+
+def test_a_column_that_is_added_may_be_null_whatever_its_rows_promise(path: Path) -> None:
+    """H4: the rows that are there have no value, and readers of a NOT NULL column fail at them."""
+    add(prepared(path), SCHEMA, 0, "a", {"a": 1})
+    required = pa.struct([pa.field("x", pa.int32(), nullable=False)])
+    wider = SCHEMA.append(pa.field("w", pa.string(), nullable=False)).append(
+        pa.field("t", required, nullable=False)
+    )
+
+    for offset in (1, 2):
+        add(prepared(path, wider, schema_evolution=True), wider, offset, "b", None, "w", {"x": 1})
+    add(prepared(path, schema_evolution=True), SCHEMA, 3, "c", None)
+
+    fields = {field.name: field.nullable for field in DeltaTable(path).schema().fields}
+    assert fields["w"]
+    assert fields["t"]
+    found = DeltaTable(path).to_pyarrow_table().sort_by("queueOffset")
+    assert found["w"].to_pylist() == [None, "w", "w", None]
+
+
+@pytest.mark.parametrize("character", " ,;{}()\n\t=")
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_name_that_delta_forbids_is_refused_before_the_table_is_made(
+    path: Path, character: str, is_nested: bool
+) -> None:
+    """H4: Spark would read the table, and take no ALTER TABLE for it."""
+    name = f"order{character}id"
+    column = (
+        pa.field("s", pa.list_(pa.struct([(name, pa.int32())]))) if is_nested else pa.field(name, pa.int32())
+    )
+    wider = SCHEMA.remove(5).append(column)
+
+    with pytest.raises(SchemaError, match=r"cannot have .*Delta takes no space.*columnMapping\.mode"):
+        prepared(path, wider)
+    assert not path.exists()
+
+    prepared(path, SCHEMA.remove(5))
+    with pytest.raises(SchemaError, match="cannot have") as refusal:
+        prepared(path, wider, schema_evolution=True)
+    assert repr(name) in str(refusal.value)
+    assert DeltaTable(path).version() == 0
+
+
+def test_a_table_that_has_such_names_already_takes_rows_as_before(path: Path) -> None:
+    """H4: of an earlier release, or of delta-rs; a running query is not stopped."""
+    schema = SCHEMA.append(pa.field("order id", pa.string()))
+    DeltaTable.create(path, schema=schema)
+
+    add(prepared(path, schema), schema, 0, "a", None, "x")
+    add(prepared(path, schema, schema_evolution=True), schema, 1, "a", None, "y")
+
+    assert DeltaTable(path).to_pyarrow_table().sort_by("queueOffset")["order id"].to_pylist() == ["x", "y"]
+
+
+def test_a_folder_that_cannot_be_made_is_told_as_the_sink_s(tmp_path: Path) -> None:
+    """H7: what is wrong is the sink's place, and no offset."""
+    file = tmp_path / "file"
+    file.write_text("x")
+
+    with pytest.raises(OptionError, match=rf"The sink's folder {file}/t cannot be made: .*Not a directory"):
+        prepared(file / "t")

@@ -17,8 +17,8 @@ from pyspark_rocketmq.sinks.delta_log import newest_rows
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import GROUP, POSITION, Q0, Q1, batch_of, files_of, run_batch
 
-SCHEMA = pa.schema([*POSITION, ("order id", pa.string()), ("step", pa.string())])
-KEYS = ("order id",)
+SCHEMA = pa.schema([*POSITION, ("order-id", pa.string()), ("step", pa.string())])
+KEYS = ("order-id",)
 
 
 def run(
@@ -30,7 +30,7 @@ def run(
 
 def steps(path: Path) -> list[tuple[str | None, str]]:
     table = DeltaTable(path).to_pyarrow_table()
-    return sorted(zip(table["order id"].to_pylist(), table["step"].to_pylist(), strict=True), key=str)
+    return sorted(zip(table["order-id"].to_pylist(), table["step"].to_pylist(), strict=True), key=str)
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_change_of_other_rows_in_between_does_no_harm(sink: DeltaSink, path: P
     run(sink, {Q0: 2}, (Q0, 0, "a", "created"), (Q0, 1, "b", "created"))
     batch = sink.begin(GROUP, {Q0: 0})
     files = files_of(batch.task_writer(), iter([batch_of(SCHEMA, [(Q0, 2, "a", "paid")])]))
-    DeltaTable(path).delete("\"order id\" = 'b'")
+    DeltaTable(path).delete("\"order-id\" = 'b'")
 
     batch.commit(files, {Q0: 3})
 
@@ -149,17 +149,17 @@ def test_rows_without_a_whole_key_are_added(sink: DeltaSink, path: Path, *, is_o
     assert steps(path) == [("a", "created"), (None, "created"), (None, "paid"), (None, "paid")]
 
 
-REGIONS = pa.schema([*POSITION, ("region", pa.string()), ("order id", pa.string()), ("step", pa.string())])
+REGIONS = pa.schema([*POSITION, ("region", pa.string()), ("order-id", pa.string()), ("step", pa.string())])
 
 
 @pytest.mark.parametrize("is_one_batch", [True, False], ids=["one batch", "a batch each"])
-@pytest.mark.parametrize("partition_by", [(), ("region",), ("region", "order id")], ids="+".join)
+@pytest.mark.parametrize("partition_by", [(), ("region",), ("region", "order-id")], ids="+".join)
 @pytest.mark.parametrize("region", ["", "__HIVE_DEFAULT_PARTITION__", "eu/south é%20'\""])
 def test_a_key_has_one_row_whatever_text_a_partition_column_has(
     path: Path, partition_by: tuple[str, ...], region: str, *, is_one_batch: bool
 ) -> None:
     """H6: Delta keeps "" there as null, and delta-rs the name of the folder of nulls."""
-    sink = DeltaSink(path, merge_keys=["region", "order id"], partition_by=partition_by)
+    sink = DeltaSink(path, merge_keys=["region", "order-id"], partition_by=partition_by)
     sink.prepare(REGIONS)
     made = [
         (Q0, number, place, order, step)
@@ -174,7 +174,7 @@ def test_a_key_has_one_row_whatever_text_a_partition_column_has(
 
     table = DeltaTable(path).to_pyarrow_table()
     kept = region if not partition_by or region.startswith("eu") else None
-    found = zip(*(table[name].to_pylist() for name in ("region", "order id", "step")), strict=True)
+    found = zip(*(table[name].to_pylist() for name in ("region", "order-id", "step")), strict=True)
     assert sorted(found, key=str) == sorted(
         [("asia", "1", "paid"), (kept, "1", "paid"), (kept, "2", "paid")], key=str
     )
@@ -182,7 +182,7 @@ def test_a_key_has_one_row_whatever_text_a_partition_column_has(
 
 def test_rows_without_a_whole_key_stay_where_the_null_is_in_a_partition_column(path: Path) -> None:
     """H6"""
-    sink = DeltaSink(path, merge_keys=["region", "order id"], partition_by=["region"])
+    sink = DeltaSink(path, merge_keys=["region", "order-id"], partition_by=["region"])
     sink.prepare(REGIONS)
     for offset in range(3):
         rows = [(Q0, offset, None, "1", f"{offset}"), (Q0, offset, "eu", "1", f"{offset}")]
@@ -223,7 +223,7 @@ def test_the_newest_row_of_each_key(made: list[tuple[MessageQueue, int, str | No
     found = newest_rows(pa.Table.from_batches([batch_of(SCHEMA, rows)], SCHEMA), KEYS)
 
     assert sorted(
-        zip(found["order id"].to_pylist(), found["step"].to_pylist(), strict=True), key=str
+        zip(found["order-id"].to_pylist(), found["step"].to_pylist(), strict=True), key=str
     ) == sorted(
         [
             *((key, step) for key, (_, step) in newest.items()),

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.errors import SinkConflict
+from pyspark_rocketmq.errors import OptionError, SinkConflict
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from tests.helpers.sink_rows import POSITION, Q0, batch_of, run_batch
 
@@ -86,3 +86,49 @@ def test_text_that_is_longer_than_its_column_is_refused_as_spark_refuses_it(
         add_row(sink, 1, "abcd", None, None)
 
     assert [row.v for row in spark.read.format("delta").load(str(path)).collect()] == ["abc"]
+
+
+_ODD = pa.struct(
+    [("order-id", pa.int32()), ("@type", pa.string()), ("p.q", pa.list_(pa.struct([("a`b", pa.int32())])))]
+)
+_ODD_ROW = {"order-id": 1, "@type": "t", "p.q": [{"a`b": 2}]}
+_WITH_ODD = pa.schema([*POSITION, ("v", pa.string()), ("s", _ODD)])
+
+
+def test_a_table_that_spark_makes_may_have_any_names_within_its_structs(spark: SparkSession) -> None:
+    """J5: names as JSON has them are quoted in the statement."""
+    sink = prepared("default.odd_names", _WITH_ODD)
+    try:
+        add_row(sink, 0, "x", _ODD_ROW, schema=_WITH_ODD)
+        found = spark.table("odd_names").where("s.`order-id` = 1 AND s.`p.q`[0].`a``b` = 2").count()
+    finally:
+        spark.sql("DROP TABLE odd_names")
+    assert found == 1
+
+
+def test_a_table_that_spark_widens_may_get_any_names_within_a_struct(spark: SparkSession, path: Path) -> None:
+    """J5, H4: and what is added may be null."""
+    properties = "TBLPROPERTIES ('delta.constraints.known' = 'v is not null')"
+    spark.sql(f"CREATE TABLE delta.`{path}` ({_POSITION_DDL}, v STRING) USING delta {properties}")
+    add_row(prepared(path, _WITH_ODD.remove(5)), 0, "x", schema=_WITH_ODD.remove(5))
+    required = _WITH_ODD.set(5, pa.field("s", _ODD, nullable=False))
+
+    add_row(prepared(path, required, schema_evolution=True), 1, "y", _ODD_ROW, schema=required)
+
+    found = spark.read.format("delta").load(str(path)).orderBy("queueOffset")
+    assert [row[0] for row in found.select("s.`@type`").collect()] == [None, "t"]
+
+
+def test_an_administrator_is_shown_a_statement_that_makes_the_table(spark: SparkSession) -> None:
+    """J5: where the sink may not make it."""
+    with pytest.raises(OptionError, match="such as: CREATE TABLE") as refusal:
+        prepared("spark_catalog.no_such_schema.orders", _WITH_ODD)
+    statement = str(refusal.value).rpartition("such as: ")[2].strip()
+
+    spark.sql(statement.replace("`no_such_schema`.`orders`", "`default`.`by_hand`"))
+
+    try:
+        add_row(prepared("default.by_hand", _WITH_ODD), 0, "x", _ODD_ROW, schema=_WITH_ODD)
+        assert spark.table("by_hand").count() == 1
+    finally:
+        spark.sql("DROP TABLE by_hand")

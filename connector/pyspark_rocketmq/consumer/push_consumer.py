@@ -39,7 +39,7 @@ from pyspark_rocketmq.consumer.driver_hub import DriverHub
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
-from pyspark_rocketmq.consumer.engine.output import listener_schema, sink_schema
+from pyspark_rocketmq.consumer.engine.output import listener_schema, sink_schema, spark_can_parse
 from pyspark_rocketmq.consumer.engine.state import consume_orderly
 from pyspark_rocketmq.consumer.engine.task import Engine, PickledOnce, why_not_picklable
 from pyspark_rocketmq.consumer.message_table import Decode, MessageTable
@@ -248,8 +248,8 @@ class PushConsumer:
             SchemaError: If the schema cannot be used.
         """
         # A schema given as text can be parsed only where there is a session; start() has one.
-        can_parse = SparkSession.getActiveSession() is not None or isinstance(output_schema, StructType)
-        self._output_schema = listener_schema(output_schema) if can_parse else output_schema
+        can_check = spark_can_parse() or isinstance(output_schema, StructType)
+        self._output_schema = listener_schema(output_schema) if can_check else output_schema
         form_of(listener, orderly=orderly)
         self._listener = listener
         self._is_orderly = orderly
@@ -321,6 +321,8 @@ class PushConsumer:
         register(spark)
         if sink is not None:
             sink = one_sink(sink)
+            for each in _delta_sinks(sink):
+                each.use_session(spark)
         every_second = {"processingTime": "1 second"}
         wanted = _Wanted(sink, str(checkpoint), every_second if trigger is None else trigger, query_name)
         store = self._store(ReadOptions.parse(options))
@@ -572,10 +574,15 @@ class PushConsumer:
         ]
 
 
+def _delta_sinks(sink: Sink | None) -> list[DeltaSink]:
+    """The Delta tables among the sinks of a query."""
+    sinks = sink.sinks if isinstance(sink, MultiSink) else [sink]
+    return [each for each in sinks if isinstance(each, DeltaSink)]
+
+
 def _tables(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
     """Paths of the query's tables, by their names in errors."""
-    sinks = sink.sinks if isinstance(sink, MultiSink) else [sink]
-    paths = [path for each in sinks if isinstance(each, DeltaSink) for path in each.folders]
+    paths = [path for each in _delta_sinks(sink) for path in each.folders]
     tables = {"sink" if number == 1 else f"sink {number}": path for number, path in enumerate(paths, 1)}
     spec = StoreSpec.parse(store.spec)
     return tables if spec.kind is not StoreKind.DELTA else tables | {"offset_store": spec.place}

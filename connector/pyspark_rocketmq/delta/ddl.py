@@ -16,6 +16,8 @@ from pyspark_rocketmq.delta.storage import quoted_name
 _SQL_NAMES: Final = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _COMMENT: Final = "comment"
+NOT_NULL: Final = " NOT NULL"
+"""Behind the type of what is never null."""
 
 
 def quoted_if_needed(name: str) -> str:
@@ -32,7 +34,7 @@ def type_ddl(type_: Any, quote: Callable[[str], str] = quoted_if_needed, *, is_s
         return _SQL_NAMES.get(type_, type_)
 
     def part(inner: Any, *, may_be_null: bool) -> str:
-        return type_ddl(inner, quote, is_sql=is_sql) + ("" if may_be_null or is_sql else " NOT NULL")
+        return type_ddl(inner, quote, is_sql=is_sql) + ("" if may_be_null or is_sql else NOT_NULL)
 
     match type_["type"]:
         case "struct":
@@ -51,7 +53,7 @@ def type_ddl(type_: Any, quote: Callable[[str], str] = quoted_if_needed, *, is_s
 
 
 def _not_null(field: Mapping[str, Any]) -> str:
-    return "" if field.get("nullable", True) else " NOT NULL"
+    return "" if field.get("nullable", True) else NOT_NULL
 
 
 def columns_ddl(schema_json: str, *, as_nullable: bool = False) -> str:

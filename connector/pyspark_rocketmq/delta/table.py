@@ -24,7 +24,7 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Qu
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from pyspark_rocketmq.clock import Clock, SystemClock, commit_with_retry
-from pyspark_rocketmq.delta.ddl import metadata_keys_within, type_ddl
+from pyspark_rocketmq.delta.ddl import NOT_NULL, metadata_keys_within, type_ddl
 from pyspark_rocketmq.delta.log import CommitFile, LogFiles
 from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, check_exclusive_create, folder_here
 from pyspark_rocketmq.display import masked
@@ -124,7 +124,7 @@ def column_differences(wanted: Mapping[str, str], found: Mapping[str, str], wher
     differing = [
         f"{name} is {type_ddl(found[name])} instead of {type_ddl(wanted[name])}"
         for name in wanted
-        if name in found and found[name] != wanted[name]
+        if name in found and not _fits(wanted[name], found[name])
     ]
     parts = (
         (f"missing in {where}", missing),
@@ -132,6 +132,28 @@ def column_differences(wanted: Mapping[str, str], found: Mapping[str, str], wher
         ("of another type", differing),
     )
     return tuple(f"{title}: {', '.join(names)}" for title, names in parts if names)
+
+
+def _fits(wanted: str, found: str) -> bool:
+    """Whether values of one type are of the other: parts that are never null may be where nulls may be."""
+    return found in (wanted, wanted.replace(NOT_NULL, ""))
+
+
+def as_nullable(field: pa.Field) -> pa.Field:
+    """Return the column with nulls allowed at every depth."""
+    return pa.field(field.name, _nullable_type(field.type), metadata=field.metadata)
+
+
+def _nullable_type(type_: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(type_):
+        return pa.struct([as_nullable(field) for field in type_])
+    if pa.types.is_map(type_):
+        return pa.map_(_nullable_type(type_.key_type), as_nullable(type_.item_field))
+    if pa.types.is_list(type_):
+        return pa.list_(as_nullable(type_.value_field))
+    if pa.types.is_large_list(type_):
+        return pa.large_list(as_nullable(type_.value_field))
+    return type_
 
 
 def ask_patiently(

@@ -33,6 +33,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from pyspark_rocketmq.delta.ddl import columns_ddl
 from pyspark_rocketmq.delta.log import CommitFile
 from pyspark_rocketmq.delta.storage import (
     StorageOptions,
@@ -406,14 +407,23 @@ class CatalogTable(SinkTable):
         history = CatalogHistory(self._session, self._name, self.storage)
         return CatalogLog(self._session, self._name, history, detail, self._rows_uri)
 
+    def newest_log(self) -> SinkLog:
+        """See :meth:`SinkTable.newest_log`; opened again if its session was stopped."""
+        self._take_session()
+        return super().newest_log()
+
     def _find_session(self) -> None:
-        self._spark = SparkSession.getActiveSession() or self._spark
+        self._take_session()
         if self._spark is None:
-            problem = f"{self._name} is the name of a table, for which an active Spark session is needed"
+            problem = f"{self._name} is the name of a table, for which a running Spark session is needed"
             raise OptionError((problem,), where="Delta sink")
         if len(self._name.parts) == 2:
             # Another USE must not make it another table.
             self._name = TableName((self._spark.catalog.currentCatalog(), *self._name.parts))
+
+    def _forget_session(self) -> None:
+        """Handles ask the session that opened them; where rows wait stays the same."""
+        self._handles.forget()
 
     def _no_place_for_rows(self, folder: str, why: str) -> OptionError:
         problem = (
@@ -464,11 +474,7 @@ class CatalogTable(SinkTable):
         return addresses[-1]
 
     def _created(self, schema: pa.Schema) -> SinkLog:
-        columns = ", ".join(
-            f"{quoted_name(column.name)} {column.dataType.simpleString()}"
-            + ("" if column.nullable else " NOT NULL")
-            for column in from_arrow_schema(schema, prefer_timestamp_ntz=True)
-        )
+        columns = columns_ddl(from_arrow_schema(schema, prefer_timestamp_ntz=True).json())
         partitions = ", ".join(map(quoted_name, self.partition_by))
         sql = f"CREATE TABLE IF NOT EXISTS {self._sql_name} ({columns}) USING delta" + (
             f" PARTITIONED BY ({partitions})" if partitions else ""

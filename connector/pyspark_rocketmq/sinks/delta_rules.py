@@ -13,6 +13,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from pyspark_rocketmq.delta.ddl import names_within
 from pyspark_rocketmq.delta.table import TableForm, column_differences
 from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.model import MessageQueue
@@ -255,6 +256,26 @@ def check_wanted(path: str, wanted: TableForm) -> None:
     )
     if problems:
         raise OptionError(problems, where="Delta sink")
+
+
+_FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
+"""Characters that Delta takes in no name of a column or field, except with column mapping."""
+
+
+def check_characters(path: str, schema_json: str) -> None:
+    """Refuse names that Delta forbids: Spark would read such a table, and take no ALTER TABLE for it.
+
+    Raises:
+        SchemaError: Naming each of them, fields within columns included.
+    """
+    forbidden = [repr(name) for name in names_within(schema_json) if _FORBIDDEN & set(name)]
+    if forbidden:
+        raise SchemaError(
+            f"The Delta table {path} cannot have {', '.join(forbidden)}: Delta takes no space, tab or line "
+            "end and none of ,;{}()= in the name of a column or field. Rename it in the listener's output "
+            "schema, or make the table in Spark with column mapping (TBLPROPERTIES "
+            "('delta.columnMapping.mode' = 'name')), for which Spark's writer adds the rows."
+        )
 
 
 class SinkCommit(NamedTuple):

@@ -33,6 +33,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.clock import commit_with_retry
 from pyspark_rocketmq.delta.storage import Given, StorageOptions, TableName, table_uri
@@ -348,6 +349,13 @@ class DeltaSink:
     def place(self) -> str:
         """See ``Sink.place``: the table's id once it is prepared, the same by any name of its folder."""
         return self._table.table_id or self._table.place
+
+    def use_session(self, spark: SparkSession) -> None:
+        """Have Spark's part, for tables that it reads or writes, done by this session while it runs.
+
+        Without it, or when it was stopped, that is the thread's active session, else the process's.
+        """
+        self._table.use_session(spark)
 
     def prepare(self, schema: pa.Schema) -> None:
         """Make the table if it is missing, else check that rows of ``schema`` can be added to it.

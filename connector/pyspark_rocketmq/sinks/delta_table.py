@@ -25,12 +25,21 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from pyspark_rocketmq.delta.ddl import columns_ddl
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, check_exclusive_create, quoted_name
+from pyspark_rocketmq.delta.storage import (
+    NO_OPTIONS,
+    StorageOptions,
+    check_exclusive_create,
+    folder_here,
+    quoted_name,
+)
 from pyspark_rocketmq.delta.table import (
+    STORAGE_ERRORS,
     HandlePerThread,
     TableForm,
     UpkeepThread,
+    as_nullable,
     create_table,
     open_table,
     parse_columns,
@@ -48,6 +57,7 @@ from pyspark_rocketmq.sinks.delta_rules import (
     WATERMARKS,
     SinkCommit,
     cannot_take_files,
+    check_characters,
     check_columns,
     check_wanted,
     given_columns,
@@ -57,6 +67,7 @@ from pyspark_rocketmq.sinks.delta_rules import (
 )
 from pyspark_rocketmq.sinks.group_commits import GroupCommit, group_commit, last_known_commit
 from pyspark_rocketmq.sinks.shared_storage import normal_place
+from pyspark_rocketmq.source.session import living_session
 
 logger = logging.getLogger(__name__)
 
@@ -187,6 +198,7 @@ class SinkTable:
         check_wanted(self.path, wanted)
         log = self.open()
         if log is None:
+            check_characters(self.path, Schema.from_arrow(schema).to_json())
             log = self._created(schema)
             logger.info("sink table created path=%s", masked(self.path))
         else:
@@ -213,7 +225,7 @@ class SinkTable:
 
     def _warn_of_spark(self) -> None:
         """Tell if commits of Spark, which other jobs may make, could overwrite those of this sink."""
-        session = SparkSession.getActiveSession()
+        session = living_session(self._spark)
 
         def setting(name: str) -> str | None:
             return None if session is None else session.conf.get(name, None)
@@ -240,7 +252,16 @@ class SinkTable:
         return open_log(self.path, self.storage, merges=bool(self.merge_keys))
 
     def _created(self, schema: pa.Schema) -> SinkLog:
-        table = create_table(self.path, schema, self.partition_by, self.storage)
+        try:
+            table = create_table(self.path, schema, self.partition_by, self.storage)
+        except STORAGE_ERRORS as error:
+            if folder_here(self.path) is None:
+                raise
+            problem = (
+                f"The sink's folder {masked(self.path)} cannot be made: {self.storage.told(error)} Name a "
+                "folder that this process can make and write, or let it write there"
+            )
+            raise OptionError((problem,), where="Delta sink") from error
         return TableLog(table, self.storage, merges=bool(self.merge_keys))
 
     def _check_place(self) -> None:
@@ -390,7 +411,7 @@ class SinkTable:
             return ()
         if self.merge_keys:
             raise cannot_take_files(self.path, refused, "rows are to be merged (merge_keys)")
-        self._spark = self._spark or SparkSession.getActiveSession()
+        self._take_session()
         self._spark_address = self._spark_address or spark_address(self._spark, self.path) or ""
         if not self._spark_address:
             why = "no Spark session here can read it (with delta-spark, its extension and its catalog)"
@@ -399,6 +420,22 @@ class SinkTable:
         if problem is not None:
             raise cannot_take_files(self.path, refused, problem)
         return refused
+
+    def use_session(self, spark: SparkSession) -> None:
+        """Have Spark's part done by this session as long as it runs."""
+        if spark is not self._spark:
+            self._spark = spark
+            self._forget_session()
+
+    def _take_session(self) -> None:
+        """Go on with a session that runs."""
+        before, self._spark = self._spark, living_session(self._spark)
+        if before is not self._spark:
+            self._forget_session()
+
+    def _forget_session(self) -> None:
+        """Forget what the session before knew."""
+        self._spark_address = ""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -487,11 +524,12 @@ class SinkTable:
         missing = pa.schema([field for field in schema if field.name not in known])
         if not len(missing):
             return
+        # Rows that are there have no value of it, whatever new ones promise.
+        missing = pa.schema([as_nullable(field) for field in missing])
+        if not log.form().has_column_mapping:
+            check_characters(self.path, Schema.from_arrow(missing).to_json())
         if self.refused(log.form()):
-            columns = ", ".join(
-                f"{quoted_name(column.name)} {column.dataType.simpleString()}"
-                for column in from_arrow_schema(missing, prefer_timestamp_ntz=True)
-            )
+            columns = columns_ddl(from_arrow_schema(missing, prefer_timestamp_ntz=True).json())
             self._session.sql(f"ALTER TABLE {self._sql_name} ADD COLUMNS ({columns})")
             log.refresh()
         else:

@@ -201,6 +201,24 @@ def is_classic(spark: object) -> TypeGuard[SparkSession]:
     return isinstance(spark, SparkSession)
 
 
+def living_session(given: SparkSession | None) -> SparkSession | None:
+    """Return ``given`` while it runs, else this thread's active session, else the one that the process has.
+
+    A plain Python thread has no active session, and an object may outlive the session that it was given.
+    """
+    if given is not None and not _is_stopped(given):
+        return given
+    process_wide = SparkSession._instantiatedSession  # noqa: SLF001 - Spark shows it to nobody
+    others = (SparkSession.getActiveSession(), process_wide)
+    return next((spark for spark in others if spark is not None and not _is_stopped(spark)), None)
+
+
+def _is_stopped(spark: SparkSession) -> bool:
+    if is_classic(spark):
+        return spark.sparkContext._jsc is None  # noqa: SLF001 - what SparkContext.stop leaves behind
+    return bool(getattr(spark, "is_stopped", False))
+
+
 def _settings(spark: SparkSession) -> Any:
     # The context's setting counts; Connect shows the session's copy alone.
     return spark.sparkContext.getConf() if is_classic(spark) else spark.conf

@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType, _parse_datatype_string
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
@@ -22,6 +21,7 @@ from pyspark_rocketmq.listeners.row_buffer import Emitted, batches_of
 from pyspark_rocketmq.listeners.row_validation import RowColumns
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
+from pyspark_rocketmq.source.session import living_session
 
 _SHORT_NAMES = {"int": "integer", "bigint": "long", "smallint": "short", "tinyint": "byte", "real": "float"}
 QUEUE_COLUMNS = POSITION_COLUMNS[:3]
@@ -66,13 +66,24 @@ def engine_schema(listener: StructType) -> StructType:
     return sink_schema(listener).add(ACK_COLUMN, "string")
 
 
+def spark_can_parse() -> bool:
+    """Whether this process has a session, in whatever thread: Spark's own parser is in its JVM."""
+    return living_session(None) is not None
+
+
 def _parsed(text: str) -> StructType:
+    has_parser = spark_can_parse()
     try:
-        # Spark's own parser is in its JVM.
-        parsed = _parse_datatype_string(text) if SparkSession.getActiveSession() else _plain_schema(text)
+        parsed = _parse_datatype_string(text) if has_parser else _plain_schema(text)
     except Exception as error:
+        more = (
+            ""
+            if has_parser
+            else " Without a Spark session only names with plain types such as string, int, bigint and date "
+            "are understood: make a session first, or give a StructType."
+        )
         raise SchemaError(
-            f"The output schema '{text}' is not a schema such as 'order_id string, step string'."
+            f"The output schema '{text}' is not a schema such as 'order_id string, step string'.{more}"
         ) from error
     if not isinstance(parsed, StructType) or not parsed.fields:
         raise SchemaError(f"The output schema '{text}' names no column; write for example 'order_id string'.")
