@@ -414,6 +414,7 @@ def test_nothing_is_moved_if_a_sink_s_watermarks_could_not_follow(
 ) -> None:
     """H1, J5: such as on an object store, or with a feature that every commit must know."""
     monkeypatch.setattr(TableLog, "records_without_spark", False)
+    monkeypatch.setattr("pyspark_rocketmq.sinks.delta_table.spark_address", lambda spark, path: None)
     before = shop.now()
 
     with pytest.raises(OptionError, match="no Spark session here can read it"):
