@@ -13,6 +13,7 @@ from mkdocs.structure.files import File, Files
 
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 _IMAGE = re.compile(r"(!\[[^\]]*\]\()docs/")
+_PATH = re.compile(r"<code>[\w.]+(?:/[\w.]+)+</code>")
 _TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 _ROW = re.compile(r"<tr>\n(.*?)</tr>", re.DOTALL)
 _CELL = re.compile(r"<td>")
@@ -33,15 +34,24 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Leave only the text of a link to what is no page."""
-    return _LINK.sub(lambda link: link[0] if _stays(link[2]) else link[1], markdown)
+    return _LINK.sub(lambda link: link[0] if _stays(link[2]) else _without_target(*link.groups()), markdown)
+
+
+def _without_target(text: str, target: str) -> str:
+    is_name = "tests/" in target and " " not in text
+    return f'<span class="test">{text}</span>' if is_name else text
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """Give each option and error an anchor; list only the classes in the contents of the Python API."""
+    """Give each option and error an anchor, and let lines break within paths of files.
+
+    The contents of the Python API list only its classes.
+    """
     if page.file.src_uri == _LONG_CONTENTS:
         for section in page.toc.items:
             for described in section.children:
                 described.children = []
+    html = _PATH.sub(lambda path: path[0].replace("/", "/<wbr>").replace("</<wbr>", "</"), html)
     if page.file.src_uri not in _REFERENCES:
         return html
     style = _REFERENCES[page.file.src_uri]

@@ -13,7 +13,7 @@ import pytest
 
 from pyspark_rocketmq.options.declare import specs_of
 from pyspark_rocketmq.options.read import ReadOptions
-from scripts.site_hooks import on_page_content
+from scripts.site_hooks import on_page_content, on_page_markdown
 from tests.docs.pages import ROOT
 from tests.helpers.browser import Browser, browser
 
@@ -68,6 +68,20 @@ def test_each_option_can_be_linked_to() -> None:
 
 def test_other_pages_stay_as_they_are() -> None:
     assert on_page_content(TABLE, page=page("columns.md")) == TABLE
+
+
+def test_a_path_may_break_behind_its_folders() -> None:
+    html = "<code>source/planner.py</code> <code>a / b</code> <code>topic</code>"
+
+    assert on_page_content(html, page=page("semantics.md")) == html.replace("source/", "source/<wbr>")
+
+
+def test_a_link_to_what_is_no_page_leaves_its_text() -> None:
+    markdown = "[a page](sinks.md#x), [the suite](../tests/x.py), [test_one_thing](../tests/y.py)"
+
+    shown = on_page_markdown(markdown)
+
+    assert shown == '[a page](sinks.md#x), the suite, <span class="test">test_one_thing</span>'
 
 
 def test_the_contents_of_the_python_api_are_its_classes() -> None:
