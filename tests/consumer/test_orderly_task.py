@@ -32,7 +32,7 @@ from pyspark_rocketmq.source.schema import RangeEnd
 from tests.helpers.emitted import kept_rows
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import message_at
-from tests.helpers.wait import PATIENCE_S
+from tests.helpers.wait import PATIENCE_S, wait_until
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
 SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
@@ -53,6 +53,7 @@ class Task:
     def __init__(self, listener: Listener, *, clock: Clock | None = None, **settings: Any) -> None:
         self._listener = listener
         self.clock = clock or SystemClock()
+        self._task: OrderlyTask | None = None
         self._settings = OrderlySettings(**settings)
         self.delivered: dict[MessageQueue, list[tuple[int, int]]] = defaultdict(list)
         """Queue offsets and how often each was put back before."""
@@ -79,8 +80,14 @@ class Task:
         output = OutputColumns.of(StructType().add("name", "string"))
         send_back = SendBackSettings(name_servers=("127.0.0.1:1",), consumer_group="billing")
         consumer = RangeConsumer(self._call, output, self._settings, send_back)
-        task = OrderlyTask(iter(ranges), consumer, instructions, self.clock, give_away=give_away)
-        return task.consumed()
+        self._task = OrderlyTask(iter(ranges), consumer, instructions, self.clock, give_away=give_away)
+        return self._task.consumed()
+
+    def has_something_to_give_out(self) -> bool:
+        """Whether a range has ended that its own thread has not given out yet."""
+        assert self._task is not None
+        with self._task._changed:
+            return bool(self._task._done)
 
     def _call(self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> Any:
         [message] = messages
@@ -302,7 +309,7 @@ def test_a_suspended_queue_that_is_given_up_is_given_out_before_it_is_due() -> N
         if message.queue_offset:
             assert is_out.is_set(), "the whole range came first"
             return SUCCESS
-        time.sleep(2 * orderly_task._LOOK_EVERY_S)
+        wait_until(lambda: is_out.is_set() or task.has_something_to_give_out())
         return SUCCESS
 
     task = Task(listener)
