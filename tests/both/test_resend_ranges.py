@@ -193,12 +193,33 @@ def test_a_message_that_the_target_does_not_take_is_named(
     cluster.faults.add(
         "answer-code",
         on=int(RequestCode.SEND_BATCH_MESSAGE),
+        times=MESSAGES,
         response_code=ResponseCode.MESSAGE_ILLEGAL,
         remark="the message is illegal",
     )
 
     with pytest.raises(RocketMQError, match=rf"{queue.topic}/broker-a/0/0.*Raise maxMessageSize"):
         resend(cluster, part_of(cluster, queue, copy))
+
+
+@SIM_ONLY
+@pytest.mark.parametrize("code", [ResponseCode.MESSAGE_ILLEGAL, ResponseCode.REQUEST_CODE_NOT_SUPPORTED])
+def test_a_batch_that_the_target_does_not_take_goes_in_parts_in_its_order(
+    cluster: ClusterUnderTest,
+    client: BrokerClient,
+    queue: MessageQueue,
+    copy: MessageQueue,
+    code: ResponseCode,
+) -> None:
+    """H3, L8: in halves where it is too large, one by one where the cluster takes no batches."""
+    cluster.faults.add("answer-code", on=int(RequestCode.SEND_BATCH_MESSAGE), times=2, response_code=code)
+
+    assert resend(cluster, part_of(cluster, queue, copy)) == MESSAGES
+
+    [messages] = read_topic(client, cluster, [copy], MESSAGES).values()
+    assert [message.flag for message in messages] == list(range(MESSAGES))
+    assert len({message.msg_id for message in messages}) == MESSAGES
+    cluster.faults.clear()
 
 
 def test_after_a_death_at_any_point_the_rest_is_sent_and_nothing_twice(

@@ -215,7 +215,7 @@ class Sender:
             self._bytes -= head.batch.size
             self._leave(queue, buffer)
             return
-        if head.batch.count > 1 and _is_too_large(outcome):
+        if head.batch.count > 1 and is_too_large(outcome):
             self._split(head, queue, buffer, outcome)
             return
         self._put_off(head, queue, outcome)
@@ -276,7 +276,7 @@ class Sender:
         """
         if error.retryable:
             return True
-        if not is_unexplained(error) or _is_too_large(error):
+        if not is_unexplained(error) or is_too_large(error):
             return False
         is_java_s = isinstance(error, BrokerError) and error.code in RETRIED_ELSEWHERE
         return is_java_s and (self.messages > 0 or head.failures < _TRIES_AT_FIRST_CONTACT)
@@ -295,7 +295,7 @@ _SIZE_EXCEEDED = "size exceeded"
 """In the remark of a SYSTEM_ERROR: a batch is larger than ``maxMessageSize`` (``MessageExtEncoder``)."""
 
 
-def _is_too_large(error: RocketMQError) -> bool:
+def is_too_large(error: RocketMQError) -> bool:
     """Whether a broker may take the messages in smaller batches."""
     if isinstance(error, WrongMessageType):
         return False

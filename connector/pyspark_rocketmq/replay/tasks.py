@@ -21,8 +21,16 @@ from pyspark_rocketmq.client.pool import process_pool
 from pyspark_rocketmq.client.producer.attempts import next_outcome
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline, SystemClock, call_with_retry
-from pyspark_rocketmq.errors import BrokerError, ConnectFailed, RocketMQError, TransportError, without_frames
+from pyspark_rocketmq.errors import (
+    BatchRefused,
+    BrokerError,
+    ConnectFailed,
+    RocketMQError,
+    TransportError,
+    without_frames,
+)
 from pyspark_rocketmq.model import MAX_MESSAGE_BYTES, Message, SendStatus, TopicRoute
+from pyspark_rocketmq.publish.sender import is_too_large
 from pyspark_rocketmq.replay.ranges import REPLAYED_BY, REPLAYED_FROM, Sending, resent_message
 from pyspark_rocketmq.replay.target import read_tail
 from pyspark_rocketmq.source.ranges import QueuePartition, brokers_of
@@ -246,6 +254,8 @@ class TargetQueue:
         self._sending = part.sending
         self._producer = producer
         self._send_timeout_s = send_timeout_s
+        self._takes_batches = True
+        """Until it has refused one."""
 
     def send(self, messages: Sequence[Message]) -> None:
         """Store messages.
@@ -270,16 +280,21 @@ class TargetQueue:
         return self._sending.stored_until(highest, bounds, fail_on_data_loss=fails)
 
     def store(self, messages: Sequence[Message]) -> SendResult:
-        """Send a batch with its UNIQ_KEYs; a message too large for a batch goes alone, as stored."""
-        body = encode_batch(messages)
+        """Send a batch with its UNIQ_KEYs; a message too large for a batch goes alone, as stored.
+
+        A batch that the target refuses for its size goes in halves; where it takes none, messages go alone.
+        The result is that of the first message, with the status of one that is stored less durably.
+        """
+        if len(messages) > 1 and not self._takes_batches:
+            return _together([self.store([message]) for message in messages])
         target = self._sending.target
-        outcomes: SimpleQueue[SendResult | RocketMQError] = SimpleQueue()
-        if len(messages) == 1 and len(body) > MAX_MESSAGE_BYTES:
-            alone, sys_flag = self._as_stored(messages[0])
-            self._producer.send_as_stored(alone, target, sys_flag, outcomes.put)
-        else:
-            self._producer.send_encoded(EncodedBatch(queue=target, body=body), outcomes.put)
-        outcome = next_outcome(outcomes, self._send_timeout_s)
+        outcome = self._outcome(messages)
+        if isinstance(outcome, BatchRefused):
+            self._takes_batches = False
+            return self.store(messages)
+        if len(messages) > 1 and isinstance(outcome, RocketMQError) and is_too_large(outcome):
+            middle = len(messages) // 2
+            return _together([self.store(messages[:middle]), self.store(messages[middle:])])
         if isinstance(outcome, BrokerError) and outcome.code == ResponseCode.MESSAGE_ILLEGAL:
             origins = ", ".join(message.properties[REPLAYED_FROM] for message in (messages[0], messages[-1]))
             raise RocketMQError(
@@ -290,6 +305,17 @@ class TargetQueue:
         if isinstance(outcome, RocketMQError):
             raise outcome
         return outcome
+
+    def _outcome(self, messages: Sequence[Message]) -> SendResult | RocketMQError:
+        outcomes: SimpleQueue[SendResult | RocketMQError] = SimpleQueue()
+        target = self._sending.target
+        body = encode_batch(messages)
+        if len(messages) == 1 and (len(body) > MAX_MESSAGE_BYTES or not self._takes_batches):
+            alone, sys_flag = self._as_stored(messages[0])
+            self._producer.send_as_stored(alone, target, sys_flag, outcomes.put)
+        else:
+            self._producer.send_encoded(EncodedBatch(queue=target, body=body), outcomes.put)
+        return next_outcome(outcomes, self._send_timeout_s)
 
     def _as_stored(self, message: Message) -> tuple[Message, int]:
         """``message`` with its stored body, and the compression bits of its sysFlag.
@@ -313,6 +339,11 @@ class TargetQueue:
             if whole and stored.sys_flag & MessageSysFlag.COMPRESSED and stored.body != message.body:
                 return replace(message, body=stored.body), stored.sys_flag & _COMPRESSION
         return message, 0
+
+
+def _together(results: Sequence[SendResult]) -> SendResult:
+    less_durable = (one.status for one in results if one.status is not SendStatus.SEND_OK)
+    return replace(results[0], status=next(less_durable, SendStatus.SEND_OK))
 
 
 def _messages(rows: pa.RecordBatch, sending: Sending) -> list[Message]:
