@@ -104,6 +104,16 @@ def newer(one: str, other: str) -> str:
     return _to_text(_thinned((newest, *known)))
 
 
+def with_passed(text: str, passed: str) -> str:
+    """The text that remembers another message of the same generation, at a lower offset too."""
+    known, found = remembered(text), remembered(passed)
+    if not known or not found or found[0].queue_offset >= known[0].queue_offset:
+        return newer(text, passed)
+    others = [each for each in known[1:] if each.queue_offset != found[0].queue_offset]
+    kept = sorted((found[0], *others[: _MOST_REMEMBERED - 2]), reverse=True)
+    return _to_text((known[0], *kept))
+
+
 def _thinned(messages: tuple[LastMessage, ...]) -> tuple[LastMessage, ...]:
     """Keep the newest, the one before it, and one that is far from both."""
     if len(messages) <= _MOST_REMEMBERED:
@@ -139,15 +149,15 @@ def find_change(messages: Sequence[LastMessage], bounds: QueueBounds) -> Search:
     for message in messages:
         if message.queue_offset < bounds.min_offset:
             break
-        found = None
-        if message.queue_offset < bounds.max_offset:
-            found = yield message.queue_offset
-            if found is None or not message.is_known:
-                continue
-            if found == message:
-                low = message.queue_offset + 1
-                break
-        lost, there = message, found
+        is_gone = message.queue_offset >= bounds.max_offset
+        found = None if is_gone else (yield message.queue_offset)
+        if found == message:
+            low = message.queue_offset + 1
+            break
+        # One that cannot be decoded, or of which only the offset is known, shows nothing unless it is gone.
+        shows = is_gone or (found is not None and message.is_known)
+        if shows and (message.is_known or lost is None):
+            lost, there = message, found
     if lost is None:
         return None
     if not lost.is_known:
@@ -204,6 +214,11 @@ class Standing(NamedTuple):
     def last(self) -> LastMessage | None:
         """The newest message consumed in this generation, or the last one that its beginning passed over."""
         return self.messages[0] if self.messages else None
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the message before the position is one that the row remembers."""
+        return any(message.queue_offset + 1 == self.next_offset for message in self.messages)
 
     def place_to_look_at(self) -> int:
         """The offset whose message shows whether the generation goes on."""

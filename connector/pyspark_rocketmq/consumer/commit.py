@@ -20,6 +20,7 @@ from typing import Final, Protocol
 from pyspark.sql import DataFrame
 
 from pyspark_rocketmq.clock import Clock, SystemClock
+from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.consume.metrics import RecentMetrics
 from pyspark_rocketmq.consumer.driver_hub import BatchEnd, DriverHub
 from pyspark_rocketmq.consumer.engine.output import QueueAck
@@ -315,7 +316,7 @@ class BatchCommitter:
             return evaluated, None
         try:
             ends = {ack.queue: ack.state.next_offset for ack in evaluated.acks}
-            note_newest(sink_batch, {ack.queue: ack.state.last_message for ack in evaluated.acks})
+            note_newest(sink_batch, {ack.queue: self._newest_message(ack) for ack in evaluated.acks})
             return evaluated, sink_batch.commit(evaluated.written, ends)
         except SinkMoved as error:
             # Somebody was held up between that look and the commit: a former owner, who wrote what this batch
@@ -323,6 +324,14 @@ class BatchCommitter:
             logger.warning("batch dropped group=%s: %s", self._group, error)
             self._follow_resets(evaluated.acks, lost=self._moved(evaluated.acks))
             return together(()), None
+
+    def _newest_message(self, ack: QueueAck) -> str:
+        """The newest message below the end of a queue's part; the row's where a filter left none."""
+        row = self._rows.get(ack.queue)
+        if ack.state.last_message or row is None:
+            return ack.state.last_message
+        last = LastMessage.from_text(row.state.last_message)
+        return last.to_text() if last is not None and last.queue_offset < ack.state.next_offset else ""
 
     def _drop(self, part: Evaluated, moved: frozenset[MessageQueue]) -> None:
         for queue in sorted(moved.intersection(ack.queue for ack in part.acks)):

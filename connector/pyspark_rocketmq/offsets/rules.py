@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.consume.generations import LastMessage, newer, unknown_message
+from pyspark_rocketmq.consume.generations import LastMessage, newer, unknown_message, with_passed
 from pyspark_rocketmq.consume.positions import from_text, resolve_start_offset, seen, since, to_text
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
 from pyspark_rocketmq.model import MessageQueue, QueueState
@@ -26,6 +26,7 @@ from pyspark_rocketmq.offsets.store import (
     FOLLOWED,
     NO_ROWS,
     RESET,
+    SKIPPED,
     CommitResult,
     NewGeneration,
     OffsetRow,
@@ -121,8 +122,9 @@ def apply_reset(
             for queue, target in targets.items()
             if queue in before and before[queue].epoch == under.get(queue)
         }
+    batch_id = RESET if under is None else SKIPPED
     moved = {
-        queue: _reset(before.get(queue) or new_row(consumer_group, queue, target), target, now_s)
+        queue: _reset(before.get(queue) or new_row(consumer_group, queue, target), target, now_s, batch_id)
         for queue, target in targets.items()
     }
     return Change({**before, **moved}, moved)
@@ -135,7 +137,9 @@ def apply_begin_generations(
     _check_not_negative(consumer_group, {queue: new.next_offset for queue, new in generations.items()})
     begun = {
         queue: _with(
-            _reset(before[queue], new.next_offset, now_s)._replace(generation=before[queue].generation + 1),
+            _reset(before[queue], new.next_offset, now_s, SKIPPED)._replace(
+                generation=before[queue].generation + 1
+            ),
             last_message="",
         )
         for queue, new in generations.items()
@@ -155,13 +159,11 @@ def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[
 
 
 def apply_passed(before: Rows, passed: Mapping[MessageQueue, Passed]) -> Change[None]:
-    """Remember what was passed over, where the epoch is the stored one and nothing newer was consumed."""
+    """Remember what stands before positions, where the epoch is the stored one and nothing was consumed."""
     known = {
-        queue: _with(before[queue], last_message=newer(before[queue].state.last_message, each.last_message))
+        queue: _with(row, last_message=with_passed(row.state.last_message, each.last_message))
         for queue, each in passed.items()
-        if queue in before
-        and before[queue].epoch == each.epoch
-        and _is_behind(before[queue].state.last_message, each.last_message)
+        if (row := before.get(queue)) is not None and row.epoch == each.epoch and row.was_moved
     }
     return Change({**before, **known}, None)
 
@@ -240,9 +242,9 @@ def _claimed(row: OffsetRow, owner: str, now_s: float) -> OffsetRow:
     return _with(row, epoch=row.epoch + 1)._replace(owner=owner, updated_at_s=_whole_us(now_s), statistics="")
 
 
-def _reset(row: OffsetRow, target: int, now_s: float) -> OffsetRow:
+def _reset(row: OffsetRow, target: int, now_s: float, batch_id: int = RESET) -> OffsetRow:
     # The batch is forgotten too: "a replay never moves back" must not hold a queue above an operator's reset.
-    return _with(_moved(row, target, RESET), epoch=row.epoch + 1)._replace(updated_at_s=_whole_us(now_s))
+    return _with(_moved(row, target, batch_id), epoch=row.epoch + 1)._replace(updated_at_s=_whole_us(now_s))
 
 
 def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int, now_s: float) -> OffsetRow:

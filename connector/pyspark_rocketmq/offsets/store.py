@@ -58,6 +58,9 @@ CLAIMED = -2
 FOLLOWED = -3
 """``batch_id`` of a row that no batch has moved since it was taken from its queue's broker, where another
 member of the group, or an operator, has put it."""
+SKIPPED = -4
+"""``batch_id`` of a row that no batch has moved since a member moved it on: past messages that were gone, or
+to the beginning of the queue's next generation."""
 FIRST_GENERATIONS: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
 """Generations where none has begun again."""
 
@@ -75,7 +78,7 @@ class OffsetRow(NamedTuple):
     """Query whose batch moved the row last; empty after a reset or before the first commit."""
     batch_id: int
     """Batch that moved the row last; ``RESET`` after a reset, ``CLAIMED`` when only a claim has set it,
-    ``FOLLOWED`` when another one has put it at its broker."""
+    ``FOLLOWED`` when another one has put it at its broker, ``SKIPPED`` when a member has moved it on."""
     updated_at_s: float
     """Wall-clock seconds; like all seconds of a row, whole microseconds."""
     statistics: str = ""
@@ -101,6 +104,11 @@ class OffsetRow(NamedTuple):
 
     @property
     def was_reset(self) -> bool:
+        """Whether an operator, or a member that skipped something, moved the row last."""
+        return self.batch_id in {RESET, SKIPPED}
+
+    @property
+    def was_reset_by_operator(self) -> bool:
         """Whether an operator moved the row last, and no batch has begun there."""
         return self.batch_id == RESET
 
@@ -282,7 +290,7 @@ class OffsetStore(Protocol):
     def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, Passed]) -> None:
         """Remember the last message before queues that somebody has put there; moves nothing.
 
-        A queue is left out if its stored epoch is another one, or if it remembers a newer message.
+        A queue is left out if its stored epoch is another one, or if a batch has moved it since.
 
         Raises:
             OffsetCommitConflict: If other writers of the group kept winning.

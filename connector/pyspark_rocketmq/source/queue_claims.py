@@ -17,7 +17,7 @@ from pyspark_rocketmq.group.broker_offsets import Addresses, BrokerOffsets
 from pyspark_rocketmq.group.join import offset_key
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S
 from pyspark_rocketmq.model import MessageQueue, QueueState, is_retry_topic
-from pyspark_rocketmq.offsets.store import RESET, OffsetRow, OffsetStore, QueueCommit
+from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore, QueueCommit
 from pyspark_rocketmq.options.positions import QueuePositions
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
@@ -178,13 +178,14 @@ class QueueClaims:
             return {}
         waiting = self._write({queue: row.next_offset for queue, row in news.items()}, addresses)
         taken = {queue: row for queue, row in news.items() if queue not in waiting}
-        if taken:
+        for batch_id in sorted({row.batch_id for row in taken.values()}):
             written = [
                 QueueCommit(queue=queue, state=QueueState(row.next_offset, row.epoch), is_shown=True)
                 for queue, row in taken.items()
+                if row.batch_id == batch_id
             ]
-            self._store.commit(self._group, written, query_id="", batch_id=RESET)
-            self._written |= {queue: row.epoch for queue, row in taken.items()}
+            self._store.commit(self._group, written, query_id="", batch_id=batch_id)
+        self._written |= {queue: row.epoch for queue, row in taken.items()}
         return waiting
 
     def _starts(

@@ -343,10 +343,10 @@ class QueueGenerations:
         ahead = {
             queue: rows[queue].next_offset - 1
             for queue, each in found.items()
-            if (last := standings[queue].last) is not None
+            if standings[queue].last is not None
             and rows[queue].was_moved
-            and last.queue_offset + 1 < rows[queue].next_offset <= each.bounds.max_offset
-            and rows[queue].next_offset > each.bounds.min_offset
+            and not standings[queue].is_in_place
+            and each.bounds.min_offset < rows[queue].next_offset <= each.bounds.max_offset
         }
         looked = self._lookup.look(ahead, snapshot.addresses) if ahead else {}
         seen, waiting = sorted_out(looked, has_worked=True)
@@ -363,15 +363,16 @@ class QueueGenerations:
         return self._ends.get(queue)
 
     def _standing(self, row: OffsetRow) -> Standing:
-        messages = remembered(row.state.last_message)
-        # Right behind the newest known message a reset has moved nothing, or a generation has begun. With
-        # failOnDataLoss a reset means that the loss is known.
-        is_in_place = bool(messages) and messages[0].queue_offset + 1 == row.next_offset
-        return Standing(
-            row.next_offset,
-            messages,
-            was_reset=row.was_reset and not (is_in_place and not self._fails),
-            was_followed=row.was_followed and not is_in_place,
+        standing = Standing(row.next_offset, remembered(row.state.last_message))
+        # What was looked at before was put into the log of then.
+        is_known = standing.is_in_place or self._checked.get(row.queue) == row.epoch
+        last = standing.last
+        is_newest = last is not None and last.queue_offset + 1 == row.next_offset
+        # With failOnDataLoss a reset to where the group stands means that the loss is known.
+        is_answer = self._fails and is_newest and self._checked.get(row.queue) != row.epoch
+        return standing._replace(
+            was_reset=row.was_reset_by_operator and (is_answer or not is_known),
+            was_followed=row.was_followed and not is_known,
         )
 
     def _is_suspect(self, row: OffsetRow, bounds: QueueBounds) -> bool:
