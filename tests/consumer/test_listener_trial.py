@@ -77,7 +77,7 @@ def test_every_form_is_tried_and_nothing_for_no_messages() -> None:
 
 
 def test_rows_of_a_record_batch_are_shown_as_any_others() -> None:
-    """H10"""
+    """H12"""
 
     def on_batch(
         batch: pa.RecordBatch, context: ConsumeOrderlyContext

@@ -90,7 +90,7 @@ def taken_apart(brought: Iterator[Consumed]) -> tuple[list[tuple[Any, ...]], Que
 
 
 def test_a_delivery_is_a_batch_with_the_columns_of_the_source() -> None:
-    """D1, D2, H10: whatever batches the messages came in, in order, at most as many as a delivery has."""
+    """D1, D2, H12: whatever batches the messages came in, in order, at most as many as a delivery has."""
     seen: list[pa.RecordBatch] = []
 
     def look(batch: pa.RecordBatch, context: ConsumeOrderlyContext) -> Any:
@@ -115,7 +115,7 @@ def test_a_delivery_is_a_batch_with_the_columns_of_the_source() -> None:
 
 @pytest.mark.parametrize("at_once", [1, 3, 4, 1024])
 def test_its_rows_are_given_out_in_order(at_once: int) -> None:
-    """D1, H6, H10"""
+    """D1, H6, H12"""
     rows, ack = consumed(a_row_each, at_once=at_once)
 
     assert rows == [(offset, f"key-{offset}", None) for offset in range(10, 20)]
@@ -123,7 +123,7 @@ def test_its_rows_are_given_out_in_order(at_once: int) -> None:
 
 
 def test_a_message_may_have_any_number_of_rows() -> None:
-    """H6, H10: a table will do, and rows without an offset are those of the one message."""
+    """H6, H12: a table will do, and rows without an offset are those of the one message."""
 
     def of_the_even(batch: pa.RecordBatch, context: ConsumeOrderlyContext) -> Any:
         even = [offset for offset in batch.column("queueOffset").to_pylist() if offset % 2 == 0]
@@ -244,7 +244,7 @@ def test_messages_of_the_retry_topic_have_the_topic_they_were_sent_to_first() ->
 
 
 def test_the_state_engine_gives_it_batches_too() -> None:
-    """D1, H10"""
+    """D1, H12"""
     consumer = RangeConsumer(
         ArrowListener(a_row_each), OutputColumns.of(OUTPUT), OrderlySettings(consume_message_batch_max_size=4)
     )
@@ -374,7 +374,7 @@ NOON = dt.datetime(2024, 5, 1, 12, tzinfo=dt.UTC)
     ],
 )
 def test_types_that_mean_the_same_are_taken(name: str, column: pa.Array, value: Any) -> None:
-    """H10"""
+    """H12"""
     assert fitted(name, column) == value
 
 
@@ -401,7 +401,7 @@ def test_types_that_mean_the_same_are_taken(name: str, column: pa.Array, value: 
     ],
 )
 def test_values_that_would_be_altered_are_refused(name: str, column: pa.Array) -> None:
-    """D5, H10"""
+    """D5, H12"""
     with pytest.raises(SchemaError, match=f"{name}"):
         fitted(name, column)
 
@@ -447,7 +447,7 @@ def test_a_row_of_no_message_of_the_delivery_gives_the_batch_back(
 
 
 def test_the_example_in_the_pages_does_what_it_says() -> None:
-    """H10"""
+    """H12"""
     (example,) = [block.text for block in blocks("python") if "rmq.ArrowListener(" in block.text]
     registered: list[tuple[Any, dict[str, Any]]] = []
     consumer = SimpleNamespace(

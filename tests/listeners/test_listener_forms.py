@@ -580,7 +580,7 @@ class Heavy:
 
 
 def test_a_listener_is_pickled_once_for_all_micro_batches() -> None:
-    """H10: it may hold a model. What listener and hooks share they share on the executors, too."""
+    """H12: it may hold a model. What listener and hooks share they share on the executors, too."""
     Heavy.pickled = 0
     both = Heavy()
     consumer = RangeConsumer(
