@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
+from pyspark_rocketmq.errors import LostBehindSink
 from tests.helpers.queue_history import GROUP, History, Killed
 from tests.source.test_planner import A0
 
@@ -96,10 +98,8 @@ def test_sink_offsets_and_broker_are_asked_whatever_one_of_them_has_lost(
     history._batch(4, "")
     history.backups.append(history.store.state())
     history.log.append(4)
-    try:
+    with suppress(Killed):
         history._batch(4, killed)
-    except Killed:
-        pass
     change(history)
     history.start()
 
@@ -116,10 +116,8 @@ def test_a_sink_that_keeps_no_messages_is_not_believed_beyond_the_brokers_end(
     history.log.append(4)
     history._batch(4, "")
     history.log.append(4)
-    try:
+    with suppress(Killed):
         history._batch(4, killed)
-    except Killed:
-        pass
     history.sink.newest_by.clear()
     change(history)
     history.start()
@@ -128,4 +126,24 @@ def test_a_sink_that_keeps_no_messages_is_not_believed_beyond_the_brokers_end(
         # The end of the log has grown past the sink's: nothing tells what came since.
         assert history.store.read(GROUP)[A0].state.last_message.startswith("[7,0,-1,")
         return
+    history.check()
+
+
+def test_what_only_such_a_sink_shows_to_be_lost_ends_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F4, H10: until an operator resets the group, and nothing is passed over in silence."""
+    history = History(1, monkeypatch)
+    history.log.append(4)
+    history._batch(4, "")
+    history.log.append(4)
+    with suppress(Killed):
+        history._batch(4, "before offsets")
+    history.sink.newest_by.clear()
+    history.log.lose_end(3)
+    history.start()
+
+    with pytest.raises(LostBehindSink, match="rows up to offset 7, and the broker has offsets 0 to 5"):
+        history._plan()
+
+    history.log.append(1)
+    history.store.reset(GROUP, {A0: 5})
     history.check()

@@ -63,10 +63,20 @@ class LastMessage(NamedTuple):
         """Whether it can be told from another one."""
         return self.commit_log_offset >= 0
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the queue was once seen to end before it."""
+        return self.store_timestamp < 0
+
 
 def unknown_message(queue_offset: int) -> LastMessage:
     """A message of which an old sink has only the offset."""
     return LastMessage(queue_offset, 0, -1)
+
+
+def lost_message(queue_offset: int) -> LastMessage:
+    """The same, once the queue was seen to end before it: it may grow again."""
+    return LastMessage(queue_offset, -1, -1)
 
 
 def remembered(text: str) -> tuple[LastMessage, ...]:
@@ -100,7 +110,7 @@ def newer(one: str, other: str) -> str:
     if newest.queue_offset < known[0].queue_offset or newest == known[0]:
         return one
     if newest.queue_offset == known[0].queue_offset:
-        return _to_text((newest, *known[1:])) if newest.is_known else one
+        return _to_text((newest, *known[1:])) if newest.is_known or newest.is_lost else one
     return _to_text(_thinned((newest, *known)))
 
 
@@ -112,6 +122,11 @@ def with_passed(text: str, passed: str) -> str:
     others = [each for each in known[1:] if each.queue_offset != found[0].queue_offset]
     kept = sorted((found[0], *others[: _MOST_REMEMBERED - 2]), reverse=True)
     return _to_text((known[0], *kept))
+
+
+def is_loss(text: str) -> bool:
+    """Whether a text is of a message that is known to be lost."""
+    return any(message.is_lost for message in remembered(text))
 
 
 def _thinned(messages: tuple[LastMessage, ...]) -> tuple[LastMessage, ...]:
@@ -149,7 +164,7 @@ def find_change(messages: Sequence[LastMessage], bounds: QueueBounds) -> Search:
     for message in messages:
         if message.queue_offset < bounds.min_offset:
             break
-        is_gone = message.queue_offset >= bounds.max_offset
+        is_gone = message.queue_offset >= bounds.max_offset or message.is_lost
         found = None if is_gone else (yield message.queue_offset)
         if found == message:
             low = message.queue_offset + 1

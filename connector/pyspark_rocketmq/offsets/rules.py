@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.consume.generations import LastMessage, newer, unknown_message, with_passed
+from pyspark_rocketmq.consume.generations import LastMessage, is_loss, newer, unknown_message, with_passed
 from pyspark_rocketmq.consume.positions import from_text, resolve_start_offset, seen, since, to_text
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
 from pyspark_rocketmq.model import MessageQueue, QueueState
@@ -163,7 +163,9 @@ def apply_passed(before: Rows, passed: Mapping[MessageQueue, Passed]) -> Change[
     known = {
         queue: _with(row, last_message=with_passed(row.state.last_message, each.last_message))
         for queue, each in passed.items()
-        if (row := before.get(queue)) is not None and row.epoch == each.epoch and row.was_moved
+        if (row := before.get(queue)) is not None
+        and row.epoch == each.epoch
+        and (row.was_moved or is_loss(each.last_message))
     }
     return Change({**before, **known}, None)
 

@@ -21,6 +21,7 @@ from pyspark_rocketmq.consume.generations import (
     NextGeneration,
     Standing,
     find_change,
+    lost_message,
     next_generation,
     remembered,
 )
@@ -270,7 +271,7 @@ class QueueGenerations:
         reset = {queue for queue, each in found.items() if each.is_reset}
         decided = _each(
             [queue for queue in found if queue not in reset],
-            lambda queue: self._decide(queue, standings[queue], found[queue], snapshot),
+            lambda queue: self._decide(rows[queue], standings[queue], found[queue], snapshot),
         )
         known, not_now = sorted_out(decided, has_worked=has_worked)
         waiting |= not_now
@@ -387,7 +388,7 @@ class QueueGenerations:
         )
 
     def _decide(
-        self, queue: MessageQueue, standing: Standing, found: Found, snapshot: Snapshot
+        self, row: OffsetRow, standing: Standing, found: Found, snapshot: Snapshot
     ) -> NextGeneration | None:
         """Where the queue's next generation begins; None while this one goes on.
 
@@ -396,11 +397,15 @@ class QueueGenerations:
                 that messages are lost.
             RocketMQError: If the broker was not reached.
         """
+        queue = row.queue
         following = next_generation(standing, found.bounds, self._change(queue, standing, found, snapshot))
         if following is None or following.is_later or following.is_wanted:
             return following
         place = standing.place_to_look_at()
         if not following.is_certain:
+            # The queue may have grown past it by the time that an operator resets the group.
+            lost = {queue: Passed(row.epoch, lost_message(place).to_text())}
+            self._store.note_passed(self._group, lost)
             raise LostBehindSink(str(queue), place, found.available)
         if self._fails and standing.next_offset > found.bounds.max_offset:
             raise LogTailLost(str(queue), standing.next_offset, found.available)
