@@ -15,9 +15,11 @@ from bench.measure import TARGET_COLUMNS, Result, markdown_table
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 
 _INTRODUCTION = """\
+<!-- Written by `make bench`. -->
+
 # Benchmarks
 
-Written by `make bench`; do not edit. Each figure stands beside a ceiling or a peer of the same run. Compare the
+Each figure stands beside a ceiling or a peer of the same run. Compare the
 ratios: absolute figures are this machine's, where broker, Spark and the measuring program share the cores.
 
 {machine}

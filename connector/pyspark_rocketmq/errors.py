@@ -154,7 +154,7 @@ class ChannelClosed(TransportError):
 class RequestTimeout(TransportError):
     """No answer came within the request's deadline.
 
-    Do: Raise ``requestTimeoutMs`` if the server is only slow.
+    Do: Raise ``requestTimeoutMs`` if the server is only slow; correct the address if it is of another kind.
     """
 
     def __init__(self, address: str, request: str, timeout_s: float) -> None:
@@ -166,7 +166,8 @@ class RequestTimeout(TransportError):
     def __str__(self) -> str:
         return (
             f"{self.address} did not answer {self.request} within {self.timeout_s:.3g} s. "
-            "If the server is only slow, raise requestTimeoutMs."
+            "If that is a RocketMQ server which is only slow, raise requestTimeoutMs; a server of another "
+            "kind never answers, so correct the address."
         )
 
 
