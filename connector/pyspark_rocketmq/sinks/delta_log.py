@@ -399,8 +399,8 @@ class SinkLog(LogHandle):
         self._seen = own_commit.after(self._seen)
         if self._said is not None and self._said[0] is commit:
             # The next commit goes on from it, and need not read it.
-            said = commit.metadata(**self._said[1])
-            self._newest_commits[commit.consumer_group] = {"version": self.version, **said}
+            own = commit.own(**self._said[1])
+            self._newest_commits[commit.consumer_group] = {"version": self.version, "userMetadata": own}
 
     def before(self, commit: SinkCommit) -> dict[str, Any]:
         """What a commit is to say of what was there before it, with the newest messages of all queues."""

@@ -301,8 +301,11 @@ class SinkCommit(NamedTuple):
 
     def metadata(self, **more: Any) -> dict[str, str]:
         """What it says of itself, in ``userMetadata``, which every Delta writer can set."""
-        own = {"consumerGroup": self.consumer_group, "rocketmqCommit": self.commit_id, **more}
-        return {"userMetadata": json.dumps(own)}
+        return {"userMetadata": json.dumps(self.own(**more))}
+
+    def own(self, **more: Any) -> dict[str, Any]:
+        """The same, as :func:`own_metadata` returns it."""
+        return {"consumerGroup": self.consumer_group, "rocketmqCommit": self.commit_id, **more}
 
     def newest_after(self, entry: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         """The newest messages of all queues, for :meth:`metadata`; ``entry`` is of the group's commit before.
@@ -370,9 +373,15 @@ def restored_to(entry: Mapping[str, Any]) -> int:
 
 
 def own_metadata(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The sink's own part of a history entry; empty for commits of others."""
+    """The sink's own part of a history entry; empty for commits of others.
+
+    An entry that is kept by the writer of its commit has it as it was, and need not be parsed.
+    """
+    metadata = entry.get("userMetadata") or "{}"
+    if isinstance(metadata, dict):
+        return metadata
     try:
-        metadata = json.loads(entry.get("userMetadata") or "{}")
+        metadata = json.loads(metadata)
     except ValueError:
         return {}
     return metadata if isinstance(metadata, dict) else {}
