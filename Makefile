@@ -30,7 +30,7 @@ check: ## Format, lint, types, import contracts, spelling, generated documents
 	@$(CHECK) mypy
 	@$(CHECK) lint-imports --no-cache
 	@$(CHECK) codespell --skip tests/golden --ignore-words-list droped,nam,strng,unknow $(SOURCES) docs conf README.md CHANGELOG.md Makefile spark-submit.sh
-	@$(CHECK) sh -c 'for page in options errors; do python -m scripts.pages $$page | diff -u docs/$$page.md - || { echo "docs/$$page.md is not what the code says: run make docs" >&2; exit 1; }; done'
+	@$(CHECK) sh -c 'for page in options errors answers; do python -m scripts.pages $$page | diff -u docs/$$page.md - || { echo "docs/$$page.md is not what the code says: run make docs" >&2; exit 1; }; done'
 	@$(CHECK) sh -c 'python -m tests.semantics_page | diff -u docs/semantics.md - || { echo "docs/semantics.md is not what the tests say: run make docs" >&2; exit 1; }'
 
 fetch: ## What the tests need besides packages: RocketMQ, PostgreSQL, object stores, schemas, a browser, an archive of Spark's classes
@@ -86,8 +86,8 @@ bench-against: ## Measure this work tree's speed beside another one's: OTHER=../
 	@$(ENV) --maven dev python -m tests.real_broker.harness fetch
 	@$(ENV) dev python -m bench.against $(OTHER) $(ARGS)
 
-docs: ## Write docs/options.md and docs/errors.md from the code and docs/semantics.md from the tests
-	@$(CHECK) sh -c 'for page in options errors; do python -m scripts.pages $$page > docs/$$page.md.part && mv docs/$$page.md.part docs/$$page.md || exit 1; done'
+docs: ## Write docs/options.md, errors.md and answers.md from the code and docs/semantics.md from the tests
+	@$(CHECK) sh -c 'for page in options errors answers; do python -m scripts.pages $$page > docs/$$page.md.part && mv docs/$$page.md.part docs/$$page.md || exit 1; done'
 	@$(CHECK) sh -c 'python -m tests.semantics_page > docs/semantics.md.part && mv docs/semantics.md.part docs/semantics.md'
 
 figures: ## How large the project is, beside how large it should be at most

@@ -11,7 +11,7 @@ from typing import NamedTuple
 _LINE = 110
 _SMALL = 60
 _WORD = re.compile(r"\S*\w\S*")
-_GENERATED = ("options.md", "errors.md", "semantics.md", "benchmarks.md")
+_GENERATED = ("options.md", "errors.md", "answers.md", "semantics.md", "benchmarks.md")
 _LOCK = re.compile(r"\b(?:Lock|RLock|Condition|Semaphore)\(\)")
 _STATION = re.compile(r"^\| \d+ \| `", re.MULTILINE)
 _TERM = re.compile(r"^(?:\*\*|### |\| \*\*)", re.MULTILINE)

@@ -1,6 +1,7 @@
 """``python -m scripts.pages options`` prints ``docs/options.md``: every option, as it is declared.
 
 ``python -m scripts.pages errors`` prints ``docs/errors.md``: every error, as its docstring describes it.
+``python -m scripts.pages answers`` prints ``docs/answers.md``: what happens at each answer of a broker.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from pyspark_rocketmq import errors
+from pyspark_rocketmq.consume.answers import Use, reaction
 from pyspark_rocketmq.options.connection import ConnectionOptions
 from pyspark_rocketmq.options.consumer import ConsumerOptions
 from pyspark_rocketmq.options.declare import OptionSpec, specs_of
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.write import WriteOptions
+from pyspark_rocketmq.wire.codes import ResponseCode
 
 _MADE = "<!-- Made from the code by `make docs`: change it there. -->"
 _OPTIONS_HEAD = (
@@ -28,6 +31,31 @@ _ERRORS_HEAD = (
     "worked before waits for. In Spark's output look for the last line that begins with "
     "`pyspark_rocketmq.errors`."
 )
+_ANSWERS_HEAD = """\
+Made by `make docs` from `consume/answers.py`, which decides; do not edit. What a query does when a broker answers a request with an
+error. *Has worked* means that the cluster has given the query, in this run or an earlier one, what it asks for now.
+
+| word | once | for a while |
+|---|---|---|
+| waits | only the queue or the broker in question is asked again, after 3 s where it refused, as Java's consumers do; the others go on | goes on when it is over; a drain ends after `retryTimeoutMs` |
+| tries | the request is sent again, with growing pauses | an error after `retryTimeoutMs`; a consumer's first task after 10 s |
+| 3 tries | goes on | an error within seconds |
+| error | the query ends | the query ends |
+| loss | `TopicDeleted` or `QueueRemoved`, or goes on without it: `failOnDataLoss` decides | so |
+| stored | goes on, or an error with `requireSendOk=true` | so |
+| left out, queue by queue, none stored, no error | goes on: the topic is not there, other requests are used, the group has no offset, there is nothing to read yet | so |
+
+Name servers, membership and messages given back never end a query that runs: a known route stays in force, and heartbeats, lists of members, locks and
+sends of failed messages are tried again in the next round. `Producer.send` without a queue tries two other brokers after codes 1, 2, 14, 16, 17, 204, 205
+and 1500, and so does a write of rows without a key.
+"""
+_REMARKS = (
+    (ResponseCode.SYSTEM_ERROR, "…AclException…", "access control of RocketMQ 4"),
+    (ResponseCode.SYSTEM_ERROR, "…does not support consumer to filter message by…", "no SQL92 at the broker"),
+    (ResponseCode.NO_PERMISSION, "subscription group no permission", "consumption is switched off"),
+)
+"""Answers that mean something else than their codes."""
+_UNKNOWN_CODE = 4711
 _OF_A_CONSUMER = (
     "A `PushConsumer` ([listeners](listeners.md)) takes these as arguments in Python; job `consume` takes "
     "them as keys of `--option` and of its `--conf` file. Its other arguments are options of reading under "
@@ -101,6 +129,28 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |" for cells in lines]
 
 
+def answers_page() -> str:
+    """The documentation page of what happens at each answer of a broker."""
+    lines = ["# Answers of brokers", "", _ANSWERS_HEAD.strip()]
+    for has_worked, title in ((False, "At first contact"), (True, "A query that has worked")):
+        head = ("answer", *(f"{use.title} ({int(use.request)})" for use in Use))
+        lines += ["", f"## {title}", "", *_table(head, _answer_rows(has_worked=has_worked))]
+    return "\n".join(lines) + "\n"
+
+
+def _answer_rows(*, has_worked: bool) -> list[tuple[str, ...]]:
+    """One row for all answers that are alike."""
+    answers = [(int(code), "", code.name) for code in ResponseCode if code is not ResponseCode.SUCCESS]
+    answers += [(int(code), remark, meaning) for code, remark, meaning in _REMARKS]
+    answers.append((_UNKNOWN_CODE, "", "any other"))
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for code, remark, name in sorted(answers):
+        cells = tuple(str(reaction(use, code, remark, has_worked=has_worked)) for use in Use)
+        shown = name if code == _UNKNOWN_CODE else f"{code} {name}"
+        alike.setdefault(cells, []).append(shown)
+    return [(", ".join(names), *cells) for cells, names in alike.items()]
+
+
 def _retried(cls: type[errors.RocketMQError]) -> str:
     if cls.retryable:
         return "yes"
@@ -143,4 +193,4 @@ def _paragraphs(cls: type) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write({"options": options_page, "errors": errors_page}[sys.argv[1]]())
+    sys.stdout.write({"options": options_page, "errors": errors_page, "answers": answers_page}[sys.argv[1]]())

@@ -187,7 +187,7 @@ class WrongBroker(TransportError):
 class BrokerError(RocketMQError):
     """The server answered with an error code that has no class of its own, such as SYSTEM_ERROR (1).
 
-    Do: Read its remark, which says why; a query that has worked before waits.
+    Do: Read its remark, which says why; a query that has worked before waits ([answers](answers.md)).
     """
 
     passes_later: ClassVar[bool] = True
@@ -360,8 +360,6 @@ class ConsumerNotOnline(BrokerError):
 
     Do: Ask a running one.
     """
-
-    passes_later: ClassVar[bool] = False
 
     advice: ClassVar[str] = "Only a consumer that is running and connected to this broker can be asked."
 

@@ -13,6 +13,7 @@ from collections.abc import Collection, Hashable, Mapping
 from typing import Final, Generic, TypeVar
 
 from pyspark_rocketmq.errors import BrokerError, ConsumptionForbidden, RocketMQError
+from pyspark_rocketmq.wire.codes import RETRIED_BY_PRODUCERS
 
 T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)
@@ -52,6 +53,18 @@ def is_pulled_again(error: RocketMQError, *, is_group_read: bool, has_worked: bo
     if is_group_read:
         return not has_worked and is_unexplained(error)
     return is_unexplained(error) or error.may_pass(has_worked=has_worked)
+
+
+def is_sent_again(error: RocketMQError, *, has_worked: bool) -> bool:
+    """Whether a write sends a batch again to the queue that refused it, for as long as it has time.
+
+    A code that says nothing, of those that Java's producer tries again, counts as "not now" once the queue's
+    cluster has taken messages.
+    """
+    if error.retryable:
+        return True
+    is_java_s = isinstance(error, BrokerError) and error.code in RETRIED_BY_PRODUCERS
+    return has_worked and is_java_s and is_unexplained(error)
 
 
 def sorted_out(

@@ -26,9 +26,8 @@ from queue import Empty, SimpleQueue
 
 from pyspark_rocketmq.client.broker import OnSend
 from pyspark_rocketmq.client.producer.attempts import FaultTable, SendOutcome, next_outcome, round_robin_queue
-from pyspark_rocketmq.client.producer.producer import RETRIED_ELSEWHERE
 from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline
-from pyspark_rocketmq.consume.not_now import is_unexplained
+from pyspark_rocketmq.consume.not_now import is_sent_again
 from pyspark_rocketmq.errors import (
     BrokerError,
     MessageRefused,
@@ -39,6 +38,7 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import MessageQueue, SendStatus
 from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.publish.batches import SendBatch
+from pyspark_rocketmq.wire.codes import RETRIED_BY_PRODUCERS
 from pyspark_rocketmq.wire.requests.send import SendResult
 
 logger = logging.getLogger(__name__)
@@ -251,7 +251,7 @@ class Sender:
         head.failures += 1
         pause_s = UNTIL_DEADLINE.pause_s(head.failures)
         assert head.deadline is not None
-        if not error.retryable and isinstance(error, BrokerError) and error.code in RETRIED_ELSEWHERE:
+        if not error.retryable and isinstance(error, BrokerError) and error.code in RETRIED_BY_PRODUCERS:
             others = [other for other in head.choices if other.broker_name != queue.broker_name]
             if others:
                 head.choices = others
@@ -276,10 +276,8 @@ class Sender:
         """
         if error.retryable:
             return True
-        if not is_unexplained(error) or is_too_large(error):
-            return False
-        is_java_s = isinstance(error, BrokerError) and error.code in RETRIED_ELSEWHERE
-        return is_java_s and (self.messages > 0 or head.failures < _TRIES_AT_FIRST_CONTACT)
+        has_worked = self.messages > 0 or head.failures < _TRIES_AT_FIRST_CONTACT
+        return not is_too_large(error) and is_sent_again(error, has_worked=has_worked)
 
     def _check_status(self, batch: SendBatch, queue: MessageQueue, result: SendResult) -> None:
         if self._require_send_ok and result.status is not SendStatus.SEND_OK:

@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FIRST_CONTACT: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
+_FIRST_CONTACT: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
 """For the first snapshot: a wrong address must end in an error soon, not in an idle query."""
 _CLIENT_ID: Final = "pyspark-rocketmq"
 """Brokers do not look at it here."""
@@ -624,7 +624,7 @@ def at_first_contact(action: Callable[[], T], patience: Deadline, sleep: Callabl
         RocketMQError: Of the last try.
     """
     try:
-        return call_with_retry(action, FIRST_CONTACT, patience, sleep, is_tried_again=_may_pass_later)
+        return call_with_retry(action, _FIRST_CONTACT, patience, sleep, is_tried_again=_may_pass_later)
     except (TopicAway, NameServerNotReady) as error:
         logger.warning("waiting up to %.0f s: %s", patience.remaining_s(), error)
     return call_with_retry(action, UNTIL_DEADLINE, patience, sleep)

@@ -14,8 +14,8 @@ from operator import attrgetter
 from typing import Final, NamedTuple, TypeVar
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
-from pyspark_rocketmq.clock import Clock, Deadline, call_with_retry
-from pyspark_rocketmq.consume.not_now import waits
+from pyspark_rocketmq.clock import Clock, Deadline, RetryPolicy, call_with_retry
+from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S, waits
 from pyspark_rocketmq.consume.planning import DrainWatch, Plan, ReadLimits, plan_ranges
 from pyspark_rocketmq.consume.positions import stored_by_ms
 from pyspark_rocketmq.consume.slave_reads import has_range
@@ -23,7 +23,7 @@ from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OffsetError, RocketMQError, TopicNotFound, TransportError
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.source.cluster_view import FIRST_CONTACT, ClusterView, Snapshot, at_first_contact
+from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot, at_first_contact
 from pyspark_rocketmq.source.progress import ProgressSource
 from pyspark_rocketmq.source.queue_generations import CheckpointGenerations
 from pyspark_rocketmq.source.ranges import Offset, offset_to_plan, plan_to_offset, stored_by_of
@@ -36,6 +36,9 @@ _UNKNOWN_BYTES: Final = 1024.0
 _WEIGHT_OF_NEW: Final = 0.5
 _FIRST_OWNERSHIP_S: Final = 5.0
 """How long the first plan waits for this member's queues; they may come at a later trigger."""
+_FIRST_PLAN: Final = RetryPolicy(attempts=3, first_pause_s=REFUSED_PAUSE_S, max_pause_s=REFUSED_PAUSE_S)
+"""For answers that nobody explains, before anything was planned: a queue that was refused rests for as long.
+"""
 _PAUSE_S: Final = 0.5
 """Between two attempts while the cluster does not answer, or a suspended queue has no due time."""
 _MOST_SHOWN: Final = 5
@@ -310,25 +313,34 @@ class MicroBatchPlanner:
         if self._seen is None:
             self._at_first_contact(self._look)
         try:
+            self._progress.begin_reading()
+            snapshot = self._look()
+        except RocketMQError as error:
+            return self._put_off(error, previous, has_worked=True)
+        try:
             if self._has_planned:
-                return self._try_to_plan(previous, stored_by_ms)
+                return self._try_to_plan(previous, snapshot, stored_by_ms)
             return call_with_retry(
-                lambda: self._try_to_plan(previous, stored_by_ms),
-                FIRST_CONTACT,
+                lambda: self._try_to_plan(previous, snapshot, stored_by_ms),
+                _FIRST_PLAN,
                 self._patience(),
                 self._pause,
                 is_tried_again=lambda error: error.passes_later and not error.retryable,
             )
         except RocketMQError as error:
-            if not self._may_pass(error):
-                raise
-            if isinstance(error, TopicNotFound):
-                self._without_vanished(previous, None)
-            return error
+            return self._put_off(error, previous, has_worked=self._has_planned)
 
-    def _try_to_plan(self, previous: Sequence[QueueRange], stored_by_ms: int) -> _Attempt:
-        self._progress.begin_reading()
-        snapshot = self._look()
+    def _put_off(
+        self, error: RocketMQError, previous: Sequence[QueueRange], *, has_worked: bool
+    ) -> RocketMQError:
+        """``error`` if planning is to be tried again: name servers forget topics whose brokers are away."""
+        if isinstance(error, TopicNotFound):
+            self._without_vanished(previous, None)
+        elif not waits(error, has_worked=has_worked):
+            raise error
+        return error
+
+    def _try_to_plan(self, previous: Sequence[QueueRange], snapshot: Snapshot, stored_by_ms: int) -> _Attempt:
         previous = self._without_vanished(previous, snapshot)
         previous, readable = self._follow(previous, snapshot, stored_by_ms)
         progress = self._progress.read(previous, readable)
@@ -357,10 +369,6 @@ class MicroBatchPlanner:
     def _waiting(self) -> Mapping[MessageQueue, RocketMQError]:
         """Queues that the last plan left out for now although their brokers show bounds, and why."""
         return self._progress.waiting if self._generations is None else self._generations.waiting
-
-    def _may_pass(self, error: RocketMQError) -> bool:
-        """Whether to try again: name servers forget a topic that was there while all its brokers are away."""
-        return isinstance(error, TopicNotFound) or waits(error, has_worked=self._has_planned)
 
     def _without_vanished(
         self, previous: Sequence[QueueRange], snapshot: Snapshot | None
@@ -496,7 +504,9 @@ class MicroBatchPlanner:
             try:
                 return self._look()
             except RocketMQError as error:
-                if not self._may_pass(error) or patience.has_passed:
+                if patience.has_passed or not (
+                    isinstance(error, TopicNotFound) or waits(error, has_worked=True)
+                ):
                     raise
                 logger.warning("the cluster does not answer, trying again: %s", error)
             self._pause(_PAUSE_S)

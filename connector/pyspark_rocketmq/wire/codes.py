@@ -7,6 +7,7 @@ Rule: a code is added here and nowhere else.  Values: RocketMQ 5.3.3 ``RequestCo
 from __future__ import annotations
 
 from enum import IntEnum, IntFlag
+from typing import Final
 
 CLIENT_VERSION = 409
 """Ordinal of V4_9_8 in ``MQVersion``, the number this client shows.
@@ -134,6 +135,21 @@ class ResponseCode(IntEnum):
     CONSUME_MSG_TIMEOUT = 207
     FLOW_CONTROL = 215
     GO_AWAY = 1500
+
+
+RETRIED_BY_PRODUCERS: Final = frozenset(
+    {
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+        ResponseCode.GO_AWAY,
+    }
+)
+"""A broker's refusals that another broker may not share (``DefaultMQProducer.retryResponseCodes``)."""
 
 
 class LanguageCode(IntEnum):

@@ -51,7 +51,7 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.model import MAX_MESSAGE_BYTES, Message, MessageQueue, TopicRoute
 from pyspark_rocketmq.options.connection import namespace_of, parsed_addresses
-from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.codes import RETRIED_BY_PRODUCERS
 from pyspark_rocketmq.wire.compression import CompressionType, compress
 from pyspark_rocketmq.wire.message_ids import unique_key
 from pyspark_rocketmq.wire.properties import UNIQ_KEY, WAIT
@@ -109,19 +109,6 @@ def month_start_s(now_s: float) -> float:
     return time.mktime((local.tm_year, local.tm_mon, 1, 0, 0, 0, 0, 0, -1))
 
 
-RETRIED_ELSEWHERE: Final = frozenset(
-    {
-        ResponseCode.TOPIC_NOT_EXIST,
-        ResponseCode.SERVICE_NOT_AVAILABLE,
-        ResponseCode.SYSTEM_ERROR,
-        ResponseCode.SYSTEM_BUSY,
-        ResponseCode.NO_PERMISSION,
-        ResponseCode.NO_BUYER_ID,
-        ResponseCode.NOT_IN_CURRENT_UNIT,
-        ResponseCode.GO_AWAY,
-    }
-)
-"""A broker's refusal that another broker may not share (``DefaultMQProducer.retryResponseCodes``)."""
 _SIGNS_OF_AN_OLD_ROUTE: Final = (TransportError, TopicNotFound)
 _ORDERED_CHUNK: Final = 4096
 """Messages ``send_ordered`` holds back to make batches of."""
@@ -460,7 +447,7 @@ class Producer(Closing):
                 result = self._brokers.send(self._master(route, queue), message, queue, settings, deadline)
             except (TransportError, BrokerError) as error:
                 self._note(queue, begun_s, SendOutcome.of(error))
-                is_hopeless = isinstance(error, BrokerError) and error.code not in RETRIED_ELSEWHERE
+                is_hopeless = isinstance(error, BrokerError) and error.code not in RETRIED_BY_PRODUCERS
                 if is_hopeless or attempt >= self._attempts or deadline.has_passed:
                     self._raise_explained(message.topic, error)
                 failed_broker = queue.broker_name
