@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.consume.planning import Had, Plan, ReadLimits, plan_ranges, share_limit
-from pyspark_rocketmq.consume.positions import OffsetGap
+from pyspark_rocketmq.consume.positions import EVERY_BROKER, OffsetGap, latest_at, stored_by
 from pyspark_rocketmq.errors import DataLoss
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
 
@@ -381,3 +381,37 @@ def test_invariants_of_any_plan(
         assert sum(r.count for r in made.ranges) <= max(limits.max_offsets_per_trigger, len(made.ranges))
     assert made.next_due_s is None or made.next_due_s > NOW_S
     assert not taken.keys() & {gap.queue.queue_id for gap in made.gaps} or skip_gaps
+
+
+A0, A1 = (MessageQueue("orders", "broker-a", queue_id) for queue_id in (0, 1))
+B0 = MessageQueue("orders", "broker-b", 0)
+
+
+def test_each_broker_has_its_own_time_of_what_was_stored() -> None:
+    """F4: one whose clock is ahead hides no other's topic that is made anew."""
+    bounds = {A0: QueueBounds(0, 3, 1_000), B0: QueueBounds(0, 3, 90_000)}
+
+    times = stored_by({}, bounds, ())
+    assert times == {"broker-a": 1_000, "broker-b": 90_000}
+    assert stored_by(times, {A0: QueueBounds(0, 9, 2_000)}, [A0, B0]) == {
+        "broker-a": 2_000,
+        "broker-b": 90_000,
+    }
+    assert latest_at(times, "broker-c") == 0
+
+
+def test_a_time_that_is_not_known_of_one_broker_is_known_of_the_others() -> None:
+    """F4: it shows none, or was away when the stream began."""
+    bounds = {A0: QueueBounds(0, 3, 0), B0: QueueBounds(0, 3, 500), A1: QueueBounds(2, 2, 0)}
+
+    assert stored_by({}, bounds, ()) == {"broker-b": 500}
+    assert stored_by({}, {A0: QueueBounds(0, 3, 700)}, [A0, B0]) == {"broker-a": 700}
+
+
+def test_the_one_time_of_an_earlier_release_holds_for_every_broker() -> None:
+    """F4"""
+    assert latest_at({EVERY_BROKER: 800}, "broker-b") == 800
+    assert stored_by({EVERY_BROKER: 800}, {A0: QueueBounds(0, 3, 700)}, [A0, B0]) == {
+        "broker-a": 800,
+        "broker-b": 800,
+    }

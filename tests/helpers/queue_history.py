@@ -435,6 +435,8 @@ class History:
 
     def _lose_store(self, _: int) -> None:
         if self.loses_store:
+            # The group goes on without its past: a backup from before is none of the new store.
+            self.backups.clear()
             self.store.put_back({})
             self.start()
 

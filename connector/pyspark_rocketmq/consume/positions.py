@@ -62,23 +62,43 @@ class OffsetGap:
         )
 
 
-def stored_by_ms(
-    before_ms: int, bounds: Mapping[MessageQueue, QueueBounds], known: Collection[MessageQueue]
-) -> int:
-    """The latest time at which a message that a plan has passed was stored, by the brokers; 0 if not known.
+StoredBy = Mapping[str, int]
+"""The latest time (milliseconds) at which a message that a plan has passed was stored, by broker name, each
+by its own clock; missing where that is not known."""
+EVERY_BROKER: Final = ""
+"""The name under which a checkpoint of an earlier release has one time for all."""
+
+
+def stored_by(
+    before: StoredBy, bounds: Mapping[MessageQueue, QueueBounds], known: Collection[MessageQueue]
+) -> StoredBy:
+    """Return the times for the plan that is made from ``bounds``.
 
     A message stored later in the place of a passed one belongs to another log: the topic was deleted and made
     again, or a slave without the log's end has become master.
 
     Args:
-        before_ms: What this returned for the plan before.
+        before: What this returned for the plan before.
         bounds: Those that the plan is made from.
         known: Queues that have a position, even if no broker shows them now.
     """
-    newest = [each.last_update_timestamp for each in bounds.values() if each.max_offset > each.min_offset]
-    if any(time <= 0 for time in newest) or (not before_ms and any(queue not in bounds for queue in known)):
-        return 0
-    return max(before_ms, *newest, 0)
+    names = {queue.broker_name for queue in (*bounds, *known)}
+    times = {name: [latest_at(before, name)] for name in names}
+    unknown = {
+        queue.broker_name for queue in known if queue not in bounds and not times[queue.broker_name][0]
+    }
+    for queue, each in bounds.items():
+        if each.max_offset <= each.min_offset:
+            continue
+        times[queue.broker_name].append(each.last_update_timestamp)
+        if each.last_update_timestamp <= 0:
+            unknown.add(queue.broker_name)
+    return {name: latest for name in sorted(names - unknown) if (latest := max(times[name])) > 0}
+
+
+def latest_at(times: StoredBy, broker_name: str) -> int:
+    """The time of one broker; 0 if it is not known."""
+    return times.get(broker_name, times.get(EVERY_BROKER, 0))
 
 
 def ending_positions(

@@ -198,6 +198,9 @@ def _noted(row: OffsetRow, record: SinkRecord, now_s: float) -> OffsetRow:
     if not _is_behind(row.state.last_message, newest):
         return row
     merged = newer(row.state.last_message, newest)
+    if row.was_reset or row.was_followed:
+        # It was consumed from there on: nobody's word about another log.
+        row = row._replace(batch_id=SKIPPED)
     return _with(row, epoch=row.epoch + 1, last_message=merged)._replace(updated_at_s=_whole_us(now_s))
 
 

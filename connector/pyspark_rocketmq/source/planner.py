@@ -17,7 +17,7 @@ from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
 from pyspark_rocketmq.clock import Clock, Deadline, RetryPolicy, call_with_retry
 from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S, waits
 from pyspark_rocketmq.consume.planning import DrainWatch, Plan, ReadLimits, plan_ranges
-from pyspark_rocketmq.consume.positions import stored_by_ms
+from pyspark_rocketmq.consume.positions import StoredBy, stored_by
 from pyspark_rocketmq.consume.slave_reads import has_range
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OffsetError, RocketMQError, TopicNotFound, TransportError
@@ -149,15 +149,15 @@ class MicroBatchPlanner:
     def _first_offset(self) -> Offset:
         snapshot = self._whole_snapshot() if self._progress.begins_in_checkpoint else self._look()
         return plan_to_offset(
-            0, self._progress.initial(snapshot), stored_by_ms=self._stored_by_ms(0, snapshot, ())
+            0, self._progress.initial(snapshot), stored_by=self._stored_by({}, snapshot, ())
         )
 
-    def _stored_by_ms(self, before_ms: int, snapshot: Snapshot, previous: Sequence[QueueRange]) -> int:
+    def _stored_by(self, before: StoredBy, snapshot: Snapshot, previous: Sequence[QueueRange]) -> StoredBy:
         """When a plain stream's messages were stored, for the next offset; a group's rows say more."""
         if not self._progress.begins_in_checkpoint:
-            return 0
+            return {}
         known = [was.queue for was in previous if self._options.reads(was.queue.topic)]
-        return stored_by_ms(before_ms, snapshot.with_slaves().bounds, known)
+        return stored_by(before, snapshot.with_slaves().bounds, known)
 
     def prepare_available_now(self) -> None:
         """Take what is stored now as the end of this query."""
@@ -248,8 +248,8 @@ class MicroBatchPlanner:
                 if attempt.ranges:
                     if self._waits_for_more(attempt.plan):
                         return start
-                    stored_by = self._stored_by_ms(stored_by_of(start), attempt.snapshot, previous)
-                    offset = plan_to_offset(seq + 1, attempt.ranges, stored_by_ms=stored_by)
+                    times = self._stored_by(stored_by_of(start), attempt.snapshot, previous)
+                    offset = plan_to_offset(seq + 1, attempt.ranges, stored_by=times)
                     return self._remember(offset, attempt.ranges)
                 trouble = self._missing_error(attempt.snapshot, previous) or self._unsettled_error()
                 is_drained = trouble is None and attempt.plan.next_due_s is None and not attempt.plan.gaps
@@ -308,7 +308,7 @@ class MicroBatchPlanner:
             "or raise retryTimeoutMs."
         )
 
-    def _attempt(self, previous: Sequence[QueueRange], stored_by_ms: int) -> _Attempt | RocketMQError:
+    def _attempt(self, previous: Sequence[QueueRange], times: StoredBy) -> _Attempt | RocketMQError:
         """One plan from a new snapshot; or an error that may pass."""
         if self._seen is None:
             self._at_first_contact(self._look)
@@ -319,9 +319,9 @@ class MicroBatchPlanner:
             return self._put_off(error, previous, has_worked=True)
         try:
             if self._has_planned:
-                return self._try_to_plan(previous, snapshot, stored_by_ms)
+                return self._try_to_plan(previous, snapshot, times)
             return call_with_retry(
-                lambda: self._try_to_plan(previous, snapshot, stored_by_ms),
+                lambda: self._try_to_plan(previous, snapshot, times),
                 _FIRST_PLAN,
                 self._patience(),
                 self._pause,
@@ -340,9 +340,9 @@ class MicroBatchPlanner:
             raise error
         return error
 
-    def _try_to_plan(self, previous: Sequence[QueueRange], snapshot: Snapshot, stored_by_ms: int) -> _Attempt:
+    def _try_to_plan(self, previous: Sequence[QueueRange], snapshot: Snapshot, times: StoredBy) -> _Attempt:
         previous = self._without_vanished(previous, snapshot)
-        previous, readable = self._follow(previous, snapshot, stored_by_ms)
+        previous, readable = self._follow(previous, snapshot, times)
         progress = self._progress.read(previous, readable)
         plan = self._plan(snapshot, progress)
         attempt = _Attempt(readable, plan, self._progress.compose(previous, plan), self._left(progress))
@@ -350,13 +350,13 @@ class MicroBatchPlanner:
         return attempt
 
     def _follow(
-        self, previous: Sequence[QueueRange], snapshot: Snapshot, stored_by_ms: int
+        self, previous: Sequence[QueueRange], snapshot: Snapshot, times: StoredBy
     ) -> tuple[Sequence[QueueRange], Snapshot]:
         """Where a plain stream's queues go on, and ``snapshot`` without those that must wait."""
         if self._generations is None:
             return previous, snapshot
         before = self._generations.waiting
-        previous = self._generations.follow(previous, snapshot, stored_by_ms)
+        previous = self._generations.follow(previous, snapshot, times)
         waiting = self._generations.waiting
         for queue, error in sorted(waiting.items()):
             if before.get(queue) is not error:

@@ -26,6 +26,7 @@ from pyspark_rocketmq.consume.generations import (
     remembered,
 )
 from pyspark_rocketmq.consume.not_now import Rests, sorted_out
+from pyspark_rocketmq.consume.positions import StoredBy, latest_at
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import (
     BrokerOffsetUnavailable,
@@ -465,8 +466,8 @@ def _each(
 class CheckpointGenerations:
     """For a plain stream: looks at queues that were out of sight, as all are at the start, or went back.
 
-    A checkpoint has no messages, but the latest time at which those before its offsets were stored: if the
-    last of these was stored later, or the log ends before it, the log is another one (row F4).  With
+    A checkpoint has no messages, but the latest time at which each broker stored those before its offsets: if
+    the last of these was stored later, or the log ends before it, the log is another one (row F4).  With
     ``failOnDataLoss`` bounds that end too early fail the query elsewhere.
     """
 
@@ -483,7 +484,7 @@ class CheckpointGenerations:
         """Of queues that wait, as of the plan they were in last: other queues' plans go on meanwhile."""
 
     def follow(
-        self, previous: Sequence[QueueRange], snapshot: Snapshot, stored_by_ms: int
+        self, previous: Sequence[QueueRange], snapshot: Snapshot, times: StoredBy
     ) -> Sequence[QueueRange]:
         """The positions of the plan before, or where queues go on whose offsets began again.
 
@@ -492,14 +493,14 @@ class CheckpointGenerations:
         Args:
             previous: The ranges of the plan before.
             snapshot: What the next plan is made from.
-            stored_by_ms: The latest time at which the messages before their ends were stored; 0 if unknown.
+            times: The latest time at which the messages before their ends were stored, by broker.
 
         Raises:
             OffsetsBeganAgain: If some did, and ``failOnDataLoss`` is true.
             RocketMQError: If a broker refuses for good.
         """
-        self.waiting = self._look(previous, snapshot, stored_by_ms) if stored_by_ms else {}
-        self._stored_by_ms = {queue: self._stored_by_ms.get(queue, stored_by_ms) for queue in self.waiting}
+        self.waiting = self._look(previous, snapshot, times)
+        self._stored_by_ms = {queue: self._stored_by(queue, times) for queue in self.waiting}
         self._seen = frozenset(snapshot.bounds).difference(self.waiting)
         if not self._begun:
             return previous
@@ -510,19 +511,23 @@ class CheckpointGenerations:
             for was in previous
         ]
 
+    def _stored_by(self, queue: MessageQueue, times: StoredBy) -> int:
+        return self._stored_by_ms.get(queue, latest_at(times, queue.broker_name))
+
     def planned(self) -> None:
         """There is a plan that goes on where the last call said."""
         self._begun.clear()
 
     def _look(
-        self, previous: Sequence[QueueRange], snapshot: Snapshot, stored_by_ms: int
+        self, previous: Sequence[QueueRange], snapshot: Snapshot, times: StoredBy
     ) -> dict[MessageQueue, RocketMQError]:
         places = {
             was.queue: was.end - 1
             for was in previous
             if (bounds := snapshot.bounds.get(was.queue)) is not None
             and was.queue not in self._begun
-            and self._is_suspect(was, bounds, self._stored_by_ms.get(was.queue, stored_by_ms))
+            and (stored_by_ms := self._stored_by(was.queue, times))
+            and self._is_suspect(was, bounds, stored_by_ms)
         }
         if not places:
             return {}
@@ -534,7 +539,7 @@ class CheckpointGenerations:
                 looked[queue],
                 places[queue],
                 snapshot,
-                self._stored_by_ms.get(queue, stored_by_ms),
+                self._stored_by(queue, times),
             ),
         )
         known, not_now = sorted_out(starts, has_worked=True)

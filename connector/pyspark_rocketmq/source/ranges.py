@@ -3,10 +3,10 @@
 Spark's offset of one micro-batch is the plan itself, as JSON: ``{"v": 1, "seq": 7, "plan": {topic:
 {brokerName: {queueId: {"from": 0, "to": 5, "epoch": 3, "times": 1}}}}}``, where ``epoch``, ``times``
 (reconsume times) and ``putBack`` are left out when they are 0 or empty; plans of plain streams have
-``storedBy``, when the newest message before each queue's end was stored. Of plans of earlier releases
-``uncommitted`` is passed over.  The ranges are explicit, so a replay reads the same messages; ``seq`` grows
-with every batch, because Spark compares offsets as text and a suspended queue may be planned twice with the
-same range.  Keys are written sorted: equal plans are equal texts.
+``storedBy``, when the newest message before each queue's end was stored, by broker. Of plans of earlier
+releases ``uncommitted`` is passed over.  The ranges are explicit, so a replay reads the same messages;
+``seq`` grows with every batch, because Spark compares offsets as text and a suspended queue may be planned
+twice with the same range.  Keys are written sorted: equal plans are equal texts.
 
 A plan of more than 256 queues is packed, ten thousand of them into 60 KB where the JSON above has 600:
 ``{"v": 2, "seq": 7, "queues": 10000, "packed": text}``.  The text is zlib in base 85 of a line of JSON and,
@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -45,6 +46,7 @@ from pyspark_rocketmq.client.cluster import Cluster
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.planning import Expected, read_together, shared_tasks
+from pyspark_rocketmq.consume.positions import EVERY_BROKER, StoredBy
 from pyspark_rocketmq.errors import OffsetError, TransportError
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, QueueState, UndecodableMessages
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
@@ -253,16 +255,18 @@ Offset = dict[str, Any]
 """What Spark stores: a nested dict with str keys."""
 
 
-def plan_to_offset(seq: int, ranges: Iterable[QueueRange], *, stored_by_ms: int = 0) -> Offset:
+def plan_to_offset(
+    seq: int, ranges: Iterable[QueueRange], *, stored_by: StoredBy = MappingProxyType({})
+) -> Offset:
     """The offset that holds ``ranges``; empty ranges are kept, they carry a position.
 
     Args:
         seq: The plan's number.
         ranges: One for each queue.
-        stored_by_ms: When every message before their ends was stored, at the latest; 0 if that is not known.
+        stored_by: When every message before their ends was stored, at the latest, by each broker's clock.
     """
     in_order = sorted(ranges, key=attrgetter("queue"))
-    known = {"storedBy": stored_by_ms} if stored_by_ms else {}
+    known = {"storedBy": dict(stored_by)} if stored_by else {}
     if len(in_order) > _MOST_IN_JSON:
         packed = _packed(in_order)
         return {"v": _PACKED_VERSION, "seq": seq, **known, "queues": len(in_order), "packed": packed}
@@ -273,10 +277,16 @@ def plan_to_offset(seq: int, ranges: Iterable[QueueRange], *, stored_by_ms: int 
     return {"v": _VERSION, "seq": seq, **known, "plan": plan}
 
 
-def stored_by_of(offset: Mapping[str, Any]) -> int:
-    """``stored_by_ms`` as given to :func:`plan_to_offset`; 0 if an offset has none, or nonsense."""
-    stored_by = offset.get("storedBy", 0)
-    return stored_by if isinstance(stored_by, int) and 0 < stored_by <= _HIGHEST else 0
+def stored_by_of(offset: Mapping[str, Any]) -> StoredBy:
+    """``stored_by`` as given to :func:`plan_to_offset`, without what is nonsense."""
+    times = offset.get("storedBy", {})
+    if not isinstance(times, dict):
+        times = {EVERY_BROKER: times}
+    return {
+        name: time
+        for name, time in times.items()
+        if isinstance(time, int) and not isinstance(time, bool) and 0 < time <= _HIGHEST
+    }
 
 
 def is_plan(offset: object) -> bool:
