@@ -292,6 +292,36 @@ def test_a_stream_reads_each_message_once_while_brokers_swap_addresses(
     wait_until(has_all, 2 * ANSWER_S)
 
 
+def test_a_stream_reads_on_when_all_its_connections_fell_silent(
+    cluster: ClusterUnderTest, client: BrokerClient, relayed: RelayedCluster, topic: str
+) -> None:
+    """A7 ★: those of the planner, and those that tasks keep for the next micro-batch."""
+    stream = StreamUnderTest(
+        nameServers=relayed.name_servers,
+        topic=topic,
+        startingOffsets="earliest",
+        requestTimeoutMs="2000",
+        routeRefreshMs="1",
+    )
+    assert stream.next_offsets() == {
+        MessageQueue(topic, A, 0): [0, 1, 2],
+        MessageQueue(topic, B, 0): [*range(5)],
+    }
+    before = {name: relay.connections for name, relay in relayed.brokers.items()}
+    for relay in (relayed.name_server, *relayed.brokers.values()):
+        relay.fall_silent()
+    store(cluster, client, topic, {A: 2, B: 1})
+    read: dict[MessageQueue, list[int]] = {}
+
+    def has_all() -> bool:
+        for queue, offsets in (stream.next_offsets() or {}).items():
+            read.setdefault(queue, []).extend(offsets)
+        return read == {MessageQueue(topic, A, 0): [3, 4], MessageQueue(topic, B, 0): [5]}
+
+    wait_until(has_all, 2 * ANSWER_S)
+    assert all(relay.connections > before[name] for name, relay in relayed.brokers.items())
+
+
 def test_a_broker_says_its_name_to_every_user(
     cluster: ClusterUnderTest, pool: ChannelPool, soon: Deadline
 ) -> None:
