@@ -252,6 +252,23 @@ def test_a_silent_broker_holds_up_no_other(members: Members) -> None:
         one.stop(SOON_S)
 
 
+def test_a_broker_that_hangs_gets_no_heartbeat_after_heartbeat(members: Members) -> None:
+    """A3, A7: each costs its time-out and closes the connection; one that hangs is left to the next round."""
+    with SimCluster(brokers=2) as cluster:
+        cluster.create_topic("T", queues=1)
+        one = members.join(cluster.name_servers, "T", "one", timing=QUICK)
+        await_plannable(one, queues_of(cluster, "T", 1))
+        address = cluster.broker_addresses["broker-a"]
+        wait_until(lambda: address in one._channels, SOON_S)
+
+        for code in (RequestCode.HEART_BEAT, RequestCode.LOCK_BATCH_MQ):
+            cluster.faults.add("lose", on=code, where="broker-a", times=1000)
+        wait_until(lambda: address not in one._channels, SOON_S, reason="giving up at once to try again")
+        cluster.faults.clear()
+        wait_until(lambda: address in one._channels, SOON_S, reason="a heartbeat in its turn")
+        one.stop(SOON_S)
+
+
 @SIM_ONLY
 def test_without_a_name_server_the_known_route_holds(
     cluster: ClusterUnderTest, members: Members, caplog: pytest.LogCaptureFixture

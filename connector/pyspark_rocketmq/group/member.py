@@ -41,7 +41,7 @@ from pyspark_rocketmq.consume.membership import (
     Unregister,
 )
 from pyspark_rocketmq.display import peer_text
-from pyspark_rocketmq.errors import BrokerError, RocketMQError, TransportError
+from pyspark_rocketmq.errors import BrokerError, RequestTimeout, RocketMQError, TransportError
 from pyspark_rocketmq.hub.state import CALLS_END_S
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue
 from pyspark_rocketmq.wire.requests.admin import ConsumerConnection
@@ -425,6 +425,9 @@ class RunningMember:
             self._calls.brokers.heartbeat(address, self._heartbeat, broker_name=name)
         except RocketMQError as error:
             logger.warning("heartbeat failed group=%s broker=%s: %s", self._group, address, error)
+            if isinstance(error, RequestTimeout) and address in self._silent:
+                # It hangs: one heartbeat at once is enough, the next one comes when it is due.
+                self._channels.pop(address, None)
             self._silent.add(address)
             self._calls.routes.invalidate()
         else:
