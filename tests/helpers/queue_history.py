@@ -373,7 +373,8 @@ class History:
         """
         if not row.state.last_message:
             return False
-        return not row.was_reset_by_operator or row.next_offset > self.log.first
+        was_put_there = row.was_reset_by_operator or row.was_followed
+        return not was_put_there or row.next_offset > self.log.first
 
     def _shown(self) -> list[int]:
         rows = self.store.read(GROUP)
