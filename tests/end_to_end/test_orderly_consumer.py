@@ -37,6 +37,7 @@ from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.source.spark_version import TELLS_TRIGGER
+from pyspark_rocketmq.wire.codes import RequestCode
 from tests.docs.pages import blocks
 from tests.helpers.administrator import Administrator
 from tests.helpers.cluster import LONG_ON_REAL, SIM_ONLY, ClusterUnderTest
@@ -303,6 +304,31 @@ def test_a_group_that_may_not_consume_for_a_while_goes_on_when_it_may(consumptio
     assert not query.is_alive()
     assert not errors
     report = check_sink(consumption.sink, expected)
+    assert report.is_clean, str(report)
+
+
+@SIM_ONLY
+@pytest.mark.parametrize(
+    ("request_code", "code", "remark"),
+    [
+        (RequestCode.PULL_MESSAGE, 1, "store getMessage return null"),
+        (RequestCode.PULL_MESSAGE, 4711, "a code of a release to come"),
+    ],
+)
+def test_a_group_that_has_consumed_outlives_answers_that_mean_not_now(
+    consumption: Consumption, request_code: int, code: int, remark: str
+) -> None:
+    """A8: at its next start, at its claims' looks and in its tasks; nothing is lost or doubled."""
+    first = produce_orders(consumption.cluster.name_servers, consumption.topic, 20)
+    consumption.drain()
+    again = produce_orders(consumption.cluster.name_servers, consumption.topic, 20, first=20)
+    faults = consumption.cluster.faults
+    faults.add("answer-code", on=int(request_code), times=2, response_code=code, remark=remark)
+
+    consumption.drain()
+
+    assert not faults.pending
+    report = check_sink(consumption.sink, {**first, **again})
     assert report.is_clean, str(report)
 
 
