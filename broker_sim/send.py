@@ -49,6 +49,8 @@ def max_retries(group: SubscriptionGroupConfig, client_version: int, max_reconsu
 
 
 _FIRST_RETRY_LEVEL = 3
+_LONGEST_STORED_NAME = 127
+"""Characters of a topic that is no retry topic (``HookUtils.checkBeforePutMessage``)."""
 
 
 def handle_send_back(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
@@ -87,6 +89,8 @@ def handle_send_back(state: BrokerState, command: RemotingCommand) -> RemotingCo
 def _store_copy(
     state: BrokerState, message: StoredParts, topic: str, queue_id: int, *, delay_level: int
 ) -> None:
+    if len(topic) > _LONGEST_STORED_NAME and not topic.startswith(RETRY_TOPIC_PREFIX):
+        raise Refused(ResponseCode.SYSTEM_ERROR, "MESSAGE_ILLEGAL")
     origin = offset_message_id(message.store_host, message.commit_log_offset)
     first = {"RETRY_TOPIC": message.run.topic, "ORIGIN_MESSAGE_ID": origin}
     properties = {**first, **message.properties, "WAIT": "false", "DELAY": str(delay_level)}

@@ -487,6 +487,31 @@ class RowNotSent(RocketMQError):
         return f"Not sent: {self.rows}: {self.problem.rstrip('.')}. Rows before may be stored, and {again}."
 
 
+class DeadLetterRefused(RocketMQError):
+    """No broker takes a message that a group gives up; its queue waits, and nothing is lost.
+
+    Do: Remove what the error names: give the user the right to send to ``%RETRY%GROUP``, shorten the group's
+    name to 120 characters, send fewer properties; or pass the message by job ``offsets skip``.
+    """
+
+    def __init__(self, consumer_group: str, queue: str, queue_offset: int, sent: str, copied: str) -> None:
+        super().__init__(consumer_group, queue, queue_offset, sent, copied)
+        self.consumer_group = consumer_group
+        self.queue = queue
+        self.queue_offset = queue_offset
+        self.sent = sent
+        """Why it could not be sent."""
+        self.copied = copied
+        """Why its broker did not copy it."""
+
+    def __str__(self) -> str:
+        return masked(
+            f"{self.queue} queueOffset={self.queue_offset}: no broker takes this message as a dead letter of "
+            f"group {self.consumer_group}, so its queue waits at it. Sent, it was refused: {self.sent} Its "
+            f"broker did not copy it either: {self.copied}"
+        )
+
+
 class KeysOutOfOrder(RocketMQError):
     """Two tasks of a write sent rows of one sharding key, in no order; all rows of the write are stored.
 

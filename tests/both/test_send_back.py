@@ -13,6 +13,7 @@ from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSettings
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.errors import DeadLetterRefused
 from pyspark_rocketmq.group.retry_queues import warn_of_dropped_retries
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, dlq_topic, retry_topic
 from pyspark_rocketmq.options.read import ReadOptions
@@ -160,6 +161,40 @@ def test_an_orderly_consumer_s_message_is_a_dead_letter_by_an_ordinary_send(
     assert (dead.reconsume_times, dead.properties["RECONSUME_TIME"]) == (3, "3")
     assert (dead.properties["RETRY_TOPIC"], dead.properties["DELAY"]) == (failed.topic, "-1")
     assert dead.properties["ORIGIN_MESSAGE_ID"] == failed.msg_id
+
+
+def test_a_dead_letter_whose_properties_grow_too_large_is_stored(
+    send_back: SendBack,
+    client: BrokerClient,
+    address: str,
+    queue: MessageQueue,
+    arrived: Callable[[str], MessageExt],
+) -> None:
+    """D6: the broker that has the message copies it, and adds less."""
+    client.send(
+        address, Message(topic=queue.topic, body=b"wide", properties={"w": "x" * 32_450}), queue, SETTINGS
+    )
+    wide = first_of(client, address, queue)
+
+    send_back.send_as_dead_letter(wide, max_reconsume_times=0)
+
+    assert arrived(dlq_topic(send_back.consumer_group)).body == b"wide"
+
+
+@pytest.mark.parametrize("length", [121, 130])
+def test_a_group_with_a_long_name_has_dead_letters_as_far_as_its_topic_can_be(
+    settings: SendBackSettings, failed: MessageExt, arrived: Callable[[str], MessageExt], length: int
+) -> None:
+    """D6: up to 122 characters brokers copy the message; above it waits, and the error says why."""
+    group = settings.consumer_group.ljust(length, "g")
+    send_back = SendBack(replace(settings, consumer_group=group))
+
+    if length > 122:
+        with pytest.raises(DeadLetterRefused, match=r"longer than topic max length.*MESSAGE_ILLEGAL"):
+            send_back.send_as_dead_letter(failed, max_reconsume_times=0)
+        return
+    send_back.send_as_dead_letter(failed, max_reconsume_times=0)
+    assert arrived(dlq_topic(group)).body == b"again"
 
 
 def test_a_namespace_s_message_comes_again_inside_it(

@@ -9,7 +9,13 @@ import pytest
 
 from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSettings
-from pyspark_rocketmq.errors import BrokerError, ConnectFailed, TransportError
+from pyspark_rocketmq.errors import (
+    BrokerError,
+    ConnectFailed,
+    DeadLetterRefused,
+    SystemBusy,
+    TransportError,
+)
 from pyspark_rocketmq.model import BrokerData, MessageExt, MessageQueue, TopicRoute
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
@@ -206,6 +212,79 @@ def test_an_orderly_consumer_s_message_goes_to_the_retry_topic_only(
         broker.fault = refuse
     with pytest.raises(BrokerError):
         send_back.send_as_retry(failed(times=3), max_reconsume_times=3)
+
+
+def test_a_dead_letter_is_sent_as_java_sends_it_where_that_works(
+    cluster: ScriptedCluster, send_back: SendBack
+) -> None:
+    """D6"""
+    send_back.send_as_dead_letter(failed(times=3), max_reconsume_times=3)
+
+    assert len([one for broker in cluster.brokers.values() for one in broker.sends]) == 1
+    assert not any(broker.sent_back for broker in cluster.brokers.values())
+
+
+def test_a_dead_letter_refused_as_a_send_is_copied_by_its_broker(
+    cluster: ScriptedCluster, send_back: SendBack
+) -> None:
+    """D6: where the group may not send, or its retry topic's name is too long for producers."""
+    copied = []
+
+    def refuse_sends(peer: Peer, request: RemotingCommand) -> None:
+        if request.code != RequestCode.CONSUMER_SEND_MSG_BACK:
+            peer.answer(request, ResponseCode.NO_PERMISSION, remark="No permission to send")
+            return
+        copied.append((request.ext_fields["offset"], request.ext_fields["delayLevel"]))
+        peer.answer(request)
+
+    for broker in cluster.brokers.values():
+        broker.fault = refuse_sends
+
+    send_back.send_as_dead_letter(failed("broker-b", times=3), max_reconsume_times=3)
+
+    assert copied == [("700", "-1")]
+
+
+def test_a_dead_letter_whose_properties_grow_too_large_is_copied_by_its_broker(
+    cluster: ScriptedCluster, send_back: SendBack
+) -> None:
+    """D6: a send adds the message's history to them."""
+    send_back.send_as_dead_letter(failed(times=3, wide="x" * 32_600), max_reconsume_times=3)
+
+    assert len(cluster.brokers["broker-a"].sent_back) == 1
+    assert not any(broker.sends for broker in cluster.brokers.values())
+
+
+def test_a_dead_letter_that_nobody_takes_is_an_error_with_both_reasons(
+    cluster: ScriptedCluster, send_back: SendBack
+) -> None:
+    """D6: it waits at its offset, and the error says at which and why."""
+    for broker in cluster.brokers.values():
+        broker.fault = broker.fault_of_sent_back = refuse
+
+    with pytest.raises(DeadLetterRefused, match=r"queue=3 queueOffset=7: .* group billing") as caught:
+        send_back.send_as_dead_letter(failed(times=3), max_reconsume_times=3)
+
+    assert not caught.value.retryable
+    assert "look message by offset failed" in caught.value.sent
+    assert "look message by offset failed" in caught.value.copied
+
+
+def test_a_dead_letter_that_may_be_taken_later_is_not_copied_meanwhile(
+    cluster: ScriptedCluster, send_back: SendBack
+) -> None:
+    """D6: a broker that is busy or away."""
+
+    def busy(peer: Peer, request: RemotingCommand) -> None:
+        peer.answer(request, ResponseCode.SYSTEM_BUSY, remark="[OVERLOAD]system busy")
+
+    for broker in cluster.brokers.values():
+        broker.fault = busy
+
+    with pytest.raises(SystemBusy):
+        send_back.send_as_dead_letter(failed(times=3), max_reconsume_times=3)
+
+    assert not any(broker.sent_back for broker in cluster.brokers.values())
 
 
 def test_names_have_their_namespace_at_the_broker(cluster: ScriptedCluster) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.consumer.engine.output import QueueAck
-from pyspark_rocketmq.consumer.failure_summary import PAUSE_S, FailureSummary
+from pyspark_rocketmq.consumer.failure_summary import PAUSE_S, FailureSummary, RefusedLetters
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.rules import new_row
 from tests.helpers.fake_clock import FakeClock
@@ -19,11 +19,18 @@ ERROR = "AttributeError: no attribute 'keyz'"
 
 
 def ack(
-    queue: MessageQueue, *, at: int = 0, failed: int = 1, finished: str = "SUSPENDED", error: str = ERROR
+    queue: MessageQueue,
+    *,
+    at: int = 0,
+    failed: int = 1,
+    finished: str = "SUSPENDED",
+    error: str = ERROR,
+    times: int = 1,
+    refused: str = "",
 ) -> QueueAck:
     return QueueAck(
-        queue=queue, start=0, state=QueueState(at, 1), consumed=0, failed=failed, finished=finished,
-        last_error=error
+        queue=queue, start=0, state=QueueState(at, 1, times), consumed=0, failed=failed, finished=finished,
+        last_error=error, refused_letter=refused,
     )  # fmt: skip
 
 
@@ -45,15 +52,43 @@ def test_no_summary_while_nothing_fails() -> None:
 def test_it_says_which_queues_wait_since_when_and_why(caplog: pytest.LogCaptureFixture) -> None:
     """D5, H4: and that waiting does not help a message that always fails."""
     with caplog.at_level(logging.WARNING):
-        summary_of(FakeClock(), drains=True)(report(ack(Q0, at=7), ack(Q1)))
+        summary_of(FakeClock(), drains=True)(report(ack(Q0, at=7), ack(Q1, times=3)))
 
     (text,) = caplog.messages
     assert text == (
         f"The listener of group g gave back 2 deliveries. 2 queues are suspended since 22:13:20 UTC: {Q0} "
         f"at offset 7; {Q1} at offset 0. Last error: {ERROR}. A message that always fails is delivered for "
         f"ever, and the query never ends, unless "
-        "max_reconsume_times is set."
+        "max_reconsume_times (option maxReconsumeTimes) is set."
     )
+
+
+def test_a_message_that_failed_twice_is_not_yet_one_that_always_fails() -> None:
+    """D5: its third attempt may succeed, and nothing is to be done until then."""
+    clock = FakeClock()
+    summary = summary_of(clock, drains=True)
+
+    said = []
+    for times in (1, 2, 3):
+        said.append(summary.add(report(ack(Q0, times=times))) or "")
+        clock.advance(PAUSE_S)
+
+    assert ["for ever" in text for text in said] == [False, False, True]
+
+
+def test_what_refuses_dead_letters_is_reported_until_they_are_sent() -> None:
+    """D6: by the error of a drain that stands still."""
+    reported: list[str] = []
+    refused = RefusedLetters(reported.append)
+
+    refused(report(ack(Q1, refused="No permission.")))
+    refused(report(ack(Q1, refused="No permission.")))
+    refused(report(ack(Q2, refused="Too large.")))
+    refused(report(ack(Q0)))
+    refused(report(ack(Q1), ack(Q2)))
+
+    no_permission = "No broker took a message that was given up: No permission."
+    assert reported == [no_permission, f"{no_permission} So it is with 1 more queue.", ""]
 
 
 def test_it_says_so_at_once_and_then_now_and_then() -> None:

@@ -716,6 +716,7 @@ def test_a_dead_letter_that_cannot_be_sent_keeps_its_queue_suspended(
         "dead letter not sent, its queue stays suspended topic=orders broker=broker-a queue=3" in caplog.text
     )
     assert "queueOffset=10" in caplog.text
+    assert "queueOffset=10" in ack.refused_letter
 
     sent.refused.clear()
     again = run_of(

@@ -22,6 +22,7 @@ from pyspark_rocketmq.consume.orderly import OrderlySettings
 from pyspark_rocketmq.consumer import push_consumer
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
+from pyspark_rocketmq.consumer.settings import warn_of_long_name
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageModel
@@ -174,6 +175,40 @@ def test_the_state_engine_is_refused_where_spark_and_arrow_do_not_fit(
     for problem in problems:
         assert f"does not work on Spark {pyspark.__version__} with pyarrow {pa.__version__}" in problem
         assert "Spark 4.0.5, 4.1.4, or 4.2, or pyarrow 25 or older" in problem
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            {"consume_message_batch_maxsize": 1},
+            "'consume_message_batch_maxsize', did you mean 'consume_message_batch_max_size'?",
+        ),
+        ({"consumeThreadMax": 1}, "'consumeThreadMax', did you mean 'consume_thread_max'?"),
+        ({"colour": 1}, "'colour'; those are consumer_group, "),
+    ],
+)
+def test_a_parameter_that_is_not_there_is_refused_with_the_one_that_was_meant(
+    given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        problems_of(**given)
+
+    assert f"PushConsumer() has no parameter {says}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("length", "namespace", "has_limit", "warns"),
+    [(120, None, True, False), (121, None, True, True), (115, "shop%", True, False), (120, "shop", True, True),
+     (200, None, False, False)],
+)  # fmt: skip
+def test_a_group_whose_dead_letters_may_find_no_topic_is_warned_of(
+    caplog: pytest.LogCaptureFixture, length: int, namespace: str | None, has_limit: bool, warns: bool
+) -> None:
+    """D6: its name is too long for a topic with %RETRY% or %DLQ% before it."""
+    warn_of_long_name("g" * length, namespace and namespace.rstrip("%"), has_limit=has_limit)
+
+    assert ("at most 120 characters" in caplog.text) == warns
 
 
 def test_parameters_of_another_kind_are_refused_together_where_they_are_given() -> None:

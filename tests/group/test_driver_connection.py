@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from unittest.mock import create_autospec
 
 import pytest
@@ -12,7 +13,8 @@ from pyspark_rocketmq.group.driver_connection import DriverConnection
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.hub.server import QueryHub
 from pyspark_rocketmq.hub.session import HubAddress
-from pyspark_rocketmq.hub.state import Slots
+from pyspark_rocketmq.hub.state import HubState, Slots
+from tests.helpers.wait import wait_until
 
 
 def test_the_first_plan_waits_for_the_number_of_tasks_that_can_run() -> None:
@@ -32,6 +34,25 @@ def test_the_first_plan_waits_for_the_number_of_tasks_that_can_run() -> None:
         connection.start(create_autospec(RunningMember, instance=True))
 
         assert connection.slots() == 7
+    finally:
+        hub.close()
+
+
+def test_what_holds_queues_up_reaches_the_planner() -> None:
+    """D6: before and after it connects."""
+    clock = SystemClock()
+    hub = QueryHub(
+        "127.0.0.1", "127.0.0.1", must_ask=True, slots=Slots(), commit=lambda _: None, look=lambda: None,
+        clock=clock,
+    )  # fmt: skip
+    try:
+        hub.report(partial(HubState.held_up, reason="No permission."))
+        connection = DriverConnection(hub.address, clock)
+        connection.start(create_autospec(RunningMember, instance=True))
+        wait_until(lambda: connection.held_up == "No permission.")
+
+        hub.report(partial(HubState.held_up, reason=""))
+        wait_until(lambda: connection.held_up == "")
     finally:
         hub.close()
 

@@ -287,6 +287,17 @@ def test_the_planner_is_told_how_many_tasks_can_run_when_it_comes_and_when_that_
     ]
 
 
+def test_the_planner_is_told_what_holds_queues_up_when_it_comes_and_when_that_changes() -> None:
+    """D6: a drain that stands still says why."""
+    state = HubState(must_ask=True)
+    assert state.held_up("No permission.") == []
+
+    told = Send("planner", {"type": "held_up", "reason": "No permission."})
+    assert told in state.planner_came("planner")
+    assert state.held_up("No permission.") == []
+    assert state.held_up("") == [Send("planner", {"type": "held_up", "reason": ""})]
+
+
 def two_tasks(tasks: int = 2, slots: int = 2) -> Driver:
     """A batch of ``tasks``, of which two have begun."""
     driver = Driver()

@@ -138,6 +138,8 @@ class Planning:
             else CheckpointProgress(view, default)
         )
         self._message_lookup = None if group else message_lookup
+        self.held_up = ""
+        """What the driver says of queues that wait."""
         self.options: dict[str, str] = {}
         """Instead of those given, from the next restart on; an empty text leaves one out."""
 
@@ -145,7 +147,13 @@ class Planning:
             values = {key: value for key, value in (given | self.options).items() if value}
             options = ReadOptions.parse(values)
             return MicroBatchPlanner(
-                options, view, progress, self.clock, self._pause, generations=generations
+                options,
+                view,
+                progress,
+                self.clock,
+                self._pause,
+                generations=generations,
+                held_up=lambda: self.held_up,
             )
 
         self._planner_of = planner_of
@@ -365,6 +373,30 @@ def test_a_drain_that_stands_still_ends_with_an_error_that_says_where(timeout_ms
     ):
         go_on_in_vain()
     assert timeout_ms / 1000 <= planning.clock.now_s() - began_s <= timeout_ms / 1000 + 2
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [
+        ("", "set max_reconsume_times"),
+        ("No broker took it: no right.", "No broker took it: no right. Remove"),
+    ],
+)
+def test_a_drain_that_stands_still_names_what_refuses_its_dead_letters(reason: str, says: str) -> None:
+    """D6: a limit that is set is no advice."""
+    planning = Planning({A0: (0, 10)}, group=True, drainTimeoutMs="5000", consumerGroup="g", offsetStore="o")
+    planning.planner.prepare_available_now()
+    planning.held_up = reason
+
+    def go_on_in_vain() -> None:
+        while planning.next():
+            planning.commit(A0, 4, suspended_until_s=planning.clock.now_s() + 1, reconsume_times=1)
+
+    with pytest.raises(OffsetError) as caught:
+        go_on_in_vain()
+
+    assert says in str(caught.value)
+    assert ("max_reconsume_times" in str(caught.value)) == (not reason)
 
 
 def test_available_now_waits_for_a_suspended_queue_and_stops_at_what_was_there() -> None:

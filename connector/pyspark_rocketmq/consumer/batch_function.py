@@ -25,7 +25,7 @@ from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consumer.commit import BatchCommitter, BatchListener
 from pyspark_rocketmq.consumer.driver_hub import DriverHub
 from pyspark_rocketmq.consumer.engine.task import Engine, why_not_picklable
-from pyspark_rocketmq.consumer.failure_summary import FailureSummary
+from pyspark_rocketmq.consumer.failure_summary import FailureSummary, RefusedLetters
 from pyspark_rocketmq.delta.storage import folder_here
 from pyspark_rocketmq.errors import OptionError, RocketMQError, StorageNotShared
 from pyspark_rocketmq.group.broker_offsets import open_group_store
@@ -79,12 +79,13 @@ class CommitterParts:
         summary = FailureSummary(
             options.consumer_group, SystemClock(), tries_for_ever=self.tries_for_ever, drains=self.drains
         )
+        refused = [] if hub is None else [RefusedLetters(hub.held_up)]
         return BatchCommitter(
             consumer_group=name,
             store=store,
             sink=self.sink,
             query_id=query_id,
-            listeners=[summary, *self.listeners],
+            listeners=[summary, *refused, *self.listeners],
             mirror=OffsetMirror(options, store, name) if is_shown else None,
             engine=self.engine,
             hub=hub,

@@ -127,6 +127,10 @@ class DriverHub:
         self._is_closed = True
         self._is_look_wanted.set()
 
+    def held_up(self, reason: str) -> None:
+        """Report to the planner what holds queues up; empty if nothing does. Returns at once."""
+        self._hub.report(partial(HubState.held_up, reason=reason))
+
     def stop_tasks(self, within_s: float) -> bool:
         """End tasks after their current calls and wait for the commit; whether it was in time."""
         self._hub.report(HubState.stop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -18,6 +19,8 @@ PAUSE_S: Final = 60.0
 """Between two summaries; the first one comes at once."""
 _SHOWN: Final = 3
 """Queues named in a summary."""
+_FAILS_ALWAYS: Final = 3
+"""Failed attempts from which a message may fail for ever."""
 
 
 class FailureSummary:
@@ -33,8 +36,9 @@ class FailureSummary:
         self._clock = clock
         self._tries_for_ever = tries_for_ever
         self._drains = drains
-        self._suspended: dict[MessageQueue, tuple[int, float]] = {}
-        """Next offset, and since when the queue stands there (wall-clock seconds)."""
+        self._suspended: dict[MessageQueue, tuple[int, float, int]] = {}
+        """Next offset, since when the queue stands there (wall-clock seconds), and how often its message has
+        failed."""
         self._failed = 0
         """Deliveries, since the last summary."""
         self._last_error = ""
@@ -65,15 +69,19 @@ class FailureSummary:
         self._last_error = ack.last_error or self._last_error
         if ack.finished != OrderlyFinish.SUSPENDED:
             self._suspended.pop(ack.queue, None)
-        elif self._suspended.get(ack.queue, (-1, now_s))[0] != ack.state.next_offset:
-            self._suspended[ack.queue] = ack.state.next_offset, now_s
+        else:
+            at, since_s, _ = self._suspended.get(ack.queue, (-1, now_s, 0))
+            since_s = since_s if at == ack.state.next_offset else now_s
+            self._suspended[ack.queue] = ack.state.next_offset, since_s, ack.state.reconsume_times
 
     def _sentences(self) -> list[str]:
         deliveries = _plural(self._failed, "delivery", "deliveries")
         sentences = [f"The listener of group {self._group} gave back {self._failed:,} {deliveries}."]
         if self._suspended:
-            since = datetime.fromtimestamp(min(since for _, since in self._suspended.values()), UTC)
-            named = [f"{queue} at offset {at}" for queue, (at, _) in sorted(self._suspended.items())[:_SHOWN]]
+            since = datetime.fromtimestamp(min(since for _, since, _ in self._suspended.values()), UTC)
+            named = [
+                f"{queue} at offset {at}" for queue, (at, *_) in sorted(self._suspended.items())[:_SHOWN]
+            ]
             more = len(self._suspended) - len(named)
             count = len(self._suspended)
             sentences.append(
@@ -82,15 +90,45 @@ class FailureSummary:
             )
         if self._last_error:
             sentences.append(f"Last error: {self._last_error.rstrip('.')}.")
+        most_failures = max((times for _, _, times in self._suspended.values()), default=0)
         if self._suspended and self._tries_for_ever:
+            if most_failures < _FAILS_ALWAYS:
+                return sentences
             sentences.append(
                 "A message that always fails is delivered for ever"
                 + (", and the query never ends," if self._drains else "")
-                + " unless max_reconsume_times is set."
+                + " unless max_reconsume_times (option maxReconsumeTimes) is set."
             )
         elif self._suspended and self._drains:
             sentences.append("The query waits for the suspended queues before it ends.")
         return sentences
+
+
+class RefusedLetters:
+    """A batch listener that reports why dead letters cannot be sent, which holds their queues up."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        """Report nothing yet; ``report`` is called with a sentence, or with nothing once all were sent."""
+        self._report = report
+        self._refused: dict[MessageQueue, str] = {}
+
+    def __call__(self, report: BatchReport) -> None:
+        """A batch was committed (``BatchListener``)."""
+        before = dict(self._refused)
+        for ack in report.acks:
+            self._refused.pop(ack.queue, None)
+            if ack.refused_letter:
+                self._refused[ack.queue] = ack.refused_letter
+        if self._refused != before:
+            self._report(self._sentence())
+
+    def _sentence(self) -> str:
+        if not self._refused:
+            return ""
+        reason = self._refused[min(self._refused)]
+        others = len(self._refused) - 1
+        more = f" So it is with {others:,} more {_plural(others, 'queue', 'queues')}." if others else ""
+        return f"No broker took a message that was given up: {reason.rstrip('.')}.{more}"
 
 
 def _plural(count: int, one: str, many: str) -> str:

@@ -25,7 +25,6 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.consume.orderly import UNLIMITED
 from pyspark_rocketmq.consumer.batch_function import (
     CommitterParts,
     ServerFunction,
@@ -43,7 +42,13 @@ from pyspark_rocketmq.consumer.engine.output import listener_schema, sink_schema
 from pyspark_rocketmq.consumer.engine.state import consume_orderly
 from pyspark_rocketmq.consumer.engine.task import Engine, PickledOnce, why_not_picklable
 from pyspark_rocketmq.consumer.message_table import Decode, MessageTable
-from pyspark_rocketmq.consumer.settings import ConsumerSettings, member_of, start_problems
+from pyspark_rocketmq.consumer.settings import (
+    ConsumerSettings,
+    member_of,
+    start_problems,
+    suggesting,
+    warn_of_long_name,
+)
 from pyspark_rocketmq.consumer.sink_offsets import check_sink, note_sink_ahead, seed_offsets_from_sink
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.format import register
@@ -75,6 +80,7 @@ from pyspark_rocketmq.source.session import (
     BatchFunction,
     calls_end_s,
     check_checkpoint,
+    check_not_in_use,
     check_session,
     check_speculation,
     clear_unwritten_plan,
@@ -165,6 +171,7 @@ class PushConsumer:
             TLS and the namespace among them; none that a parameter sets.
     """
 
+    @suggesting
     def __init__(
         self,
         *,
@@ -337,6 +344,7 @@ class PushConsumer:
     ) -> StreamingQuery:
         """Start a query whose batches are committed by this process."""
         parsed = ReadOptions.parse(options)
+        check_not_in_use(spark, wanted.checkpoint)
         check_checkpoint(spark, wanted.checkpoint)
         hub = self._hub(spark, parsed, store)
         if hub is not None:
@@ -437,6 +445,8 @@ class PushConsumer:
             check_apart(found)
             check(spark, {name: path for name, path in found.items() if path not in tables.values()})
         log_unused_start(store, key, self._settings.consume_from_where)
+        has_limit = self._table is None and self._settings.gives_up(orderly=self._is_orderly)
+        warn_of_long_name(self._settings.consumer_group, options.namespace, has_limit=has_limit)
 
     def _free_name(self, spark: SparkSession) -> str:
         """A name for the query that none of the session's has: further members get a number."""
@@ -503,7 +513,7 @@ class PushConsumer:
             engine=engine,
             listeners=tuple(self._batch_listeners),
             is_mirrored=settings.mirror_offsets and settings.message_model is MessageModel.CLUSTERING,
-            tries_for_ever=self._is_orderly and settings.max_reconsume_times == UNLIMITED,
+            tries_for_ever=not settings.gives_up(orderly=self._is_orderly),
             drains=drains,
         )
 

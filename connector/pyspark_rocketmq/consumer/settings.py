@@ -5,16 +5,19 @@ All problems are reported at once; Python, Spark or the JVM would report them la
 
 from __future__ import annotations
 
+import inspect
 import json
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import wraps
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from pyspark_rocketmq.consume.allocation import allocation_strategy
 from pyspark_rocketmq.consume.concurrent import DEFAULT_MAX_RECONSUME_TIMES, ConcurrentSettings
@@ -26,8 +29,13 @@ from pyspark_rocketmq.options.consumer import MAX_BATCH_SIZE, MAX_THREADS, consu
 from pyspark_rocketmq.options.parsers import closest
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
+from pyspark_rocketmq.wire.namespace import with_namespace
+
+logger = logging.getLogger(__name__)
 
 EnumT = TypeVar("EnumT", bound=StrEnum)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _WORDS: Final[Mapping[type, str]] = {
     str: "a text",
@@ -75,6 +83,48 @@ def member_of(name: str, value: object, members: type[EnumT]) -> EnumT:
     hint = f"; did you mean '{close}'?" if close else ""
     problem = f"{name} is {_shown(value)}, which is none of {', '.join(members)}{hint}"
     raise OptionError((problem,), where="configuration of a consumer")
+
+
+def suggesting(function: Callable[P, R]) -> Callable[P, R]:
+    """Name the parameter that was meant where a call names one that is not there.
+
+    For functions whose parameters are keyword-only.
+    """
+    known = [name for name in inspect.signature(function).parameters if name != "self"]
+    called = function.__qualname__.removesuffix(".__init__")
+
+    @wraps(function)
+    def checked(*args: P.args, **given: P.kwargs) -> R:
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            raise TypeError(f"{called}() has {'; '.join(_no_parameter(name, known) for name in unknown)}")
+        return function(*args, **given)
+
+    return checked
+
+
+def _no_parameter(name: str, known: Sequence[str]) -> str:
+    close = closest(name, known)
+    hint = f", did you mean '{close}'?" if close else f"; those are {', '.join(known)}"
+    return f"no parameter '{name}'{hint}"
+
+
+_SAFE_NAME: Final = 120
+"""Characters of a group's name with which all its topics can be sent to: brokers take 127."""
+
+
+def warn_of_long_name(consumer_group: str, namespace: str | None, *, has_limit: bool) -> None:
+    """Warn that the dead letters of a group may find no topic, whose name contains the group's."""
+    name = with_namespace(namespace or "", consumer_group)
+    if has_limit and len(name) > _SAFE_NAME:
+        logger.warning(
+            "the name of group %s has %d characters. Producers may send to topics of at most 127, and "
+            "brokers store none in a longer one: from 121 on the group's dead letters must be copied by the "
+            "broker that stores the message, and from 123 on there can be none, so that a message that "
+            "always fails holds its queue up. Take a name of at most 120 characters",
+            consumer_group,
+            len(name),
+        )
 
 
 def start_problems(sink: object, checkpoint: object, trigger: object) -> list[str]:
@@ -295,6 +345,10 @@ class ConsumerSettings:
     def reads_in_engine(self, *, orderly: bool) -> bool:
         """Whether the engine reads the planned ranges itself, without a shuffle of their messages."""
         return not orderly or self.orderly_engine == OrderlyEngineKind.DIRECT
+
+    def gives_up(self, *, orderly: bool) -> bool:
+        """Whether a message that always fails becomes a dead letter."""
+        return not orderly or self.max_reconsume_times != UNLIMITED
 
     def orderly(self) -> OrderlySettings:
         """The settings of an orderly listener's engine."""

@@ -53,6 +53,8 @@ class DriverConnection:
         self._is_leaving = False
         self._is_warned = False
         self._storage_answer: Future[Mapping[str, str]] = Future()
+        self.held_up = ""
+        """What holds queues up, by the driver's last report; empty if nothing does."""
 
     def start(self, member: RunningMember) -> None:
         """Begin to report to ``member`` what is over; returns at once."""
@@ -164,6 +166,8 @@ class DriverConnection:
                 self._slots = int(message["slots"])
                 self._calls_end_s = float(message["calls_end_s"])
                 self._are_slots_known.set()
+            case "held_up":
+                self.held_up = str(message["reason"])
             case "storage":
                 if not self._storage_answer.done():
                     self._storage_answer.set_result({str(k): str(v) for k, v in message["options"].items()})

@@ -152,6 +152,7 @@ class HubState:
         """What the planner must give away of its plan."""
         self._batch_id: int | None = None
         self._slots = slots
+        self._held_up = ""
         self._tasks: dict[str, _Task] = {}
         self._owner: dict[MessageQueue, _Task] = {}
         """The task that has begun with a queue, dead ones included."""
@@ -176,7 +177,7 @@ class HubState:
     def planner_came(self, peer: Hashable) -> list[Action]:
         """The planner is connected; the last peer to say so is the planner."""
         self._planner, self._planner_lost_s, self._last_plan = peer, None, None
-        return self._tell_slots()
+        return self._tell_slots() + self._tell_held_up()
 
     def plan_made(self, number: int, queues: Queues) -> None:
         """A plan was made, or is told of again."""
@@ -209,6 +210,13 @@ class HubState:
         is_news = slots.most_planned != self._slots.most_planned
         self._slots = slots
         return self._tell_slots() if is_news else []
+
+    def held_up(self, reason: str) -> list[Action]:
+        """What holds queues up, as far as the last batch has shown; empty if nothing does."""
+        if reason == self._held_up:
+            return []
+        self._held_up = reason
+        return self._to_planner({"type": "held_up", "reason": reason})
 
     def batch_begins(self, batch_id: int) -> bool:
         """A job begins; whether its tasks must ask before they begin with their queues."""
@@ -380,6 +388,9 @@ class HubState:
         return self._to_planner(
             {"type": "slots", "slots": self._slots.most_planned, "calls_end_s": self._calls_end_s}
         )
+
+    def _tell_held_up(self) -> list[Action]:
+        return self._to_planner({"type": "held_up", "reason": self._held_up}) if self._held_up else []
 
     def _task(self, peer: Hashable, task_id: str) -> _Task | None:
         """None of a task that nothing more is taken from."""

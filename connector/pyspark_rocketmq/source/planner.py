@@ -107,7 +107,9 @@ class MicroBatchPlanner:
         *,
         sizes: MessageSizes | None = None,
         generations: CheckpointGenerations | None = None,
+        held_up: Callable[[], str] = str,
     ) -> None:
+        """Prepare to plan; ``held_up`` is why queues wait, as far as the driver knows, or empty."""
         self._options = options
         self._view = view
         self._progress = progress
@@ -120,6 +122,7 @@ class MicroBatchPlanner:
         )
         self._sizes = sizes
         self._generations = generations
+        self._held_up_by = held_up
         self._planned_at_s: float | None = None
         """When the last plan with something to run was made."""
         self._gone: set[MessageQueue] = set()
@@ -281,11 +284,18 @@ class MicroBatchPlanner:
             return
         shown = [f"{queue} at offset {offset}" for queue, offset in left.items()]
         more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
+        reason = self._held_up_by()
+        advice = (
+            f"{reason} Remove that reason, skip such messages by job 'offsets skip' "
+            "(DeltaOffsetStore.reset), or raise drainTimeoutMs."
+            if reason
+            else "Look in the log for why the listener gives messages back; mend it, set max_reconsume_times "
+            "(option maxReconsumeTimes) so that such messages become dead letters, skip them by job 'offsets "
+            "skip' (DeltaOffsetStore.reset), or raise drainTimeoutMs."
+        )
         raise OffsetError(
             f"The drain of group {self._options.consumer_group} has stood still for {stands_for_s:.0f} s: "
-            f"{'; '.join(shown[:_MOST_SHOWN])}{more}. Look in the log for why the listener gives messages "
-            "back; mend it, set maxReconsumeTimes so that such messages become dead letters, skip them by "
-            "job 'offsets skip', or raise drainTimeoutMs."
+            f"{'; '.join(shown[:_MOST_SHOWN])}{more}. {advice}"
         )
 
     def _waits_for_more(self, plan: Plan) -> bool:

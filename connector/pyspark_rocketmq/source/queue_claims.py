@@ -260,10 +260,10 @@ class QueueClaims:
         if messages <= 0:
             return
         logger.warning(
-            "group %s is new to %s and begins behind the first message, as consumeFromWhere or "
-            "startingOffsets says (RocketMQ's default: at the end): it passes over %d stored messages. To "
-            "consume them, stop the query and reset the group's offsets to the earliest (offsets reset --to "
-            "earliest)",
+            "group %s is new to %s and begins behind the first message, as consume_from_where (options "
+            "consumeFromWhere, startingOffsets) says (RocketMQ's default: at the end): it passes over %d "
+            "stored messages. To consume them, stop the query and reset the group's offsets to the earliest "
+            "(offsets reset --to earliest)",
             self._group,
             ", ".join(sorted({queue.topic for queue in positions})),
             messages,

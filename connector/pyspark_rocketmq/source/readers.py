@@ -145,8 +145,16 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if progress.begins_in_checkpoint:
             lookup = MessageLookup(self._options, pool, clock)
             generations = CheckpointGenerations(lookup, fail_on_data_loss=self._options.fail_on_data_loss)
+        driver = self._driver
         return MicroBatchPlanner(
-            self._options, view, progress, clock, time.sleep, sizes=sizes, generations=generations
+            self._options,
+            view,
+            progress,
+            clock,
+            time.sleep,
+            sizes=sizes,
+            generations=generations,
+            held_up=lambda: "" if driver is None else driver.held_up,
         )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -17,7 +17,13 @@ from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
-from pyspark_rocketmq.errors import ConnectFailed, RocketMQError, TopicNotFound, TransportError
+from pyspark_rocketmq.errors import (
+    ConnectFailed,
+    DeadLetterRefused,
+    RocketMQError,
+    TopicNotFound,
+    TransportError,
+)
 from pyspark_rocketmq.model import Message, MessageExt, retry_topic
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.compression import MAX_BODY_BYTES
@@ -38,6 +44,7 @@ CLIENT_INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 FIRST_RETRY_LEVEL: Final = 3
 """Delay level of a message's first retry, 10 s with a broker's defaults; each further one waits a level
 longer."""
+_DEAD_LETTER_LEVEL: Final = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +136,45 @@ class SendBack:
                 error,
             )
             self.send_as_retry(message, max_reconsume_times=max_reconsume_times)
+
+    def send_as_dead_letter(self, message: MessageExt, *, max_reconsume_times: int) -> None:
+        """Have ``message`` kept among the group's dead letters; it is stored when this returns.
+
+        It is sent as Java's orderly consumers send it. If that is refused, as a message is whose properties
+        grow too large, or where the group may not send, the broker that stores the message copies it.
+
+        Raises:
+            DeadLetterRefused: If brokers refuse both, so that it will be refused the next time too.
+            RocketMQError: If it is not known to be stored, and may be the next time.
+        """
+        try:
+            self.send_as_retry(message, max_reconsume_times=max_reconsume_times)
+        except RocketMQError as error:
+            if error.retryable:
+                raise
+            refused = error
+        else:
+            return
+        try:
+            self._send_to_storing_broker(message, _DEAD_LETTER_LEVEL, max_reconsume_times)
+        except RocketMQError as error:
+            if error.retryable:
+                raise
+            raise DeadLetterRefused(
+                self.consumer_group,
+                str(message.message_queue),
+                message.queue_offset,
+                str(refused),
+                str(error),
+            ) from error
+        logger.info(
+            "dead letter copied by its broker, since it was refused as an ordinary send group=%s %s "
+            "queueOffset=%d: %s",
+            self.consumer_group,
+            message.message_queue,
+            message.queue_offset,
+            refused,
+        )
 
     def send_as_retry(self, message: MessageExt, *, max_reconsume_times: int) -> None:
         """Send ``message`` to the group's retry topic; it is stored when this returns.

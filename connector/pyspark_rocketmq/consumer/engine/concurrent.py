@@ -351,6 +351,7 @@ class ConcurrentRun(RangeRun):
             position = self._describe([self._messages[index]])
             what = "message could not be sent back, the offset stays at it"
             self._last_error = report_failure(what, position, failure)
+            self._refused_letter = f"{position}: {failure}"
         else:
             raise failure
         self._machine.sent_back(index, self._clock.monotonic_s(), is_stored=failure is None)

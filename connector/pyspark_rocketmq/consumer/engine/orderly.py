@@ -29,7 +29,7 @@ from pyspark_rocketmq.consume.orderly import (
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck
 from pyspark_rocketmq.consumer.engine.range import ArrivedRange, RangeRun, acknowledged
-from pyspark_rocketmq.errors import OptionError, RocketMQError, UndecodableMessage
+from pyspark_rocketmq.errors import DeadLetterRefused, OptionError, RocketMQError, UndecodableMessage
 from pyspark_rocketmq.listeners.arrow_listener import ArrowListener
 from pyspark_rocketmq.listeners.context import (
     NO_HOOKS,
@@ -282,6 +282,8 @@ class OrderlyRun(RangeRun):
             self._last_error = report_failure(
                 "dead letter not sent, its queue stays suspended", self._describe([message]), error
             )
+            is_named = isinstance(error, DeadLetterRefused)
+            self._refused_letter = str(error) if is_named else f"{self._describe([message])}: {error}"
             return False
         logger.warning("dead letter sent %s", self._describe([message]))
         return True
@@ -317,7 +319,7 @@ class RangeConsumer:
                 )
                 raise OptionError((problem,), where="orderly settings")
             self._dead_letters = partial(
-                SendBack(send_back).send_as_retry, max_reconsume_times=settings.max_reconsume_times
+                SendBack(send_back).send_as_dead_letter, max_reconsume_times=settings.max_reconsume_times
             )
 
     def consume(self, arrived: ArrivedRange) -> Consumed:

@@ -126,6 +126,8 @@ class QueueAck:
     letters; a batch that runs again sends them again."""
     last_error: str = ""
     """What went wrong last, in one short line; empty if nothing did."""
+    refused_letter: str = ""
+    """Why no broker took a message that the listener gave up, which holds the queue up; else empty."""
     metrics: ConsumeMetrics = field(default_factory=ConsumeMetrics)
     """What reading and consuming the range took (row D11)."""
 

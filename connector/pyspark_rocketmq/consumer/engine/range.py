@@ -64,6 +64,8 @@ class RangeRun:
         self._started_s = began_s
         self._failed = 0
         self._last_error = ""
+        self._refused_letter = ""
+        """Why a message that is to be given up or sent back was not taken, the last time."""
         self._sent_back = 0
         self._messages_ok = 0
         self._messages_failed = 0
@@ -112,6 +114,7 @@ class RangeRun:
             failed=self._failed,
             finished=str(finished),
             last_error=self._last_error,
+            refused_letter=self._refused_letter,
             metrics=ConsumeMetrics(
                 self._messages_ok, self._messages_failed, self._calls, self._calls_s * 1000
             ),
