@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
+from pyspark_rocketmq.consumer.engine.call_pool import CallPool
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentRun
 from pyspark_rocketmq.consumer.engine.orderly import OrderlyRun
 from pyspark_rocketmq.errors import SchemaError
@@ -28,6 +29,7 @@ from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, MessageExt, QueueRange
 from tests.helpers.messages import QUEUE, message_at
 
+POOL = CallPool(4)
 OUTPUT = OutputColumns.of(StructType().add("order_id", "string", nullable=False).add("size", "integer"))
 PLANNED = QueueRange.between(QUEUE, 10, 20, epoch=3)
 MESSAGES = [message_at(offset) for offset in range(10, 20)]
@@ -123,11 +125,15 @@ def consume_orderly(listener: object) -> None:
 
 
 def consume_concurrently(listener: object) -> None:
-    with form_of(listener, orderly=False).borrow() as call, closing(workers_for(call, 4)) as workers:
+    with (
+        form_of(listener, orderly=False).borrow() as call,
+        closing(workers_for(call, POOL.threads)) as workers,
+    ):
         ConcurrentRun(
             PLANNED, MESSAGES, listener=call, output=OUTPUT,
             settings=ConcurrentSettings(max_reconsume_times=0),
-            workers=workers, send_back=lambda message, level: GIVEN_UP.append(message), clock=SystemClock(),
+            workers=workers, pool=POOL,
+            send_back=lambda message, level: GIVEN_UP.append(message), clock=SystemClock(),
         ).consume()  # fmt: skip
 
 
@@ -206,11 +212,11 @@ def test_a_concurrent_listener_that_returns_nothing_is_told_what_to_return(
     with (
         caplog.at_level(logging.ERROR),
         form_of(listener, orderly=False).borrow() as call,
-        closing(workers_for(call, 4)) as workers,
+        closing(workers_for(call, POOL.threads)) as workers,
     ):
         run = ConcurrentRun(
             PLANNED, MESSAGES, listener=call, output=OUTPUT, settings=ConcurrentSettings(), workers=workers,
-            send_back=lambda message, level: None, clock=SystemClock(),
+            pool=POOL, send_back=lambda message, level: None, clock=SystemClock(),
         )  # fmt: skip
         run.consume()
 

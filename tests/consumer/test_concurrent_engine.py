@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
+import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
+from pyspark_rocketmq.consume.turns import SLOW_S, RangeInstructions
+from pyspark_rocketmq.consumer.engine.call_pool import CallPool, RangesAtOnce
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
-from pyspark_rocketmq.consumer.engine.output import Consumed
-from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck
+from pyspark_rocketmq.consumer.engine.range import ArrivedRange
+from pyspark_rocketmq.errors import ListenerError, RocketMQError
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext
 from pyspark_rocketmq.listeners.forms import form_of
+from pyspark_rocketmq.listeners.row_validation import RowColumns
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageExt, MessageQueue, QueueRange
+from pyspark_rocketmq.source.schema import RangeEnd
+from tests.helpers.messages import message_at
 from tests.helpers.scripted_cluster import ScriptedCluster
 from tests.helpers.source_rows import pieces_of, rows_of
+from tests.helpers.wait import PATIENCE_S, wait_until
 
 ORDERS = MessageQueue("orders", "broker-a", 3)
 RETRY = MessageQueue("%RETRY%billing", "broker-a", 0)
@@ -126,3 +137,237 @@ def test_a_range_that_lost_a_row_is_refused_before_anything_is_delivered(cluster
     with pytest.raises(RocketMQError, match="6 messages were read"):
         consume(cluster, rows[1:])
     assert not cluster.brokers["broker-a"].sent_back
+
+
+def engine_of(listener: Any, **settings: Any) -> ConcurrentEngine:
+    nowhere = SendBackSettings(name_servers=("127.0.0.1:1",), consumer_group="billing")
+    return ConcurrentEngine(form_of(listener, orderly=False), OUTPUT, ConcurrentSettings(**settings), nowhere)
+
+
+def ranges_of(queues: int, count: int = 1) -> Iterator[Any]:
+    """Ranges of ``queues`` queues with ``count`` messages each."""
+    planned = [
+        QueueRange.between(MessageQueue("orders", "broker-a", number), 0, count, epoch=1)
+        for number in range(queues)
+    ]
+    return iter(pieces_of([row for each in planned for row in rows_of(each)], 4))
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["threads", "loop"])
+def test_calls_of_all_queues_of_a_task_are_under_way_at_once(*, is_async: bool) -> None:
+    """E1: as in Java, one pool for all of them; a slow call holds up no other queue."""
+    all_are_here = threading.Barrier(8)
+    here: list[asyncio.Event] = []
+
+    def wait(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        all_are_here.wait(PATIENCE_S)
+        context.emit(name=str(messages[0].queue_id))
+        return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+
+    async def wait_on_loop(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        here.append(asyncio.Event())
+        if len(here) == 8:
+            for each in here:
+                each.set()
+        await asyncio.wait_for(here[-1].wait() if len(here) < 8 else asyncio.sleep(0), PATIENCE_S)
+        context.emit(name=str(messages[0].queue_id))
+        return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+
+    consumed = list(engine_of(wait_on_loop if is_async else wait)(ranges_of(8)))
+
+    assert sorted(each.ack.queue.queue_id for each in consumed) == list(range(8))
+    assert {(each.ack.state.next_offset, each.ack.metrics.ok, len(each.rows)) for each in consumed} == {
+        (1, 1, 1)
+    }
+
+
+def test_a_queue_with_a_backlog_leaves_room_for_the_others() -> None:
+    """E1: its calls hold the whole pool, and each of the others gets a thread of it all the same."""
+    others = threading.Semaphore(0)
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        if messages[0].queue_id:
+            others.release()
+        elif messages[0].queue_offset == 6:
+            # Behind all calls that the pool had at once.
+            assert all(others.acquire(timeout=PATIENCE_S) for _ in range(3))
+        else:
+            time.sleep(SLOW_S)
+        return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+
+    rows = [
+        row
+        for number in range(4)
+        for row in rows_of(
+            QueueRange.between(MessageQueue("orders", "broker-a", number), 0, 1 if number else 9, epoch=1)
+        )
+    ]
+    consumed = list(engine_of(listener, consume_thread_max=2)(iter(pieces_of(rows, 4))))
+
+    assert {(each.ack.queue.queue_id, each.ack.state.next_offset) for each in consumed} == {
+        (0, 9), (1, 1), (2, 1), (3, 1),
+    }  # fmt: skip
+    assert {each.ack.metrics.failed for each in consumed} == {0}
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_the_queues_of_a_task_share_so_many_threads(most: int) -> None:
+    """E1, E9: consumeThreadMax is the task's, and nothing is dropped."""
+    guard = threading.Lock()
+    running = highest = 0
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        nonlocal running, highest
+        with guard:
+            running += 1
+            highest = max(highest, running)
+        time.sleep(0.002)
+        with guard:
+            running -= 1
+        return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+
+    consumed = list(engine_of(listener, consume_thread_max=most)(ranges_of(6, 20)))
+
+    assert [each.ack.state.next_offset for each in consumed] == [20] * 6
+    assert highest <= most
+
+
+@pytest.mark.parametrize("queues", [1, 3])
+def test_a_task_ends_when_calls_that_never_return_have_all_its_threads(
+    cluster: ScriptedCluster, queues: int
+) -> None:
+    """E7: their messages are sent back; other queues come again with the next micro-batch."""
+    release = threading.Event()
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        release.wait(PATIENCE_S)
+        return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+
+    engine = ConcurrentEngine(
+        form_of(listener, orderly=False),
+        OUTPUT,
+        ConcurrentSettings(consume_thread_max=2, consume_timeout_s=0.3),
+        SendBackSettings(
+            name_servers=(cluster.name_server.address,), consumer_group="billing", back_timeout_s=60.0
+        ),
+    )
+    try:
+        consumed = list(engine(ranges_of(queues, 5)))
+    finally:
+        release.set()
+
+    assert len(consumed) == queues
+    assert sum(each.ack.sent_back for each in consumed) == 2
+    assert sum(each.ack.state.next_offset for each in consumed) == 2
+    assert {each.ack.finished for each in consumed} == {"THREADS_LOST"}
+
+
+def test_an_error_in_one_queue_begins_no_further_call_of_the_others() -> None:
+    """E1: the task fails, and its messages are delivered again."""
+    has_begun, has_failed = threading.Event(), threading.Event()
+    begun: list[int] = []
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        if messages[0].queue_id == 0:
+            assert has_begun.wait(PATIENCE_S)
+            raise SystemExit
+        begun.append(messages[0].queue_offset)
+        has_begun.set()
+        has_failed.wait(PATIENCE_S)
+        return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+
+    rows = rows_of(QueueRange.between(MessageQueue("orders", "broker-a", 0), 0, 1, epoch=1))
+    rows += rows_of(QueueRange.between(MessageQueue("orders", "broker-a", 1), 0, 9, epoch=1))
+    with pytest.raises(ListenerError):
+        list(engine_of(listener, consume_thread_max=2)(iter(pieces_of(rows, 4))))
+    has_failed.set()
+
+    wait_until(lambda: all(each.name != "rocketmq-queue-1" for each in threading.enumerate()))
+    assert len(begun) <= 2
+
+
+class LeavesOne(RangeInstructions):
+    """Gives one queue up when told to, and takes what it has brought."""
+
+    def __init__(self, queue_id: int) -> None:
+        self.queue_id = queue_id
+        self.is_wanted = False
+        self.taken = threading.Event()
+
+    def is_given_up(self, queue: MessageQueue) -> bool:
+        return self.is_wanted and queue.queue_id == self.queue_id
+
+    def take(self, brought: object) -> bool:
+        assert isinstance(brought, Consumed)
+        assert brought.ack.finished == "GIVEN_UP"
+        self.taken.set()
+        return True
+
+
+def test_a_queue_is_given_up_while_a_slow_call_of_another_one_has_the_only_thread() -> None:
+    """E1, B5: it waits for a slot, and does not hold its next owner up."""
+    instructions = LeavesOne(1)
+
+    def listener(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
+        if messages[0].queue_offset == 0:
+            instructions.is_wanted = True
+            assert instructions.taken.wait(PATIENCE_S)
+        return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+
+    consumed = list(engine_of(listener, consume_thread_max=1)(ranges_of(2, 2), instructions))
+
+    assert [(each.ack.queue.queue_id, each.ack.state.next_offset) for each in consumed] == [(0, 2)]
+    assert {each.ack.metrics.failed for each in consumed} == {0}
+
+
+def test_no_other_range_is_read_while_those_at_hand_take_much_memory() -> None:
+    """E1: memory is bounded; a single range may take any number."""
+    begun: list[int] = []
+    ends = threading.Semaphore(0)
+    pool = CallPool(4)
+
+    def has_begun(count: int) -> bool:
+        return len(begun) == count
+
+    class Idle:
+        def look_again(self) -> None:
+            """Nobody waits."""
+
+        def lets_next_begin(self) -> bool:
+            return True
+
+    def consume(arrived: ArrivedRange) -> Consumed:
+        begun.append(arrived.planned.queue.queue_id)
+        run = Idle()
+        pool.join(run)
+        pool.last_out()
+        assert ends.acquire(timeout=PATIENCE_S)
+        pool.leave(run)
+        return Consumed(
+            [], create_autospec(QueueAck, instance=True), create_autospec(RowColumns, instance=True)
+        )
+
+    arrived = [
+        ArrivedRange(
+            RangeEnd(
+                planned=QueueRange.between(MessageQueue("orders", "broker-a", number), 0, 1, epoch=1), rows=1
+            ),
+            [message_at(0)],
+            80 << 20,
+        )
+        for number in range(4)
+    ]
+    results: list[Consumed] = []
+    task = RangesAtOnce(iter(arrived), consume, pool, lambda _: False)
+    thread = threading.Thread(target=lambda: results.extend(task.consumed()))
+    thread.start()
+    wait_until(partial(has_begun, 2))
+    for count in (3, 4):
+        ends.release()
+        wait_until(partial(has_begun, count))
+    for _ in range(2):
+        ends.release()
+    thread.join(PATIENCE_S)
+
+    assert begun == [0, 1, 2, 3]
+    assert len(results) == 4

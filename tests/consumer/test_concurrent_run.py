@@ -16,11 +16,13 @@ from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
+from pyspark_rocketmq.consumer.engine.call_pool import CallPool
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentRun
 from pyspark_rocketmq.errors import ListenerError, RequestTimeout
 from pyspark_rocketmq.listeners import event_loop as listener_loop
 from pyspark_rocketmq.listeners.calls import (
     CallEnded,
+    DaemonThreads,
     Event,
     ListenerWorkers,
     LoopWorkers,
@@ -128,6 +130,7 @@ def run_of(
         output=OUTPUT,
         settings=ConcurrentSettings(**settings),
         workers=workers or InlineWorkers(clock if isinstance(clock, FakeClock) else fake),
+        pool=CallPool(settings.get("consume_thread_max", 20)),
         send_back=(broker or Broker()).send_back,
         clock=clock or fake,
         instructions=instructions,
@@ -451,7 +454,9 @@ class Meeting:
 def test_as_many_calls_run_at_once_as_there_are_threads(kind: str) -> None:
     """E1: ten calls that wait for five; with fewer at once none would end."""
     listener = getattr(Meeting(5), kind)
-    workers: ListenerWorkers = LoopWorkers() if is_async(listener) else ThreadWorkers(5)
+    workers: ListenerWorkers = (
+        LoopWorkers() if is_async(listener) else ThreadWorkers(DaemonThreads("calls", 5))
+    )
     run = run_of(listener, workers=workers, clock=SystemClock(), consume_thread_max=5)
     try:
         rows = kept_rows(run.consume())
@@ -483,7 +488,7 @@ def test_failures_and_send_backs_of_many_calls_at_once_lose_nothing(
         return answer(messages[0], context)
 
     caplog.set_level(logging.CRITICAL, logger="pyspark_rocketmq.consumer.engine.concurrent")
-    workers: ListenerWorkers = LoopWorkers() if kind == "loop" else ThreadWorkers(8)
+    workers: ListenerWorkers = LoopWorkers() if kind == "loop" else ThreadWorkers(DaemonThreads("calls", 8))
     run = run_of(
         in_loop if kind == "loop" else in_threads,
         planned=QueueRange.between(QUEUE, 0, 1000, epoch=3),
@@ -568,7 +573,7 @@ def test_a_hanging_call_is_given_up_in_time(kind: str) -> None:
         return SUCCESS
 
     broker = Broker()
-    workers: ListenerWorkers = LoopWorkers() if kind == "loop" else ThreadWorkers(4)
+    workers: ListenerWorkers = LoopWorkers() if kind == "loop" else ThreadWorkers(DaemonThreads("calls", 4))
     run = run_of(
         in_loop if kind == "loop" else in_threads,
         broker=broker,
@@ -593,7 +598,7 @@ class CountedThreads(ThreadWorkers):
     """Tells when a call has ended, with all that comes of it in its thread."""
 
     def __init__(self, most_calls: int) -> None:
-        super().__init__(most_calls)
+        super().__init__(DaemonThreads("calls", most_calls))
         self.ended = threading.Semaphore(0)
 
     def call(self, number: int, invoke: Callable[[], Any]) -> None:
@@ -637,7 +642,7 @@ def test_an_error_after_a_call_has_ended_fails_the_run() -> None:
                 raise MemoryError
             return super().__getitem__(index)
 
-    workers = ThreadWorkers(2)
+    workers = ThreadWorkers(DaemonThreads("calls", 2))
     clock = SystemClock()
     run = ConcurrentRun(
         QueueRange.between(QUEUE, 10, 20, epoch=3),
@@ -646,6 +651,7 @@ def test_an_error_after_a_call_has_ended_fails_the_run() -> None:
         output=OUTPUT,
         settings=ConcurrentSettings(consume_thread_max=2),
         workers=workers,
+        pool=CallPool(2),
         send_back=Broker().send_back,
         clock=clock,
     )

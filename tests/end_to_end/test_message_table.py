@@ -15,7 +15,7 @@ from pyspark.sql.avro.functions import from_avro
 
 from pyspark_rocketmq.consumer.message_table import json_body
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
-from pyspark_rocketmq.errors import OptionError, SchemaError
+from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, Message, MessageExt
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
@@ -192,26 +192,6 @@ def test_avro_bodies_are_decoded_by_sparks_own_function(
         ("o1", 1.5, {"by": ["ok"]}), *[nulls] * 4, ("o2", -0.25, {"by": ["ok"]}),
     ]  # fmt: skip
     assert [row.badRecord and bytes(row.badRecord)[5:] for row in rows] == [None, *bad, None]
-
-
-@SIM_ONLY
-def test_the_checkpoint_of_a_running_query_is_refused(
-    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
-) -> None:
-    """H1: Spark would stop that query without an error."""
-    consumer = consumer_of(
-        cluster.name_servers, cluster.unique_name("group"), topic_of(cluster, [b'{"a": "1"}']), tmp_path
-    )
-    consumer.register_message_table(json_body("a string"))
-    checkpoint = str(tmp_path / "a checkpoint")
-    running = consumer.start(spark, sink=DeltaSink(tmp_path / "table"), checkpoint=checkpoint)
-    try:
-        with pytest.raises(OptionError, match="is that of the running query 'group-"):
-            consumer.start(spark, sink=DeltaSink(tmp_path / "table"), checkpoint=checkpoint)
-
-        assert running.isActive
-    finally:
-        running.stop()
 
 
 def exploded(body: Column) -> Column:

@@ -3,7 +3,8 @@
 The rules are those of Java's ``ConsumeMessageConcurrentlyService`` and ``ProcessQueue`` (5.3.3); rows E1-E9:
 
 1. The range is cut into deliveries of at most consumeMessageBatchMaxSize messages; as many are out as the
-   pool has threads, so that a full pool holds messages back and drops none (E1, E9).
+   pool has threads, so that a full pool holds messages back and drops none (E1, E9). The runs of a task's
+   queues share its pool (:mod:`~pyspark_rocketmq.consume.call_slots`).
 2. An answer settles its delivery's messages: those up to ackIndex are done, the others have failed (E2).
 3. A failed message is to be sent back and is done once a broker has it (E3). In broadcasting it is dropped
    (E5).
@@ -18,7 +19,7 @@ The rules are those of Java's ``ConsumeMessageConcurrentlyService`` and ``Proces
 8. A range whose first message could not be sent back before begins with it alone: while it fails, the others,
    which would be delivered again, wait.
 
-A call that never returns keeps its thread. When all threads are lost, the run ends with what is done.
+A call that never returns keeps its thread. When all threads are lost, the runs end with what is done.
 
 Messages are indexes ``0 … count-1`` in queue order; the caller knows their offsets.
 
@@ -203,6 +204,11 @@ class _Out:
     going_back: int = 0
     is_answered: bool = False
 
+    @property
+    def hangs(self) -> bool:
+        """Whether only its call is left."""
+        return not (self.is_answered or self.with_listener or self.going_back)
+
 
 class ConcurrentConsumption:
     """One run over the messages of one planned range.
@@ -254,6 +260,9 @@ class ConcurrentConsumption:
         self._is_probing = 0 in self._failures
         self._slice_end_s = started_s + settings.max_time_consume_continuously_s
         self._is_slice_over = False
+        self._are_threads_lost = False
+        self.calls_hanging = 0
+        """Listener calls that still run although all their messages were sent back."""
         self._is_suspended = False
         self._is_given_up = False
 
@@ -271,7 +280,23 @@ class ConcurrentConsumption:
                 return ConcurrentFinish.EXHAUSTED
             if self._is_slice_over:
                 return ConcurrentFinish.SLICE_USED
-        return None if len(self._out) < self._most_calls else ConcurrentFinish.THREADS_LOST
+        is_lost = self._are_threads_lost or len(self._out) >= self._most_calls
+        return ConcurrentFinish.THREADS_LOST if is_lost else None
+
+    @property
+    def is_all_out(self) -> bool:
+        """Whether there is nothing to deliver for now, however many threads are free."""
+        return (
+            len(self._out) >= self._most_calls
+            or (self._next >= self._count and not self._again)
+            or self._is_suspended
+            or self._is_given_up
+        )
+
+    @property
+    def is_last_out(self) -> bool:
+        """Whether every message was delivered once."""
+        return self._next >= self._count
 
     @property
     def calls_lost(self) -> int:
@@ -308,6 +333,10 @@ class ConcurrentConsumption:
         """Make no further delivery; what is out is waited for."""
         self._is_given_up = True
 
+    def lose_threads(self) -> None:
+        """Wait for no thread any more: calls of this run and others hold all of them and do not return."""
+        self._are_threads_lost = True
+
     def answered(self, number: int, answer: Answer) -> Settled:
         """Apply what the listener answered.
 
@@ -315,6 +344,8 @@ class ConcurrentConsumption:
             KeyError: If the delivery is not out.
         """
         out = self._out[number]
+        if self.calls_hanging:
+            self.calls_hanging -= out.hangs
         out.is_answered = True
         indexes = out.indexes
         if answer.acknowledged == out.with_listener == len(indexes):
@@ -372,6 +403,7 @@ class ConcurrentConsumption:
             self._settle([index])
         else:
             self._keep(index, number, now_s)
+        self.calls_hanging += out.hangs
         if out.is_answered and not out.going_back:
             del self._out[number]
 

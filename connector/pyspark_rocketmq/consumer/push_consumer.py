@@ -80,7 +80,6 @@ from pyspark_rocketmq.source.session import (
     BatchFunction,
     calls_end_s,
     check_checkpoint,
-    check_not_in_use,
     check_session,
     check_speculation,
     clear_unwritten_plan,
@@ -344,7 +343,6 @@ class PushConsumer:
     ) -> StreamingQuery:
         """Start a query whose batches are committed by this process."""
         parsed = ReadOptions.parse(options)
-        check_not_in_use(spark, wanted.checkpoint)
         check_checkpoint(spark, wanted.checkpoint)
         hub = self._hub(spark, parsed, store)
         if hub is not None:

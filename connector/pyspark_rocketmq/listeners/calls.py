@@ -37,6 +37,8 @@ class ListenerCall:
         """None while it runs, and after an exception that ends the process."""
         self.failure: BaseException | None = None
         """The listener's."""
+        self.began_s: float | None = None
+        """When it began; None before, and after its end."""
         self.lasted_s = 0.0
         self._timeout_s = timeout_s
 
@@ -73,7 +75,8 @@ class ListenerCall:
     def _begin(self, hooks: ConsumeHooks, clock: Clock) -> tuple[ConsumeMessageContext | None, float]:
         """Source: RocketMQ 5.3.3 ``ConsumeMessageConcurrentlyService.ConsumeRequest.run``."""
         seen = hooks.before(self.messages[0].message_queue, self.messages) if hooks else None
-        return seen, clock.monotonic_s()
+        self.began_s = clock.monotonic_s()
+        return seen, self.began_s
 
     def _end(
         self,
@@ -84,6 +87,7 @@ class ListenerCall:
         clock: Clock,
     ) -> None:
         self.lasted_s = clock.monotonic_s() - began_s
+        self.began_s = None
         delay_level = self.context.delay_level_when_next_consume
         self.answer = (
             answer_of(
@@ -131,7 +135,7 @@ Event = CallEnded | SendBackEnded
 Settling = bool | Awaitable[bool]
 
 
-class _DaemonThreads:
+class DaemonThreads:
     """At most ``most`` threads, each started when there is work and none is idle."""
 
     def __init__(self, name: str, most: int) -> None:
@@ -153,6 +157,7 @@ class _DaemonThreads:
         self._work.put(work)
 
     def close(self) -> None:
+        """End the threads that are idle, and the others after their work."""
         for _ in range(self._started):
             self._work.put(None)
 
@@ -170,7 +175,7 @@ class ListenerWorkers:
 
     def __init__(self) -> None:
         self._events: SimpleQueue[Event | None] = SimpleQueue()
-        self._senders = _DaemonThreads("rocketmq-send-back", _SEND_BACK_THREADS)
+        self._senders = DaemonThreads("rocketmq-send-back", _SEND_BACK_THREADS)
 
     def call(self, number: int, invoke: Callable[[], Settling]) -> None:
         """Begin a listener call; no event follows if ``invoke`` says that it settled the call."""
@@ -211,11 +216,11 @@ class ListenerWorkers:
 
 
 class ThreadWorkers(ListenerWorkers):
-    """A thread for each call."""
+    """A thread for each call, of those that several ranges share."""
 
-    def __init__(self, most_calls: int) -> None:
+    def __init__(self, threads: DaemonThreads) -> None:
         super().__init__()
-        self._callers = _DaemonThreads("rocketmq-listener", most_calls)
+        self._callers = threads
 
     def call(self, number: int, invoke: Callable[[], Settling]) -> None:
         """See :class:`ListenerWorkers`."""
@@ -233,11 +238,6 @@ class ThreadWorkers(ListenerWorkers):
 
     def abandon(self, number: int) -> None:
         """Do nothing: a thread cannot be cancelled."""
-
-    def close(self) -> None:
-        """See :class:`ListenerWorkers`."""
-        super().close()
-        self._callers.close()
 
 
 class LoopWorkers(ListenerWorkers):
@@ -320,6 +320,6 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def workers_for(listener: object, most_calls: int) -> ListenerWorkers:
-    """The event loop for an ``async def`` listener, else threads; nothing is started yet."""
-    return LoopWorkers() if is_async(listener) else ThreadWorkers(most_calls)
+def workers_for(listener: object, threads: DaemonThreads) -> ListenerWorkers:
+    """The event loop for an ``async def`` listener, else these threads; nothing is started yet."""
+    return LoopWorkers() if is_async(listener) else ThreadWorkers(threads)

@@ -157,24 +157,6 @@ def qualified(spark: SparkSession, path: str) -> str:
     return str(files.makeQualified(place).toUri())
 
 
-def check_not_in_use(spark: SparkSession, checkpoint: str) -> None:
-    """Refuse the checkpoint of a running query, which Spark would stop without an error.
-
-    Raises:
-        OptionError: If a query of this session runs on it.
-    """
-    place = qualified(spark, checkpoint)
-    for query in spark.streams.active:
-        # No public way leads from a query to its checkpoint.
-        running: Any = query._jsq.streamingQuery()  # noqa: SLF001
-        if qualified(spark, running.resolvedCheckpointRoot()) == place:
-            problem = (
-                f"checkpoint {masked(checkpoint)} is that of the running query '{query.name}', which Spark "
-                "would stop; stop it first, or give each member of a group its own checkpoint"
-            )
-            raise OptionError((problem,), where="start of a query")
-
-
 def stoppable(function: BatchFunction) -> BatchFunction:
     """Wrap a ``foreachBatch`` function: an interruption surfaces as a short error that Spark recognises.
 

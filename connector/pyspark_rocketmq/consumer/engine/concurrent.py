@@ -1,6 +1,7 @@
-"""The concurrent engine: one range through the listener, many calls at once.
+"""The concurrent engine: ranges through the listener, many calls at once.
 
-Listener calls and send-backs run elsewhere and report through events to the thread that calls ``consume``. A
+The ranges of a task share one pool of calls (:mod:`~pyspark_rocketmq.consumer.engine.call_pool`). Listener
+calls and send-backs run elsewhere and report through events to the thread that calls ``consume``. A
 call whose messages are all done settles itself: its thread, or the event loop, goes on with the next
 delivery, since waking another thread first would cost a listener of some milliseconds a tenth of its rate.
 Whoever holds the run's guard owns the machine and all else of the run; nothing waits under the guard. No
@@ -38,7 +39,8 @@ from pyspark_rocketmq.consume.concurrent import (
     ConcurrentFinish,
     ConcurrentSettings,
 )
-from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
+from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, SLOW_S, RangeInstructions
+from pyspark_rocketmq.consumer.engine.call_pool import CallPool, RangesAtOnce
 from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck
 from pyspark_rocketmq.consumer.engine.range import ArrivedRange, RangeRun, acknowledged, arrived_ranges
 from pyspark_rocketmq.errors import ListenerError, RocketMQError
@@ -76,6 +78,9 @@ logger = logging.getLogger(__name__)
 _EVENTS_AT_ONCE: Final = 64
 """Taken in before the next look for calls that take too long."""
 
+_LOOK_EVERY_S: Final = 0.5
+"""How often a run that waits for a slot looks whether its queue is given up."""
+
 SendBackCall = Callable[[MessageExt, int], None]
 """Sends a message back with a delay level; raises RocketMQError when no broker has stored it."""
 
@@ -92,6 +97,7 @@ class ConcurrentRun(RangeRun):
         output: OutputColumns,
         settings: ConcurrentSettings,
         workers: ListenerWorkers,
+        pool: CallPool,
         send_back: SendBackCall,
         clock: Clock,
         hooks: ConsumeHooks = NO_HOOKS,
@@ -102,6 +108,7 @@ class ConcurrentRun(RangeRun):
         self._listener = listener
         self._is_broadcast = settings.message_model is MessageModel.BROADCASTING
         self._workers = workers
+        self._pool = pool
         self._send = send_back
         self._clock = clock
         self._hooks = hooks
@@ -116,7 +123,17 @@ class ConcurrentRun(RangeRun):
         self._defect: BaseException | None = None
         """What went wrong elsewhere, for ``consume`` to raise."""
         self._out: dict[int, tuple[Sequence[int], ListenerCall]] = {}
-        """By number of the delivery: its messages' indexes, and the call."""
+        """By number of the delivery: its messages' indexes, and the call. Whoever removes one gives its slot
+        back."""
+        self._posted: set[int] = set()
+        """Deliveries whose calls have ended in an event, or will."""
+        self._free = 0
+        """Slots of calls that have ended, before they are given back or used again."""
+        self._is_last_out = False
+        self._needs_slot = False
+        """Whether messages wait because the pool is full."""
+        self._hanging = 0
+        """As the pool has it."""
         self._above: list[tuple[int, int, list[Emitted]]] = []
         """A heap of the rows above the offset reached: for each call its first index, bytes and rows."""
         self._above_bytes = 0
@@ -134,12 +151,20 @@ class ConcurrentRun(RangeRun):
             ListenerError: If the listener raised what is no ``Exception``, such as SystemExit.
             SchemaError: If it emitted a row that breaks the output schema.
         """
+        self._pool.join(self)
         try:
             while not self._advance():
                 self._take_in_events()
         finally:
             with self._guard:
                 self._is_over = True
+                if self._free:
+                    # Where it failed.
+                    self._pool.give(self, self._free)
+            # A call that ended just now; one that still runs does this itself.
+            for number in list(self._posted):
+                self._release(number)
+            self._pool.leave(self)
         if self._machine.calls_lost:
             logger.error(
                 "%d listener calls have not returned and keep their threads; their messages were sent back "
@@ -150,6 +175,10 @@ class ConcurrentRun(RangeRun):
             )
         self._pass_rows_on()
         return self._rows.rows
+
+    def look_again(self) -> None:
+        """See ``PooledRun``."""
+        self._workers.wake()
 
     def ack(self) -> QueueAck:
         """What is to be committed; call after :meth:`consume`."""
@@ -178,17 +207,74 @@ class ConcurrentRun(RangeRun):
             if self._machine.finished is None:
                 self._deliver_all()
                 self._send_expired()
-            self._wakes_s = self._machine.wake_s()
+            self._wakes_s = self._next_wake_s()
             return self._machine.finished is not None
 
+    def _next_wake_s(self) -> float:
+        wakes_s = self._machine.wake_s()
+        # Nothing notifies that a queue is given up.
+        return min(wakes_s, self._clock.monotonic_s() + _LOOK_EVERY_S) if self._needs_slot else wakes_s
+
     def _deliver_all(self) -> None:
+        """Deliver what there are slots for, and give back those that are not needed."""
+        pool = self._pool
+        if self._free and pool.is_somebody_waiting and not pool.may_keep(self):
+            pool.give(self)
+            self._free -= 1
+        needs_slot = self._needs_slot = self._deliver_some()
+        if self._free:
+            pool.give(self, self._free)
+            self._free = 0
+        if pool.is_somebody_waiting:
+            if not needs_slot:
+                pool.rest(self)
+            pool.wake()
+
+    def _deliver_some(self) -> bool:
+        """Whether there is more to deliver than slots."""
+        machine, pool = self._machine, self._pool
         is_given_up, queue = self._instructions.is_given_up, self._planned.queue
-        while not is_given_up(queue):
-            delivery = self._machine.next_delivery(self._clock.monotonic_s())
+        while not (is_given_up(queue) or pool.is_stopped):
+            if self._free:
+                self._free -= 1
+            elif machine.is_all_out:
+                self._report_last_out()
+                return False
+            elif not pool.take(self):
+                if pool.are_lost:
+                    machine.lose_threads()
+                return True
+            delivery = machine.next_delivery(self._clock.monotonic_s())
             if delivery is None:
-                return
+                self._free += 1
+                self._report_last_out()
+                return False
             self._deliver(delivery)
-        self._machine.give_up()
+        machine.give_up()
+        return False
+
+    def _report_last_out(self) -> None:
+        if not self._is_last_out and self._machine.is_last_out:
+            self._is_last_out = True
+            self._pool.last_out()
+
+    def lets_next_begin(self) -> bool:
+        """See ``PooledRun``."""
+        if self._is_last_out:
+            return True
+        slow_since_s = self._clock.monotonic_s() - SLOW_S
+        began = [call.began_s for _, call in list(self._out.values())]
+        return any(at_s is not None and at_s <= slow_since_s for at_s in began)
+
+    def _release(self, number: int) -> None:
+        """Give back the slot of a call that has ended when the run was over; of each call once."""
+        if self._out.pop(number, None) is None:
+            return
+        if self._hanging:
+            self._hanging -= 1
+            self._pool.hang(self, self._hanging)
+        self._pool.give(self)
+        self._pool.wake()
 
     def _deliver(self, delivery: ConcurrentDelivery) -> None:
         number, indexes = delivery
@@ -212,14 +298,19 @@ class ConcurrentRun(RangeRun):
 
     def _settle_at_once(self, number: int, call: ListenerCall) -> bool:
         """Settle a call where it has ended, and deliver what comes next; whether that was possible."""
-        if not call.is_all_done or not self._guard.acquire(blocking=False):
+        is_settled = call.is_all_done and self._guard.acquire(blocking=False)
+        if not is_settled or self._is_over:
+            if is_settled:
+                self._guard.release()
+            self._posted.add(number)
+            # In this order: the thread that ends the run looks at the two in the other one.
+            if self._is_over:
+                self._release(number)
             return False
         try:
-            if self._is_over:
-                return False
             self._settle(number, None)
             self._deliver_all()
-            is_awaited = self._machine.finished is not None or self._machine.wake_s() < self._wakes_s
+            is_awaited = self._machine.finished is not None or self._next_wake_s() < self._wakes_s
         except BaseException as error:  # noqa: BLE001 - not the listener's: ``consume`` raises it
             self._defect, is_awaited = error, True
         finally:
@@ -245,6 +336,7 @@ class ConcurrentRun(RangeRun):
             with self._guard:
                 match event:
                     case CallEnded(number, failure):
+                        self._posted.discard(number)
                         self._settle(number, failure)
                     case SendBackEnded(index, failure):
                         self._take_in_send_back(index, failure)
@@ -254,6 +346,7 @@ class ConcurrentRun(RangeRun):
 
     def _settle(self, number: int, fatal: BaseException | None) -> None:
         indexes, call = self._out.pop(number)
+        self._free += 1
         messages, context = call.messages, call.context
         if fatal is not None:
             raise ListenerError(
@@ -266,6 +359,7 @@ class ConcurrentRun(RangeRun):
             raise context.broken_at(self._describe(messages)) from context.broken
         self._count(call, answer)
         done, send_back, dropped = self._machine.answered(number, answer)
+        self._note_hanging()
         emitted = context.take_emitted()
         if emitted:
             self._keep_rows(emitted, done, indexes)
@@ -339,6 +433,7 @@ class ConcurrentRun(RangeRun):
             position = self._describe([self._messages[index]])
             logger.warning("message expired in broadcasting and is dropped %s", position)
             self._machine.sent_back(index, self._clock.monotonic_s(), is_stored=True)
+        self._note_hanging()
 
     def _begin_send_back(self, indexes: Sequence[int], delay_level: int) -> None:
         messages = {index: self._message(index) for index in indexes}
@@ -355,6 +450,12 @@ class ConcurrentRun(RangeRun):
         else:
             raise failure
         self._machine.sent_back(index, self._clock.monotonic_s(), is_stored=failure is None)
+        self._note_hanging()
+
+    def _note_hanging(self) -> None:
+        if self._hanging != self._machine.calls_hanging:
+            self._hanging = self._machine.calls_hanging
+            self._pool.hang(self, self._hanging)
 
 
 class ConcurrentEngine:
@@ -390,23 +491,31 @@ class ConcurrentEngine:
     def __call__(
         self, pieces: Iterable[ReadPiece], instructions: RangeInstructions = NO_INSTRUCTIONS
     ) -> Iterator[Consumed]:
-        """See :class:`~pyspark_rocketmq.consumer.engine.task.Engine`; one range after the other."""
-        for arrived in arrived_ranges(pieces):
-            yield self._consume(arrived, instructions)
+        """See :class:`~pyspark_rocketmq.consumer.engine.task.Engine`; ranges are consumed side by side."""
 
-    def _consume(self, arrived: ArrivedRange, instructions: RangeInstructions) -> Consumed:
+        def give_away(consumed: Consumed) -> bool:
+            return instructions.is_given_up(consumed.ack.queue) and instructions.take(consumed)
+
+        with closing(CallPool(self._settings.consume_thread_max)) as pool:
+            consume = partial(self._consume, pool=pool, instructions=instructions)
+            yield from RangesAtOnce(arrived_ranges(pieces), consume, pool, give_away).consumed()
+
+    def _consume(self, arrived: ArrivedRange, pool: CallPool, instructions: RangeInstructions) -> Consumed:
         with self._listener.borrow() as listener:
             if isinstance(listener, FailedListener):
                 rows, ack = _put_off(arrived, listener)
             else:
-                rows, ack = self._run(arrived, listener, instructions)
+                rows, ack = self._run(arrived, listener, pool, instructions)
         return Consumed(rows, acknowledged(arrived.end, ack), self._output.rows)
 
     def _run(
-        self, arrived: ArrivedRange, listener: MessageListenerConcurrently, instructions: RangeInstructions
+        self,
+        arrived: ArrivedRange,
+        listener: MessageListenerConcurrently,
+        pool: CallPool,
+        instructions: RangeInstructions,
     ) -> tuple[list[Emitted], QueueAck]:
-        # Workers of its own, so that a call the range before has given up cannot answer into this one.
-        with closing(workers_for(listener, self._settings.consume_thread_max)) as workers:
+        with closing(workers_for(listener, pool.threads)) as workers:
             run = ConcurrentRun(
                 arrived.planned,
                 arrived.messages if isinstance(listener, ArrowListener) else list(arrived.messages),
@@ -414,6 +523,7 @@ class ConcurrentEngine:
                 output=self._output,
                 settings=self._settings,
                 workers=workers,
+                pool=pool,
                 send_back=self._sender,
                 clock=SystemClock(),
                 hooks=self._hooks,

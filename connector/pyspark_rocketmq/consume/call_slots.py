@@ -1,0 +1,119 @@
+"""One pool of listener calls for all queues of a task: who may begin the next one.
+
+Java's concurrent consumer has one pool of threads for all of its queues (``consumeExecutor``). Here each call
+takes a slot from its beginning to its end, so that a slow one holds up none of the task's other queues (E1):
+
+1. At most as many calls are out as the pool has slots, of all runs together.
+2. A run that finds no slot waits, until it is woken to look again.
+3. Of the runs that wait the one with the fewest calls comes first, then the one that has waited longer: no
+   other run takes a slot before it. A run goes on in the slot of a call that has ended, unless a run waits
+   that has none, or at least two fewer.
+4. A call that takes so long that its messages were sent back keeps its slot until it returns. When all slots
+   are held so, they are lost: nobody waits for one any more.
+
+Not thread-safe; no method blocks. A run may be any hashable object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+RunT = TypeVar("RunT", bound=Hashable)
+
+
+class CallSlots(Generic[RunT]):
+    """The slots of one task's pool."""
+
+    def __init__(self, most: int) -> None:
+        """Begin with ``most`` free slots, at least one."""
+        self._most = most
+        self._taken = 0
+        self._held: dict[RunT, int] = {}
+        """Of the runs that have joined, and of those that are over and have calls that hang."""
+        self._over: set[RunT] = set()
+        self._hanging: dict[RunT, int] = {}
+        self._waiting: dict[RunT, bool] = {}
+        """In the order in which they came; whether they were woken."""
+
+    @property
+    def are_lost(self) -> bool:
+        """Whether every slot is held by a call that takes too long."""
+        return sum(self._hanging.values()) >= self._most
+
+    @property
+    def is_somebody_waiting(self) -> bool:
+        """Whether a run found no slot."""
+        return bool(self._waiting)
+
+    def join(self, run: RunT) -> None:
+        """A run begins."""
+        self._held[run] = 0
+
+    def leave(self, run: RunT) -> None:
+        """A run is over; calls of it that hang keep their slots."""
+        self._over.add(run)
+        self.rest(run)
+        self._forget_if_gone(run)
+
+    def take(self, run: RunT) -> bool:
+        """Take a slot for a call; a run that gets none waits."""
+        held = self._held[run]
+        if self._taken >= self._most or (self._waiting and self._is_another_first(run, held)):
+            self._waiting[run] = False
+            return False
+        self._waiting.pop(run, None)
+        self._taken += 1
+        self._held[run] = held + 1
+        return True
+
+    def rest(self, run: RunT) -> None:
+        """A run needs no further slot for now."""
+        self._waiting.pop(run, None)
+
+    def give(self, run: RunT, count: int = 1) -> None:
+        """Calls have ended, and the run begins none in their slots."""
+        self._taken -= count
+        self._held[run] -= count
+        self._forget_if_gone(run)
+
+    def may_keep(self, run: RunT) -> bool:
+        """Whether a run may go on in the slot of a call that has ended."""
+        held = self._held[run]
+        others = (self._held[each] for each in self._waiting if each != run)
+        return not any(other == 0 or other <= held - 2 for other in others)
+
+    def hang(self, run: RunT, count: int) -> None:
+        """So many calls of a run are out whose messages were sent back."""
+        self._hanging[run] = count
+
+    def wake(self) -> RunT | None:
+        """The run that is to look for a slot now; None if there is none, or it was woken already.
+
+        To be asked after each change, and until it returns None.
+        """
+        if self.are_lost:
+            first = next((run for run, is_woken in self._waiting.items() if not is_woken), None)
+        elif self._waiting and self._taken < self._most:
+            first = min(self._waiting, key=lambda run: self._held[run])
+        else:
+            first = None
+        if first is None or self._waiting[first]:
+            return None
+        self._waiting[first] = True
+        return first
+
+    def _is_another_first(self, run: RunT, held: int) -> bool:
+        has_come_later = True
+        for each in self._waiting:
+            if each == run:
+                has_come_later = False
+            elif self._held[each] < held + has_come_later:
+                return True
+        return False
+
+    def _forget_if_gone(self, run: RunT) -> None:
+        if run in self._over and not self._held[run]:
+            self._over.remove(run)
+            del self._held[run]
+            self._hanging.pop(run, None)
