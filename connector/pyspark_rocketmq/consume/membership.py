@@ -17,9 +17,10 @@ comes into this member's hands and out again.
    planned, so a queue is never given free while a plan that may hold it is made (B5).
 6. Plans have numbers. A report that a batch is over, for all queues or for some, names its plan: a late one
    does not touch the plan that is under way by then.
-7. A member that stops gives back what no batch holds at once, the rest when it is free, and leaves the group
-   last: whoever has a queue next must not meet a call of the batch before. It waits as long as Spark lets
-   Python workers go on after a stop, no longer.
+7. A member that stops gives back what no batch holds at once, the rest when it is free: whoever has a queue
+   next must not meet a call of the batch before. It waits as long as Spark lets Python workers go on after a
+   stop, no longer. With locks it leaves the group first, so that the others wait for its locks, and a drain
+   does not end without its queues. Without locks it leaves last, since others begin once it is off the list.
 
 Source: RocketMQ 5.3.3 ``RebalanceImpl``, ``RebalanceService``, ``MQClientInstance``,
 ``ConsumeMessageOrderlyService``.
@@ -553,20 +554,23 @@ class Membership:
         """Give back what the plan under way does not hold, or holds no more."""
         for queue in [queue for queue in self._phases if queue not in self._planned]:
             self._happened(queue, OwnershipEvent.TAKEN_AWAY, now_s)
-        return self._unlock_actions()
+        first = self._unregister_actions() if self._needs_locks else []
+        return first + self._unlock_actions()
 
     def _last_actions(self) -> list[GroupAction]:
         held = self._ownerships.keys() | self._unlocks | self._asked.keys() if self._needs_locks else ()
         actions: list[GroupAction] = [Unlock(*each) for each in _by_broker(held)]
-        if self._is_registered:
-            actions.append(Unregister())
-        self._is_registered = False
+        actions += self._unregister_actions()
         self._phases.clear()
         self._ownerships.clear()
         self._unlocks.clear()
         self._asked.clear()
         self.has_left = True
         return actions
+
+    def _unregister_actions(self) -> list[GroupAction]:
+        was_registered, self._is_registered = self._is_registered, False
+        return [Unregister()] if was_registered else []
 
 
 def _by_broker(queues: Iterable[MessageQueue]) -> list[tuple[str, frozenset[MessageQueue]]]:

@@ -513,13 +513,16 @@ class RunningMember:
         self._notify(lambda machine, now_s: machine.stop(now_s, calls_end_s=calls_end_s))
 
     def _is_name_used_again(self, address: BrokerAddress) -> bool:
-        """Whether another connection has this client id: to a broker, locks of both are the same."""
+        """Whether another connection has this client id: to a broker, locks of both are the same.
+
+        This one is off the list by then.
+        """
         try:
             listed = self._calls.brokers.consumer_list(address, self._group)
         except RocketMQError as error:
             logger.debug("members not known group=%s broker=%s: %s", self._group, address, error)
             return False
-        return list(listed).count(self._client_id) > 1
+        return self._client_id in listed
 
     def _leave(self) -> None:
         self._stop_planning()
