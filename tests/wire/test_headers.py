@@ -82,6 +82,8 @@ UNKNOWN = {"ReqT"}
 """Request type of the Java client's accounting; nothing reads it."""
 NO_HEADER = 188
 """A pull without any ext field, recorded to see the broker's reaction."""
+SENT_TO_A_BROKER = {headers.GroupConfigRequestHeader}
+"""Not in the recordings: ``tests/both/test_send_back.py`` sends these to a real broker, which answers them."""
 
 
 def recorded_requests() -> list[ParameterSet]:
@@ -130,7 +132,7 @@ def test_the_recorded_traffic_covers_every_header_class() -> None:
 
     ours = {each for each in HEADER_CLASSES if each.__module__ != broker_headers.__name__}
 
-    assert ours <= covered
+    assert ours - SENT_TO_A_BROKER <= covered
 
 
 @given(st.data())
