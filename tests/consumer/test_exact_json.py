@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.types import ArrayType, ByteType, MapType, StringType, StructField, StructType
 
 from pyspark_rocketmq.consumer.message_table import json_body
 
@@ -21,7 +22,7 @@ SCHEMA = (
 
 
 def decoded(
-    spark: SparkSession, bodies: list[bytes], schema: str = SCHEMA, **options: str
+    spark: SparkSession, bodies: list[bytes], schema: str | StructType = SCHEMA, **options: str
 ) -> list[Row | None]:
     rows = spark.createDataFrame(list(enumerate(bodies)), "at int, body binary")
     found = rows.select("at", json_body(schema, options)(sf.col("body")).alias("found")).collect()
@@ -147,3 +148,19 @@ def test_random_prices_are_exact_or_bad_records(spark: SparkSession) -> None:
         value = Decimal(text)
         fits = value == value.quantize(cent) and abs(value) < 1000
         assert (row.price if row else None) == (value if fits else None), f"seed={seed} {text}"
+
+
+def test_a_schema_with_not_null_inside_decodes_as_if_it_allowed_nulls(spark: SparkSession) -> None:
+    """H1: from_json takes every column for one that may be null, at any depth."""
+    schema = "id string not null, n struct<a: int not null>, d struct<p: decimal(5,2) not null>"
+    found = decoded(spark, [b'{"id":"1","n":{"a":1},"d":{"p":1.5}}', b'{"n":{}}'], schema)
+    assert [each and (each.id, each.n.a) for each in found] == [("1", 1), (None, None)]
+    parsed = StructType(
+        [
+            StructField("r", ArrayType(StringType(), containsNull=False)),
+            StructField("m", MapType(StringType(), ByteType(), valueContainsNull=False)),
+        ]
+    )
+    [row] = decoded(spark, [b'{"r":["x"],"m":{"y":1}}'], parsed)
+    assert row is not None
+    assert (row.r, row.m) == (["x"], {"y": 1})

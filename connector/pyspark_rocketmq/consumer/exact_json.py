@@ -49,6 +49,7 @@ def exact_json(body: Column, schema: StructType, options: Mapping[str, str]) -> 
 
     ``options`` are those of ``from_json``.
     """
+    schema = StructType(_nullable_fields(schema))
     text = body.cast("string")
     # A name that no sender can know: a body cannot close the array, or add an element like ours.
     ours = f"end-{secrets.token_hex(8)}"
@@ -79,6 +80,23 @@ def _is_text(text: Column) -> Column:
 def _infinity_is_sent(text: Column) -> Column:
     is_named = sf.contains(text, sf.lit("Inf")) | sf.contains(text, sf.lit("INF"))
     return is_named & ~text.rlike(_MAY_OVERFLOW)
+
+
+def _nullable_fields(schema: StructType) -> list[StructField]:
+    return [StructField(field.name, _nullable(field.dataType)) for field in schema.fields]
+
+
+def _nullable(kind: DataType) -> DataType:
+    """``kind`` with room for nulls at any depth, as ``from_json`` takes it; a cast would refuse NOT NULL."""
+    match kind:
+        case StructType():
+            return StructType(_nullable_fields(kind))
+        case ArrayType():
+            return ArrayType(_nullable(kind.elementType))
+        case MapType():
+            return MapType(kind.keyType, _nullable(kind.valueType))
+        case _:
+            return kind
 
 
 def _wider_fields(schema: StructType) -> list[StructField]:
