@@ -7,15 +7,19 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pyspark_rocketmq.client.broker import Batch, BrokerClient, PullRequest, SendSettings
-from pyspark_rocketmq.client.identity import WHO, name_in
+from pyspark_rocketmq.client.channel import Channel
+from pyspark_rocketmq.client.identity import WHO, confirm, name_in
 from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.client.transport import TcpTransport
+from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import RocketMQError, SystemBusy, WrongBroker
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.requests.bodies import HeartbeatData
+from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import message_at
-from tests.helpers.scripted_server import ScriptedServer
+from tests.helpers.scripted_server import Peer, ScriptedServer
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -147,3 +151,26 @@ def test_a_busy_server_has_not_said_who_it_is() -> None:
 def test_a_broker_s_name_is_found_among_its_settings(body: bytes, name: str) -> None:
     """A7, H9: whatever else is there."""
     assert name_in(WHO.response(0, body=body), "a:1") == name
+
+
+@pytest.mark.parametrize(("silent_s", "is_kept"), [(1.0, True), (2.0, False)])
+def test_a_slow_broker_that_said_its_name_keeps_its_connection(silent_s: float, is_kept: bool) -> None:
+    """A7: what its name has left of a call's time is too short for the answer; the next call has it all."""
+    clock = FakeClock()
+
+    class SlowToSayIt(ScriptedServer):
+        def _introduce(self, peer: Peer, request: RemotingCommand) -> None:
+            clock.advance(2.0)
+            super()._introduce(peer, request)
+
+    with SlowToSayIt(lambda peer, request: None, broker_name="broker-a") as server:
+        channel = Channel(TcpTransport.connect(server.address, PATIENCE_S), clock)
+        try:
+            confirm(channel, "broker-a", Deadline.after(clock, PATIENCE_S))
+            channel.submit(RemotingCommand(code=31), lambda outcome: None, Deadline.after(clock, silent_s))
+            clock.advance(silent_s)
+            channel.expire_overdue()
+
+            assert channel.is_open is is_kept
+        finally:
+            channel.close()

@@ -234,6 +234,8 @@ class Channel:
         self.address = transport.address
         self.broker_name: str | None = None
         """What the server calls itself, as ``identity`` has it; None until it was asked."""
+        self.least_silence_s = _LEAST_SILENCE_S
+        """A shorter silence is no sign that the peer is gone; longer for a server that is slow."""
         self._transport = transport
         self._clock = clock
         self._signer = signer
@@ -442,7 +444,7 @@ class Channel:
         """End the channel if nothing has come since one of these requests was sent."""
         now_s, received = self._clock.monotonic_s(), self._received
         silent_s = [now_s - waiting.sent_at_s for waiting in given_up if waiting.received_before == received]
-        if max(silent_s, default=0.0) >= _LEAST_SILENCE_S and not self._has_unread():
+        if max(silent_s, default=0.0) >= self.least_silence_s and not self._has_unread():
             self._end(ChannelClosed(self.address, f"nothing came on it for {max(silent_s):.3g} s"))
 
     def _has_unread(self) -> bool:

@@ -21,6 +21,8 @@ from pyspark_rocketmq.wire.requests.responses import error_of
 
 WHO: Final = RemotingCommand(code=RequestCode.GET_BROKER_CONFIG)
 """The question. The answer may contain secrets of the broker: no log shows it."""
+_SLOWEST_S: Final = 2.5
+"""A longer silence is always a sign that the peer is gone; below the time-out of a request."""
 UNKNOWN: Final = ""
 """Name of a server that does not say it."""
 _NAME: Final = re.compile(rb"^brokerName=(.*?)\r?$", re.MULTILINE)
@@ -60,5 +62,10 @@ def confirm(channel: Channel, broker_name: str, deadline: Deadline) -> None:
     """
     if channel.broker_name not in {broker_name, UNKNOWN}:
         # A connection that has fallen silent to another broker must not stand in the way of a new one.
-        channel.broker_name = name_in(channel.request(WHO, deadline), channel.address)
+        left_s = deadline.remaining_s()
+        answer = channel.request(WHO, deadline)
+        # The rest of a slow server's time is too short for a second answer: that must not end the channel.
+        took_s = min(left_s - deadline.remaining_s(), _SLOWEST_S)
+        channel.least_silence_s = max(channel.least_silence_s, took_s)
+        channel.broker_name = name_in(answer, channel.address)
         check_name(channel.address, channel.broker_name, broker_name)
