@@ -69,6 +69,11 @@ class Transactions(NamedTuple):
     by_app_id: dict[str, int]
 
 
+def transaction_line(app_id: str, version: int, now_ms: int) -> str:
+    """Return the line of a commit that sets a transaction id; a sink's has one for each queue."""
+    return f'{{"txn": {{"appId": {json.dumps(app_id)}, "version": {version}, "lastUpdated": {now_ms}}}}}'
+
+
 class LogFiles:
     """The log of the table at ``table_uri``."""
 
@@ -140,12 +145,16 @@ class LogFiles:
             actions = [json.loads(line) for line in lines if b'"remove"' in line]
         return {action["remove"]["path"] for action in actions if "remove" in action}
 
-    def put(self, version: int, actions: Iterable[Mapping[str, Any]]) -> None:
+    def put(self, version: int, actions: Iterable[Mapping[str, Any] | str]) -> None:
         """Make the commit of a version whole or not at all, where :attr:`takes_commits`.
 
         As delta-rs does it: a second name for a file that is complete.  Here the file is on the disk before:
         else a power cut may leave a commit without its actions behind a later one that has them, and readers
         pass over it.
+
+        Args:
+            version: The commit's.
+            actions: What it does; texts are lines already, as of :func:`transaction_line`.
 
         Raises:
             FileExistsError: If there is one; perhaps this one, on a mount whose server answered twice.
@@ -155,7 +164,8 @@ class LogFiles:
         log = Path(self._folder_here, _LOG)
         unfinished = log / f"{_UNFINISHED}{uuid.uuid4()}.tmp"
         try:
-            unfinished.write_text("".join(f"{json.dumps(action)}\n" for action in actions), encoding="ascii")
+            lines = [action if isinstance(action, str) else json.dumps(action) for action in actions]
+            unfinished.write_text("\n".join([*lines, ""]), encoding="ascii")
             keep_on_disk(unfinished)
             os.link(unfinished, log / f"{version:020d}.json")
         finally:

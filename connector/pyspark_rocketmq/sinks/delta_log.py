@@ -30,7 +30,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from pyspark_rocketmq import __version__
-from pyspark_rocketmq.delta.log import LogFiles, Transactions
+from pyspark_rocketmq.delta.log import LogFiles, Transactions, transaction_line
 from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, filesystem_of
 from pyspark_rocketmq.delta.table import (
     ONLY_COMMIT,
@@ -248,15 +248,15 @@ class SinkLog(LogHandle):
         Raises:
             OSError, ValueError, KeyError: If only ids that are named can be read, and none are.
         """
-        app_ids = list(app_ids)
         group = group_app_id(consumer_group)
+        of_queues = f"{group}:"
         try:
             known = self.all_transactions()
         except (OSError, ValueError, KeyError):
-            if not app_ids:
+            if not (named := list(app_ids)):
                 raise
-            return self.transaction_versions([group, *app_ids])
-        return {name: at for name, at in known.items() if name == group or name.startswith(f"{group}:")}
+            return self.transaction_versions([group, *named])
+        return {name: at for name, at in known.items() if name.startswith(of_queues) or name == group}
 
     @property
     def begins_at_first_commit(self) -> bool:
@@ -347,6 +347,8 @@ class SinkLog(LogHandle):
         return entry
 
     def _look_back(self, is_enough: Callable[[SeenCommits], bool]) -> SeenCommits:
+        if self._seen.first <= self._seen.last == self.version and is_enough(self._seen):
+            return self._seen
         seen = look_back(self.version, self._seen, self.log.commit_infos_below, is_enough)
         if seen.last < seen.first and self.log.commit_info(self.version) is None:
             raise DeltaError(
@@ -447,6 +449,7 @@ class TableLog(SinkLog):
         """Remember what is the same in all versions until a commit changes more than files; the version."""
         self._form = read_form(table)
         self._schema = table.schema()
+        self._arrow_schema = pa.schema(self._schema.to_arrow()).remove_metadata()
         self.table_id = str(table.metadata().id)
         # It holds the names of all files.
         self._table = None if self._commits_itself else table
@@ -487,7 +490,7 @@ class TableLog(SinkLog):
     @property
     def arrow_schema(self) -> pa.Schema:
         """The table's columns as Delta writes them into Parquet."""
-        return pa.schema(self._schema.to_arrow()).remove_metadata()
+        return self._arrow_schema
 
     def form(self) -> TableForm:
         """Columns, properties and features."""
@@ -565,7 +568,7 @@ class TableLog(SinkLog):
 
     def _actions(
         self, files: Sequence[WrittenFile], commit: SinkCommit, now_ms: int
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[dict[str, Any] | str]:
         """An append as a table takes it that :func:`refused_features` refuses nothing of.
 
         What it says of itself is what delta-rs and Spark say of theirs, for ``DESCRIBE HISTORY``.
@@ -576,8 +579,7 @@ class TableLog(SinkLog):
         }
         yield commit_info(now_ms, "WRITE", parameters, is_blind_append=True, **self._metadata(commit))
         yield from (add_action(file, now_ms) for file in files)
-        for app_id, version in commit.watermarks.items():
-            yield {"txn": {"appId": app_id, "version": version, "lastUpdated": now_ms}}
+        yield from (transaction_line(name, at, now_ms) for name, at in commit.watermarks.items())
 
     def merge(
         self, files: Sequence[WrittenFile], keys: Sequence[str], columns: Sequence[str], commit: SinkCommit

@@ -314,9 +314,14 @@ class SinkCommit(NamedTuple):
         """
         known = {} if entry is None else own_metadata(entry).get(NEWEST)
         known = known if isinstance(known, dict) else {}
-        moved = {_queue_part(name): name for name in self.newest}
-        kept = {name: each for name, each in known.items() if moved.get(_queue_part(name), name) == name}
-        newest = kept | {name: json.loads(text) for name, text in self.newest.items() if text}
+        newest = dict(known)
+        if not known.keys() <= self.newest.keys():
+            moved = {_queue_part(name) for name in self.newest}
+            for name in known.keys() - self.newest.keys():
+                if _queue_part(name) in moved:
+                    del newest[name]
+        texts = {name: text for name, text in self.newest.items() if text}
+        newest.update(zip(texts, json.loads(f"[{','.join(texts.values())}]"), strict=True))
         return {NEWEST: newest} if newest else {}
 
     def is_in(self, entry: Mapping[str, Any]) -> bool:

@@ -77,6 +77,8 @@ class DeltaBatch:
     before: GroupCommit
     """How far the table was at the last look."""
     generations: Mapping[MessageQueue, int]
+    ids: Mapping[MessageQueue, str]
+    """Of the watermarks, in these generations."""
     is_by_spark: bool
     sleep: Callable[[float], None]
     standings: tuple[SinkStanding, ...]
@@ -158,8 +160,8 @@ class DeltaBatch:
 
     def _commit(self, files: Sequence[WrittenFile], grown: Mapping[MessageQueue, int]) -> int:
         """Commit against a snapshot whose watermarks are those of ``begin``, until it is known to hold."""
-        watermarks = {self._id_of(queue): offset for queue, offset in grown.items()}
-        newest = {self._id_of(queue): self.newest.get(queue, "") for queue in grown}
+        watermarks = {self.ids[queue]: offset for queue, offset in grown.items()}
+        newest = {self.ids[queue]: self.newest.get(queue, "") for queue in grown}
         commit = SinkCommit.of(self.consumer_group, watermarks, newest)
         tried_at: int | None = None
 
@@ -203,9 +205,6 @@ class DeltaBatch:
             "while this batch ran. Nothing of this batch was added."
         )
 
-    def _id_of(self, queue: MessageQueue) -> str:
-        return app_id(self.consumer_group, queue, self.generations[queue])
-
     def _write(self, files: Sequence[WrittenFile], commit: SinkCommit) -> int:
         """Make the commit; its version."""
         if self.is_by_spark:
@@ -235,7 +234,7 @@ class DeltaBatch:
         self.table.check_not_restored(self.log, group)
         # What other members of the group have done with their queues is what this commit goes on from.
         self.before = self.table.group_commit(self.log, group, self.generations.items())
-        found = {queue: self.before.watermarks.get(self._id_of(queue), 0) for queue in grown}
+        found = {queue: self.before.watermarks.get(self.ids[queue], 0) for queue in grown}
         moved = [
             f"{queue} from {self.watermarks[queue]} to {now}"
             for queue, now in found.items()
@@ -398,7 +397,8 @@ class DeltaSink:
         form = log.form()
         refused = self._table.check_unaltered(form)
         before = self._table.group_commit(log, consumer_group, queues.items())
-        watermarks = _in_generations(before, consumer_group, queues)
+        ids = _ids(consumer_group, queues)
+        watermarks = _watermarks_by(ids, before)
         self._table.check_not_restored(log, consumer_group)
         writer = TaskWriter(
             table_uri=self._table.rows_uri,
@@ -417,6 +417,7 @@ class DeltaSink:
             writer=writer,
             before=before,
             generations=dict(queues),
+            ids=ids,
             is_by_spark=bool(refused),
             sleep=self._sleep,
             standings=(self._standing(log, watermarks),),
@@ -439,10 +440,10 @@ class DeltaSink:
         if log is None:
             return SinkStanding(masked(self._table.place), None, {}, self._path_for_commands)
         before = self._table.group_commit(log, consumer_group, queues.items())
-        watermarks = _in_generations(before, consumer_group, queues)
+        ids = _ids(consumer_group, queues)
+        watermarks = _watermarks_by(ids, before)
         newest_commit = log.newest_commit(consumer_group) if before.watermarks else None
         known = {} if newest_commit is None else newest_messages(newest_commit)
-        ids = {queue: app_id(consumer_group, queue, generation) for queue, generation in queues.items()}
         newest = {queue: known[name] for queue, name in ids.items() if name in known}
         return with_newest(self._standing(log, watermarks), newest)
 
@@ -605,11 +606,12 @@ def _last_generations(consumer_group: str, commit: GroupCommit) -> dict[QueueGen
     return newest_generations({key: at for key, at in generations.items() if key is not None})
 
 
-def _in_generations(
-    commit: GroupCommit, consumer_group: str, queues: Mapping[MessageQueue, int]
-) -> dict[MessageQueue, int]:
-    """Of each queue the watermark in its generation; 0 without one."""
-    return {
-        queue: commit.watermarks.get(app_id(consumer_group, queue, generation), 0)
-        for queue, generation in queues.items()
-    }
+def _ids(consumer_group: str, queues: Mapping[MessageQueue, int]) -> dict[MessageQueue, str]:
+    """The application id of each queue, in its generation."""
+    return {queue: app_id(consumer_group, queue, generation) for queue, generation in queues.items()}
+
+
+def _watermarks_by(ids: Mapping[MessageQueue, str], commit: GroupCommit) -> dict[MessageQueue, int]:
+    """The watermark of each queue; 0 without one."""
+    known = commit.watermarks
+    return {queue: known.get(name, 0) for queue, name in ids.items()}

@@ -172,6 +172,8 @@ class SinkTable:
         self.compaction = compaction
         self._compactor = Compactor()
         self._wanted: TableForm | None = None
+        self._taken: TableForm | None = None
+        """A form that files were found to fit; most commits leave the table's as it is."""
         self.schema = pa.schema([])
         """Of the rows; empty until the table is prepared."""
         self.table_id: str | None = None
@@ -210,7 +212,7 @@ class SinkTable:
         form = log.form()
         self._check_columns(form, wanted)
         check_wanted(self.path, replace(wanted, partition_by=form.partition_by))
-        self._wanted, self.schema = wanted, schema
+        self._wanted, self._taken, self.schema = wanted, None, schema
         self._handles.keep(log)
         self.table_id = log.table_id
         refused = self.refused(form)
@@ -397,8 +399,13 @@ class SinkTable:
                 f"The sink {self.path} does not know its rows' columns yet. Call prepare with their schema "
                 "first."
             )
+        if form is self._taken:
+            return ()
         self._check_columns(form, self._wanted)
-        return self.refused(form)
+        refused = self.refused(form)
+        if not refused:
+            self._taken = form
+        return refused
 
     def refused(self, form: TableForm) -> tuple[str, ...]:
         """What leaves the table to Spark's writer.

@@ -56,7 +56,11 @@ class GroupCommit:
             watermarks, number = {**stored, **own[WATERMARKS]}, max(number, own[NUMBER])
         else:
             watermarks = {**own.get(REACHED, {}), **stored}
-        missing = {name: offset for name, offset in watermarks.items() if stored.get(name) != offset}
+        missing = (
+            {}
+            if watermarks == stored
+            else {name: offset for name, offset in watermarks.items() if stored.get(name) != offset}
+        )
         return cls(watermarks=watermarks, number=number, not_in_ids=missing)
 
 

@@ -152,8 +152,10 @@ def ahead_of(
     """What sinks have beyond rows of the same generations, and beyond the messages that these remember."""
     records: dict[MessageQueue, SinkRecord] = {}
     for queue, row in rows.items():
+        if all(each.watermarks.get(queue, 0) <= row.next_offset for each in standings):
+            continue
         farthest = _farthest(queue, row.generation, standings)
-        if farthest is None or farthest.next_offset <= row.next_offset:
+        if farthest is None:
             continue
         known = LastMessage.from_text(row.state.last_message)
         newest = LastMessage.from_text(farthest.last_message)
