@@ -33,8 +33,8 @@ class CallSlots(Generic[RunT]):
         """Of the runs that have joined, and of those that are over and have calls that hang."""
         self._over: set[RunT] = set()
         self._hanging: dict[RunT, int] = {}
-        self._waiting: dict[RunT, bool] = {}
-        """In the order in which they came; whether they were woken."""
+        self.waiting: dict[RunT, bool] = {}
+        """Runs that found no slot, in the order in which they came; whether they were woken."""
 
     @property
     def are_lost(self) -> bool:
@@ -44,7 +44,7 @@ class CallSlots(Generic[RunT]):
     @property
     def is_somebody_waiting(self) -> bool:
         """Whether a run found no slot."""
-        return bool(self._waiting)
+        return bool(self.waiting)
 
     def join(self, run: RunT) -> None:
         """A run begins."""
@@ -59,17 +59,17 @@ class CallSlots(Generic[RunT]):
     def take(self, run: RunT) -> bool:
         """Take a slot for a call; a run that gets none waits."""
         held = self._held[run]
-        if self._taken >= self._most or (self._waiting and self._is_another_first(run, held)):
-            self._waiting[run] = False
+        if self._taken >= self._most or (self.waiting and self._is_another_first(run, held)):
+            self.waiting[run] = False
             return False
-        self._waiting.pop(run, None)
+        self.waiting.pop(run, None)
         self._taken += 1
         self._held[run] = held + 1
         return True
 
     def rest(self, run: RunT) -> None:
         """A run needs no further slot for now."""
-        self._waiting.pop(run, None)
+        self.waiting.pop(run, None)
 
     def give(self, run: RunT, count: int = 1) -> None:
         """Calls have ended, and the run begins none in their slots."""
@@ -80,7 +80,7 @@ class CallSlots(Generic[RunT]):
     def may_keep(self, run: RunT) -> bool:
         """Whether a run may go on in the slot of a call that has ended."""
         held = self._held[run]
-        others = (self._held[each] for each in self._waiting if each != run)
+        others = (self._held[each] for each in self.waiting if each != run)
         return not any(other == 0 or other <= held - 2 for other in others)
 
     def hang(self, run: RunT, count: int) -> None:
@@ -93,19 +93,19 @@ class CallSlots(Generic[RunT]):
         To be asked after each change, and until it returns None.
         """
         if self.are_lost:
-            first = next((run for run, is_woken in self._waiting.items() if not is_woken), None)
-        elif self._waiting and self._taken < self._most:
-            first = min(self._waiting, key=lambda run: self._held[run])
+            first = next((run for run, is_woken in self.waiting.items() if not is_woken), None)
+        elif self.waiting and self._taken < self._most:
+            first = min(self.waiting, key=lambda run: self._held[run])
         else:
             first = None
-        if first is None or self._waiting[first]:
+        if first is None or self.waiting[first]:
             return None
-        self._waiting[first] = True
+        self.waiting[first] = True
         return first
 
     def _is_another_first(self, run: RunT, held: int) -> bool:
         has_come_later = True
-        for each in self._waiting:
+        for each in self.waiting:
             if each == run:
                 has_come_later = False
             elif self._held[each] < held + has_come_later:

@@ -243,6 +243,8 @@ class ConcurrentConsumption:
         """The smallest index not done; ``count`` when all are."""
         self._next = 0
         """First index never delivered in this run."""
+        self.is_last_out = not count
+        """Whether every message was delivered once."""
         self._failures = dict(failures)
         """By index: times it could not be sent back, until it was."""
         self._again: deque[tuple[float, int]] = deque()
@@ -288,15 +290,10 @@ class ConcurrentConsumption:
         """Whether there is nothing to deliver for now, however many threads are free."""
         return (
             len(self._out) >= self._most_calls
-            or (self._next >= self._count and not self._again)
+            or (self.is_last_out and not self._again)
             or self._is_suspended
             or self._is_given_up
         )
-
-    @property
-    def is_last_out(self) -> bool:
-        """Whether every message was delivered once."""
-        return self._next >= self._count
 
     @property
     def calls_lost(self) -> int:
@@ -314,7 +311,7 @@ class ConcurrentConsumption:
 
     def next_delivery(self, now_s: float) -> ConcurrentDelivery | None:
         """The next messages for the listener; None without a free thread or anything to deliver now."""
-        if not self._may_deliver:
+        if len(self._out) >= self._most_calls or self._is_suspended or self._is_given_up:
             return None
         indexes: Sequence[int] = (self._again and self._due_again(now_s)) or self._fresh(now_s)
         if not indexes:
@@ -426,6 +423,7 @@ class ConcurrentConsumption:
         if self._is_slice_over or start >= self._count or (start and self._is_probing):
             return ()
         self._next = stop = 1 if self._is_probing else min(start + self._batch_size, self._count)
+        self.is_last_out = stop >= self._count
         return range(start, stop)
 
     def _due_again(self, now_s: float) -> Sequence[int]:

@@ -8,7 +8,7 @@ the pool. The task's own thread reads ranges and gives results out.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sized
 from queue import Empty, SimpleQueue
 from typing import Final, Protocol
 
@@ -51,13 +51,10 @@ class CallPool:
         self.is_stopped = False
         """Whether no further call begins: the task has failed or was cancelled."""
         self._slots: CallSlots[PooledRun] = CallSlots(most_calls)
+        self.waiting: Sized = self._slots.waiting
+        """The ranges that found no slot, at any moment: looked at with each call, so no property."""
         self._joined: set[PooledRun] = set()
         self._guard = threading.Lock()
-
-    @property
-    def is_somebody_waiting(self) -> bool:
-        """Whether a range found no slot."""
-        return self._slots.is_somebody_waiting
 
     @property
     def are_lost(self) -> bool:
@@ -109,7 +106,7 @@ class CallPool:
 
     def wake(self) -> None:
         """Have those look again that are to."""
-        while self._slots.is_somebody_waiting:
+        while self.waiting:
             with self._guard:
                 run = self._slots.wake()
             if run is None:

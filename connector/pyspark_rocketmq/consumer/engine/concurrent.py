@@ -107,6 +107,7 @@ class ConcurrentRun(RangeRun):
         super().__init__(planned, messages, output, clock.monotonic_s())
         self._listener = listener
         self._is_broadcast = settings.message_model is MessageModel.BROADCASTING
+        self._timeout_s = settings.consume_timeout_s
         self._workers = workers
         self._pool = pool
         self._send = send_back
@@ -218,14 +219,14 @@ class ConcurrentRun(RangeRun):
     def _deliver_all(self) -> None:
         """Deliver what there are slots for, and give back those that are not needed."""
         pool = self._pool
-        if self._free and pool.is_somebody_waiting and not pool.may_keep(self):
+        if pool.waiting and self._free and not pool.may_keep(self):
             pool.give(self)
             self._free -= 1
         needs_slot = self._needs_slot = self._deliver_some()
         if self._free:
             pool.give(self, self._free)
             self._free = 0
-        if pool.is_somebody_waiting:
+        if pool.waiting:
             if not needs_slot:
                 pool.rest(self)
             pool.wake()
@@ -238,25 +239,31 @@ class ConcurrentRun(RangeRun):
             if self._free:
                 self._free -= 1
             elif machine.is_all_out:
-                self._report_last_out()
-                return False
-            elif not pool.take(self):
-                if pool.are_lost:
-                    machine.lose_threads()
+                break
+            elif not self._takes_slot():
                 return True
             delivery = machine.next_delivery(self._clock.monotonic_s())
             if delivery is None:
                 self._free += 1
-                self._report_last_out()
-                return False
+                break
             self._deliver(delivery)
-        machine.give_up()
+            if not self._free and machine.is_all_out:
+                break
+        else:
+            machine.give_up()
+            return False
+        if machine.is_last_out and not self._is_last_out:
+            self._is_last_out = True
+            pool.last_out()
         return False
 
-    def _report_last_out(self) -> None:
-        if not self._is_last_out and self._machine.is_last_out:
-            self._is_last_out = True
-            self._pool.last_out()
+    def _takes_slot(self) -> bool:
+        """Whether the pool had a slot; of a pool whose slots are lost the run waits for none."""
+        if self._pool.take(self):
+            return True
+        if self._pool.are_lost:
+            self._machine.lose_threads()
+        return False
 
     def lets_next_begin(self) -> bool:
         """See ``PooledRun``."""
@@ -284,7 +291,7 @@ class ConcurrentRun(RangeRun):
         else:
             messages = [self._message(index) for index in indexes]
         context = ConsumeConcurrentlyContext(messages, self._output, self._file)
-        call = ListenerCall(messages, context, timeout_s=self._machine.settings.consume_timeout_s)
+        call = ListenerCall(messages, context, timeout_s=self._timeout_s)
         self._out[number] = (indexes, call)
         self._workers.call(number, partial(self._run_call, number, call))
 
@@ -310,7 +317,9 @@ class ConcurrentRun(RangeRun):
         try:
             self._settle(number, None)
             self._deliver_all()
-            is_awaited = self._machine.finished is not None or self._next_wake_s() < self._wakes_s
+            machine = self._machine
+            wakes_s = self._next_wake_s() if self._needs_slot else machine.wake_s()
+            is_awaited = wakes_s < self._wakes_s or machine.finished is not None
         except BaseException as error:  # noqa: BLE001 - not the listener's: ``consume`` raises it
             self._defect, is_awaited = error, True
         finally:
@@ -359,19 +368,23 @@ class ConcurrentRun(RangeRun):
             raise context.broken_at(self._describe(messages)) from context.broken
         self._count(call, answer)
         done, send_back, dropped = self._machine.answered(number, answer)
-        self._note_hanging()
+        if self._hanging:
+            self._note_hanging()
         emitted = context.take_emitted()
         if emitted:
             self._keep_rows(emitted, done, indexes)
         if self._above:
             self._pass_rows_on()
         if send_back or dropped:
-            self._failed += 1
-            for index in dropped:
-                position = self._describe([self._messages[index]])
-                logger.warning("message failed in broadcasting and is dropped %s", position)
-            if send_back:
-                self._begin_send_back(send_back, answer.delay_level)
+            self._take_in_failed(send_back, dropped, answer.delay_level)
+
+    def _take_in_failed(self, send_back: Sequence[int], dropped: Sequence[int], delay_level: int) -> None:
+        self._failed += 1
+        for index in dropped:
+            position = self._describe([self._messages[index]])
+            logger.warning("message failed in broadcasting and is dropped %s", position)
+        if send_back:
+            self._begin_send_back(send_back, delay_level)
 
     def _count(self, call: ListenerCall, answer: Answer) -> None:
         self._messages_ok += answer.acknowledged
