@@ -175,6 +175,25 @@ def test_a_connection_that_is_silent_when_a_request_times_out_is_closed(how: str
         assert server.next_peer().has_ended.wait(PATIENCE_S)
 
 
+def test_a_short_request_that_times_out_leaves_the_others_three_seconds() -> None:
+    """A7: a slow broker may answer those that have more time; one that is gone answers none of them."""
+    clock, others = FakeClock(), SimpleQueue[object]()
+    with ScriptedServer(silent) as server, open_channel(server, clock=clock) as channel:
+        channel.submit(QUESTION, others.put, Deadline.after(clock, 10.0))
+        for _ in range(2):
+            channel.submit(QUESTION, lambda _: None, Deadline.after(clock, 1.0))
+            clock.advance(1.0)
+            channel.expire_overdue()
+            assert channel.is_open
+
+        channel.submit(QUESTION, lambda _: None, Deadline.after(clock, 1.0))
+        clock.advance(1.0)
+        channel.expire_overdue()
+
+        assert not channel.is_open
+        assert isinstance(others.get(timeout=PATIENCE_S), ChannelClosed)
+
+
 @pytest.mark.parametrize("how", ["request", "submit"])
 @pytest.mark.parametrize("by", ["answer", "request of the server"])
 def test_a_connection_on_which_anything_came_outlives_a_timeout(how: str, by: str) -> None:

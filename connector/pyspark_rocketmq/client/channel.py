@@ -198,6 +198,8 @@ _JOIN_S: Final = 5.0
 
 _LEAST_SILENCE_S: Final = 0.1
 """A shorter silence says nothing: the request had hardly any time left when it was sent."""
+_SURE_SILENCE_S: Final = 3.0
+"""A silence this long ends a connection even if requests with more time are under way on it."""
 
 
 class _Waiting(NamedTuple):
@@ -217,8 +219,8 @@ class Channel:
     from the pool; the channel ends with the last answer that is awaited.
 
     A request that is given up ends the channel if nothing at all has come since it was sent: a peer, proxy or
-    tunnel that is gone without a word keeps the connection open for ever, while new ones work. Other requests
-    under way fail with it.
+    tunnel that is gone without a word keeps the connection open for ever, while new ones work. While other
+    requests are under way, the silence must last three seconds; then they fail with it.
 
     Source: RocketMQ 5.3.3 ``NettyRemotingClient.invokeSync`` with ``clientCloseSocketIfTimeout``.
     """
@@ -246,6 +248,8 @@ class Channel:
         self._ended: RocketMQError | None = None
         self._received = 0
         """How often bytes have come; only the reader counts."""
+        self._silence = (-1, 0.0)
+        """That count, and when the first request since then was sent."""
         self._is_leaving = False
         self._dispatcher = RequestDispatcher(
             request_handler, self._answer, f"rocketmq-requests {self.address}"
@@ -309,6 +313,8 @@ class Channel:
             refused = self._ended
             if refused is None:
                 self._waiting[opaque] = waiting
+                if self._silence[0] != waiting.received_before:
+                    self._silence = waiting.received_before, waiting.sent_at_s
         if refused is not None:
             self._call_back(waiting, _reason_for(refused, outgoing))
             return opaque
@@ -441,11 +447,20 @@ class Channel:
         return RequestTimeout(self.address, describe_request(waiting.request.command()), waited_s)
 
     def _end_if_silent(self, given_up: Iterable[_Waiting]) -> None:
-        """End the channel if nothing has come since one of these requests was sent."""
+        """End the channel if nothing has come since one of these requests was sent.
+
+        Requests that have more time keep it for a while: a broker may be too slow only for the shorter ones.
+        """
         now_s, received = self._clock.monotonic_s(), self._received
         silent_s = [now_s - waiting.sent_at_s for waiting in given_up if waiting.received_before == received]
-        if max(silent_s, default=0.0) >= self.least_silence_s and not self._has_unread():
-            self._end(ChannelClosed(self.address, f"nothing came on it for {max(silent_s):.3g} s"))
+        if max(silent_s, default=0.0) < self.least_silence_s or self._has_unread():
+            return
+        with self._lock:
+            last_received, since_s = self._silence
+            has_others = bool(self._waiting)
+        all_silent_s = now_s - since_s
+        if last_received == received and (not has_others or all_silent_s >= _SURE_SILENCE_S):
+            self._end(ChannelClosed(self.address, f"nothing came on it for {all_silent_s:.3g} s"))
 
     def _has_unread(self) -> bool:
         """Whether something has come that the reader has not seen: this process may have stood still."""
