@@ -118,15 +118,15 @@ def test_columns_with_dots_and_backticks_are_written(
     spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
     """H1: Spark takes a dot in a column's name for a field's."""
-    topic = topic_of(cluster, [b'{"a.b": "1", "x`y": {"p.q": 2}, "c d": 3}', b"bad"])
+    topic = topic_of(cluster, [b'{"a.b": "1", "x`y": {"p.q": 2}, "c&d": 3}', b"bad"])
     consumer = consumer_of(cluster.name_servers, cluster.unique_name("group"), topic, tmp_path)
     consumer.register_message_table(
-        json_body("`a.b` string, `x``y` struct<`p.q`: int>, `c d` int"), bad_record_column="bad.record"
+        json_body("`a.b` string, `x``y` struct<`p.q`: int>, `c&d` int"), bad_record_column="bad.record"
     )
 
     good, bad = (row.asDict(recursive=True) for row in drained(consumer, spark, tmp_path))
 
-    assert [good[name] for name in ("a.b", "x`y", "c d", "bad.record")] == ["1", {"p.q": 2}, 3, None]
+    assert [good[name] for name in ("a.b", "x`y", "c&d", "bad.record")] == ["1", {"p.q": 2}, 3, None]
     assert bytes(bad["bad.record"]) == b"bad"
 
 
