@@ -159,7 +159,7 @@ class MicroBatchPlanner:
         """When a plain stream's messages were stored, for the next offset; a group's rows say more."""
         if not self._progress.begins_in_checkpoint:
             return {}
-        known = [was.queue for was in previous if self._options.reads(was.queue.topic)]
+        known = [was.queue for was in self._of_read_topics(previous)]
         return stored_by(before, snapshot.with_slaves().bounds, known)
 
     def prepare_available_now(self) -> None:
@@ -194,6 +194,11 @@ class MicroBatchPlanner:
     def listener_ms(self, queue: MessageQueue) -> float | None:
         """How long the group's listener takes per message of ``queue``; None if unknown."""
         return self._progress.listener_ms(queue)
+
+    def _of_read_topics(self, previous: Sequence[QueueRange]) -> list[QueueRange]:
+        """Those whose topics the query reads still."""
+        read = {topic for topic in {was.queue.topic for was in previous} if self._options.reads(topic)}
+        return [was for was in previous if was.queue.topic in read]
 
     @property
     def has_worked(self) -> bool:
@@ -392,7 +397,7 @@ class MicroBatchPlanner:
         """
         if not self._progress.begins_in_checkpoint:
             return previous
-        read = [each for each in previous if self._options.reads(each.queue.topic)]
+        read = self._of_read_topics(previous)
         for queue, loss in self._view.vanished([*read, *self._not_planned(previous)], snapshot):
             if loss is not None and self._options.fail_on_data_loss:
                 raise loss

@@ -31,6 +31,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
 from types import MappingProxyType
@@ -137,6 +138,9 @@ def partitions_of(
     partitions = []
     is_group_read = options.consumer_group is not None
     uses_replicas = options.read_from is not ReadFrom.MASTER
+    connection = ConnectionSettings.of(options)
+    # Topics have up to a thousand queues.
+    subscription_of = lru_cache(maxsize=None)(options.subscription_of)
     for queue_range in planned:
         if queue_range.count <= 0:
             continue
@@ -149,7 +153,7 @@ def partitions_of(
                 f"{queue_range.queue} is planned from {queue_range.start} to {queue_range.end}, but the name "
                 "server knows no living broker of that name",
             )
-        wanted = options.subscription_of(queue_range.queue.topic)
+        wanted = subscription_of(queue_range.queue.topic)
         partitions.append(
             QueuePartition(
                 planned=queue_range,
@@ -171,7 +175,7 @@ def partitions_of(
                 replaces_master=options.goes_on_at_slaves(),
                 is_slave=is_slave,
                 max_in_flight_bytes=options.max_in_flight_bytes,
-                connection=ConnectionSettings.of(options),
+                connection=connection,
                 columns=None if is_group_read else options.columns(),
                 property_columns=options.property_columns,
                 namespace=options.namespace or "",
