@@ -35,7 +35,7 @@ from pyspark_rocketmq.wire.requests.bodies import HeartbeatData, LockBatchReques
 
 
 class MessageType(StrEnum):
-    """What kind of message a topic takes (``TopicMessageType``)."""
+    """Kind of message that a topic takes (``TopicMessageType``)."""
 
     NORMAL = "NORMAL"
     FIFO = "FIFO"
@@ -48,18 +48,18 @@ class CloudRules:
     """One cloud's; by default a cluster that one runs oneself."""
 
     namespace: str = ""
-    """Of version 1: topics and groups exist only under ``namespace%name``."""
+    """Namespace of version 1: topics and groups exist only under ``namespace%name``."""
     namespace_v2: str = ""
     """The instance that fields ``ns`` and ``nsd`` of every request must name."""
     takes_batches: bool = True
     most_pulled: int | None = None
     """Messages of one pull, whatever it asks for."""
     message_types: Mapping[str, MessageType] = field(default_factory=dict)
-    """By topic, as servers name it; others take all."""
+    """Message types by topic, as servers name it; other topics take all."""
     unserved: frozenset[int] = frozenset()
     """Codes of requests that are not supported."""
     advertised: Mapping[str, Host] = field(default_factory=dict)
-    """What routes give as the address of a broker name's master."""
+    """Master's address in routes, by broker name."""
 
     def refusal(self, command: RemotingCommand) -> Refused | None:
         """Why the request is refused; None when it is not."""

@@ -134,7 +134,7 @@ FAULTS = {
     "code-1": frozenset({Kind.CODE_1}),
     "lost-tail": frozenset({Kind.TAIL_LOST}),
 }
-"""What a run can be restricted to, by name."""
+"""Names of faults to which a run can be restricted."""
 ALL_FAULTS = frozenset(FAULTS)
 AWAY = frozenset({Kind.RESET_AWAY, Kind.SINK_RESTORED, Kind.STORE_DELETED})
 """For these all applications stop first, and start again afterwards."""

@@ -43,7 +43,7 @@ class ServerFaults:
             Kind.CODE_1,
         }
     )
-    """What :meth:`do` does."""
+    """Faults that :meth:`do` makes."""
 
     def __init__(
         self, cluster: ClusterUnderTest, relayed: RelayedCluster, group: str, rng: random.Random

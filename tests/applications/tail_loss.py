@@ -30,12 +30,12 @@ class TailLoss:
         self._cluster = cluster
         self._wanted = group.folder / DIE
         self.flow: OrderFlow | None = None
-        """What sends to the broker."""
+        """Producer that sends to the broker."""
         self.lost: list[Step] = []
         self._times = self._killed = 0
 
     def counts(self) -> str:
-        """What there was, for the summary."""
+        """Losses so far, for the summary."""
         return (
             f"tails lost: {self._times}, {self._killed} of them after a kill between sink and offsets, "
             f"{len(self.lost)} messages"

@@ -30,7 +30,7 @@ from tests.helpers.wait import wait_until
 
 CLOCK = SystemClock()
 TIMEOUT_S = 1.0
-"""Of a request. A slow machine may need several, and gets them."""
+"""Tries of a request. A slow machine may need several, and gets them."""
 GROUP = "connections"
 A, B = "broker-a", "broker-b"
 

@@ -33,7 +33,7 @@ def at(offset: int, stored: int, place: int | None = None) -> LastMessage:
 def change_in(
     log: Sequence[LastMessage], known: Sequence[LastMessage], first: int = 0
 ) -> tuple[LogChange | None, list[int]]:
-    """What is found in a log that begins at ``first``, and where was looked."""
+    """Find the beginning in a log that begins at ``first``, and note where was looked."""
     looks: list[int] = []
     search = find_change(known, QueueBounds(first, first + len(log)))
     try:

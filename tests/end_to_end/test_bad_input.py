@@ -225,7 +225,7 @@ def test_a_worker_python_without_the_package_is_found_before_the_query_starts(
 
 @pytest.fixture
 def other_checkpoint(spark: SparkSession, tmp_path: Path) -> Path:
-    """Of a query that reads Spark's source ``rate``, whose offsets are numbers."""
+    """Checkpoint of a query that reads Spark's source ``rate``, whose offsets are numbers."""
     folder = tmp_path / "other"
     rows = spark.readStream.format("rate").load()
     query = rows.writeStream.format("noop").option("checkpointLocation", str(folder)).start()

@@ -89,7 +89,7 @@ def test_a_group_consumes_from_a_managed_cluster(
             trigger={"processingTime": "100 milliseconds"},
         )
         try:
-            # What fails comes again a second later.
+            # A message that fails comes again a second later.
             wait_until(lambda: numbers_in(tmp_path / "rows") == list(range(100)) or not query.isActive, 240)
         finally:
             consumer.stop(query)

@@ -28,7 +28,7 @@ KILLED_AFTER_S = 6.0
 
 
 class Calls(NamedTuple):
-    """Of which kind they are, and how long each takes."""
+    """Kind of the calls, and how long each takes."""
 
     answer: object
     engine: str
@@ -71,7 +71,7 @@ class Stage:
         )
 
     def calls_of_free_queues(self) -> int:
-        """What the listener did once others could have its queues."""
+        """Calls of the listener once others could have its queues."""
         wait_until(lambda: FREE in events(self._folder), SOON_S, reason="Queues free for others")
         _await_ends(called_in(self._folder))
         seen = events(self._folder)

@@ -12,7 +12,7 @@ from tests.helpers.queue_history import run_histories
 
 @pytest.fixture(autouse=True)
 def _no_log() -> Iterator[None]:
-    """What is logged takes longer than what is decided."""
+    """Switch logging off: it takes longer than the decisions."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

@@ -67,7 +67,7 @@ class Log(MessageLookup):
 
     @property
     def bounds(self) -> QueueBounds:
-        """Of now."""
+        """Bounds of the present log."""
         return QueueBounds(self.first, self.first + len(self.messages))
 
     def at(self, offset: int) -> Stored | None:
@@ -96,7 +96,7 @@ class Log(MessageLookup):
 
     def lose_end(self, count: int) -> None:
         """The machine loses power, or a slave is promoted: what comes next overwrites the end of its log."""
-        # Of a group that has nothing to compare with, too.
+        # Also for a group that has nothing to compare with.
         least = 1 if self.first else 0
         kept = self.messages[: max(least, len(self.messages) - count)]
         lost = self.messages[len(kept) :]
@@ -114,7 +114,7 @@ class Log(MessageLookup):
         self.append(count)
 
     def set_clock_back(self, by_ms: int) -> None:
-        """Of the broker; not while it overwrites places of its log."""
+        """Set the broker's clock back; not while it overwrites places of its log."""
         if self._place >= self._highest_place:
             self.clock_ms = max(0, self.clock_ms - by_ms)
 
@@ -339,7 +339,7 @@ class History:
         self.store.kill_at = ""
 
     def _plan(self, *, is_away: bool = False) -> QueueRange | None:
-        """What the planner does at a trigger."""
+        """Do what the planner does at a trigger."""
         self.view.bounds = {} if is_away else {A0: tuple(self.log.bounds[:2])}  # type: ignore[dict-item]
         snapshot = self.view.snapshot()
         states = self.progress.read((), snapshot)

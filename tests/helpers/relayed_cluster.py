@@ -78,7 +78,7 @@ class RelayedCluster(Closing):
 
     @property
     def name_servers(self) -> str:
-        """As option ``nameServers`` takes it."""
+        """Addresses in the form that option ``nameServers`` takes."""
         return self.name_server.address
 
     def swap(self) -> None:

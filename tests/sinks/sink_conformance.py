@@ -282,7 +282,7 @@ def with_newest(
 
 
 def newest_in(sink: Sink, generations: Mapping[MessageQueue, int]) -> dict[MessageQueue, str]:
-    """What all sinks in ``sink`` say alike."""
+    """Return the value that all sinks in ``sink`` have in common."""
     first, *others = (dict(standing.newest) for standing in sink.standings(GROUP, generations))
     assert all(each == first for each in others)
     return first

@@ -1,4 +1,4 @@
-"""What planner, tasks and writes do at each answer of a broker is what docs/answers.md says (A8)."""
+"""Planner, tasks and writes react to each answer of a broker as docs/answers.md says (A8)."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ from tests.source.conftest import Topics
 from tests.source.test_queue_reader import QUEUE, Log
 
 _LASTING = 40
-"""So often the answer is given for a while."""
+"""How often an answer is given that lasts for a while."""
 
 
 class Answer(NamedTuple):
-    """What a broker answers in place of doing the work."""
+    """Answer of a broker in place of doing the work."""
 
     code: int
     remark: str = "a scripted failure"
@@ -143,7 +143,7 @@ class Group:
 
 
 def error_in(action: Callable[[], object]) -> RocketMQError | None:
-    """What the action raised."""
+    """Return the error that the action raised."""
     try:
         action()
     except RocketMQError as error:

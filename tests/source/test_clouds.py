@@ -66,7 +66,7 @@ def cloud(*topics: str, users: tuple[User, ...] = (), **rules: Any) -> Iterator[
 
 
 def bodies(**options: str) -> list[bytes]:
-    """What a batch reads, sorted."""
+    """Bodies that a batch reads, sorted."""
     return sorted(read_batch(**{"topic": TOPIC} | PATIENT | options).column("body").to_pylist())
 
 

@@ -139,7 +139,7 @@ class Planning:
         )
         self._message_lookup = None if group else message_lookup
         self.held_up = ""
-        """What the driver says of queues that wait."""
+        """The driver's report of queues that wait."""
         self.options: dict[str, str] = {}
         """Instead of those given, from the next restart on; an empty text leaves one out."""
 

@@ -26,7 +26,7 @@ class FakeBrokerOffsets:
         self.offsets = dict(offsets or {})
         self.is_down = False
         self.failures: dict[str, RocketMQError] = {}
-        """Of brokers that do not report or take offsets."""
+        """Errors of brokers that do not report or take offsets."""
         self.reads: list[set[MessageQueue]] = []
         self.writes: list[dict[MessageQueue, int]] = []
 

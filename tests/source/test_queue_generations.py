@@ -33,9 +33,9 @@ class FakeLog(MessageLookup):
         """Known to the broker, which forgets it when it tells it."""
         self.told: dict[MessageQueue, int] = {}
         self.failure: RocketMQError | None = None
-        """Of each queue that is looked at, after what is told with it."""
+        """Error of each queue that is looked at, behind the resets that come with it."""
         self.failures: dict[MessageQueue, RocketMQError] = {}
-        """Of single queues."""
+        """Errors of single queues."""
         self.looks: list[dict[MessageQueue, int]] = []
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:

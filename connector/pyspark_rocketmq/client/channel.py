@@ -235,7 +235,7 @@ class Channel:
     ) -> None:
         self.address = transport.address
         self.broker_name: str | None = None
-        """What the server calls itself, as ``identity`` has it; None until it was asked."""
+        """Name that the server gives itself, as ``identity`` has it; None until it was asked."""
         self.least_silence_s = _LEAST_SILENCE_S
         """A shorter silence is no sign that the peer is gone; longer for a server that is slow."""
         self._transport = transport

@@ -179,7 +179,7 @@ def at_queues(queues: Iterable[MessageQueue], ask: Callable[[MessageQueue], T]) 
 def outcomes_at_queues(
     queues: Iterable[MessageQueue], ask: Callable[[MessageQueue], T]
 ) -> dict[MessageQueue, T | RocketMQError]:
-    """What ``ask`` returns for each queue, or its error; brokers at once, queues of a broker one by one.
+    """Return the answers of ``ask``, or its errors; brokers at once, queues of a broker one by one.
 
     A broker that does not answer is asked no further: its other queues have the same error.
     """

@@ -90,7 +90,7 @@ class NameServerClient:
         self._current = 0
         self._known: dict[str, KnownRoute] = {}
         self._silent_until_s: dict[str, float] = {}
-        """By address; only of name servers that did not answer when last asked."""
+        """End of each silence, by address, for name servers that did not answer when last asked."""
         renew_in_children(self)
 
     def renew(self) -> None:
@@ -209,7 +209,7 @@ class NameServerClient:
         return _merged(routes)
 
     def _kept(self, topic: str, known: KnownRoute, error: RocketMQError) -> KnownRoute:
-        """What was known, for a while longer."""
+        """Return the known route, which holds for a while longer."""
         is_news = type(error) is not type(known.trouble)
         if isinstance(error, TopicNotFound):
             if is_news and not known.is_expected:

@@ -66,7 +66,7 @@ class Elsewhere:
     """Connects to other addresses than those that brokers announce."""
 
     addresses: Mapping[str, str]
-    """By the announced one; any other is taken as it is."""
+    """Addresses to use, by the announced ones; any other is used as it is."""
     inner: Connect
 
     def connect(self, address: str, timeout_s: float) -> Transport:
@@ -243,7 +243,7 @@ class ConnectionSettings:
         return Elsewhere(dict(self.broker_addresses), connect).connect
 
     def signer(self) -> Signer | None:
-        """What completes requests: the instance's name, credentials; None without either."""
+        """Signer that adds the instance's name and credentials to requests; None without either."""
         signer: Signer | None = None
         if self.access_key is not None and self.secret_key is not None:
             signer = AclSigner(self.access_key, self.secret_key, self.security_token).sign

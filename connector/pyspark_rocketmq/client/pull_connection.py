@@ -317,8 +317,10 @@ _KEPT_S: Final = 60.0
 """A broker ends a connection that is silent for 120 s (``serverChannelMaxIdleTimeSeconds``)."""
 
 _idle: dict[tuple[str, str, ConnectionSettings], list[tuple[float, PullConnection[Any]]]] = {}
-"""By address, broker name, and settings, because a connection has one user's credentials; with the monotonic
-second of its release."""
+"""Idle connections by address, broker name, and settings, because a connection has one user's credentials.
+
+With the monotonic second of its release.
+"""
 # A child must not speak on its parent's connections.
 os.register_at_fork(after_in_child=_idle.clear)
 

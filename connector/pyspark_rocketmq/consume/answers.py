@@ -1,4 +1,4 @@
-"""What a query does at each answer of a broker, by the request that it answers. Pure.
+"""The reaction of a query to each answer of a broker, by the request that it answers. Pure.
 
 The page docs/answers.md is made from :func:`reaction`, and tests hold it against planner, tasks and writes.
 """
@@ -17,7 +17,7 @@ from pyspark_rocketmq.wire.requests.responses import error_of
 
 
 class Reaction(StrEnum):
-    """What happens at an answer that is given once, and at one that is given for a while."""
+    """Reactions to an answer that is given once, and to one that is given for a while."""
 
     WAITS = "waits"
     """The queue or the broker is asked again, after 3 s where it refused; the others go on."""
@@ -80,7 +80,7 @@ _SPECIAL: Final[Mapping[tuple[Use, int], Reaction]] = {
 
 
 def reaction(use: Use, code: int, remark: str = "", *, has_worked: bool) -> Reaction:
-    """What a query does when a broker answers ``use`` with ``code``.
+    """Return what a query does when a broker answers ``use`` with ``code``.
 
     Args:
         use: The request.

@@ -30,7 +30,7 @@ class CallSlots(Generic[RunT]):
         self._most = most
         self._taken = 0
         self._held: dict[RunT, int] = {}
-        """Of the runs that have joined, and of those that are over and have calls that hang."""
+        """Calls out of each run that has joined, or that is over and has calls that hang."""
         self._over: set[RunT] = set()
         self._hanging: dict[RunT, int] = {}
         self.waiting: dict[RunT, bool] = {}
@@ -84,7 +84,7 @@ class CallSlots(Generic[RunT]):
         return not any(other == 0 or other <= held - 2 for other in others)
 
     def hang(self, run: RunT, count: int) -> None:
-        """So many calls of a run are out whose messages were sent back."""
+        """Note how many calls of a run are out whose messages were sent back."""
         self._hanging[run] = count
 
     def wake(self) -> RunT | None:

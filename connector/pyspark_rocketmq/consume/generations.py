@@ -241,7 +241,7 @@ class Standing(NamedTuple):
 
 
 class NextGeneration(NamedTuple):
-    """What becomes of a queue whose log is another one."""
+    """Continuation of a queue whose log is another one."""
 
     next_offset: int
     """Where its next generation begins."""

@@ -1,4 +1,4 @@
-"""What an answer means that is no success: "not now", or an error that the user must act on. Pure.
+"""The meaning of an answer that is no success: "not now", or an error that the user must act on. Pure.
 
 A Java consumer pulls again after 3 s whatever its broker answered (``PullCallback.onException``). Here a
 query that the cluster has served before does the same, for the queue or the broker in question only; at
@@ -97,7 +97,7 @@ class Rests(Generic[Key]):
         self._until: dict[Key, tuple[float, RocketMQError]] = {}
 
     def among(self, keys: Collection[Key], now_s: float) -> dict[Key, RocketMQError]:
-        """Those of ``keys`` that rest now, each with its refusal."""
+        """Return the ``keys`` that rest now, each with its refusal."""
         return {
             key: error for key, (until_s, error) in self._until.items() if key in keys and now_s < until_s
         }

@@ -54,7 +54,7 @@ class DriverConnection:
         self._is_warned = False
         self._storage_answer: Future[Mapping[str, str]] = Future()
         self.held_up = ""
-        """What holds queues up, by the driver's last report; empty if nothing does."""
+        """Reason why queues are held up, by the driver's last report; empty without one."""
 
     def start(self, member: RunningMember) -> None:
         """Begin to report to ``member`` what is over; returns at once."""

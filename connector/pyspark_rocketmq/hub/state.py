@@ -212,7 +212,7 @@ class HubState:
         return self._tell_slots() if is_news else []
 
     def held_up(self, reason: str) -> list[Action]:
-        """What holds queues up, as far as the last batch has shown; empty if nothing does."""
+        """Note why queues are held up, as far as the last batch has shown; empty without a reason."""
         if reason == self._held_up:
             return []
         self._held_up = reason

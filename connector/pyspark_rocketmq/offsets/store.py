@@ -202,12 +202,12 @@ class SinkRecord(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """What stands before a queue's position, where somebody has put it."""
+    """The messages before a queue's position, where somebody has put it."""
 
     epoch: int
     """The stored one, as of the look at the queue."""
     last_message: str
-    """As ``consume.generations`` writes it."""
+    """Text, in the form that ``consume.generations`` writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ _STORED_OVERHEAD: Final = 320
 """Bytes a member may take in the broker's log besides what is sent: head, hosts, topic and the broker's own
 properties. The log's limit of a batch is that of a message."""
 _PIECES: Final = 4
-"""Of a member (:func:`batch_member`)."""
+"""Number of pieces of a member (:func:`batch_member`)."""
 _MOST_KNOWN_KEYS: Final = 100_000
 
 Destination = MessageQueue | str
@@ -47,7 +47,7 @@ class SendBatch:
     first: SinkRow
     last: SinkRow
     numbers: list[int] = field(default_factory=list)
-    """Of the rows in their task; rows themselves would keep originals of compressed bodies."""
+    """Numbers of the rows in their task; rows themselves would keep originals of compressed bodies."""
     parts: list[bytes] = field(default_factory=list)
     """Members as a batch holds them, in four pieces each: the second is the body, the last the properties."""
     size: int = 0

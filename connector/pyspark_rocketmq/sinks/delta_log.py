@@ -405,7 +405,7 @@ class SinkLog(LogHandle):
             self._newest_commits[commit.consumer_group] = {"version": self.version, "userMetadata": own}
 
     def before(self, commit: SinkCommit) -> dict[str, Any]:
-        """What a commit is to say of what was there before it, with the newest messages of all queues."""
+        """Return the record of a commit: the state before it, and the newest messages of all queues."""
         seen = self._look_back(lambda seen: seen.last >= seen.first).to_metadata()
         group = commit.consumer_group
         newest = commit.newest_after(self.newest_commit(group) if self.knows(group) else None)

@@ -78,7 +78,7 @@ class DeltaBatch:
     """How far the table was at the last look."""
     generations: Mapping[MessageQueue, int]
     ids: Mapping[MessageQueue, str]
-    """Of the watermarks, in these generations."""
+    """Application ids of the watermarks, in these generations."""
     is_by_spark: bool
     sleep: Callable[[float], None]
     standings: tuple[SinkStanding, ...]

@@ -481,12 +481,12 @@ class SinkTable:
         return log.version_of(commit, begun_at)
 
     def _record(self, before: GroupCommit, commit: SinkCommit) -> dict[str, Any]:
-        """What a commit by Spark, or in its form, records of the group."""
+        """Return what a commit by Spark, or in its form, records of the group."""
         watermarks = {**before.watermarks, **commit.watermarks}
         return {WATERMARKS: watermarks, NUMBER: before.number + 1, **self._more_metadata}
 
     _more_metadata: Mapping[str, Any] = MappingProxyType({})
-    """What such commits say besides."""
+    """Further fields of such commits."""
 
     def check_rewind(self, log: SinkLog) -> None:
         """Refuse a table whose watermarks cannot be set from here.

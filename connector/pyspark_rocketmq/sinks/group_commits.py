@@ -40,11 +40,11 @@ class GroupCommit:
     """How far a table has come with a group."""
 
     watermarks: Mapping[str, int] = field(default_factory=dict)
-    """By application id; the table has nothing of a queue that is not named."""
+    """Watermarks by application id; the table has no row of a queue that is missing here."""
     number: int = 0
     """How many commits Spark has made for the group."""
     not_in_ids: Mapping[str, int] = field(default_factory=dict)
-    """Those of the watermarks that the transaction ids lack or have otherwise."""
+    """Watermarks that the transaction ids lack, or have with another value."""
 
     @classmethod
     def judged(
@@ -117,7 +117,7 @@ def unknown(log: SinkLog, consumer_group: str) -> SinkConflict:
 
 
 def last_known_commit(log: SinkLog, consumer_group: str) -> GroupCommit:
-    """As :func:`group_commit`; what cannot be told any more is what an operator is about to say."""
+    """Return :func:`group_commit` without what the log no longer has: an operator is about to set it."""
     try:
         return group_commit(log, consumer_group, ())
     except SinkConflict:
@@ -125,5 +125,5 @@ def last_known_commit(log: SinkLog, consumer_group: str) -> GroupCommit:
         stored = log.group_transactions(consumer_group, ())
         number = stored.pop(counter, 0)
         newest = log.newest_commit(consumer_group)
-        # Of a table that Spark writes the ids are older than what was forgotten.
+        # In a table that Spark writes, ids are older than what was forgotten.
         return replace(GroupCommit.judged({} if number else stored, newest), number=number)

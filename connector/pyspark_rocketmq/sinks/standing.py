@@ -149,7 +149,7 @@ def forgotten_by(
 def ahead_of(
     rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
 ) -> dict[MessageQueue, SinkRecord]:
-    """What sinks have beyond rows of the same generations, and beyond the messages that these remember."""
+    """Find where sinks are ahead of rows of the same generations, and of the messages that these remember."""
     records: dict[MessageQueue, SinkRecord] = {}
     for queue, row in rows.items():
         if all(each.watermarks.get(queue, 0) <= row.next_offset for each in standings):

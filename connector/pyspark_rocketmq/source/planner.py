@@ -196,7 +196,7 @@ class MicroBatchPlanner:
         return self._progress.listener_ms(queue)
 
     def _of_read_topics(self, previous: Sequence[QueueRange]) -> list[QueueRange]:
-        """Those whose topics the query reads still."""
+        """Return the ranges whose topics the query still reads."""
         read = {topic for topic in {was.queue.topic for was in previous} if self._options.reads(topic)}
         return [was for was in previous if was.queue.topic in read]
 

@@ -273,7 +273,7 @@ class QueueClaims:
 def _at_each_broker(
     queues: Collection[MessageQueue], ask: Callable[[Collection[MessageQueue]], T]
 ) -> tuple[list[T], Waiting]:
-    """What ``ask`` returns for the queues of each broker, and the queues where it fails for now."""
+    """Return what ``ask`` returns for the queues of each broker, and the queues where it fails for now."""
     by_broker: dict[str, list[MessageQueue]] = {}
     for queue in sorted(queues):
         by_broker.setdefault(queue.broker_name, []).append(queue)

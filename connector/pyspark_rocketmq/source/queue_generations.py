@@ -87,7 +87,7 @@ class MessageLookup:
     def look(
         self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]
     ) -> dict[MessageQueue, Found | RocketMQError]:
-        """What is at these offsets, or why that is not known; brokers are queried at the same time.
+        """Find what is at these offsets, or why that is not known; brokers are queried at the same time.
 
         A queue whose pull is refused rests for 3 s, in which its error is that refusal.
         """
@@ -366,7 +366,7 @@ class QueueGenerations:
 
     def _standing(self, row: OffsetRow) -> Standing:
         standing = Standing(row.next_offset, remembered(row.state.last_message))
-        # What was looked at before was put into the log of then.
+        # Positions looked at before were put into the earlier log.
         is_known = standing.is_in_place or self._checked.get(row.queue) == row.epoch
         last = standing.last
         is_newest = last is not None and last.queue_offset + 1 == row.next_offset
@@ -451,7 +451,7 @@ T = TypeVar("T")
 def _each(
     queues: Iterable[MessageQueue], ask: Callable[[MessageQueue], T]
 ) -> dict[MessageQueue, T | RocketMQError]:
-    """What ``ask`` returns for each queue, or the error of a request; a loss of messages is raised."""
+    """Return what ``ask`` returns for each queue, or the error of a request; a loss of messages is raised."""
     outcomes: dict[MessageQueue, T | RocketMQError] = {}
     for queue in queues:
         try:
@@ -481,7 +481,7 @@ class CheckpointGenerations:
         self.waiting: Mapping[MessageQueue, RocketMQError] = {}
         """Queues that must not be planned yet, and why, as of the last :meth:`follow`."""
         self._stored_by_ms: dict[MessageQueue, int] = {}
-        """Of queues that wait, as of the plan they were in last: other queues' plans go on meanwhile."""
+        """Store times of queues that wait, from their last plan: other queues' plans go on meanwhile."""
 
     def follow(
         self, previous: Sequence[QueueRange], snapshot: Snapshot, times: StoredBy

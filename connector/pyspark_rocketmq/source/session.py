@@ -57,7 +57,7 @@ check_packages()
 import pandas, pyarrow, pyspark_rocketmq.wire.columnar.decode
 print("{}.{}".format(*sys.version_info))"""
 _SPARKS_PYTHON: Final = "python3"
-"""What ``SparkContext`` takes for its workers where ``PYSPARK_PYTHON`` is not set."""
+"""Python that ``SparkContext`` uses for its workers where ``PYSPARK_PYTHON`` is not set."""
 _PROBE_TIMEOUT_S: Final = 60.0
 
 

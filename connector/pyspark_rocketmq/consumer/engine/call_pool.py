@@ -18,7 +18,7 @@ from pyspark_rocketmq.consumer.engine.range import ArrivedRange
 from pyspark_rocketmq.listeners.calls import DaemonThreads
 
 _OUT_OF_MEMORY_BYTES: Final = 128 << 20
-"""What the messages of the ranges at hand take from which on no other one is read; a single range may take
+"""Memory of the messages at hand from which on no further range is read; a single range may take
 any number."""
 _WAITING_RANGES: Final = 8
 """Ranges at hand beyond those that can have a call: they send back, or pause."""
@@ -163,7 +163,7 @@ class RangesAtOnce:
         pool.last_out = lambda: self._ended.put(None)
 
     def consumed(self) -> Iterator[Consumed]:
-        """What each range has brought, as soon as it has ended."""
+        """Yield the result of each range as soon as it has ended."""
         is_range_left = True
         while is_range_left or self._at_hand:
             if is_range_left and self._may_begin():

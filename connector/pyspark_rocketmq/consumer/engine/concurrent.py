@@ -124,8 +124,10 @@ class ConcurrentRun(RangeRun):
         self._defect: BaseException | None = None
         """What went wrong elsewhere, for ``consume`` to raise."""
         self._out: dict[int, tuple[Sequence[int], ListenerCall]] = {}
-        """By number of the delivery: its messages' indexes, and the call. Whoever removes one gives its slot
-        back."""
+        """Calls under way, by number of the delivery: its messages' indexes, and the call.
+
+        Whoever removes one gives its slot back.
+        """
         self._posted: set[int] = set()
         """Deliveries whose calls have ended in an event, or will."""
         self._free = 0
@@ -134,7 +136,7 @@ class ConcurrentRun(RangeRun):
         self._needs_slot = False
         """Whether messages wait because the pool is full."""
         self._hanging = 0
-        """As the pool has it."""
+        """Calls that hang, as the pool counts them."""
         self._above: list[tuple[int, int, list[Emitted]]] = []
         """A heap of the rows above the offset reached: for each call its first index, bytes and rows."""
         self._above_bytes = 0
