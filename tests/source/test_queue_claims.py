@@ -65,6 +65,24 @@ def test_a_group_that_java_members_served_so_far_goes_on_where_they_came() -> No
     assert {row.next_offset for row in planning.store.read("g").values()} == {3, 1}
 
 
+def test_a_topic_does_not_begin_by_the_options_while_a_broker_may_have_its_offsets() -> None:
+    """A2, A8: one broker fails the first question for the group's offsets, and has some."""
+    brokers = FakeBrokerOffsets({B0: 3})
+    answer, failing = brokers._answer, [B0]
+
+    def fail_once(queues: Iterable[MessageQueue]) -> None:
+        if B0 in (asked := list(queues)) and failing:
+            raise BrokerOffsetUnavailable(f"{failing.pop().broker_name} does not answer")
+        answer(asked)
+
+    brokers._answer = fail_once  # type: ignore[method-assign]
+    planning = Planning({A0: (1, 5), B0: (0, 5)}, group=True, broker_offsets=brokers, start=LATEST)
+
+    assert planning.next() is None
+    assert brokers.offsets == {B0: 3}
+    assert planning.next() == [(A0, 1, 5), (B0, 3, 5)]
+
+
 def test_a_new_group_begins_where_the_options_say() -> None:
     """F2: as without brokers' offsets."""
     brokers = FakeBrokerOffsets()

@@ -89,7 +89,7 @@ class QueueClaims:
             new = frozenset(new).difference(waiting)
         at_broker = known or {}
         unknown = [queue for queue in new if queue not in rows]
-        starts, cannot_begin = self._starts(unknown, rows, at_broker, snapshot)
+        starts, cannot_begin = self._starts(unknown, rows, at_broker, waiting, snapshot)
         waiting |= cannot_begin
         ready = {queue: starts.get(queue, 0) for queue in sorted(new) if queue in rows or queue in starts}
         if not ready:
@@ -193,9 +193,12 @@ class QueueClaims:
         unknown: Collection[MessageQueue],
         rows: Rows,
         at_broker: Mapping[MessageQueue, int],
+        not_told: Waiting,
         snapshot: Snapshot,
     ) -> tuple[dict[MessageQueue, int], Waiting]:
         """Where queues without a row begin, without those where that cannot be decided yet.
+
+        A topic of which one of ``not_told`` is has perhaps begun there: its queues without an offset wait.
 
         A broker that refuses what a beginning needs holds up the queues that begin so, which are returned
         with the reason.
@@ -221,14 +224,16 @@ class QueueClaims:
                 ", ".join(sorted({queue.topic for queue in by_option})),
                 ", ".join(sorted(snapshot.unreachable)),
             )
-        waiting: Waiting = {}
+        reasons = {queue.topic: error for queue, error in not_told.items()}
+        waiting = {queue: reasons[queue.topic] for queue in by_option if queue.topic in reasons}
+        by_option = [queue for queue in by_option if queue not in waiting]
         if by_option and not snapshot.unreachable:
             try:
                 starts |= self._beginning(by_option, snapshot)
             except RocketMQError as error:
                 if not waits(error, has_worked=bool(rows)):
                     raise
-                waiting = dict.fromkeys(by_option, error)
+                waiting |= dict.fromkeys(by_option, error)
         return starts | {queue: at_broker[queue] for queue in unknown if queue in at_broker}, waiting
 
     def _beginning(self, by_option: Collection[MessageQueue], snapshot: Snapshot) -> dict[MessageQueue, int]:
