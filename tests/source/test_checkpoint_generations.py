@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.errors import ConnectFailed, OffsetsBeganAgain
+from pyspark_rocketmq.errors import ConnectFailed, OffsetsBeganAgain, SystemBusy
 from pyspark_rocketmq.model import MessageQueue
 from tests.source.test_planner import A0, A1, B0, Planning
 from tests.source.test_queue_generations import FakeLog
@@ -162,6 +162,28 @@ def test_the_same_log_is_never_taken_for_another_one(
         stream.restart()
 
     assert read == list(range(before + added))
+
+
+@pytest.mark.parametrize("count", [2, 3, 9])
+def test_a_queue_that_waits_is_judged_by_its_own_time_after_a_restart_too(count: int) -> None:
+    """A8, F4: another queue of its broker is planned meanwhile, with a later time."""
+    stream = Stream({A0: [1, 2], A1: [1]}, failOnDataLoss="false")
+    stream.next()
+    stream.restart()
+    stream.log.stored = {A0: [10 + at for at in range(count)], A1: [1, 30]}
+    stream.log.failures[A0] = SystemBusy(2, "busy")
+    assert stream.next() == [(A1, 1, 2)]
+    stream.restart()
+    assert stream.next() is None
+    stream.log.stored[A1] += [40]
+    assert stream.next() == [(A1, 2, 3)]
+    stream.restart()
+
+    stream.log.failures.clear()
+    assert stream.next() == [(A0, 0, count)]
+    stream.restart()
+    stream.log.stored[A0] += [50]
+    assert stream.next() == [(A0, count, count + 1)]
 
 
 def _offsets(ranges: Ranges | None) -> list[int]:

@@ -64,7 +64,8 @@ class OffsetGap:
 
 StoredBy = Mapping[str, int]
 """The latest time (milliseconds) at which a message that a plan has passed was stored, by broker name, each
-by its own clock; missing where that is not known."""
+by its own clock; missing where that is not known.  A queue that waits has its own, by its topic, broker name
+and id with spaces between them: its broker's other queues go on meanwhile."""
 EVERY_BROKER: Final = ""
 """The name under which a checkpoint of an earlier release has one time for all."""
 
@@ -94,6 +95,25 @@ def stored_by(
         if each.last_update_timestamp <= 0:
             unknown.add(queue.broker_name)
     return {name: latest for name in sorted(names - unknown) if (latest := max(times[name])) > 0}
+
+
+def times_of_waiting(times: StoredBy) -> dict[MessageQueue, int]:
+    """The times of queues that waited when the plan was made."""
+    found: dict[MessageQueue, int] = {}
+    for name, time in times.items():
+        topic, _, rest = name.partition(" ")
+        broker_name, _, queue_id = rest.rpartition(" ")
+        if broker_name and queue_id.isdecimal():
+            found[MessageQueue(topic, broker_name, int(queue_id))] = time
+    return found
+
+
+def with_times_of_waiting(times: StoredBy, of_waiting: Mapping[MessageQueue, int]) -> StoredBy:
+    """``times``, and those of queues that wait."""
+    return {
+        **times,
+        **{" ".join(map(str, queue)): time for queue, time in sorted(of_waiting.items()) if time},
+    }
 
 
 def latest_at(times: StoredBy, broker_name: str) -> int:

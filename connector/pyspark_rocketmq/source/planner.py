@@ -17,7 +17,7 @@ from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
 from pyspark_rocketmq.clock import Clock, Deadline, RetryPolicy, call_with_retry
 from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S, waits
 from pyspark_rocketmq.consume.planning import DrainWatch, Plan, ReadLimits, plan_ranges
-from pyspark_rocketmq.consume.positions import StoredBy, stored_by
+from pyspark_rocketmq.consume.positions import StoredBy, stored_by, with_times_of_waiting
 from pyspark_rocketmq.consume.slave_reads import has_range
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OffsetError, RocketMQError, TopicNotFound, TransportError
@@ -160,7 +160,10 @@ class MicroBatchPlanner:
         if not self._progress.begins_in_checkpoint:
             return {}
         known = [was.queue for was in self._of_read_topics(previous)]
-        return stored_by(before, snapshot.with_slaves().bounds, known)
+        times = stored_by(before, snapshot.with_slaves().bounds, known)
+        if self._generations is None:
+            return times
+        return with_times_of_waiting(times, self._generations.times_of_waiting)
 
     def prepare_available_now(self) -> None:
         """Take what is stored now as the end of this query."""

@@ -26,7 +26,7 @@ from pyspark_rocketmq.consume.generations import (
     remembered,
 )
 from pyspark_rocketmq.consume.not_now import Rests, sorted_out
-from pyspark_rocketmq.consume.positions import StoredBy, latest_at
+from pyspark_rocketmq.consume.positions import StoredBy, latest_at, times_of_waiting
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import (
     BrokerOffsetUnavailable,
@@ -480,8 +480,8 @@ class CheckpointGenerations:
         """Where queues whose log is another one go on; until there is a plan that says so."""
         self.waiting: Mapping[MessageQueue, RocketMQError] = {}
         """Queues that must not be planned yet, and why, as of the last :meth:`follow`."""
-        self._stored_by_ms: dict[MessageQueue, int] = {}
-        """Store times of queues that wait, from their last plan: other queues' plans go on meanwhile."""
+        self.times_of_waiting: dict[MessageQueue, int] = {}
+        """Store times of queues that wait, from their last plan, for the next one: others go on meanwhile."""
 
     def follow(
         self, previous: Sequence[QueueRange], snapshot: Snapshot, times: StoredBy
@@ -499,8 +499,11 @@ class CheckpointGenerations:
             OffsetsBeganAgain: If some did, and ``failOnDataLoss`` is true.
             RocketMQError: If a broker refuses for good.
         """
+        self.times_of_waiting = times_of_waiting(times)
         self.waiting = self._look(previous, snapshot, times)
-        self._stored_by_ms = {queue: self._stored_by(queue, times) for queue in self.waiting}
+        in_sight = snapshot.with_slaves().bounds if self.times_of_waiting else {}
+        unseen = {queue for queue in self.times_of_waiting if queue not in in_sight}
+        self.times_of_waiting = {queue: self._stored_by(queue, times) for queue in unseen.union(self.waiting)}
         self._seen = frozenset(snapshot.bounds).difference(self.waiting)
         if not self._begun:
             return previous
@@ -512,7 +515,7 @@ class CheckpointGenerations:
         ]
 
     def _stored_by(self, queue: MessageQueue, times: StoredBy) -> int:
-        return self._stored_by_ms.get(queue, latest_at(times, queue.broker_name))
+        return self.times_of_waiting.get(queue, latest_at(times, queue.broker_name))
 
     def planned(self) -> None:
         """There is a plan that goes on where the last call said."""

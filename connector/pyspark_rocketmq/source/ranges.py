@@ -3,7 +3,8 @@
 Spark's offset of one micro-batch is the plan itself, as JSON: ``{"v": 1, "seq": 7, "plan": {topic:
 {brokerName: {queueId: {"from": 0, "to": 5, "epoch": 3, "times": 1}}}}}``, where ``epoch``, ``times``
 (reconsume times) and ``putBack`` are left out when they are 0 or empty; plans of plain streams have
-``storedBy``, when the newest message before each queue's end was stored, by broker. Of plans of earlier
+``storedBy``, when the newest message before each queue's end was stored, by broker, and for each queue that
+waited. Of plans of earlier
 releases ``uncommitted`` is passed over.  The ranges are explicit, so a replay reads the same messages;
 ``seq`` grows with every batch, because Spark compares offsets as text and a suspended queue may be planned
 twice with the same range.  Keys are written sorted: equal plans are equal texts.
