@@ -264,3 +264,17 @@ def test_a_queue_that_waits_is_logged_once_for_each_answer(caplog: pytest.LogCap
     scenario.next()
 
     assert len([text for text in caplog.messages if "left out of this plan" in text]) == 1
+
+
+def test_a_drain_does_not_end_before_a_topic_that_waits_for_all_brokers_is_begun() -> None:
+    """A8, F2, H4: another topic's broker is away, which the group has read to its end."""
+    payments = MessageQueue("payments", "broker-a", 0)
+    planning = Planning({B0: (0, 4)}, group=True, broker_offsets=FakeBrokerOffsets())
+    planning.next()
+    planning.commit(B0, 4)
+    planning.view.bounds[payments] = (0, 3)
+    planning.planner.prepare_available_now()
+    planning.view.down = {"broker-b": ConnectFailed("broker-b:1", "refused")}
+
+    planning.on_pause.append(planning.view.down.clear)
+    assert planning.next() == [(payments, 0, 3)]

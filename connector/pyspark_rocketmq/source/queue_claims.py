@@ -225,9 +225,11 @@ class QueueClaims:
                 ", ".join(sorted(snapshot.unreachable)),
             )
         reasons = {queue.topic: error for queue, error in not_told.items()}
+        for error in list(snapshot.unreachable.values())[:1]:
+            reasons = {queue.topic: error for queue in by_option} | reasons
         waiting = {queue: reasons[queue.topic] for queue in by_option if queue.topic in reasons}
         by_option = [queue for queue in by_option if queue not in waiting]
-        if by_option and not snapshot.unreachable:
+        if by_option:
             try:
                 starts |= self._beginning(by_option, snapshot)
             except RocketMQError as error:
