@@ -525,3 +525,23 @@ def test_a_gap_moves_no_queue_that_somebody_else_has_claimed_since_the_look(
 
     row = store.read("g")[A0]
     assert (row.owner, row.epoch, row.next_offset) == ("other", 2, 8)
+
+
+def test_a_beginning_that_one_broker_did_not_take_is_the_same_at_the_next_plan() -> None:
+    """A2, A8, F2: what the other broker has taken does not make its queues look as if made later."""
+    brokers = FakeBrokerOffsets()
+    write = brokers.write
+
+    def write_in_part(next_offsets: Mapping[MessageQueue, int], addresses: Addresses) -> None:
+        write({queue: offset for queue, offset in next_offsets.items() if queue != B0}, addresses)
+        if B0 in next_offsets:
+            raise BrokerOffsetUnavailable("broker-b does not answer")
+
+    brokers.write = write_in_part  # type: ignore[method-assign]
+    planning = Planning({A0: (0, 5), B0: (0, 5)}, group=True, broker_offsets=brokers, start=LATEST)
+    assert planning.next() is planning.next() is None
+    assert brokers.offsets == {A0: 5}
+
+    brokers.write = write  # type: ignore[method-assign]
+    assert planning.next() is None
+    assert brokers.offsets == {A0: 5, B0: 5}

@@ -61,6 +61,8 @@ class QueueClaims:
         self._written: dict[MessageQueue, int] = {}
         """The epoch of the reset that was written to the queue's broker."""
         self._passed = PassedOffsets()
+        self._begun_in_part: set[MessageQueue] = set()
+        """Queues whose beginning by the options their brokers have perhaps not taken."""
 
     def note(self, rows: Rows, snapshot: Snapshot, now_s: float) -> None:
         """Note the offsets of queues that may be planned, and which brokers answer."""
@@ -210,7 +212,9 @@ class QueueClaims:
         begun = {queue.topic for queue in (*rows, *at_broker)}
         without_offset = [queue for queue in unknown if queue not in at_broker]
         by_option = [
-            queue for queue in without_offset if queue.topic not in begun and not is_retry_topic(queue.topic)
+            queue
+            for queue in without_offset
+            if queue in self._begun_in_part or (queue.topic not in begun and not is_retry_topic(queue.topic))
         ]
         starts = {
             queue: snapshot.bounds[queue].min_offset for queue in set(without_offset).difference(by_option)
@@ -256,7 +260,9 @@ class QueueClaims:
         # Others may have begun and consumed while this process stood still.
         known |= self._broker_offsets.read(undecided, snapshot.addresses)
         positions = {queue: position for queue, position in positions.items() if queue not in known}
+        self._begun_in_part |= positions.keys()
         self._broker_offsets.write(positions, snapshot.addresses)
+        self._begun_in_part -= positions.keys()
         self._report_passed_over(positions, snapshot)
         decided = known | positions
         return {queue: decided[queue] for queue in by_option}
