@@ -3,11 +3,12 @@
 A micro-batch leaves a file or more in each partition it writes to, so a day of batches leaves 86,400.  Files
 grow in steps (:data:`TARGETS`): a row is rewritten about once a step, and not each time that new files come.
 
-delta-rs (1.6.6) compacts, too, but does not notice that another OPTIMIZE has replaced the same files: both
-versions of the rows stay.  Here each commit made meanwhile is looked at first, and files that one of them
-removed are left alone; but where delta-rs' OPTIMIZE comes second, nothing here can stop it.  So a
+delta-rs (1.6.6) compacts, too, but misses that another OPTIMIZE has replaced the same files: both versions of
+the rows stay (``docs/upstream/delta-rs-two-optimizes.md``; ``tests/delta/test_upstream.py`` fails when a
+delta-rs is fixed, and most of this module can go then).  A commit made meanwhile is looked at here first, and
+files that it removed are left alone.  Where delta-rs' OPTIMIZE comes second nothing here can stop it, so a
 :class:`Compactor` leaves a table alone in which it sees one.  delta-rs' overwrites, and its deletes of all
-rows, do not notice either, and leave the compacted rows: a :class:`Compactor` tells of those.
+rows, have the same defect and leave the compacted rows: a :class:`Compactor` logs a warning about those.
 """
 
 from __future__ import annotations
