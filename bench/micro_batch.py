@@ -18,7 +18,7 @@ from bench.measure import Result, Spread, Target, load_average
 from bench.session import CORES, bench_session
 from bench.streams import STAGES, Backlog, drain, start_into_noop
 from broker_sim.cluster import SimCluster
-from jobs.demo.orders import (
+from pyspark_rocketmq.cli.demo.orders import (
     OUTPUT_SCHEMA,
     STEPS,
     OrderEvent,

@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.cluster import fill
 from bench.measure import Result, Spread, Stopwatch, Target, Timed, load_average
-from jobs.demo.run import embedded_cluster
+from pyspark_rocketmq.cli.demo.run import embedded_cluster
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool

@@ -36,14 +36,14 @@ def figures(root: Path) -> list[Figure]:
     small = [path for path, text in texts.items() if len(text.splitlines()) < _SMALL]
     locks = sorted(path.stem for path, text in texts.items() if _LOCK.search(text))
     lines = _lines(connector)
-    packages = [connector, *(_modules(root / name) for name in ("jobs", "broker_sim"))]
+    packages = [connector, *(_modules(root / name) for name in ("broker_sim",))]
     long = sum(len(line) > _LINE for part in packages for text in part.values() for line in text.splitlines())
     pages = [page for page in root.glob("docs/**/*.md") if page.name not in _GENERATED]
     found = [
         Figure("modules in the connector", len(texts), 150),
         Figure("modules in the largest folder", modules, 15, largest),
         Figure(f"modules under {_SMALL} lines", len(small), 10, ", ".join(path.stem for path in small)),
-        Figure(f"lines over {_LINE} characters", long, 0, "connector, jobs, broker_sim"),
+        Figure(f"lines over {_LINE} characters", long, 0, "connector, broker_sim"),
         Figure("modules with locks", len(locks), None, ", ".join(locks)),
         Figure("lines of the connector", lines, 34_600),
         Figure("lines of tests to a line of it", round(_lines(_modules(root / "tests")) / lines, 2), None),

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
-_PACKAGES = (("connector", "pyspark_rocketmq"), (".", "jobs"))
-"""Source root and name; a listener may be one of the jobs'."""
+_PACKAGES = (("connector", "pyspark_rocketmq"),)
+"""Source root and name."""
 
 
 def zip_packages(root: Path, folder: Path) -> Path:

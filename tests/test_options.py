@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.job_options import ConsumeSettings
+from pyspark_rocketmq.cli.options import ConsumeSettings
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue

@@ -26,14 +26,14 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's usual name
 
-import jobs.consume
-import jobs.publish
-import jobs.replay
+import pyspark_rocketmq.cli.consume
+import pyspark_rocketmq.cli.publish
+import pyspark_rocketmq.cli.replay
 import pyspark_rocketmq as rmq
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
-from jobs import running as stop_signals
-from jobs.cli import main
+from pyspark_rocketmq.cli import running as stop_signals
+from pyspark_rocketmq.cli.main import main
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.model import Message
 from tests.docs.pages import ROOT, Block, blocks
@@ -283,7 +283,7 @@ def run(words: list[str], shop: Shop) -> str:
 def in_this_session(session: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs run on the test's session, whose JVM keeps its signals."""
     # What the fixture has put there.
-    monkeypatch.setattr(jobs.consume, "spark_session", vars(jobs.publish)["spark_session"])
+    monkeypatch.setattr(pyspark_rocketmq.cli.consume, "spark_session", vars(pyspark_rocketmq.cli.publish)["spark_session"])
     monkeypatch.setattr(stop_signals, "_take_from_jvm", lambda spark: None)
 
 

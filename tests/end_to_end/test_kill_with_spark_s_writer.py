@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jobs.demo.report import check_order
+from pyspark_rocketmq.cli.demo.report import check_order
 from tests.helpers.cluster import Backend, ClusterUnderTest
 from tests.helpers.driver_process import run_driver
 from tests.helpers.orders import produce_orders

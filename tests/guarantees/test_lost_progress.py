@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from jobs.cli import cli
+from pyspark_rocketmq.cli.main import cli
 from pyspark_rocketmq.errors import SinkSetBack
 from pyspark_rocketmq.model import ConsumeFromWhere
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink

@@ -20,7 +20,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
 import pyspark_rocketmq as rmq
-from jobs.running import spark_session
+from pyspark_rocketmq.cli.running import spark_session
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.publish.keys import by_sharding_key

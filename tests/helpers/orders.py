@@ -8,7 +8,7 @@ from typing import Any
 
 from deltalake import DeltaTable, QueryBuilder
 
-from jobs.demo.report import OrderReport, check_order
+from pyspark_rocketmq.cli.demo.report import OrderReport, check_order
 from pyspark_rocketmq.model import Message
 from tests.helpers.sending import patient_producer
 

@@ -29,7 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from jobs.cli import main as main_of_jobs
+from pyspark_rocketmq.cli.main import main as main_of_jobs
 from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.format import DefaultSource, register

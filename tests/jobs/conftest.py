@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import pytest
 from pyspark.sql import SparkSession
 
-import jobs.demo.run
-import jobs.publish
-import jobs.replay
+import pyspark_rocketmq.cli.demo.run
+import pyspark_rocketmq.cli.publish
+import pyspark_rocketmq.cli.replay
 from pyspark_rocketmq.format import register
 
 
@@ -22,7 +22,7 @@ def session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSessio
     def the_run_s_own(job: str) -> Iterator[SparkSession]:
         yield spark
 
-    for job in (jobs.demo.run, jobs.publish, jobs.replay):
+    for job in (pyspark_rocketmq.cli.demo.run, pyspark_rocketmq.cli.publish, pyspark_rocketmq.cli.replay):
         monkeypatch.setattr(job, "spark_session", the_run_s_own)
     register(spark)
     return spark

@@ -12,8 +12,8 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from jobs.cli import COMPLETION_VARIABLE, cli, main
-from jobs.cli_parts import PROGRAM
+from pyspark_rocketmq.cli.main import COMPLETION_VARIABLE, cli, main
+from pyspark_rocketmq.cli.parts import PROGRAM
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from tests.packaging.checkout import ROOT
@@ -104,8 +104,8 @@ def test_showing_offsets_loads_neither_spark_nor_pandas(tmp_path: Path) -> None:
     """They take longer to load than all the rest takes."""
     DeltaOffsetStore(tmp_path).claim("etl", "me", {MessageQueue("orders", "broker-a", 0): 7})
     program = (
-        "import sys, jobs.cli, jobs.offsets_lag, jobs.offset_change;"
-        f"jobs.cli.main(['offsets', 'show', '--json', '--option', 'offsetStore={tmp_path}']);"
+        "import sys, pyspark_rocketmq.cli.main, pyspark_rocketmq.cli.offsets.lag, pyspark_rocketmq.cli.offsets.change;"
+        f"pyspark_rocketmq.cli.main.main(['offsets', 'show', '--json', '--option', 'offsetStore={tmp_path}']);"
         "sys.exit(str({'pyspark', 'py4j', 'pandas', 'altair'} & set(sys.modules) or ''))"
     )
 

@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 from pyspark.sql.types import StructType
 
-from jobs.demo.orders import (
+from pyspark_rocketmq.cli.demo.orders import (
     DemoFailure,
     InjectedFailure,
     OrderEvent,

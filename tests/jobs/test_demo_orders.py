@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from jobs.demo.orders import STEPS, OrderEvent, event_to_message, order_events, order_ids
+from pyspark_rocketmq.cli.demo.orders import STEPS, OrderEvent, event_to_message, order_events, order_ids
 
 
 @pytest.mark.parametrize("orders", [1, 2, 499, 500, 501, 2000])

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from jobs.demo.orders import STEPS
-from jobs.demo.report import check_orders, print_head, read_orders, verdict_line
-from jobs.demo.run import RunNames, embedded_cluster, run_demo, share_queues
-from jobs.demo.settings import DemoSettings
+from pyspark_rocketmq.cli.demo.orders import STEPS
+from pyspark_rocketmq.cli.demo.report import check_orders, print_head, read_orders, verdict_line
+from pyspark_rocketmq.cli.demo.run import RunNames, embedded_cluster, run_demo, share_queues
+from pyspark_rocketmq.cli.demo.settings import DemoSettings
 from tests.packaging.checkout import ROOT
 
 NOON = datetime(2024, 5, 6, 12, 0, 0, tzinfo=UTC)

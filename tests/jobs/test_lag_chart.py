@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from broker_sim.cluster import SimCluster
-from jobs.job_options import OffsetsLagSettings
-from jobs.lag_chart import LagHistory, write_page, write_png
-from jobs.lag_samples import draw_lag, lag_history
-from jobs.settings import JobFailed
+from pyspark_rocketmq.cli.options import OffsetsLagSettings
+from pyspark_rocketmq.cli.offsets.lag_chart import LagHistory, write_page, write_png
+from pyspark_rocketmq.cli.offsets.lag_samples import draw_lag, lag_history
+from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.model import Message, MessageQueue, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit

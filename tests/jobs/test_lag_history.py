@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.lag_chart import LagHistory, moments_at, sample_times
+from pyspark_rocketmq.cli.offsets.lag_chart import LagHistory, moments_at, sample_times
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.history import Moment, StoredChange
 from pyspark_rocketmq.offsets.store import OffsetRow

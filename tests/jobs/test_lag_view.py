@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.offset_view import Holder, LagView, holder_of, totals
+from pyspark_rocketmq.cli.offsets.records import Holder, LagView, holder_of, totals
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueState
 from pyspark_rocketmq.offsets.store import OffsetKey, OffsetRow
 from pyspark_rocketmq.wire.requests.client_info import ProcessQueueInfo

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.consume import check_listener
+from pyspark_rocketmq.cli.consume import check_listener
 from pyspark_rocketmq.errors import OptionError
 
 

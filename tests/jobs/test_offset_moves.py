@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobs.offset_moves import (
+from pyspark_rocketmq.cli.offsets.moves import (
     AtTime,
     AtVersion,
     QueueChoice,

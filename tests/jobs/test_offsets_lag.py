@@ -13,12 +13,12 @@ import pytest
 from rich.console import Console
 
 from broker_sim.cluster import SimCluster
-from jobs.job_options import OffsetsLagSettings, OffsetsShowSettings
-from jobs.offset_view import LagView
-from jobs.offsets_lag import look_at_lag, show_lag
-from jobs.offsets_show import show_offsets
-from jobs.settings import JobFailed
-from jobs.tables import OutputForm
+from pyspark_rocketmq.cli.options import OffsetsLagSettings, OffsetsShowSettings
+from pyspark_rocketmq.cli.offsets.records import LagView
+from pyspark_rocketmq.cli.offsets.lag import look_at_lag, show_lag
+from pyspark_rocketmq.cli.offsets.show import show_offsets
+from pyspark_rocketmq.cli.settings import JobFailed
+from pyspark_rocketmq.cli.output import OutputForm
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.group.join import client_id, join_group, offset_key
 from pyspark_rocketmq.model import Message, MessageQueue, QueueState, retry_topic

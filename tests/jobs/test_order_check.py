@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.demo.report import OrderReport, check_order
+from pyspark_rocketmq.cli.demo.report import OrderReport, check_order
 
 EXPECTED = {"o-1": ["created", "paid", "shipped"], "o-2": ["created", "paid"]}
 ROWS = [

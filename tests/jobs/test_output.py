@@ -9,7 +9,7 @@ import json
 import pytest
 from rich.console import Console
 
-from jobs.tables import OutputForm, print_records
+from pyspark_rocketmq.cli.output import OutputForm, print_records
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b2J\u202e[red]x[/nosuch][link=http://evil]y[/link]\r\n2026 INFO forged"
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from jobs.running import RowCounter, Shown, behind_text, failure_sentence
+from pyspark_rocketmq.cli.running import RowCounter, Shown, behind_text, failure_sentence
 from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.model import MessageQueue, QueueState

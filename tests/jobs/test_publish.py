@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from jobs.job_options import PublishSettings
-from jobs.publish import publish
-from jobs.settings import JobFailed, load_settings
+from pyspark_rocketmq.cli.options import PublishSettings
+from pyspark_rocketmq.cli.publish import publish
+from pyspark_rocketmq.cli.settings import JobFailed, load_settings
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.options.write import WriteOptions
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest

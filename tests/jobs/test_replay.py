@@ -16,10 +16,10 @@ import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-import jobs.replay
-from jobs.job_options import ReplaySettings
-from jobs.replay import replay, summary_text
-from jobs.settings import load_settings
+import pyspark_rocketmq.cli.replay
+from pyspark_rocketmq.cli.options import ReplaySettings
+from pyspark_rocketmq.cli.replay import replay, summary_text
+from pyspark_rocketmq.cli.settings import load_settings
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import Message
 from pyspark_rocketmq.options.read import ReadOptions
@@ -93,7 +93,7 @@ def test_messages_go_to_the_table(session: SparkSession, monkeypatch: pytest.Mon
             told.append(path)
             return ReplaySummary(queues=2, planned=60, recorded=0, written=40, steps=3, seconds=1.25)
 
-    monkeypatch.setattr(jobs.replay, "Replay", ToldReplay)
+    monkeypatch.setattr(pyspark_rocketmq.cli.replay, "Replay", ToldReplay)
     chosen = settings(nameServers="h:1", topic="t", toTable="/lake/t", offsetsPerStep=20)
 
     shown = run(chosen)
@@ -123,8 +123,8 @@ def test_the_record_is_reached_by_spark_s_settings_where_no_option_says_how(
     made.return_value.to_topic.return_value = ReplaySummary(
         queues=1, planned=1, recorded=0, written=1, steps=1, seconds=1
     )
-    monkeypatch.setattr(jobs.replay, "Replay", made)
-    monkeypatch.setattr(jobs.replay, "spark_session", lambda _: nullcontext(spark))
+    monkeypatch.setattr(pyspark_rocketmq.cli.replay, "Replay", made)
+    monkeypatch.setattr(pyspark_rocketmq.cli.replay, "spark_session", lambda _: nullcontext(spark))
 
     run(
         settings(

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from jobs.consume import sink_of, with_storage
-from jobs.demo.settings import DemoSettings
-from jobs.job_options import ConsumeSettings, OffsetsLagSettings, OffsetsShowSettings, ReplaySettings, Trigger
-from jobs.settings import gather_texts, load_settings
+from pyspark_rocketmq.cli.consume import sink_of, with_storage
+from pyspark_rocketmq.cli.demo.settings import DemoSettings
+from pyspark_rocketmq.cli.options import ConsumeSettings, OffsetsLagSettings, OffsetsShowSettings, ReplaySettings, Trigger
+from pyspark_rocketmq.cli.settings import gather_texts, load_settings
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import ConsumeFromWhere
 from pyspark_rocketmq.options.declare import specs_of

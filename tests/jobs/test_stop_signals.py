@@ -13,11 +13,11 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-import jobs.consume
-from jobs import running as stop_signals
-from jobs.job_options import ConsumeSettings
-from jobs.running import StopSignals
-from jobs.settings import load_settings
+import pyspark_rocketmq.cli.consume
+from pyspark_rocketmq.cli import running as stop_signals
+from pyspark_rocketmq.cli.options import ConsumeSettings
+from pyspark_rocketmq.cli.running import StopSignals
+from pyspark_rocketmq.cli.settings import load_settings
 from tests.helpers.fake_clock import FakeClock
 
 
@@ -72,8 +72,8 @@ def test_a_signal_while_the_query_starts_stops_it_in_good_order(
     consumer = MagicMock()
     consumer.start.side_effect = start
     consumer.stop.return_value = True
-    monkeypatch.setattr(jobs.consume, "spark_session", lambda _: nullcontext(MagicMock()))
-    monkeypatch.setattr(jobs.consume, "_consumer", lambda _: consumer)
+    monkeypatch.setattr(pyspark_rocketmq.cli.consume, "spark_session", lambda _: nullcontext(MagicMock()))
+    monkeypatch.setattr(pyspark_rocketmq.cli.consume, "_consumer", lambda _: consumer)
     monkeypatch.setattr("pyspark_rocketmq.QueryMonitor", MagicMock())
     monkeypatch.setattr(stop_signals, "_take_from_jvm", lambda _: None)
     given = {
@@ -85,7 +85,7 @@ def test_a_signal_while_the_query_starts_stops_it_in_good_order(
     )
 
     with pytest.raises(SystemExit) as ended:
-        jobs.consume.consume(settings, Console(width=200))
+        pyspark_rocketmq.cli.consume.consume(settings, Console(width=200))
 
     assert ended.value.code == 130
     assert capsys.readouterr().out.splitlines() == [

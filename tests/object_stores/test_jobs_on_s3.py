@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from jobs.cli import main
+from pyspark_rocketmq.cli.main import main
 from pyspark_rocketmq.delta.table import query_rows
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink

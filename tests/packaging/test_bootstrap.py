@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cli import cli
+from pyspark_rocketmq.cli.main import cli
 from tests.packaging.checkout import ROOT, Checkout
 
 NOWHERE = "http://127.0.0.1:9/simple"

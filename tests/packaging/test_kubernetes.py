@@ -17,8 +17,8 @@ import yaml  # type: ignore[import-untyped]
 from deltalake import DeltaTable
 
 from broker_sim.cluster import SimCluster
-from jobs.job_options import ConsumeSettings
-from jobs.settings import load_settings
+from pyspark_rocketmq.cli.options import ConsumeSettings
+from pyspark_rocketmq.cli.settings import load_settings
 from tests.helpers.driver_process import running
 from tests.helpers.kubernetes import what_schemas_say, what_the_linter_says
 from tests.helpers.machines import SPARK_HOME

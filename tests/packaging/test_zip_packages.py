@@ -13,7 +13,7 @@ from tests.packaging.checkout import ROOT
 def test_the_archive_can_be_imported_from_as_it_is(tmp_path: Path) -> None:
     archive = zip_packages(ROOT, tmp_path)
 
-    program = "import jobs.demo.orders, pyspark_rocketmq.format as f; print(f.__file__)"
+    program = "import pyspark_rocketmq.cli.demo.orders, pyspark_rocketmq.format as f; print(f.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,

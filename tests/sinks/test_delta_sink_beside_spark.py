@@ -9,7 +9,7 @@ from chispa import assert_df_equality
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from jobs.cli import main
+from pyspark_rocketmq.cli.main import main
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.table import query_rows
 from pyspark_rocketmq.model import MessageQueue

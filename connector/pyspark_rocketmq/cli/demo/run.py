@@ -23,14 +23,14 @@ from typing import IO
 from rich.console import Console
 
 import pyspark_rocketmq as rmq
-from jobs.cluster_inspector import broker_bounds
-from jobs.demo.orders import OUTPUT_SCHEMA, on_order, order_events, send_events
-from jobs.demo.report import check_orders, print_findings, print_head, read_orders, verdict_line
-from jobs.demo.settings import DemoSettings
-from jobs.offset_view import view_offsets
-from jobs.offsets_show import print_offsets
-from jobs.running import RowCounter, await_query, progress_bar, spark_session
-from jobs.settings import JobFailed
+from pyspark_rocketmq.cli.offsets.cluster import broker_bounds
+from pyspark_rocketmq.cli.demo.orders import OUTPUT_SCHEMA, on_order, order_events, send_events
+from pyspark_rocketmq.cli.demo.report import check_orders, print_findings, print_head, read_orders, verdict_line
+from pyspark_rocketmq.cli.demo.settings import DemoSettings
+from pyspark_rocketmq.cli.offsets.records import view_offsets
+from pyspark_rocketmq.cli.offsets.show import print_offsets
+from pyspark_rocketmq.cli.running import RowCounter, await_query, progress_bar, spark_session
+from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.client.cluster import Cluster
 from pyspark_rocketmq.client.pool import process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
@@ -39,7 +39,7 @@ from pyspark_rocketmq.errors import TopicNotFound
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, TopicRoute
 from pyspark_rocketmq.wire.requests.send import AUTO_CREATE_TOPIC
 
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[4]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jobs.settings import GROUP_DOC, like_consumer, like_source, parse_location
+from pyspark_rocketmq.cli.settings import GROUP_DOC, like_consumer, like_source, parse_location
 from pyspark_rocketmq.options.declare import OptionSet, option
 from pyspark_rocketmq.options.parsers import int_between
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.settings import (
+from pyspark_rocketmq.cli.settings import (
     GROUP_DOC,
     OFFSET_STORE_DOC,
     STORAGE_DOC,

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import pyspark_rocketmq
-from jobs.settings import JobFailed
+from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.delta.storage import (
     folder_here,

@@ -14,10 +14,10 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sf
 from rich.console import Console
 
-from jobs.cluster_inspector import broker_bounds
-from jobs.job_options import PublishSettings
-from jobs.running import Shown, failure_sentence, spark_session
-from jobs.settings import JobFailed
+from pyspark_rocketmq.cli.offsets.cluster import broker_bounds
+from pyspark_rocketmq.cli.options import PublishSettings
+from pyspark_rocketmq.cli.running import Shown, failure_sentence, spark_session
+from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.publish.keys import by_sharding_key

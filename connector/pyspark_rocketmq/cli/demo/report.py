@@ -10,8 +10,8 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from rich.console import Console
 
-from jobs.demo.orders import STEPS, order_ids
-from jobs.tables import records_table
+from pyspark_rocketmq.cli.demo.orders import STEPS, order_ids
+from pyspark_rocketmq.cli.output import records_table
 
 _MOST_EXAMPLES = 5
 

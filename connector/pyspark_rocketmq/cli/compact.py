@@ -6,8 +6,8 @@ from deltalake.exceptions import TableNotFoundError
 from pyarrow import ArrowException
 from rich.console import Console
 
-from jobs.job_options import TablesCompactSettings
-from jobs.settings import JobFailed
+from pyspark_rocketmq.cli.options import TablesCompactSettings
+from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.delta.storage import StorageOptions, TableName, check_exclusive_create
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, open_table, read_form

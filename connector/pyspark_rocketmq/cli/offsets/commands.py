@@ -11,16 +11,16 @@ from typing import Any, Final
 
 import click
 
-from jobs.cli_parts import CallableT, JobCommand, JobGroup, open_console, output_options, settings_options
-from jobs.job_options import (
+from pyspark_rocketmq.cli.parts import CallableT, JobCommand, JobGroup, open_console, output_options, settings_options
+from pyspark_rocketmq.cli.options import (
     OffsetsChangeSettings,
     OffsetsHistorySettings,
     OffsetsLagSettings,
     OffsetsShowSettings,
 )
-from jobs.offset_moves import QueueChoice, parse_moment, parse_queue, parse_target
-from jobs.settings import load_settings
-from jobs.tables import OutputForm
+from pyspark_rocketmq.cli.offsets.moves import QueueChoice, parse_moment, parse_queue, parse_target
+from pyspark_rocketmq.cli.settings import load_settings
+from pyspark_rocketmq.cli.output import OutputForm
 
 _STORE: Final = "--option offsetStore=/lake/_offsets"
 _CONF: Final = "--conf order-etl.toml"
@@ -59,7 +59,7 @@ def _change_options(function: CallableT) -> CallableT:
             )
         choice = QueueChoice(frozenset(topics), frozenset(queues))
         # Loaded here: it brings delta-rs, which --help can do without.
-        options = import_module("jobs.offset_change").ChangeOptions
+        options = import_module("pyspark_rocketmq.cli.offsets.change").ChangeOptions
         return function(options=options(choice=choice, form=OutputForm(rest.pop("output")), **given), **rest)
 
     for add in (
@@ -116,7 +116,7 @@ def offsets() -> None:
 def show(conf: Path | None, pairs: Sequence[str], output: str) -> None:
     """Print the progress of consumer groups."""
     settings = load_settings(OffsetsShowSettings, "offsets show", conf, pairs)
-    import_module("jobs.offsets_show").show_offsets(settings, open_console(), OutputForm(output))
+    import_module("pyspark_rocketmq.cli.offsets.show").show_offsets(settings, open_console(), OutputForm(output))
 
 
 @offsets.command(
@@ -150,8 +150,8 @@ def lag(
     """Print how far consumer groups are behind, and who holds their queues; draw how that came."""
     settings = load_settings(OffsetsLagSettings, "offsets lag", conf, pairs)
     if page is not None or png is not None:
-        import_module("jobs.lag_samples").draw_lag(settings, hours, page, png)
-    import_module("jobs.offsets_lag").show_lag(settings, open_console(), OutputForm(output))
+        import_module("pyspark_rocketmq.cli.offsets.lag_samples").draw_lag(settings, hours, page, png)
+    import_module("pyspark_rocketmq.cli.offsets.lag").show_lag(settings, open_console(), OutputForm(output))
 
 
 @offsets.command(
@@ -198,7 +198,7 @@ def reset(
         raise click.UsageError("Say where to: one of --to and --as-of.")
     settings = load_settings(OffsetsChangeSettings, "offsets reset", conf, pairs)
     options = replace(options, is_new_group=is_new_group)
-    import_module("jobs.offset_change").reset(settings, target or moment, options, open_console())
+    import_module("pyspark_rocketmq.cli.offsets.change").reset(settings, target or moment, options, open_console())
 
 
 @offsets.command(
@@ -211,7 +211,7 @@ def reset(
 def accept_gap(conf: Path | None, pairs: Sequence[str], options: Any) -> None:
     """Have a group go on where it is although its sink has lost rows: they stay away."""
     settings = load_settings(OffsetsChangeSettings, "offsets accept-gap", conf, pairs)
-    import_module("jobs.offset_change").accept_gap(settings, options, open_console())
+    import_module("pyspark_rocketmq.cli.offsets.change").accept_gap(settings, options, open_console())
 
 
 @offsets.command(
@@ -228,7 +228,7 @@ def skip(conf: Path | None, pairs: Sequence[str], messages: int | None, options:
     if messages is not None and not options.choice.queues:
         raise click.UsageError("--messages needs --queue: messages are counted in each queue.")
     settings = load_settings(OffsetsChangeSettings, "offsets skip", conf, pairs)
-    import_module("jobs.offset_change").skip(settings, messages, options, open_console())
+    import_module("pyspark_rocketmq.cli.offsets.change").skip(settings, messages, options, open_console())
 
 
 @offsets.command(
@@ -241,7 +241,7 @@ def skip(conf: Path | None, pairs: Sequence[str], messages: int | None, options:
 def clone(conf: Path | None, pairs: Sequence[str], source: str, options: Any) -> None:
     """Move a group, perhaps a new one, to where another group of the same store stands."""
     settings = load_settings(OffsetsChangeSettings, "offsets clone", conf, pairs)
-    import_module("jobs.offset_change").clone(settings, source, options, open_console())
+    import_module("pyspark_rocketmq.cli.offsets.change").clone(settings, source, options, open_console())
 
 
 @offsets.command(cls=JobCommand, settings=OffsetsHistorySettings, examples=(f"offsets history {_CONF}",))
@@ -253,7 +253,7 @@ def clone(conf: Path | None, pairs: Sequence[str], source: str, options: Any) ->
 def history(conf: Path | None, pairs: Sequence[str], output: str, limit: int) -> None:
     """Print the changes of a group that can be gone back to, the newest first."""
     settings = load_settings(OffsetsHistorySettings, "offsets history", conf, pairs)
-    import_module("jobs.offsets_history").show_history(settings, limit, OutputForm(output), open_console())
+    import_module("pyspark_rocketmq.cli.offsets.history").show_history(settings, limit, OutputForm(output), open_console())
 
 
 @offsets.command(
@@ -277,5 +277,5 @@ def diff(
     if (since is None) == (other is None) or (other is not None and until is not None):
         raise click.UsageError("Say what to compare: --from, perhaps with --to; or --with.")
     settings = load_settings(OffsetsHistorySettings, "offsets diff", conf, pairs)
-    module = import_module("jobs.offsets_history")
+    module = import_module("pyspark_rocketmq.cli.offsets.history")
     module.show_diff(settings, other or module.Moments(since, until), OutputForm(output), open_console())

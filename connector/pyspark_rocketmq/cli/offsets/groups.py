@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, cast
 
-from jobs.offset_moves import AtTime, AtVersion
-from jobs.settings import JobFailed
+from pyspark_rocketmq.cli.offsets.moves import AtTime, AtVersion
+from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.delta.storage import StorageOptions
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.history import OffsetHistory, StoredChange, change_at, change_of_version

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from jobs.offset_view import Members
+from pyspark_rocketmq.cli.offsets.records import Members
 from pyspark_rocketmq.client.cluster import Cluster, run_concurrently
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.clock import Clock, SystemClock

@@ -7,11 +7,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from jobs.cluster_inspector import ClusterInspector
-from jobs.job_options import OffsetsLagSettings
-from jobs.lag_chart import LagHistory, moments_at, sample_times
-from jobs.settings import JobFailed
-from jobs.stored_groups import StoredGroup, open_group
+from pyspark_rocketmq.cli.offsets.cluster import ClusterInspector
+from pyspark_rocketmq.cli.options import OffsetsLagSettings
+from pyspark_rocketmq.cli.offsets.lag_chart import LagHistory, moments_at, sample_times
+from pyspark_rocketmq.cli.settings import JobFailed
+from pyspark_rocketmq.cli.offsets.groups import StoredGroup, open_group
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.model import MessageQueue, dlq_topic
 from pyspark_rocketmq.offsets.history import Moment, StoredChange
@@ -26,7 +26,7 @@ def draw_lag(settings: OffsetsLagSettings, hours: float, page: Path | None, png:
         JobFailed: If no group is named, there is nothing to draw, or the extra 'charts' is not installed.
     """
     # An extra; first, so that nobody waits for a look at the cluster that cannot be drawn.
-    chart = import_module("jobs.lag_chart")
+    chart = import_module("pyspark_rocketmq.cli.offsets.lag_chart")
     history = lag_history(settings, hours)
     if page is not None:
         chart.write_page(history, page)

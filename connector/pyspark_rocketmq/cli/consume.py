@@ -17,8 +17,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 import pyspark_rocketmq as rmq
-from jobs.job_options import ConsumeSettings
-from jobs.running import (
+from pyspark_rocketmq.cli.options import ConsumeSettings
+from pyspark_rocketmq.cli.running import (
     RowCounter,
     StopSignals,
     await_query,
@@ -27,7 +27,7 @@ from jobs.running import (
     spark_session,
     storage_secrets,
 )
-from jobs.settings import JobFailed
+from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.consumer import push_consumer
 from pyspark_rocketmq.delta.storage import StorageOptions
 from pyspark_rocketmq.errors import OptionError

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from jobs.settings import JobFailed
+from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.history import Moment

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 
-from jobs.settings import JobFailed
+from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, Message, MessageExt, MessageQueue, SendStatus

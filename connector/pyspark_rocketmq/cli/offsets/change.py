@@ -20,9 +20,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from rich.console import Console
 
-from jobs.cluster_inspector import ClusterInspector, members_holding
-from jobs.job_options import OffsetsChangeSettings
-from jobs.offset_moves import (
+from pyspark_rocketmq.cli.offsets.cluster import ClusterInspector, members_holding
+from pyspark_rocketmq.cli.options import OffsetsChangeSettings
+from pyspark_rocketmq.cli.offsets.moves import (
     EARLIEST,
     AtTime,
     AtVersion,
@@ -41,9 +41,9 @@ from jobs.offset_moves import (
     refusal,
     skipped,
 )
-from jobs.settings import JobFailed
-from jobs.stored_groups import StoredGroup, open_group
-from jobs.tables import OutputForm, print_records
+from pyspark_rocketmq.cli.settings import JobFailed
+from pyspark_rocketmq.cli.offsets.groups import StoredGroup, open_group
+from pyspark_rocketmq.cli.output import OutputForm, print_records
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, TableName
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, open_table, query_rows, sql_literal

@@ -19,7 +19,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from jobs.offset_view import BROKER_COLUMNS, LagTotal, OffsetView
+from pyspark_rocketmq.cli.offsets.records import BROKER_COLUMNS, LagTotal, OffsetView
 from pyspark_rocketmq.display import peer_text
 
 _MOST_WIDE: Final = 120

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from jobs.job_options import ReplaySettings
-from jobs.running import Shown, delta_place, spark_session, storage_secrets
+from pyspark_rocketmq.cli.options import ReplaySettings
+from pyspark_rocketmq.cli.running import Shown, delta_place, spark_session, storage_secrets
 from pyspark_rocketmq.replay.replay import Replay, ReplaySummary
 
 

@@ -16,11 +16,11 @@ from typing import Final
 import click
 from click.shell_completion import get_completion_class
 
-from jobs.cli_offsets import offsets
-from jobs.cli_parts import PROGRAM, JobCommand, JobGroup, open_console, settings_options
-from jobs.demo.settings import DemoSettings
-from jobs.job_options import ConsumeSettings, PublishSettings, ReplaySettings, TablesCompactSettings
-from jobs.settings import JobFailed, load_settings
+from pyspark_rocketmq.cli.offsets.commands import offsets
+from pyspark_rocketmq.cli.parts import PROGRAM, JobCommand, JobGroup, open_console, settings_options
+from pyspark_rocketmq.cli.demo.settings import DemoSettings
+from pyspark_rocketmq.cli.options import ConsumeSettings, PublishSettings, ReplaySettings, TablesCompactSettings
+from pyspark_rocketmq.cli.settings import JobFailed, load_settings
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, RocketMQError
 
@@ -39,7 +39,7 @@ def cli() -> None:
 def demo(conf: Path | None, pairs: Sequence[str]) -> None:
     """Produce ordered order events, consume them into a Delta table, check the result."""
     settings = load_settings(DemoSettings, "demo", conf, pairs)
-    import_module("jobs.demo.run").run_demo(settings, open_console())
+    import_module("pyspark_rocketmq.cli.demo.run").run_demo(settings, open_console())
 
 
 @cli.command(cls=JobCommand, settings=ConsumeSettings)
@@ -47,7 +47,7 @@ def demo(conf: Path | None, pairs: Sequence[str]) -> None:
 def consume(conf: Path | None, pairs: Sequence[str]) -> None:
     """Run a message listener as a streaming consumer into a Delta table."""
     settings = load_settings(ConsumeSettings, "consume", conf, pairs)
-    import_module("jobs.consume").consume(settings, open_console())
+    import_module("pyspark_rocketmq.cli.consume").consume(settings, open_console())
 
 
 @cli.command(cls=JobCommand, settings=ReplaySettings)
@@ -55,7 +55,7 @@ def consume(conf: Path | None, pairs: Sequence[str]) -> None:
 def replay(conf: Path | None, pairs: Sequence[str]) -> None:
     """Read queues again, into a Delta table or another topic, without touching any group's offsets."""
     settings = load_settings(ReplaySettings, "replay", conf, pairs)
-    import_module("jobs.replay").replay(settings, open_console())
+    import_module("pyspark_rocketmq.cli.replay").replay(settings, open_console())
 
 
 @cli.command(cls=JobCommand, settings=PublishSettings)
@@ -63,7 +63,7 @@ def replay(conf: Path | None, pairs: Sequence[str]) -> None:
 def publish(conf: Path | None, pairs: Sequence[str]) -> None:
     """Send the rows of a table or of files to a topic, in order by sharding key."""
     settings = load_settings(PublishSettings, "publish", conf, pairs)
-    import_module("jobs.publish").publish(settings, open_console())
+    import_module("pyspark_rocketmq.cli.publish").publish(settings, open_console())
 
 
 cli.add_command(offsets)
@@ -81,7 +81,7 @@ def tables() -> None:
 def compact(conf: Path | None, pairs: Sequence[str]) -> None:
     """Make few files of a Delta table's many; queries may write to it meanwhile."""
     settings = load_settings(TablesCompactSettings, "tables compact", conf, pairs)
-    import_module("jobs.tables_compact").compact_table(settings, open_console())
+    import_module("pyspark_rocketmq.cli.compact").compact_table(settings, open_console())
 
 
 @cli.command()

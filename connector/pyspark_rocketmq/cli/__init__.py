@@ -1,0 +1,3 @@
+"""The command line ``pyspark-rocketmq``."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""The commands ``pyspark-rocketmq offsets …``."""
+
+from __future__ import annotations
