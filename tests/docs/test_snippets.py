@@ -40,7 +40,7 @@ from tests.docs.pages import ROOT, Block, blocks
 from tests.docs.test_pages import JOB_CALL
 from tests.helpers.running import running
 from tests.helpers.wait import wait_until
-from tests.jobs.conftest import session
+from tests.cli.conftest import session
 from tests.postgres.server import Postgres
 
 __all__ = ["session"]

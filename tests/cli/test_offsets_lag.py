@@ -28,7 +28,7 @@ from pyspark_rocketmq.options.read import ReadOptions
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.sending import patient_producer
 from tests.helpers.wait import PATIENCE_S, wait_until
-from tests.jobs.test_offset_change import both_queues_of
+from tests.cli.test_offset_change import both_queues_of
 
 MESSAGES = 6
 PATIENCE_MS = int(PATIENCE_S * 1000)

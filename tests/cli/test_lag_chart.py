@@ -20,7 +20,7 @@ from tests.helpers.browser import Browser
 from tests.helpers.browser import browser as _browser
 from tests.helpers.sending import patient_producer
 from tests.helpers.wait import PATIENCE_S
-from tests.jobs.test_lag_history import Q0, Q1, moment
+from tests.cli.test_lag_history import Q0, Q1, moment
 
 browser = _browser
 MESSAGES = 6
