@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from broker_sim.cluster import SimCluster
-from pyspark_rocketmq.cli.options import OffsetsLagSettings
 from pyspark_rocketmq.cli.offsets.lag_chart import LagHistory, write_page, write_png
 from pyspark_rocketmq.cli.offsets.lag_samples import draw_lag, lag_history
+from pyspark_rocketmq.cli.options import OffsetsLagSettings
 from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.model import Message, MessageQueue, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
+from tests.cli.test_lag_history import Q0, Q1, moment
 from tests.helpers.browser import Browser
 from tests.helpers.browser import browser as _browser
 from tests.helpers.sending import patient_producer
 from tests.helpers.wait import PATIENCE_S
-from tests.cli.test_lag_history import Q0, Q1, moment
 
 browser = _browser
 MESSAGES = 6

@@ -20,11 +20,19 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from rich.console import Console
 
 from broker_sim.cluster import SimCluster
-from pyspark_rocketmq.cli.options import OffsetsChangeSettings
 from pyspark_rocketmq.cli.offsets.change import ChangeOptions, SinkWatermarks, accept_gap, clone, reset, skip
-from pyspark_rocketmq.cli.offsets.moves import AtTime, AtVersion, QueueChoice, ToBound, ToOffset, ToSink, ToTime
-from pyspark_rocketmq.cli.settings import JobFailed
+from pyspark_rocketmq.cli.offsets.moves import (
+    AtTime,
+    AtVersion,
+    QueueChoice,
+    ToBound,
+    ToOffset,
+    ToSink,
+    ToTime,
+)
+from pyspark_rocketmq.cli.options import OffsetsChangeSettings
 from pyspark_rocketmq.cli.output import OutputForm
+from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consumer.sink_offsets import check_sink
 from pyspark_rocketmq.errors import OptionError, SinkSetBack

@@ -11,11 +11,11 @@ import pytest
 from deltalake import DeltaTable
 from rich.console import Console
 
-from pyspark_rocketmq.cli.options import OffsetsShowSettings
 from pyspark_rocketmq.cli.offsets.records import view_offsets
 from pyspark_rocketmq.cli.offsets.show import print_offsets, show_offsets
-from pyspark_rocketmq.cli.settings import JobFailed
+from pyspark_rocketmq.cli.options import OffsetsShowSettings
 from pyspark_rocketmq.cli.output import OutputForm
+from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetRow, QueueCommit

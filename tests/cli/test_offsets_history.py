@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pyspark_rocketmq.cli.options import OffsetsHistorySettings
-from pyspark_rocketmq.cli.offsets.moves import AtVersion
 from pyspark_rocketmq.cli.offsets.history import Moments, show_diff, show_history
-from pyspark_rocketmq.cli.settings import JobFailed
+from pyspark_rocketmq.cli.offsets.moves import AtVersion
+from pyspark_rocketmq.cli.options import OffsetsHistorySettings
 from pyspark_rocketmq.cli.output import OutputForm
+from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore

@@ -13,22 +13,22 @@ import pytest
 from rich.console import Console
 
 from broker_sim.cluster import SimCluster
-from pyspark_rocketmq.cli.options import OffsetsLagSettings, OffsetsShowSettings
-from pyspark_rocketmq.cli.offsets.records import LagView
 from pyspark_rocketmq.cli.offsets.lag import look_at_lag, show_lag
+from pyspark_rocketmq.cli.offsets.records import LagView
 from pyspark_rocketmq.cli.offsets.show import show_offsets
-from pyspark_rocketmq.cli.settings import JobFailed
+from pyspark_rocketmq.cli.options import OffsetsLagSettings, OffsetsShowSettings
 from pyspark_rocketmq.cli.output import OutputForm
+from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.group.join import client_id, join_group, offset_key
 from pyspark_rocketmq.model import Message, MessageQueue, QueueState, retry_topic
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
+from tests.cli.test_offset_change import both_queues_of
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.sending import patient_producer
 from tests.helpers.wait import PATIENCE_S, wait_until
-from tests.cli.test_offset_change import both_queues_of
 
 MESSAGES = 6
 PATIENCE_MS = int(PATIENCE_S * 1000)

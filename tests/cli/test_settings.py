@@ -11,7 +11,13 @@ import pytest
 
 from pyspark_rocketmq.cli.consume import sink_of, with_storage
 from pyspark_rocketmq.cli.demo.settings import DemoSettings
-from pyspark_rocketmq.cli.options import ConsumeSettings, OffsetsLagSettings, OffsetsShowSettings, ReplaySettings, Trigger
+from pyspark_rocketmq.cli.options import (
+    ConsumeSettings,
+    OffsetsLagSettings,
+    OffsetsShowSettings,
+    ReplaySettings,
+    Trigger,
+)
 from pyspark_rocketmq.cli.settings import gather_texts, load_settings
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import ConsumeFromWhere

@@ -12,9 +12,9 @@ import click
 import pytest
 
 import pyspark_rocketmq
+from pyspark_rocketmq import errors
 from pyspark_rocketmq.cli.main import cli
 from pyspark_rocketmq.cli.parts import JobCommand
-from pyspark_rocketmq import errors
 from pyspark_rocketmq.options.declare import specs_of
 from pyspark_rocketmq.source.schema import spark_schema
 from tests.docs.pages import ROOT, Block, anchors, blocks, links, pages

@@ -26,21 +26,21 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's usual name
 
+import pyspark_rocketmq as rmq
 import pyspark_rocketmq.cli.consume
 import pyspark_rocketmq.cli.publish
 import pyspark_rocketmq.cli.replay
-import pyspark_rocketmq as rmq
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.cli import running as stop_signals
 from pyspark_rocketmq.cli.main import main
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.model import Message
+from tests.cli.conftest import session
 from tests.docs.pages import ROOT, Block, blocks
 from tests.docs.test_pages import JOB_CALL
 from tests.helpers.running import running
 from tests.helpers.wait import wait_until
-from tests.cli.conftest import session
 from tests.postgres.server import Postgres
 
 __all__ = ["session"]
@@ -283,7 +283,9 @@ def run(words: list[str], shop: Shop) -> str:
 def in_this_session(session: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs run on the test's session, whose JVM keeps its signals."""
     # What the fixture has put there.
-    monkeypatch.setattr(pyspark_rocketmq.cli.consume, "spark_session", vars(pyspark_rocketmq.cli.publish)["spark_session"])
+    monkeypatch.setattr(
+        pyspark_rocketmq.cli.consume, "spark_session", vars(pyspark_rocketmq.cli.publish)["spark_session"]
+    )
     monkeypatch.setattr(stop_signals, "_take_from_jvm", lambda spark: None)
 
 

@@ -25,8 +25,8 @@ from deltalake.transaction import AddAction, RemoveAction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.cli.main import main
 from pyspark_rocketmq import DeltaOffsetStore, DeltaSink
+from pyspark_rocketmq.cli.main import main
 from pyspark_rocketmq.delta.log import LogFiles
 from pyspark_rocketmq.sinks import compaction, delta_table
 from pyspark_rocketmq.sinks.compaction import (

@@ -16,10 +16,15 @@ from typing import Final
 import click
 from click.shell_completion import get_completion_class
 
-from pyspark_rocketmq.cli.offsets.commands import offsets
-from pyspark_rocketmq.cli.parts import PROGRAM, JobCommand, JobGroup, open_console, settings_options
 from pyspark_rocketmq.cli.demo.settings import DemoSettings
-from pyspark_rocketmq.cli.options import ConsumeSettings, PublishSettings, ReplaySettings, TablesCompactSettings
+from pyspark_rocketmq.cli.offsets.commands import offsets
+from pyspark_rocketmq.cli.options import (
+    ConsumeSettings,
+    PublishSettings,
+    ReplaySettings,
+    TablesCompactSettings,
+)
+from pyspark_rocketmq.cli.parts import PROGRAM, JobCommand, JobGroup, open_console, settings_options
 from pyspark_rocketmq.cli.settings import JobFailed, load_settings
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, RocketMQError

@@ -10,8 +10,8 @@ from typing import Any, Final, TypeVar
 import click
 from rich.console import Console
 
-from pyspark_rocketmq.cli.settings import ClusterAccess
 from pyspark_rocketmq.cli.output import OutputForm
+from pyspark_rocketmq.cli.settings import ClusterAccess
 from pyspark_rocketmq.options.declare import OptionSet, OptionSpec, specs_of
 from pyspark_rocketmq.options.parsers import closest
 

@@ -23,10 +23,16 @@ from typing import IO
 from rich.console import Console
 
 import pyspark_rocketmq as rmq
-from pyspark_rocketmq.cli.offsets.cluster import broker_bounds
 from pyspark_rocketmq.cli.demo.orders import OUTPUT_SCHEMA, on_order, order_events, send_events
-from pyspark_rocketmq.cli.demo.report import check_orders, print_findings, print_head, read_orders, verdict_line
+from pyspark_rocketmq.cli.demo.report import (
+    check_orders,
+    print_findings,
+    print_head,
+    read_orders,
+    verdict_line,
+)
 from pyspark_rocketmq.cli.demo.settings import DemoSettings
+from pyspark_rocketmq.cli.offsets.cluster import broker_bounds
 from pyspark_rocketmq.cli.offsets.records import view_offsets
 from pyspark_rocketmq.cli.offsets.show import print_offsets
 from pyspark_rocketmq.cli.running import RowCounter, await_query, progress_bar, spark_session

@@ -21,7 +21,7 @@ from deltalake.exceptions import TableNotFoundError
 from rich.console import Console
 
 from pyspark_rocketmq.cli.offsets.cluster import ClusterInspector, members_holding
-from pyspark_rocketmq.cli.options import OffsetsChangeSettings
+from pyspark_rocketmq.cli.offsets.groups import StoredGroup, open_group
 from pyspark_rocketmq.cli.offsets.moves import (
     EARLIEST,
     AtTime,
@@ -41,9 +41,9 @@ from pyspark_rocketmq.cli.offsets.moves import (
     refusal,
     skipped,
 )
-from pyspark_rocketmq.cli.settings import JobFailed
-from pyspark_rocketmq.cli.offsets.groups import StoredGroup, open_group
+from pyspark_rocketmq.cli.options import OffsetsChangeSettings
 from pyspark_rocketmq.cli.output import OutputForm, print_records
+from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, TableName
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, open_table, query_rows, sql_literal

@@ -11,16 +11,23 @@ from typing import Any, Final
 
 import click
 
-from pyspark_rocketmq.cli.parts import CallableT, JobCommand, JobGroup, open_console, output_options, settings_options
+from pyspark_rocketmq.cli.offsets.moves import QueueChoice, parse_moment, parse_queue, parse_target
 from pyspark_rocketmq.cli.options import (
     OffsetsChangeSettings,
     OffsetsHistorySettings,
     OffsetsLagSettings,
     OffsetsShowSettings,
 )
-from pyspark_rocketmq.cli.offsets.moves import QueueChoice, parse_moment, parse_queue, parse_target
-from pyspark_rocketmq.cli.settings import load_settings
 from pyspark_rocketmq.cli.output import OutputForm
+from pyspark_rocketmq.cli.parts import (
+    CallableT,
+    JobCommand,
+    JobGroup,
+    open_console,
+    output_options,
+    settings_options,
+)
+from pyspark_rocketmq.cli.settings import load_settings
 
 _STORE: Final = "--option offsetStore=/lake/_offsets"
 _CONF: Final = "--conf order-etl.toml"
@@ -116,7 +123,9 @@ def offsets() -> None:
 def show(conf: Path | None, pairs: Sequence[str], output: str) -> None:
     """Print the progress of consumer groups."""
     settings = load_settings(OffsetsShowSettings, "offsets show", conf, pairs)
-    import_module("pyspark_rocketmq.cli.offsets.show").show_offsets(settings, open_console(), OutputForm(output))
+    import_module("pyspark_rocketmq.cli.offsets.show").show_offsets(
+        settings, open_console(), OutputForm(output)
+    )
 
 
 @offsets.command(
@@ -198,7 +207,9 @@ def reset(
         raise click.UsageError("Say where to: one of --to and --as-of.")
     settings = load_settings(OffsetsChangeSettings, "offsets reset", conf, pairs)
     options = replace(options, is_new_group=is_new_group)
-    import_module("pyspark_rocketmq.cli.offsets.change").reset(settings, target or moment, options, open_console())
+    import_module("pyspark_rocketmq.cli.offsets.change").reset(
+        settings, target or moment, options, open_console()
+    )
 
 
 @offsets.command(
@@ -253,7 +264,9 @@ def clone(conf: Path | None, pairs: Sequence[str], source: str, options: Any) ->
 def history(conf: Path | None, pairs: Sequence[str], output: str, limit: int) -> None:
     """Print the changes of a group that can be gone back to, the newest first."""
     settings = load_settings(OffsetsHistorySettings, "offsets history", conf, pairs)
-    import_module("pyspark_rocketmq.cli.offsets.history").show_history(settings, limit, OutputForm(output), open_console())
+    import_module("pyspark_rocketmq.cli.offsets.history").show_history(
+        settings, limit, OutputForm(output), open_console()
+    )
 
 
 @offsets.command(

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from pyspark_rocketmq.cli.options import OffsetsHistorySettings
+from pyspark_rocketmq.cli.offsets.groups import open_group
 from pyspark_rocketmq.cli.offsets.moves import AtTime, AtVersion
 from pyspark_rocketmq.cli.offsets.records import iso
-from pyspark_rocketmq.cli.offsets.groups import open_group
+from pyspark_rocketmq.cli.options import OffsetsHistorySettings
 from pyspark_rocketmq.cli.output import OutputForm, print_records
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.history import StoredChange

@@ -14,9 +14,9 @@ from functools import partial
 from rich.console import Console
 
 from pyspark_rocketmq.cli.offsets.cluster import CALLS_AT_ONCE, ClusterInspector
-from pyspark_rocketmq.cli.options import OffsetsLagSettings
-from pyspark_rocketmq.cli.offsets.records import LAG_COLUMNS, LagView, holder_of, totals
 from pyspark_rocketmq.cli.offsets.groups import read_groups
+from pyspark_rocketmq.cli.offsets.records import LAG_COLUMNS, LagView, holder_of, totals
+from pyspark_rocketmq.cli.options import OffsetsLagSettings
 from pyspark_rocketmq.cli.output import OutputForm, lag_table, print_csv, print_json, totals_table
 from pyspark_rocketmq.client.cluster import run_concurrently, stored_at_s
 from pyspark_rocketmq.clock import Clock, SystemClock

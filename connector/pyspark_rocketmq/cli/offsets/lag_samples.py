@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from pyspark_rocketmq.cli.offsets.cluster import ClusterInspector
-from pyspark_rocketmq.cli.options import OffsetsLagSettings
-from pyspark_rocketmq.cli.offsets.lag_chart import LagHistory, moments_at, sample_times
-from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.cli.offsets.groups import StoredGroup, open_group
+from pyspark_rocketmq.cli.offsets.lag_chart import LagHistory, moments_at, sample_times
+from pyspark_rocketmq.cli.options import OffsetsLagSettings
+from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.model import MessageQueue, dlq_topic
 from pyspark_rocketmq.offsets.history import Moment, StoredChange

@@ -8,9 +8,9 @@ from itertools import groupby
 from rich.console import Console
 
 from pyspark_rocketmq.cli.offsets.cluster import ClusterInspector
-from pyspark_rocketmq.cli.options import OffsetsShowSettings
-from pyspark_rocketmq.cli.offsets.records import OffsetView, view_offsets
 from pyspark_rocketmq.cli.offsets.groups import GroupRows, read_groups
+from pyspark_rocketmq.cli.offsets.records import OffsetView, view_offsets
+from pyspark_rocketmq.cli.options import OffsetsShowSettings
 from pyspark_rocketmq.cli.output import OutputForm, offset_table, print_csv, print_json
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
