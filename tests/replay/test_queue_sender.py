@@ -4,16 +4,29 @@ whatever becomes of requests and of the sender before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Never
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any, Never, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed, RequestTimeout, RocketMQError, SystemBusy
-from pyspark_rocketmq.model import Message
-from pyspark_rocketmq.replay.tasks import QueueSender
+from pyspark_rocketmq.errors import (
+    BatchRefused,
+    ChannelClosed,
+    ConnectFailed,
+    MessageRefused,
+    RequestTimeout,
+    RocketMQError,
+    SystemBusy,
+)
+from pyspark_rocketmq.model import Message, MessageQueue, QueueRange, SendStatus
+from pyspark_rocketmq.replay.ranges import Sending
+from pyspark_rocketmq.replay.tasks import QueueSender, Resending, TargetQueue
+from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.messages import decode_batch
+from pyspark_rocketmq.wire.requests.send import EncodedBatch, SendResult
 from tests.helpers.fake_clock import FakeClock
 
 SETTLE_S = 3.0
@@ -166,3 +179,63 @@ def test_permanent_errors_surface() -> None:
 
     with pytest.raises(RocketMQError, match="too large"):
         sender.put(ROWS)
+
+
+COPY = MessageQueue("copy", "a", 0)
+
+
+class SmallBroker:
+    """A producer whose broker takes ``most`` messages in a request, and does with these as its script says."""
+
+    def __init__(self, target: Target, *, most: int, takes_batches: bool) -> None:
+        self._target = target
+        self._most = most
+        self._takes_batches = takes_batches
+
+    def send_encoded(self, batch: EncodedBatch, on_result: Callable[[object], None]) -> None:
+        messages = [Message(topic="copy", body=member.body) for member in decode_batch(batch.body)]
+        illegal = int(ResponseCode.MESSAGE_ILLEGAL)
+        if not self._takes_batches:
+            on_result(BatchRefused(illegal, "no batches"))
+        elif len(messages) > self._most:
+            on_result(MessageRefused(illegal, "size exceeded"))
+        else:
+            on_result(self._outcome(messages))
+
+    def send_as_stored(
+        self, message: Message, queue: MessageQueue, sys_flag: int, on_result: Callable[[object], None]
+    ) -> None:
+        on_result(self._outcome([message]))
+
+    def _outcome(self, messages: Sequence[Message]) -> SendResult | RocketMQError:
+        try:
+            self._target.send(messages)
+        except RocketMQError as error:
+            return error
+        return SendResult(
+            status=SendStatus.SEND_OK, msg_id="id", offset_msg_id="id", queue=COPY, queue_offset=0
+        )
+
+
+@given(st.lists(OUTCOMES, max_size=12), st.integers(1, 12), st.integers(1, 12), st.booleans())
+@example(["stored", "away"], 4, 2, True)
+@example(["stored", "away"], 3, 3, False)
+def test_a_batch_that_goes_in_parts_is_stored_once_whatever_becomes_of_each(
+    script: list[str], size: int, most: int, takes_batches: bool
+) -> None:
+    """H3, L8: a part is stored, and no connection can be made for the next one."""
+    clock = FakeClock()
+    target = Target(script, clock)
+    source = QueueRange.between(MessageQueue("orders", "a", 0), 100, 130)
+    sending = Sending(run="r", source=source, target=COPY, target_offset=0)
+    part = cast("Resending", SimpleNamespace(sending=sending))
+    producer: Any = SmallBroker(target, most=most, takes_batches=takes_batches)
+    queue = TargetQueue(part, producer, SETTLE_S)
+    sender = QueueSender(
+        queue.send, target.stored_until, clock, clock.advance, what="orders/0 into copy/0",
+        is_repeated=False, settle_s=SETTLE_S, retry_timeout_s=1e6,
+    )  # fmt: skip
+
+    send_all(sender, size)
+
+    assert target.stored == BODIES

@@ -71,10 +71,10 @@ class QueueSender:
     ) -> None:
         """Send nothing yet.
 
-        ``what`` names range and target for errors; ``send`` stores messages, all or none, or raises;
-        ``stored_until`` reads from the target the first source offset that is not stored. ``is_repeated``: an
-        earlier attempt of the task may have sent a part of the range. ``settle_s``: how long a request that
-        timed out may still be on its way.
+        ``what`` names range and target for errors. ``send`` stores messages or raises: ``ConnectFailed`` if
+        it sent nothing, another error if some may be stored. ``stored_until`` reads from the target the first
+        source offset that is not stored. ``is_repeated``: an earlier attempt of the task may have sent a part
+        of the range. ``settle_s``: how long a request that timed out may still be on its way.
         """
         self._send = send
         self._read_stored_until = stored_until
@@ -286,7 +286,7 @@ class TargetQueue:
         The result is that of the first message, with the status of one that is stored less durably.
         """
         if len(messages) > 1 and not self._takes_batches:
-            return _together([self.store([message]) for message in messages])
+            return self._store_in_turn([[message] for message in messages])
         target = self._sending.target
         outcome = self._outcome(messages)
         if isinstance(outcome, BatchRefused):
@@ -294,7 +294,7 @@ class TargetQueue:
             return self.store(messages)
         if len(messages) > 1 and isinstance(outcome, RocketMQError) and is_too_large(outcome):
             middle = len(messages) // 2
-            return _together([self.store(messages[:middle]), self.store(messages[middle:])])
+            return self._store_in_turn([messages[:middle], messages[middle:]])
         if isinstance(outcome, BrokerError) and outcome.code == ResponseCode.MESSAGE_ILLEGAL:
             origins = ", ".join(message.properties[REPLAYED_FROM] for message in (messages[0], messages[-1]))
             raise RocketMQError(
@@ -305,6 +305,26 @@ class TargetQueue:
         if isinstance(outcome, RocketMQError):
             raise outcome
         return outcome
+
+    def _store_in_turn(self, parts: Sequence[Sequence[Message]]) -> SendResult:
+        """Store the parts of a batch, each in a request of its own.
+
+        Raises:
+            RocketMQError: If one is not stored; no ``ConnectFailed`` behind a part that is stored, since that
+                error means that nothing was sent.
+        """
+        results: list[SendResult] = []
+        for part in parts:
+            try:
+                results.append(self.store(part))
+            except ConnectFailed as error:
+                if not results:
+                    raise
+                raise TransportError(
+                    error.address, f"a part of a batch was stored, then no connection could be made: {error}"
+                ) from error
+        less_durable = (one.status for one in results if one.status is not SendStatus.SEND_OK)
+        return replace(results[0], status=next(less_durable, SendStatus.SEND_OK))
 
     def _outcome(self, messages: Sequence[Message]) -> SendResult | RocketMQError:
         outcomes: SimpleQueue[SendResult | RocketMQError] = SimpleQueue()
@@ -339,11 +359,6 @@ class TargetQueue:
             if whole and stored.sys_flag & MessageSysFlag.COMPRESSED and stored.body != message.body:
                 return replace(message, body=stored.body), stored.sys_flag & _COMPRESSION
         return message, 0
-
-
-def _together(results: Sequence[SendResult]) -> SendResult:
-    less_durable = (one.status for one in results if one.status is not SendStatus.SEND_OK)
-    return replace(results[0], status=next(less_durable, SendStatus.SEND_OK))
 
 
 def _messages(rows: pa.RecordBatch, sending: Sending) -> list[Message]:
