@@ -19,6 +19,7 @@ from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.call_pool import CallPool
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentRun
 from pyspark_rocketmq.errors import ListenerError, RequestTimeout
+from pyspark_rocketmq.listeners import calls
 from pyspark_rocketmq.listeners import event_loop as listener_loop
 from pyspark_rocketmq.listeners.calls import (
     CallEnded,
@@ -448,6 +449,35 @@ class Meeting:
             await self._async_barrier.wait()
         context.emit(name=str(messages[0].queue_offset))
         return SUCCESS
+
+
+def test_a_range_that_has_ended_leaves_the_loop_to_one_whose_call_blocks_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """E1: connections that the listener has opened on the loop would be useless on another one."""
+    monkeypatch.setattr(calls, "_LOOP_END_S", 0.05)
+    ended, other = LoopWorkers(), LoopWorkers()
+    is_blocked, release = threading.Event(), threading.Event()
+
+    async def quick() -> bool:
+        return False
+
+    async def blocking() -> bool:
+        is_blocked.set()
+        release.wait(PATIENCE_S)
+        return False
+
+    ended.call(1, quick)
+    assert ended.next_event(PATIENCE_S) == CallEnded(1)
+    loop = listener_loop.listener_loop()
+    other.call(1, blocking)
+    assert is_blocked.wait(PATIENCE_S)
+    try:
+        ended.close()
+        assert listener_loop.listener_loop() is loop
+    finally:
+        release.set()
+        other.close()
 
 
 @pytest.mark.parametrize("kind", ["in_threads", "in_loop"])

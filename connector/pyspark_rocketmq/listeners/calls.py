@@ -247,7 +247,7 @@ class LoopWorkers(ListenerWorkers):
         super().__init__()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        """Only the loop's thread touches them."""
+        """Calls that have not ended; changed only by the loop's thread."""
         self._wanted: deque[tuple[int, Callable[[], Settling]]] = deque()
         """Calls that the loop shall begin."""
         self._is_woken = False
@@ -273,12 +273,14 @@ class LoopWorkers(ListenerWorkers):
     def close(self) -> None:
         """See :class:`ListenerWorkers`."""
         super().close()
-        if self._loop is None:
+        if self._loop is None or not (self._tasks or self._wanted):
             return
         try:
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(2 * _LOOP_END_S)
         except TimeoutError:
-            leave_loop_if_blocked(self._loop, _LOOP_END_S)
+            # Calls of other ranges may block the loop: they end by themselves, and need it.
+            if self._tasks:
+                leave_loop_if_blocked(self._loop, _LOOP_END_S)
 
     def _begin_wanted(self, loop: asyncio.AbstractEventLoop) -> None:
         # First: a call that is added later wakes the loop again.
