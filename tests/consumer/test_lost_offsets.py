@@ -128,6 +128,31 @@ def test_a_group_whose_offsets_were_lost_remembers_the_newest_messages_of_its_si
     assert found == {Q0: "[6,1006,384]", Q1: "[1,0,-1]"}
 
 
+def test_a_kill_after_offsets_were_made_from_the_sink_does_not_hide_its_newest_messages(
+    sink: DeltaSink, store: DeltaOffsetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F4, H10: the rows are there and as far as the sink, and nothing says that they were made from it."""
+    with_newest(sink, {Q0: 7}, {Q0: "[6,1006,384]"})
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaOffsetStore, "note_sinks", killed)
+        with pytest.raises(KeyboardInterrupt):
+            seed_offsets_from_sink(store, sink, GROUP)
+    seed_offsets_from_sink(store, sink, GROUP)
+    note_sink_ahead(store, sink, GROUP)
+
+    found = store.read(GROUP)
+    assert {queue: row.state.last_message for queue, row in found.items()} == {
+        Q0: "[6,1006,384]",
+        Q1: "[1,0,-1]",
+    }
+    note_sink_ahead(store, sink, GROUP)
+    assert store.read(GROUP) == found
+
+
 def consumed(store: DeltaOffsetStore, sink: DeltaSink, next_offset: int, last_message: str) -> int:
     """Queue 0 as after a batch; its epoch."""
     row = store.claim(GROUP, "one", {Q0: 0})[Q0]

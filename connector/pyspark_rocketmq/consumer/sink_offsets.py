@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 
 from pyspark_rocketmq.model import MessageQueue
-from pyspark_rocketmq.offsets.store import OffsetStore
+from pyspark_rocketmq.offsets.store import CLAIMED, OffsetRow, OffsetStore
 from pyspark_rocketmq.sinks.base import Sink
 from pyspark_rocketmq.sinks.multi import Route, one_sink
 from pyspark_rocketmq.sinks.standing import (
@@ -44,9 +44,8 @@ def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) 
     starts = {key.queue: offset for key, offset in watermarks.items()}
     generations = {key.queue: key.number for key in watermarks}
     store.claim(consumer_group, "", starts, generations)
-    standings = sink.standings(consumer_group, generations)
     # What is consumed next may have other messages before it than the sink's newest ones.
-    store.note_sinks(consumer_group, records_of(generations, starts, standings))
+    note_sink_ahead(store, sink, consumer_group)
     logger.warning(
         "the offset store has nothing of group %s, whose rows are in the sink: going on where the sink is, "
         "not where consume_from_where says; to consume messages again, reset the group store=%r sink=%s %s",
@@ -117,8 +116,9 @@ def reset_to_sink(
 def note_sink_ahead(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
     """Store the newest messages of a sink that is ahead of the group's offsets, for planners to look at.
 
-    So it is after a kill between data and offsets, and after an offset store was put back to an earlier
-    state. The broker may have lost these messages since, and others may be under their offsets.
+    So it is after a kill between data and offsets, after an offset store was put back to an earlier state,
+    and where the offsets were made from the sink. The broker may have lost these messages since, and others
+    may be under their offsets.
 
     Raises:
         OffsetError: If the sink's log cannot be read.
@@ -134,12 +134,20 @@ def note_sink_ahead(store: OffsetStore, sink: Sink, consumer_group: str) -> None
     generations |= {key.queue: key.number for key in later}
     standings = sink.standings(consumer_group, generations)
     begun_again = {key.queue: offset for key, offset in later.items()}
-    records = ahead_of(rows, standings) | records_of(generations, begun_again, standings)
-    if not records:
+    # A kill may have come before their messages were noted.
+    made_from_sink = {queue: row.next_offset for queue, row in rows.items() if _is_made_from_sink(row)}
+    records = records_of(generations, made_from_sink, standings) | ahead_of(rows, standings)
+    records |= records_of(generations, begun_again, standings)
+    noted = store.note_sinks(consumer_group, records) if records else {}
+    if not noted:
         return
-    noted = store.note_sinks(consumer_group, records)
     logger.info(
         "the sink is ahead of the offsets, the messages before its watermarks are looked at group=%s %s",
         consumer_group,
         " ".join(f"{queue}={records[queue].next_offset}" for queue in sorted(noted)),
     )
+
+
+def _is_made_from_sink(row: OffsetRow) -> bool:
+    """Whether no member has claimed a row since :func:`seed_offsets_from_sink` made it."""
+    return not row.owner and row.batch_id == CLAIMED
