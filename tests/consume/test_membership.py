@@ -418,6 +418,34 @@ class TestStop:
         assert driver.machine.due(left_at_s - 0.1) == [Unregister()]
         assert kinds(driver.machine.due(left_at_s)) == [Unlock, Unlock]
 
+    def test_locks_are_renewed_for_as_long_as_the_last_calls_may_last(self, driver: Driver) -> None:
+        """H11, C2: with a long spark.python.task.killTimeout; the broker lets a lock go after 60 s."""
+        plan_of(driver, QUEUES)
+        driver.machine.free(1, QUEUES[:2], driver.now_s)
+        driver.machine.stop(driver.now_s, calls_end_s=100.0)
+        assert kinds(driver.work()) == [Unregister, Unlock]
+
+        renewed = []
+        for second in range(1, 100):
+            for action in driver.after(1.0):
+                assert action == Lock("b", frozenset(QUEUES[2:]))
+                renewed.append(second)
+
+        assert renewed == [20, 40, 60, 80]
+        assert driver.after(1.0) == [Unlock("b", frozenset(QUEUES[2:]))]
+
+    def test_a_member_without_locks_is_listed_for_as_long_as_its_last_calls_may_last(self) -> None:
+        """H11, E1: brokers forget one that sends no heartbeat for two minutes."""
+        driver = Driver(needs_locks=False)
+        driver.work()
+        plan_of(driver, QUEUES)
+        driver.machine.stop(driver.now_s, calls_end_s=100.0)
+
+        sent = [second for second in range(1, 100) for action in driver.after(1.0) if action == Heartbeat()]
+
+        assert sent == [30, 60, 90]
+        assert driver.after(1.0) == [Unregister()]
+
     def test_a_member_without_locks_unregisters_after_its_last_call(self) -> None:
         """H11, E1: others take its queues as soon as it is gone from the list."""
         driver = Driver(needs_locks=False)

@@ -360,7 +360,8 @@ class Membership:
     def next_due_s(self) -> float:
         """When to call :meth:`due` again if nothing happens before; never without a route."""
         if self._leave_at_s is not None:
-            return self._leave_at_s
+            kept_until_s = self._renew_at_s if self._needs_locks else self._heartbeat_at_s
+            return min(self._leave_at_s, kept_until_s)
         if not self._queues:
             return inf
         moments = [self._heartbeat_at_s, self._renew_at_s]
@@ -536,11 +537,16 @@ class Membership:
         is_renewal = now_s >= self._renew_at_s
         if is_renewal:
             self._renew_at_s = now_s + self._timing.lock_renewal_s if self._ownerships else inf
+        takes_more = self._leave_at_s is None
         wanted = {
             queue
             for queue, phase in self._phases.items()
             if queue not in self._asked
-            and (now_s >= self._retry_at_s.get(queue, 0.0) if phase is Phase.WANTED else is_renewal)
+            and (
+                takes_more and now_s >= self._retry_at_s.get(queue, 0.0)
+                if phase is Phase.WANTED
+                else is_renewal
+            )
         }
         self._asked |= dict.fromkeys(wanted, now_s)
         return [Lock(*each) for each in _by_broker(wanted)]
@@ -551,11 +557,18 @@ class Membership:
         return [Unlock(*each) for each in _by_broker(free)]
 
     def _actions_before_last(self, now_s: float) -> list[GroupAction]:
-        """Give back what the plan under way does not hold, or holds no more."""
+        """Give back what the plan under way does not hold, or holds no more; keep the rest.
+
+        Spark may be told to let calls go on for longer than a lock or a membership lasts.
+        """
         for queue in [queue for queue in self._phases if queue not in self._planned]:
             self._happened(queue, OwnershipEvent.TAKEN_AWAY, now_s)
-        first = self._unregister_actions() if self._needs_locks else []
-        return first + self._unlock_actions()
+        if self._needs_locks:
+            return self._unregister_actions() + self._unlock_actions() + self._lock_actions(now_s)
+        if now_s < self._heartbeat_at_s or not self._is_registered:
+            return []
+        self._heartbeat_at_s = now_s + self._timing.heartbeat_s
+        return [Heartbeat()]
 
     def _last_actions(self) -> list[GroupAction]:
         held = self._ownerships.keys() | self._unlocks | self._asked.keys() if self._needs_locks else ()
