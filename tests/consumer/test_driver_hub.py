@@ -25,7 +25,7 @@ A, B = (MessageQueue("T", "broker-a", number) for number in range(2))
 class Query:
     """A hub with a planner, and the store's epochs."""
 
-    def __init__(self) -> None:
+    def __init__(self, calls_end_s: float = 0.1) -> None:
         self.epochs = {A: 1, B: 1}
         self.slots = Slots(2, 2)
         self.heard: list[Message] = []
@@ -37,7 +37,7 @@ class Query:
             read_epochs=lambda: dict(self.epochs),
             clock=SystemClock(),
             look_every_s=0.02,
-            calls_end_s=0.1,
+            calls_end_s=calls_end_s,
         )
         self.planner = HubClient(
             HubAddress.parse(self.hub.secret),
@@ -135,6 +135,29 @@ def test_the_planner_hears_of_a_batch_once_the_brokers_have_its_offsets(query: Q
     assert not query.is_told("over")
     is_shown.set()
     wait_until(lambda: query.is_told("over"), PATIENCE_S, reason="The batch's end")
+
+
+def test_the_planner_hears_of_the_last_batch_of_a_query_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B7, H11: it keeps its locks until then, and the brokers were slow with the batch before."""
+    monkeypatch.setattr(task_client, "_connections", {})
+    query = Query(calls_end_s=PATIENCE_S)
+    are_offsets_shown = threading.Event()
+
+    def wait() -> None:
+        are_offsets_shown.wait(PATIENCE_S)
+
+    try:
+        for _ in range(2):
+            query.begin([])
+            query.hub.over(query.hub.end(could_ask=True).plan, wait)
+        query.hub.close()
+        wait_until(lambda: query.hub._over.qsize() == 2, reason="The end of the hub's threads")
+        are_offsets_shown.set()
+
+        wait_until(lambda: [said["type"] for said in query.heard].count("over") == 2, reason="The last batch")
+    finally:
+        are_offsets_shown.set()
+        query.planner.close()
 
 
 def test_a_queue_that_is_reset_while_a_batch_takes_long_is_dropped(query: Query) -> None:

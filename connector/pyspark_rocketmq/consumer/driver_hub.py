@@ -81,6 +81,8 @@ class DriverHub:
         self._calls_end_s = calls_end_s
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._over: SimpleQueue[tuple[int, Callable[[], None]] | None] = SimpleQueue()
+        self._newest_over = 0
+        """The plan of the newest batch that is over."""
         self._commit: Callable[[Part], None] | None = None
         """Of the batch under way."""
         self._left: list[Part] = []
@@ -179,8 +181,10 @@ class DriverHub:
 
     def over(self, plan: int, is_shown: Callable[[], None]) -> None:
         """Notify the planner that a batch is committed or dropped, once ``is_shown`` has returned."""
-        self._has_no_batch.set()
+        self._newest_over = plan
+        # In this order: the thread may be told to end as soon as there is no batch.
         self._over.put((plan, is_shown))
+        self._has_no_batch.set()
 
     def failed(self) -> None:
         """A batch could not be committed: its query ends."""
@@ -222,10 +226,10 @@ class DriverHub:
 
     def _run_over(self) -> None:
         while (over := self._over.get()) is not None:
-            if not self._over.empty():
+            plan, is_shown = over
+            if plan < self._newest_over:
                 # Only the newest plan matters.
                 continue
-            plan, is_shown = over
             try:
                 is_shown()
             except Exception:
