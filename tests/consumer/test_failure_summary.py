@@ -91,6 +91,17 @@ def test_what_refuses_dead_letters_is_reported_until_they_are_sent() -> None:
     assert reported == [no_permission, f"{no_permission} So it is with 1 more queue.", ""]
 
 
+def test_a_refusal_in_a_queue_that_is_another_members_by_now_holds_up_nobody_here() -> None:
+    """D6, B5"""
+    reported: list[str] = []
+    refused = RefusedLetters(reported.append)
+
+    refused(report(ack(Q1, refused="No permission.")))
+    refused(report(ack(Q0), own=(Q0, Q2)))
+
+    assert reported == ["No broker took a message that was given up: No permission.", ""]
+
+
 def test_it_says_so_at_once_and_then_now_and_then() -> None:
     """D5"""
     clock = FakeClock()

@@ -119,6 +119,8 @@ class RefusedLetters:
             self._refused.pop(ack.queue, None)
             if ack.refused_letter:
                 self._refused[ack.queue] = ack.refused_letter
+        own = {row.queue for row in report.offsets}
+        self._refused = {queue: reason for queue, reason in self._refused.items() if queue in own}
         if self._refused != before:
             self._report(self._sentence())
 
