@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from typing import Any
+
 import pytest
 
 from pyspark_rocketmq.errors import (
@@ -16,6 +19,7 @@ from pyspark_rocketmq.errors import (
     SystemBusy,
 )
 from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
 from pyspark_rocketmq.options.positions import LATEST
 from tests.source.test_checkpoint_generations import Stream
 from tests.source.test_planner import A0, B0, Planning
@@ -278,3 +282,30 @@ def test_a_drain_does_not_end_before_a_topic_that_waits_for_all_brokers_is_begun
 
     planning.on_pause.append(planning.view.down.clear)
     assert planning.next() == [(payments, 0, 3)]
+
+
+class AtBrokers:
+    """Offsets of group ``g``, kept by its brokers only."""
+
+    consumer_group = "g"
+
+    def __init__(self) -> None:
+        self.offsets: dict[MessageQueue, int] = {}
+
+    def read(self, queues: Collection[MessageQueue] | None = None) -> Mapping[MessageQueue, int]:
+        return dict(self.offsets)
+
+    def write(self, next_offsets: Mapping[MessageQueue, int]) -> None:
+        self.offsets |= next_offsets
+
+
+def test_a_group_whose_offsets_only_brokers_keep_has_worked_once_a_queue_has_gone_on() -> None:
+    """A8: brokers remember no message, and its tasks would end at an answer that nobody explains."""
+    store: Any = BrokerOffsetStore(AtBrokers())
+    planning = Planning({A0: (0, 4), B0: (0, 4)}, group=True, store=store)
+
+    assert planning.next() == [(A0, 0, 4), (B0, 0, 4)]
+    assert not planning.planner.has_worked
+    planning.commit(B0, 2)
+    planning.next()
+    assert planning.planner.has_worked

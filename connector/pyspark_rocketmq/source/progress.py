@@ -240,6 +240,10 @@ class GroupProgress:
         self._reading: Future[dict[MessageQueue, OffsetRow]] | None = None
         self._rows: dict[MessageQueue, OffsetRow] = {}
         """As of the last look at the store."""
+        self._first_offsets: dict[MessageQueue, int] = {}
+        """Where queues were when this process saw them first."""
+        self._has_moved = False
+        """Whether one has gone on since."""
 
     def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:  # noqa: ARG002 - the protocol's
         """Nothing: a group's positions are in its offset store."""
@@ -296,14 +300,22 @@ class GroupProgress:
         progress = _without(progress, waiting)
         self._report_waiting(waiting)
         self._look_for_resets(progress, snapshot)
+        if not self._has_moved:
+            self._has_moved = any(
+                row.next_offset > self._first_offsets.setdefault(queue, row.next_offset)
+                for queue, row in progress.items()
+            )
         states = {queue: row.state for queue, row in progress.items()}
         self._stuck.look(states, snapshot.bounds, self._clock.now_s())
         return states | {queue: row.state for queue, row in self._at_slaves(rows, snapshot).items()}
 
     @property
     def has_worked(self) -> bool:
-        """Whether the group has consumed a message, or seen one that it passed over."""
-        return any(row.state.last_message for row in self._rows.values())
+        """Whether the group has consumed a message, or seen one that it passed over.
+
+        Brokers, as a store, remember none, so a queue that has gone on in this process shows it, too.
+        """
+        return self._has_moved or any(row.state.last_message for row in self._rows.values())
 
     def _report_waiting(self, waiting: Mapping[MessageQueue, RocketMQError]) -> None:
         """Log each queue that is left out, once for each error."""
