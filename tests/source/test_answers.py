@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from broker_sim.cluster import SimCluster
 from broker_sim.faults import FaultScript
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.answers import Reaction, Use, reaction
 from pyspark_rocketmq.consume.generations import LastMessage
-from pyspark_rocketmq.errors import DataLoss, RocketMQError, RowNotSent
+from pyspark_rocketmq.errors import BrokerError, DataLoss, RocketMQError, RowNotSent
 from pyspark_rocketmq.group.broker_offsets import RemoteBrokerOffsets
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
@@ -229,6 +230,36 @@ def test_a_plan_does_what_the_page_says(world: World, use: Use, has_worked: bool
         assert (error is not None) == is_error, f"{answer} {times} times: {error}"
         faults.clear()
         assert error is not None or goes_on(group, topics)
+
+
+def test_a_topic_that_a_broker_refuses_holds_up_none_of_its_other_topics(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A8, D3: in a group; the topic is asked for again after 3 s."""
+    topics, pool, _ = world
+    refused, other = topics.make(2), topics.make(3)
+    clock, asked = FakeClock(), list[str]()
+    options = {"nameServers": topics.sim.name_servers, "topics": f"{refused},{other}", "consumerGroup": "g"}
+    view = ClusterView(ReadOptions.parse(options | {"offsetStore": "delta:/unused"}), pool, clock)
+    assert {queue.topic for queue in view.snapshot().bounds} == {refused, other}
+    stats = BrokerClient.topic_stats
+
+    def answer(brokers: BrokerClient, address: BrokerAddress, topic: str, **more: str) -> Any:
+        asked.append(topic)
+        if topic == refused:
+            raise BrokerError(1, "a scripted failure")
+        return stats(brokers, address, topic, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BrokerClient, "topic_stats", answer)
+        for _ in range(2):
+            snapshot = view.snapshot()
+            assert {queue.topic for queue in snapshot.bounds} == {other}
+            assert isinstance(snapshot.unreachable["broker-a"], BrokerError)
+    assert asked.count(refused) == 1
+
+    clock.advance(3.0)
+    assert {queue.topic for queue in view.snapshot().bounds} == {refused, other}
 
 
 @every_answer

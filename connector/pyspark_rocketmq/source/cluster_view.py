@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
 from pyspark_rocketmq.client.cluster import Cluster, Routes, at_brokers, at_queues, subscription_data
@@ -76,6 +76,16 @@ _Queues = Mapping[str, Sequence[MessageQueue]]
 _Outcome = dict[MessageQueue, QueueBounds] | RocketMQError
 
 
+class _Shown(NamedTuple):
+    """What one broker has shown of its topics."""
+
+    bounds: dict[MessageQueue, QueueBounds]
+    failures: dict[str, RocketMQError | None]
+    """Why it has not shown a topic that it was asked for, by topic; None where it has."""
+    error: RocketMQError | None
+    """Why queues are missing; None if none is."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The queues of all topics at one moment."""
@@ -84,7 +94,7 @@ class Snapshot:
     addresses: Mapping[str, BrokerAddress]
     """Where each broker name is read from."""
     unreachable: Mapping[str, RocketMQError]
-    """Why broker names did not answer; their queues are not in ``bounds``."""
+    """Why broker names did not answer, at least for one topic; those queues are not in ``bounds``."""
     absent: Mapping[str, RocketMQError] = field(default_factory=dict)
     """Topics that were there and that no living broker has at this moment."""
     replicas: Mapping[str, Mapping[int, BrokerAddress]] = field(default_factory=dict)
@@ -158,8 +168,8 @@ class ClusterView:
         """Where the group's retry queues ended, if their statistics may not be read."""
         self._without_statistics: set[BrokerAddress] = set()
         """Addresses that do not know that request, such as a RocketMQ 5 Proxy's."""
-        self._rests: Rests[str] = Rests()
-        """Broker names that refused statistics a moment ago."""
+        self._rests: Rests[tuple[str, str]] = Rests()
+        """Broker names and topics of which statistics were refused a moment ago."""
         self._has_worked = False
         """Whether a broker has answered."""
         self._known_queues: tuple[Routes | None, Mapping[str, _Queues]] = (None, {})
@@ -251,12 +261,10 @@ class ClusterView:
             for name in queues.keys() - addresses.keys()
         }
         bounds: dict[MessageQueue, QueueBounds] = {}
-        for name, outcome in self._outcomes({name: queues[name] for name in addresses}, addresses).items():
-            if isinstance(outcome, RocketMQError):
-                unreachable[name] = outcome
-            else:
-                bounds |= outcome
-                self._has_worked = True
+        for name, shown in self._shown({name: queues[name] for name in addresses}, addresses).items():
+            bounds |= shown.bounds
+            if shown.error is not None:
+                unreachable[name] = shown.error
         slaves: dict[str, BrokerAddress] = {}
         if self._options.goes_on_at_slaves():
             # The replica that Java's clients choose.
@@ -502,34 +510,62 @@ class ClusterView:
         if found and self._options.fail_on_data_loss:
             raise OptionError(tuple(found))
 
-    def _outcomes(
+    def _shown(
         self, queues: Mapping[str, _Queues], addresses: Mapping[str, BrokerAddress]
-    ) -> dict[str, _Outcome]:
-        """Each broker's answer; all are called at once, so that their timeouts do not add up.
+    ) -> dict[str, _Shown]:
+        """Each broker's answers; all are called at once, so that their timeouts do not add up.
 
-        A broker that refuses is left alone for a while, once the cluster has been seen.
+        A topic that a broker refuses is left alone for a while, once the cluster has been seen. The broker's
+        other topics go on in a group; a plain stream, which has one time of storage for all of them, waits.
         """
-        resting = self._rests.among(queues, self._clock.monotonic_s()) if self._has_worked else {}
+        places = {(name, topic) for name, topics in queues.items() for topic in topics}
+        resting = self._rests.among(places, self._clock.monotonic_s()) if self._has_worked else {}
 
-        def query(name: str) -> _Outcome:
-            bounds: dict[MessageQueue, QueueBounds] = {}
-            is_silent = self._clock.monotonic_s() < self._silent_until_s.get(name, 0.0)
-            brokers = self._briefly if is_silent else self._brokers
+        def query(name: str) -> _Shown:
+            rests = {topic: resting[name, topic] for topic in queues[name] if (name, topic) in resting}
+            asked = {topic: wanted for topic, wanted in queues[name].items() if topic not in rests}
+            bounds, failures = self._answers(name, addresses[name], asked)
+            error = next(filter(None, (*rests.values(), *failures.values())), None)
+            is_whole = error is None or self._options.consumer_group is not None
+            return _Shown(bounds if is_whole else {}, failures, error)
+
+        shown = at_brokers(queues.keys(), query)
+        answered = {
+            (name, topic): error for name, each in shown.items() for topic, error in each.failures.items()
+        }
+        self._rests.note(answered, self._clock.monotonic_s())
+        self._has_worked = self._has_worked or None in answered.values()
+        return shown
+
+    def _answers(
+        self, name: str, address: BrokerAddress, queues: _Queues
+    ) -> tuple[dict[MessageQueue, QueueBounds], dict[str, RocketMQError | None]]:
+        """The bounds that a broker shows, and its error for each topic, or None.
+
+        One that does not answer is asked no more, and shows nothing.
+
+        Raises:
+            RocketMQError: If it refuses for good.
+        """
+        bounds: dict[MessageQueue, QueueBounds] = {}
+        failures: dict[str, RocketMQError | None] = {}
+        is_silent = self._clock.monotonic_s() < self._silent_until_s.get(name, 0.0)
+        brokers = self._briefly if is_silent else self._brokers
+        for topic, wanted in queues.items():
             try:
-                for topic, wanted in queues[name].items():
-                    bounds |= self._bounds_on(brokers, addresses[name], topic, wanted)
+                bounds |= self._bounds_on(brokers, address, topic, wanted)
+                failures[topic] = None
             except RocketMQError as error:
                 if not error.may_pass(has_worked=self._has_worked):
                     raise
-                if not is_silent and isinstance(error, TransportError) and not isinstance(error, WrongBroker):
-                    self._silent_until_s[name] = self._clock.monotonic_s() + _SILENT_S
-                return error
+                failures[topic] = error
+                if isinstance(error, TransportError):
+                    if not is_silent and not isinstance(error, WrongBroker):
+                        self._silent_until_s[name] = self._clock.monotonic_s() + _SILENT_S
+                    return {}, failures
+        if queues:
             self._silent_until_s.pop(name, None)
-            return bounds
-
-        outcomes = at_brokers(queues.keys() - resting.keys(), query)
-        self._rests.note(outcomes, self._clock.monotonic_s())
-        return {**resting, **outcomes}
+        return bounds, failures
 
     def _bounds_on(
         self, brokers: BrokerClient, address: BrokerAddress, topic: str, queues: Sequence[MessageQueue]

@@ -534,7 +534,13 @@ class MicroBatchPlanner:
         self._report_slaves(snapshot)
         for broker_name, error in snapshot.unreachable.items():
             if broker_name not in snapshot.slaves and self._is_news(broker_name, error):
-                logger.warning("broker left out of this plan broker=%s: %s", peer_text(broker_name), error)
+                is_part = any(queue.broker_name == broker_name for queue in snapshot.bounds)
+                logger.warning(
+                    "%s left out of this plan broker=%s: %s",
+                    "a topic of the broker" if is_part else "broker",
+                    peer_text(broker_name),
+                    error,
+                )
         for topic, error in snapshot.absent.items():
             logger.warning("topic left out of this plan topic=%s: %s", topic, error)
         self._seen = snapshot

@@ -69,6 +69,9 @@ class QueueClaims:
         if self._broker_offsets is None:
             return
         answering = snapshot.addresses.keys() - snapshot.unreachable.keys()
+        if snapshot.unreachable:
+            # Some refuse one of their topics only.
+            answering |= {queue.broker_name for queue in snapshot.bounds}
         self._passed.note({queue: row.next_offset for queue, row in rows.items()}, answering, now_s)
 
     def claim(
