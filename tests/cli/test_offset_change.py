@@ -5,6 +5,7 @@ refused where they would harm, fenced.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import functools
 import io
 import json
@@ -41,7 +42,7 @@ from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import Message, MessageQueue, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.file import FileOffsetStore
-from pyspark_rocketmq.offsets.store import QueueCommit
+from pyspark_rocketmq.offsets.store import NewGeneration, QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.sinks.delta_log import TableLog
 from pyspark_rocketmq.sinks.delta_rules import NUMBER, WATERMARKS, SinkCommit, app_id, group_app_id
@@ -123,6 +124,16 @@ def test_a_dry_run_shows_everything_and_changes_nothing(shop: Shop) -> None:
     assert [move["moved"] for move in json.loads(shop.shown)] == [-13, -23]
 
 
+def test_a_dry_run_says_what_would_be_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """F5: on stderr, beside the table."""
+    store = DeltaOffsetStore(tmp_path / "offsets")
+    store.claim(GROUP, "host@one", {A0: 20})
+
+    assert Shop(store).do(reset, ToOffset(30), is_dry_run=True) == [(0, 30)]
+
+    assert "Without --dry-run this is refused: 1 of 1 queue is being consumed" in capsys.readouterr().err
+
+
 def test_moving_a_group_back_reports_that_its_sink_writes_nothing_twice(
     shop: Shop, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,6 +183,27 @@ def test_a_group_goes_back_to_where_it_was(shop: Shop) -> None:
     assert shop.now() == {A0: 20, A1: 30}
     with pytest.raises(JobFailed, match="nothing to change: group 'etl' is there already"):
         shop.do(reset, AtTime(LATER_S))
+
+
+def test_a_group_goes_back_to_the_beginning_of_a_queue_that_has_begun_again_since(shop: Shop) -> None:
+    """F5: an offset of the log before it is none of this log, of which nothing was consumed then."""
+    assert isinstance(shop.store, DeltaOffsetStore)
+    then = shop.store.changes(GROUP)[-1]
+    shop.store.begin_generations(GROUP, {A0: NewGeneration(1, 0)})
+    back = functools.partial(shop.do, reset, AtVersion(then.version))
+
+    with pytest.raises(JobFailed, match="give option 'nameServers'"):
+        back()
+    with SimCluster() as cluster:
+        cluster.create_topic("orders", 2)
+        with patient_producer(cluster.name_servers) as producer:
+            producer.send_batch([Message(topic="orders", body=b"x")] * 40, A0)
+            producer.send_batch([Message(topic="orders", body=b"x")] * 40, A1)
+        shop.settings = dataclasses.replace(shop.settings, name_servers=(cluster.name_servers,))
+        shop.do(reset, ToOffset(25))
+        back()
+
+    assert shop.now() == {A0: 0, A1: 30}
 
 
 def test_a_version_that_is_not_there_yet_is_refused(shop: Shop) -> None:
@@ -447,6 +479,24 @@ def test_a_job_that_died_between_group_and_sink_is_run_again(
     assert watermarks(sink) == {A0: 20, A1: 20}
 
 
+def test_a_storage_that_fails_between_group_and_sink_is_reported_with_what_to_do(
+    shop: Shop, sink: DeltaSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H1, F5: the offsets are moved, and a query that starts now would leave rows out."""
+
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    back = functools.partial(shop.do, reset, ToOffset(20), sink=sink.path, rewinds_sink=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaSink, "rewind", full)
+        with pytest.raises(JobFailed, match=r"watermarks of its sink .* were not.*No space.*same command"):
+            back()
+
+    assert back() == [(1, 20)]
+    assert (shop.now(), watermarks(sink)) == ({A0: 20, A1: 20}, {A0: 20, A1: 20})
+
+
 def test_a_missing_sink_is_reported(shop: Shop, tmp_path: Path) -> None:
     with pytest.raises(JobFailed, match=r"There is no Delta table at .*nowhere; correct --sink"):
         shop.do(reset, ToOffset(20), sink=str(tmp_path / "nowhere"))
@@ -564,7 +614,64 @@ def test_a_gap_in_a_sink_is_accepted(lossy: Lossy) -> None:
         lossy.shop.do(accept_gap)
 
 
+def test_a_sink_s_place_says_nothing_of_the_broker_s_log(lossy: Lossy) -> None:
+    """H7, F3: a log that was lost too is noticed as before; only who names a position knows the log there."""
+    only_a1 = QueueChoice(queues=frozenset({("broker-a", 1)}))
+    lossy.shop.do(reset, ToSink(), sink=lossy.sink.path, choice=only_a1)
+    lossy.shop.do(accept_gap)
+
+    rows = lossy.shop.store.read(GROUP).values()
+    assert all(row.was_reset and not row.was_reset_by_operator and row.sinks == "" for row in rows)
+
+
+def test_an_earlier_place_of_the_group_says_nothing_of_the_broker_s_log(shop: Shop) -> None:
+    """F5, F3: unlike a position that an operator names."""
+    assert isinstance(shop.store, DeltaOffsetStore)
+    then = shop.store.changes(GROUP)[-1]
+    shop.do(reset, ToOffset(7))
+    assert all(row.was_reset_by_operator for row in shop.store.read(GROUP).values())
+    shop.do(reset, AtVersion(then.version))
+
+    rows = shop.store.read(GROUP).values()
+    assert all(row.was_reset and not row.was_reset_by_operator for row in rows)
+
+
+def test_a_queue_that_somebody_claims_meanwhile_keeps_its_place(
+    lossy: Lossy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C5, F5: a position of a record is an old one by then."""
+    store = lossy.shop.store
+    stored = store.reset
+
+    def claimed_before(group: str, targets: Mapping[MessageQueue, int], **given: Any) -> object:
+        store.claim(GROUP, "host@two", {A1: 0})
+        return stored(group, targets, **given)
+
+    monkeypatch.setattr(DeltaOffsetStore, "reset", lambda _, *args, **given: claimed_before(*args, **given))
+    before = lossy.shop.now()
+
+    with pytest.raises(JobFailed, match=r"broker-a queue=1: claimed.*left as it is; all others"):
+        lossy.shop.do(accept_gap)
+
+    assert lossy.shop.now() == before
+    assert [queue for queue, row in store.read(GROUP).items() if row.sinks] == [A1]
+
+
 # ------------------------------------------------------------------------------------------ with a cluster
+
+
+def test_a_group_that_stays_beyond_the_end_of_a_log_forgets_its_sink_there(lossy: Lossy) -> None:
+    """H7, F3: brokers have lost their log, too, which the query reports; the commands do not refuse it."""
+    with SimCluster() as cluster:
+        cluster.create_topic("orders", 2)
+        cluster.create_topic(RETRIES.topic, 1)
+        lossy.shop.settings = dataclasses.replace(lossy.shop.settings, name_servers=(cluster.name_servers,))
+        only_a1 = QueueChoice(queues=frozenset({("broker-a", 1)}))
+        assert lossy.shop.do(accept_gap, choice=only_a1) == [(1, 44)]
+        lossy.shop.do(reset, ToBound("earliest"))
+
+    assert lossy.shop.now() == {A0: 0, A1: 0, RETRIES: 3}
+    assert not lossy.is_refused()
 
 
 @SIM_ONLY

@@ -156,6 +156,15 @@ def test_a_target_whose_messages_are_gone_is_moved_to_the_first_there_is() -> No
     assert move.target == 12
 
 
+def test_a_queue_that_stays_is_not_moved_over_messages_that_are_gone() -> None:
+    """H7: their loss is the query's to report."""
+    target = {A0: 5}
+    rows = {A0: row(A0, 5)._replace(sinks='{"/lake/orders": "1"}')}
+
+    [move] = moves_to(target, rows, {A0: bounds(12, 30)}, forgets_sinks=True, staying=target)
+    assert (move.target, move.moved) == (5, 0)
+
+
 def test_a_target_beyond_the_end_is_found() -> None:
     moves = moves_to(
         {A0: 31, A1: 30}, {A0: row(A0, 20), A1: row(A1, 20)}, {A0: bounds(12, 30), A1: bounds(12, 30)}

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -48,6 +49,7 @@ from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, TableName
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, open_table, query_rows, sql_literal
 from pyspark_rocketmq.display import counted
+from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.store import OffsetRow
 from pyspark_rocketmq.sinks.delta_log import TableLog
@@ -78,8 +80,9 @@ class SinkWatermarks:
             JobFailed: If there is no such table.
             SinkConflict: If the table does not show any more how far the group is.
         """
-        log = TableLog(self._table(), self._storage)
-        known = group_commit(log, consumer_group, queues.items()).watermarks
+        with self._answering():
+            log = TableLog(self._table(), self._storage)
+            known = group_commit(log, consumer_group, queues.items()).watermarks
         ids = {queue: app_id(consumer_group, queue, generation) for queue, generation in queues.items()}
         return {queue: known[name] for queue, name in ids.items() if name in known}
 
@@ -91,7 +94,8 @@ class SinkWatermarks:
         """
         self._table()
         queues = {queue: row.generation for queue, row in rows.items()}
-        found = lost_by(rows, self._sink().standings(consumer_group, queues))
+        with self._answering():
+            found = lost_by(rows, self._sink().standings(consumer_group, queues))
         if not found:
             raise JobFailed(
                 f"There is nothing to change: {self._path} lacks nothing of what group {consumer_group} "
@@ -129,7 +133,8 @@ class SinkWatermarks:
         """How many rows a condition chooses."""
         # delta-rs' SQL takes a name without quotation marks for one in small letters.
         sql = f"SELECT count(*) AS found FROM rows WHERE {where}"  # noqa: S608 - quoted literals
-        [count] = query_rows(self._table(), sql).column("found").to_pylist()
+        with self._answering():
+            [count] = query_rows(self._table(), sql).column("found").to_pylist()
         return int(count)
 
     def problem(self, consumer_group: str, moves: Sequence[QueueMove]) -> str | None:
@@ -137,7 +142,8 @@ class SinkWatermarks:
         back = [move for move in moves if move.is_below_watermark]
         if not back:
             return None
-        forgotten = self._sink().rewind_problem(consumer_group, [move.queue for move in back])
+        with self._answering():
+            forgotten = self._sink().rewind_problem(consumer_group, [move.queue for move in back])
         if forgotten is not None:
             return f"Nothing was changed. {forgotten}"
         count = self._count(" OR ".join(_rows_from(move.queue, move.target, '"') for move in back))
@@ -152,17 +158,25 @@ class SinkWatermarks:
 
     def rewind(self, consumer_group: str, targets: Mapping[MessageQueue, int]) -> None:
         """Set the watermarks; see ``DeltaSink.rewind``."""
-        self._sink().rewind(consumer_group, targets)
+        with self._answering():
+            self._sink().rewind(consumer_group, targets)
 
     def _table(self) -> DeltaTable:
-        try:
+        with self._answering():
             return open_table(self._path, self._storage)
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """Have the table answer; raises ``JobFailed`` if it does not."""
+        try:
+            yield
         except TableNotFoundError as error:
             raise JobFailed(f"There is no Delta table at {self._path}; correct --sink.") from error
         except STORAGE_ERRORS as error:
             raise JobFailed(
-                f"The table {self._path} could not be opened: {self._storage.told(error)} Check option "
-                "'storageSecrets' and that the storage can be reached."
+                f"The table {self._path} could not be read or written: {self._storage.told(error)} Check "
+                "option 'storageSecrets', that the storage can be reached, and that --sink is a table of "
+                "the group's rows."
             ) from error
 
     def _sink(self) -> DeltaSink:
@@ -208,6 +222,24 @@ class ChangeOptions:
     """Whether the group may be one that the store does not have."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Where a command puts queues."""
+
+    targets: Mapping[MessageQueue, int]
+    forgets_sinks: bool = False
+    """Whether queues that are there already forget what their sinks have."""
+    staying: frozenset[MessageQueue] = frozenset()
+    """Queues that only forget it, and go on where the group left them."""
+    are_recorded: bool = False
+    """Whether all targets come from a record of the group or its sink."""
+
+    @property
+    def recorded(self) -> frozenset[MessageQueue]:
+        """Queues whose broker nobody has looked at: if it has another log now, the query reports that."""
+        return frozenset(self.targets) if self.are_recorded else self.staying
+
+
 def reset(
     settings: OffsetsChangeSettings,
     target: Target | AtTime | AtVersion,
@@ -222,21 +254,25 @@ def reset(
     is_position = not isinstance(target, AtTime | AtVersion | ToSink)
     change = _OffsetChange(settings, may_be_new=is_position and options.is_new_group)
     if isinstance(target, ToSink):
-        change.apply(change.lost_by_sink(options), options, console, forgets_sinks=True)
+        change.apply(
+            Wanted(change.lost_by_sink(options), forgets_sinks=True, are_recorded=True), options, console
+        )
         return
     targets = change.targets(target, options.choice)
     if target != ToBound(EARLIEST):
-        change.apply(targets, options, console)
+        wanted = Wanted(targets, are_recorded=isinstance(target, AtTime | AtVersion))
+        change.apply(wanted, options, console)
         return
     # Users who start over empty the sink, so it lacks what the retry queues, which stay, have passed.
     stay = {queue: at for queue, at in accepted(change.chosen_rows(options)).items() if queue not in targets}
-    change.apply(stay | targets, options, console, forgets_sinks=True)
+    change.apply(Wanted(stay | targets, forgets_sinks=True, staying=frozenset(stay)), options, console)
 
 
 def accept_gap(settings: OffsetsChangeSettings, options: ChangeOptions, console: Console) -> None:
     """Have the chosen queues go on where they are, whatever their sink has lost; raises as ``reset``."""
     change = _OffsetChange(settings)
-    change.apply(accepted(change.chosen_rows(options)), options, console, forgets_sinks=True)
+    stay = accepted(change.chosen_rows(options))
+    change.apply(Wanted(stay, forgets_sinks=True, staying=frozenset(stay)), options, console)
 
 
 def skip(
@@ -245,7 +281,7 @@ def skip(
     """Pass ``messages`` of each chosen queue over, or all that there are; raises as ``reset``."""
     change = _OffsetChange(settings)
     rows = {queue: row for queue, row in change.group.rows.items() if options.choice.takes(queue)}
-    change.apply(skipped(rows, change.needed_bounds(rows), messages), options, console)
+    change.apply(Wanted(skipped(rows, change.needed_bounds(rows), messages)), options, console)
 
 
 def clone(settings: OffsetsChangeSettings, source: str, options: ChangeOptions, console: Console) -> None:
@@ -253,7 +289,7 @@ def clone(settings: OffsetsChangeSettings, source: str, options: ChangeOptions, 
     change = _OffsetChange(settings, may_be_new=True)
     rows = open_group(settings, source, must_exist=True).rows
     targets = {queue: row.next_offset for queue, row in rows.items() if options.choice.takes(queue)}
-    change.apply(targets, options, console)
+    change.apply(Wanted(targets), options, console)
 
 
 class _OffsetChange:
@@ -272,7 +308,7 @@ class _OffsetChange:
         """Where each chosen queue goes."""
         if isinstance(target, AtTime | AtVersion):
             then = self.group.rows_at(target)
-            return {queue: row.next_offset for queue, row in then.items() if choice.takes(queue)}
+            return self._as_of({queue: row for queue, row in then.items() if choice.takes(queue)})
         queues = {queue for queue in self.group.rows if choice.takes(queue)}
         queues |= {queue for queue in self._bounds(choice.topics) if choice.takes(queue)}
         match target:
@@ -288,6 +324,18 @@ class _OffsetChange:
                 self.needed_bounds(queues)
                 assert self._cluster is not None
                 return self._cluster.stored_from(queues, at_s)
+
+    def _as_of(self, then: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
+        """The offsets of earlier rows; the beginning where the queue's offsets have begun again since."""
+        rows = self.group.rows
+        begun = {
+            queue for queue, row in then.items() if queue in rows and row.generation < rows[queue].generation
+        }
+        bounds = self.needed_bounds(begun) if begun else {}
+        return {
+            queue: bounds[queue].min_offset if queue in begun else row.next_offset
+            for queue, row in then.items()
+        }
 
     def chosen_rows(self, options: ChangeOptions) -> dict[MessageQueue, OffsetRow]:
         """The rows that are meant, those of the retry topic, too."""
@@ -321,28 +369,21 @@ class _OffsetChange:
             )
         return bounds
 
-    def apply(
-        self,
-        targets: Mapping[MessageQueue, int],
-        options: ChangeOptions,
-        console: Console,
-        *,
-        forgets_sinks: bool = False,
-    ) -> None:
+    def apply(self, wanted: Wanted, options: ChangeOptions, console: Console) -> None:
         """Show the moves; make them, unless they are only to be shown."""
-        known = {*self.group.rows, *targets, *self._bounds(options.choice.topics)}
+        known = {*self.group.rows, *wanted.targets, *self._bounds(options.choice.topics)}
         mistaken = not_chosen(options.choice, known)
         if mistaken is not None:
             raise JobFailed(f"{mistaken} Nothing was changed.")
-        moves = self._moves(targets, options, forgets_sinks=forgets_sinks)
+        moves = self._moves(wanted, options)
         if not moves:
             raise JobFailed(
                 f"There is nothing to change: group '{self.group.name}' is there already, or none of its "
                 "queues was chosen."
             )
-        problem = self._problem(moves, options)
+        problem = self._problem(moves, wanted, options)
         if problem is None and not options.is_dry_run:
-            moves = self._made(moves, options)
+            moves = self._made(moves, wanted, options)
         title = f"Offsets of consumer group {self.group.name}" + (
             ", as they would be" if problem is not None or options.is_dry_run else ", as they are now"
         )
@@ -351,22 +392,51 @@ class _OffsetChange:
         )
         if problem is not None and not options.is_dry_run:
             raise JobFailed(problem)
+        # Beside the table, which may be read by a program.
+        if problem is not None:
+            print(f"Without --dry-run this is refused: {problem}", file=sys.stderr)
         if options.sink is None and any((move.moved or 0) < 0 for move in moves):
-            # Beside the table, which may be read by a program.
             print(SINKS_LEAVE_OUT, file=sys.stderr)
 
-    def _made(self, moves: Sequence[QueueMove], options: ChangeOptions) -> Sequence[QueueMove]:
-        targets = {move.queue: move.target for move in moves}
-        rows = self.group.store.reset(str(self.group.name), targets)
+    def _made(
+        self, moves: Sequence[QueueMove], wanted: Wanted, options: ChangeOptions
+    ) -> Sequence[QueueMove]:
+        rows = self._stored(moves, wanted)
         if options.rewinds_sink:
             assert options.sink is not None
             back = {move.queue: move.target for move in moves if move.is_below_watermark}
-            SinkWatermarks(options.sink, self._storage).rewind(str(self.group.name), back)
+            try:
+                SinkWatermarks(options.sink, self._storage).rewind(str(self.group.name), back)
+            except (JobFailed, RocketMQError) as error:
+                raise JobFailed(
+                    f"Group {self.group.name} was moved, but the watermarks of its sink {options.sink} were "
+                    f"not, so that rows would be left out: {error} Give the same command again before the "
+                    "query starts."
+                ) from error
         return [dataclasses.replace(move, new_epoch=rows[move.queue].epoch) for move in moves]
 
-    def _moves(
-        self, targets: Mapping[MessageQueue, int], options: ChangeOptions, *, forgets_sinks: bool
-    ) -> Sequence[QueueMove]:
+    def _stored(self, moves: Sequence[QueueMove], wanted: Wanted) -> Mapping[MessageQueue, OffsetRow]:
+        """Move the queues in the store; return their rows."""
+        store, group = self.group.store, str(self.group.name)
+        # Of these the operator has not said that the position is one of the log that the broker has now.
+        under = {move.queue: move.row.epoch for move in moves if move.row and move.queue in wanted.recorded}
+        targets = {move.queue: move.target for move in moves}
+        said = {queue: target for queue, target in targets.items() if queue not in under}
+        recorded = {queue: target for queue, target in targets.items() if queue in under}
+        rows = store.reset(group, said) if said else {}
+        if recorded:
+            rows = {**rows, **store.reset(group, recorded, under=under)}
+        missed = sorted(targets.keys() - rows.keys())
+        if missed:
+            raise JobFailed(
+                f"{'; '.join(map(str, missed))}: claimed or moved by somebody else meanwhile, and left as "
+                f"{'it is' if len(missed) == 1 else 'they are'}; all others were moved. Stop the group's "
+                "queries, and give the same command again."
+            )
+        return rows
+
+    def _moves(self, wanted: Wanted, options: ChangeOptions) -> Sequence[QueueMove]:
+        targets = wanted.targets
         topics = {queue.topic for queue in targets}
         rows = self.group.rows
         generations = {queue: rows[queue].generation if queue in rows else 0 for queue in targets}
@@ -381,14 +451,15 @@ class _OffsetChange:
             self._bounds(topics),
             watermarks=watermarks,
             rewinds_sink=options.rewinds_sink,
-            forgets_sinks=forgets_sinks,
+            forgets_sinks=wanted.forgets_sinks,
+            staying=wanted.staying,
         )
         holders = self._holders(targets, topics)
         return [dataclasses.replace(move, held_by=holders.get(move.queue)) for move in moves]
 
-    def _problem(self, moves: Sequence[QueueMove], options: ChangeOptions) -> str | None:
+    def _problem(self, moves: Sequence[QueueMove], wanted: Wanted, options: ChangeOptions) -> str | None:
         """Why the moves must not be made."""
-        beyond = beyond_the_broker(moves)
+        beyond = beyond_the_broker(move for move in moves if move.queue not in wanted.staying)
         if beyond:
             queues = "; ".join(f"{move.queue}: {move.target} ({move.note})" for move in beyond)
             return f"Nothing was changed: offsets beyond the end of their queue. {queues}. Use --to latest."

@@ -250,6 +250,7 @@ def moves_to(
     watermarks: Mapping[MessageQueue, int] = MappingProxyType({}),
     rewinds_sink: bool = False,
     forgets_sinks: bool = False,
+    staying: Collection[MessageQueue] = (),
 ) -> tuple[QueueMove, ...]:
     """One move per target, sorted; queues that are there already are left out.
 
@@ -258,12 +259,13 @@ def moves_to(
 
     With ``rewinds_sink`` a queue is there only when its watermark, if it has one, is not above the target:
     the group may have been moved before without the sink. A target whose messages are gone is moved up to the
-    first there is: below it the query would fail, or skip the gap.
+    first there is: below it the query would fail, or skip the gap. A queue of ``staying`` is not moved: what
+    its broker has lost since, the query reports.
     """
     moves = []
     for queue, wanted in sorted(targets.items()):
         row, bound = rows.get(queue), bounds.get(queue)
-        target = wanted if bound is None else max(wanted, bound.min_offset)
+        target = wanted if bound is None or queue in staying else max(wanted, bound.min_offset)
         watermark = watermarks.get(queue)
         move = QueueMove(queue=queue, row=row, target=target, bounds=bound, watermark=watermark)
         forgets = forgets_sinks and row is not None and bool(row.sinks)
