@@ -165,6 +165,20 @@ def test_what_a_broker_finds_too_large_goes_in_halves_in_its_order(
         assert stored == sorted(stored)
 
 
+def test_halves_of_a_batch_are_named_by_their_own_rows() -> None:
+    """G1: by its key a row is found in the DataFrame; another row's would mislead."""
+    builder = BatchBuilder(OPTIONS)
+    rows = [SinkRow(n, "t", b"x", b"", f"k{n}", None, None, None) for n in range(5)]
+    [batch] = [each for row in rows for each in builder.add(row, A0)] + list(builder.rest())
+
+    first, second = batch.halves()
+
+    assert (first.first, second.last) == (rows[0], rows[4])
+    for between in (first.last, second.first):
+        assert between.sharding_key is None
+        assert between.shown == f"row {between.number} of the task"
+
+
 def test_a_message_too_large_by_itself_is_not_sent(sender: Sender, brokers: Brokers) -> None:
     """G1: there is nothing left to cut."""
     brokers.script = lambda queue: MessageRefused(13, "the message is illegal")
@@ -223,6 +237,22 @@ def test_messages_refused_by_every_broker_fail(sender: Sender, brokers: Brokers)
         send_all(sender, batch_of(0, "t"))
 
     assert {name: len(left) for name, left in answers.items()} == {"a": 1, "b": 0}
+
+
+@pytest.mark.parametrize(("broken", "other"), [("a", "b"), ("b", "a")])
+def test_a_broker_that_refused_for_a_moment_is_tried_again_when_all_have(
+    sender: Sender, brokers: Brokers, broken: str, other: str
+) -> None:
+    """G3, G1: a batch must not wait for the last one, which may never take it."""
+    first = [BrokerError(1, "create mapped file failed")]
+    refusal = BrokerError(1, "service not available now")
+    brokers.script = lambda queue: (
+        refusal if queue.broker_name == broken else first.pop() if first else stored_at(queue)
+    )
+
+    send_all(sender, batch_of(0, "t"))
+
+    assert [queue.broker_name for _, queue in brokers.stored] == [other]
 
 
 def test_messages_for_a_removed_queue_go_to_the_existing_queues(brokers: Brokers) -> None:

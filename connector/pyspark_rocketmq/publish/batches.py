@@ -81,13 +81,16 @@ class SendBatch:
         return SendBatch(self.destination, self.sys_flag, first, last, self.numbers[begin:end], parts, size)
 
     def _row(self, at: int) -> SinkRow:
-        """A row as its member shows it."""
+        """A row as its member shows it; the sharding key only of the first and the last one is known."""
+        if at in {0, self.count - 1}:
+            return self.last if at else self.first
         _, body, _, data = self.parts[at * _PIECES : (at + 1) * _PIECES]
         own = decode_properties(data)
         return self.first._replace(
             number=self.numbers[at],
             body=body,
             properties_data=data,
+            sharding_key=None,
             keys=own.get(KEYS),
             msg_id=own.get(UNIQ_KEY),
         )

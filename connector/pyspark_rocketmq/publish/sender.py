@@ -5,8 +5,8 @@ Only the thread that puts batches in does anything here; the callbacks of sends 
 it. A retry after a lost answer may store a batch twice, one copy behind the other.
 
 Rule 1: a batch for a queue of its own is tried on that queue only (G5). Any other batch moves to another
-broker's queue after a failure (G3), after a refusal that another broker may not share, until each broker has
-refused it, and from a queue that its topic has no more.
+broker's queue after a failure (G3), after a refusal that another broker may not share, and from a queue that
+its topic has no more. When each broker has refused it, any of them may be tried again.
 Rule 2: a batch that may go anywhere waits for a queue that is idle, never behind a request that may hang: a
 broker that does not answer delays its own batches and no others.
 Rule 3: a batch that its broker refuses for its size goes again in two halves, one behind the other, down to
@@ -60,7 +60,9 @@ class _Sending:
     due_s: float = 0.0
     """When its next attempt may begin."""
     choices: Sequence[MessageQueue] = ()
-    """Where it may go, without brokers that refused it; none if it has a queue of its own."""
+    """Where it may go; none if it has a queue of its own."""
+    refused_by: frozenset[str] = frozenset()
+    """Brokers that are left out of them for the moment."""
     failed_broker: str | None = None
     """Where its last attempt failed; the next one avoids it if possible."""
 
@@ -159,6 +161,8 @@ class Sender:
     def _is_placed(self, sending: _Sending) -> bool:
         """Append to the next idle queue in turn; whether there was one."""
         queues, failed_broker = sending.choices, sending.failed_broker
+        if sending.refused_by:
+            queues = [queue for queue in queues if queue.broker_name not in sending.refused_by]
         if self._faults is not None:
             queues = self._faults.preferred(queues, failed_broker)
         for step in range(1, len(queues) + 1):
@@ -252,20 +256,22 @@ class Sender:
         pause_s = UNTIL_DEADLINE.pause_s(head.failures)
         assert head.deadline is not None
         if not error.retryable and isinstance(error, BrokerError) and error.code in RETRIED_BY_PRODUCERS:
-            others = [other for other in head.choices if other.broker_name != queue.broker_name]
-            if others:
-                head.choices = others
+            refused_by = head.refused_by | {queue.broker_name}
+            if any(other.broker_name not in refused_by for other in head.choices):
+                head.refused_by = refused_by
                 logger.warning("send refused, trying another broker %s: %s", queue, error)
                 return
         if not error.retryable and head.choices and (queues := self._instead_of(queue)):
             logger.warning("queue is gone, trying the others of its topic %s: %s", queue, error)
             for sending in (head, *self._moved, *self._unplaced.get(queue.topic, ())):
                 if queue in sending.choices:
-                    sending.choices = queues
+                    sending.choices, sending.refused_by = queues, frozenset()
             return
         if not self._is_tried_again(head, error) or pause_s >= head.deadline.remaining_s():
             raise RowNotSent(head.batch.shown(), str(error)) from error
         logger.warning("send failed, trying again %s attempt=%d: %s", queue, head.failures + 1, error)
+        if not error.retryable:
+            head.refused_by = frozenset()
         head.due_s = self._clock.monotonic_s() + pause_s
 
     def _is_tried_again(self, head: _Sending, error: RocketMQError) -> bool:
