@@ -161,6 +161,22 @@ def test_a_message_without_key_is_tried_on_the_other_broker(
     assert tried < {result.msg_id for result in results}
 
 
+def test_a_message_reaches_brokers_that_have_swapped_addresses(
+    cluster: ScriptedCluster, producer: Producer
+) -> None:
+    """A7, G3: each further attempt goes by the route as it is by then."""
+    producer.queues("orders")
+    cluster.brokers = dict(zip(cluster.brokers, reversed(cluster.brokers.values()), strict=True))
+    for name, broker in cluster.brokers.items():
+        broker.server.broker_name = name
+    cluster.routes["orders"] = cluster.route({"broker-a": 4, "broker-b": 4})
+
+    result = producer.send(message())
+
+    assert len(cluster.brokers[result.queue.broker_name].sends) == 1
+    assert cluster.route_requests == ["orders", "orders"]
+
+
 def test_a_broker_that_failed_is_avoided_by_the_next_messages(cluster: ScriptedCluster) -> None:
     """G4: sendLatencyFaultEnable; a message with a key goes there all the same."""
     # On a clock that stands still no answer is slow, and no avoidance over.

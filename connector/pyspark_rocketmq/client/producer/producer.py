@@ -450,6 +450,8 @@ class Producer(Closing):
                 is_hopeless = isinstance(error, BrokerError) and error.code not in RETRIED_BY_PRODUCERS
                 if is_hopeless or attempt >= self._attempts or deadline.has_passed:
                     self._raise_explained(message.topic, error)
+                if isinstance(error, _SIGNS_OF_AN_OLD_ROUTE):
+                    self._name_servers.invalidate(message.topic)
                 failed_broker = queue.broker_name
             else:
                 self._note(queue, begun_s, SendOutcome.ANSWERED)
