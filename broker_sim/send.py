@@ -320,7 +320,16 @@ def _belongs_to_dead_letters(state: BrokerState, command: RemotingCommand, heade
 def _members(
     state: BrokerState, command: RemotingCommand, header: SendHeader, target: _Target
 ) -> tuple[Member, ...]:
-    """The messages of the request, each with what the broker adds to its properties."""
+    """The messages of the request, each with what the broker adds to its properties.
+
+    Source: RocketMQ 5.3.3 ``MessageExtEncoder.encode``, which answers a message and throws at a batch.
+    """
+    if header.batch and len(command.body) > state.settings.max_message_size:
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR,
+            "java.lang.RuntimeException: message body size exceeded, "
+            "org.apache.rocketmq.store.MessageExtEncoder.encode(MessageExtEncoder.java)",
+        )
     appended = encode_properties({**target.properties, **ADDED_TO_EVERY_MESSAGE, "CLUSTER": CLUSTER_NAME})
     if header.batch:
         members = tuple(decode_batch_members(command.body, appended))

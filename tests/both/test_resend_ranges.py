@@ -5,7 +5,7 @@ whoever was at it before.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
@@ -32,6 +32,7 @@ from tests.both.test_java_interop import read_topic
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.poison import GARBAGE, store_as_it_is
 from tests.helpers.wait import wait_until
+from tests.real_broker import plain_remoting
 
 MESSAGES = 30
 AT_ONCE = 8
@@ -185,18 +186,53 @@ def test_messages_that_no_batch_has_room_for_are_copied_as_they_are_stored(
     assert compression == [kind, 0, 0]
 
 
+@pytest.fixture
+def most_bytes(cluster: ClusterUnderTest) -> Iterator[int]:
+    """The maxMessageSize of broker-a meanwhile."""
+
+    def set_to(size: int) -> None:
+        setting = f"maxMessageSize={size}".encode()
+        address = cluster.broker_addresses["broker-a"]
+        answer = plain_remoting.call(address, int(RequestCode.UPDATE_BROKER_CONFIG), body=setting)
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+
+    set_to(10_000)
+    yield 10_000
+    set_to(4 << 20)
+
+
+def test_messages_as_large_as_their_broker_takes_are_copied(
+    cluster: ClusterUnderTest, client: BrokerClient, queue: MessageQueue, copy: MessageQueue, most_bytes: int
+) -> None:
+    """H3, G2 ★: no batch has room for them, nor, once expanded, for a compressed one."""
+    half = Random(0).randbytes(most_bytes // 2)
+    bodies = [Random(1).randbytes(most_bytes), half + bytes(most_bytes) + half[:1000], b"small"]
+    with Producer(
+        (cluster.name_servers,), "p", send_timeout_s=ANSWER_S, compress_over_bytes=most_bytes + 1
+    ) as producer:
+        for body in bodies:
+            producer.send(Message(topic=queue.topic, body=body), queue=queue)
+    await_readable(client, cluster.broker_addresses["broker-a"], queue, MESSAGES + 3)
+
+    assert resend(cluster, part_of(cluster, queue, copy)) == MESSAGES + 3
+
+    [messages] = read_topic(client, cluster, [copy], MESSAGES + 3).values()
+    assert [message.body for message in messages[-3:]] == bodies
+
+
 @SIM_ONLY
 def test_a_message_that_the_target_does_not_take_is_named(
     cluster: ClusterUnderTest, client: BrokerClient, queue: MessageQueue, copy: MessageQueue
 ) -> None:
     """H3: its broker may take less than that of the source."""
-    cluster.faults.add(
-        "answer-code",
-        on=int(RequestCode.SEND_BATCH_MESSAGE),
-        times=MESSAGES,
-        response_code=ResponseCode.MESSAGE_ILLEGAL,
-        remark="the message is illegal",
-    )
+    for code in (RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2):
+        cluster.faults.add(
+            "answer-code",
+            on=int(code),
+            times=MESSAGES,
+            response_code=ResponseCode.MESSAGE_ILLEGAL,
+            remark="the message is illegal",
+        )
 
     with pytest.raises(RocketMQError, match=rf"{queue.topic}/broker-a/0/0.*Raise maxMessageSize"):
         resend(cluster, part_of(cluster, queue, copy))

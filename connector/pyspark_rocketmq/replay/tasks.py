@@ -23,7 +23,6 @@ from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline, SystemClock, call_with_retry
 from pyspark_rocketmq.errors import (
     BatchRefused,
-    BrokerError,
     ConnectFailed,
     RocketMQError,
     TransportError,
@@ -35,7 +34,7 @@ from pyspark_rocketmq.replay.ranges import REPLAYED_BY, REPLAYED_FROM, Sending, 
 from pyspark_rocketmq.replay.target import read_tail
 from pyspark_rocketmq.source.ranges import QueuePartition, brokers_of
 from pyspark_rocketmq.source.reader import read_queue
-from pyspark_rocketmq.wire.codes import MessageSysFlag, ResponseCode
+from pyspark_rocketmq.wire.codes import MessageSysFlag
 from pyspark_rocketmq.wire.compression import MAX_BODY_BYTES
 from pyspark_rocketmq.wire.messages import decode_stored_messages, encode_batch
 from pyspark_rocketmq.wire.requests.pull import PullRequest
@@ -295,7 +294,7 @@ class TargetQueue:
         if len(messages) > 1 and isinstance(outcome, RocketMQError) and is_too_large(outcome):
             middle = len(messages) // 2
             return self._store_in_turn([messages[:middle], messages[middle:]])
-        if isinstance(outcome, BrokerError) and outcome.code == ResponseCode.MESSAGE_ILLEGAL:
+        if isinstance(outcome, RocketMQError) and is_too_large(outcome):
             origins = ", ".join(message.properties[REPLAYED_FROM] for message in (messages[0], messages[-1]))
             raise RocketMQError(
                 f"{target} takes no message such as {origins} (topic/broker/queue/offset; the first and the "
@@ -327,22 +326,34 @@ class TargetQueue:
         return replace(results[0], status=next(less_durable, SendStatus.SEND_OK))
 
     def _outcome(self, messages: Sequence[Message]) -> SendResult | RocketMQError:
-        outcomes: SimpleQueue[SendResult | RocketMQError] = SimpleQueue()
-        target = self._sending.target
+        if len(messages) == 1 and not self._takes_batches:
+            return self._outcome_alone(messages[0])
         body = encode_batch(messages)
-        if len(messages) == 1 and (len(body) > MAX_MESSAGE_BYTES or not self._takes_batches):
-            alone, sys_flag = self._as_stored(messages[0])
-            self._producer.send_as_stored(alone, target, sys_flag, outcomes.put)
-        else:
-            self._producer.send_encoded(EncodedBatch(queue=target, body=body), outcomes.put)
+        if len(messages) == 1 and len(body) > MAX_MESSAGE_BYTES:
+            return self._outcome_alone(messages[0])
+        outcomes: SimpleQueue[SendResult | RocketMQError] = SimpleQueue()
+        batch = EncodedBatch(queue=self._sending.target, body=body)
+        self._producer.send_encoded(batch, outcomes.put)
+        outcome = next_outcome(outcomes, self._send_timeout_s)
+        if len(messages) == 1 and isinstance(outcome, RocketMQError) and is_too_large(outcome):
+            # A batch of one has no room for the largest message that a broker takes, nor for one compressed.
+            return self._outcome_alone(messages[0], most=0)
+        return outcome
+
+    def _outcome_alone(
+        self, message: Message, *, most: int = MAX_MESSAGE_BYTES
+    ) -> SendResult | RocketMQError:
+        outcomes: SimpleQueue[SendResult | RocketMQError] = SimpleQueue()
+        stored, sys_flag = self._as_stored(message, most)
+        self._producer.send_as_stored(stored, self._sending.target, sys_flag, outcomes.put)
         return next_outcome(outcomes, self._send_timeout_s)
 
-    def _as_stored(self, message: Message) -> tuple[Message, int]:
+    def _as_stored(self, message: Message, most: int) -> tuple[Message, int]:
         """``message`` with its stored body, and the compression bits of its sysFlag.
 
-        A body that expands beyond the limit of a message was stored compressed, and is again.
+        A body of more than ``most`` bytes may have been stored compressed, and is again.
         """
-        if len(message.body) <= MAX_MESSAGE_BYTES:
+        if len(message.body) <= most:
             return message, 0
         how, properties = self._part.partition, message.properties
         queue_offset = self._sending.offset_of(properties[REPLAYED_BY], properties[REPLAYED_FROM])
