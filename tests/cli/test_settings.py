@@ -126,6 +126,37 @@ def test_a_file_that_is_missing_or_no_toml_is_told_with_the_other_problems(tmp_p
     assert second == "unknown option 'sed'; did you mean 'seed'?"
 
 
+@pytest.mark.parametrize(
+    ("settings", "pairs"),
+    [
+        (ConsumeSettings, CONSUME),
+        (OffsetsShowSettings, ("offsetStore=/lake/offsets",)),
+        (OffsetsLagSettings, ("offsetStore=/lake/offsets", "nameServers=127.0.0.1:9876")),
+    ],
+)
+def test_options_of_a_connection_that_do_not_go_together_are_refused_at_once(
+    settings: type[ConsumeSettings] | type[OffsetsLagSettings], pairs: tuple[str, ...]
+) -> None:
+    """G1: before Spark starts or a store is read."""
+    given = ("accessKey=me", "tlsCertFile=c.pem", "namespace=shop", "namespaceV2=rmq-1")
+
+    assert problems_of(settings, *pairs, *given) == (
+        "option 'accessKey' needs 'secretKey'",
+        "option 'tlsCertFile' needs 'useTls=true'",
+        "options 'namespace' and 'namespaceV2' exclude each other; give one",
+    )
+
+
+def test_a_table_that_is_one_option_may_be_spelt_in_any_case(tmp_path: Path) -> None:
+    conf = tmp_path / "x.toml"
+    conf.write_text('[brokeraddresses]\n"10.0.0.5:1" = "1.2.3.4:1"\n[STORAGESECRETS]\nkey = "k"\n')
+
+    assert gather_texts(conf, ()) == (
+        {"brokeraddresses": '{"10.0.0.5:1": "1.2.3.4:1"}', "STORAGESECRETS": '{"key": "k"}'},
+        [],
+    )
+
+
 def test_every_required_option_of_consume_is_asked_for_at_once() -> None:
     problems = problems_of(ConsumeSettings)
 

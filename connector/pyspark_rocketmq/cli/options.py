@@ -333,7 +333,7 @@ class ConsumeSettings(ClusterAccess):
 
     def cross_field_problems(self) -> list[str]:
         """What would be ignored in silence, or fail only after Spark has started."""
-        problems = topic_problems(self)
+        problems = topic_problems(self) + ClusterAccess.cross_field_problems(self)
         if self.body_schema is not None:
             problems += [
                 f"options 'bodySchema' and '{key}' exclude each other: a message goes to a listener or "

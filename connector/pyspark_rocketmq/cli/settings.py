@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from pyspark_rocketmq.delta.storage import TableName, folder_here
 from pyspark_rocketmq.errors import OptionError
-from pyspark_rocketmq.options.connection import implied_namespace
+from pyspark_rocketmq.options.connection import connection_problems, implied_namespace
 from pyspark_rocketmq.options.consumer import ConsumerOptions
 from pyspark_rocketmq.options.declare import OptionSet, OptionSpec, option
 from pyspark_rocketmq.options.parsers import parses, text_value
@@ -124,13 +124,13 @@ def _file_entries(conf: Path | None, problems: list[str]) -> Iterator[tuple[str,
             yield key, text
 
 
-_MAPS: Final = frozenset({"storageSecrets", "brokerAddresses"})
-"""Tables that are one option each."""
+_MAPS: Final = frozenset({"storagesecrets", "brokeraddresses"})
+"""Tables that are one option each, in small letters."""
 
 
 def _flatten(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
-        if key in _MAPS and isinstance(value, dict):
+        if key.lower() in _MAPS and isinstance(value, dict):
             yield key, json.dumps(value)
         elif isinstance(value, dict):
             yield from _flatten(value)
@@ -236,6 +236,10 @@ class ClusterAccess(OptionSet):
     def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """The namespace of an instance's host, as for the data source."""
         return implied_namespace(values)
+
+    def cross_field_problems(self) -> list[str]:
+        """Those of the data source: a job reports them before it starts Spark or reads a store."""
+        return connection_problems(self)
 
     def access_options(self, namespace: str | None = None) -> dict[str, str]:
         """Those given, as the data source takes them; with another ``namespace`` if it is not None."""

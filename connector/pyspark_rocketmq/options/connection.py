@@ -106,18 +106,8 @@ class ConnectionOptions(OptionSet):
         return implied_namespace(values)
 
     def connection_problems(self) -> list[str]:
-        """Options that exclude each other, and those of security that would be ignored without a word."""
-        given = self.given()
-        problems = [
-            f"option '{key}' needs '{other}'"
-            for key, other in _NEEDS.items()
-            if key in given and other.partition("=")[0] not in given
-        ]
-        if self.tls_ca_file is not None and not self.tls_verify_certificate:
-            problems.append(
-                "option 'tlsCaFile' is of no use with 'tlsVerifyCertificate=false'; leave one out"
-            )
-        return problems + self.said_twice("namespace", "namespaceV2")
+        """As :func:`connection_problems`."""
+        return connection_problems(self)
 
     def name_problems(self, names: Iterable[tuple[str, str, int]]) -> list[str]:
         """Names that are too long together with the namespace, of option key, name and limit."""
@@ -129,6 +119,19 @@ class ConnectionOptions(OptionSet):
             for key, name, limit in names
             if len(self.namespace) + 1 + len(name) > limit
         ]
+
+
+def connection_problems(options: OptionSet) -> list[str]:
+    """Options that exclude each other, and those of security that would be ignored without a word."""
+    given = options.given()
+    problems = [
+        f"option '{key}' needs '{other}'"
+        for key, other in _NEEDS.items()
+        if key in given and other.partition("=")[0] not in given
+    ]
+    if {"tlsCaFile", "tlsVerifyCertificate"} <= given.keys():
+        problems.append("option 'tlsCaFile' is of no use with 'tlsVerifyCertificate=false'; leave one out")
+    return problems + options.said_twice("namespace", "namespaceV2")
 
 
 def implied_namespace(values: Mapping[str, Any]) -> dict[str, Any]:
