@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Never
 
@@ -13,7 +16,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from pyspark_rocketmq.cli.main import COMPLETION_VARIABLE, cli, main
-from pyspark_rocketmq.cli.parts import PROGRAM
+from pyspark_rocketmq.cli.parts import PROGRAM, JobCommand
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from tests.packaging.checkout import ROOT
@@ -121,6 +124,30 @@ def test_help_shows_examples_that_can_be_copied(capsys: pytest.CaptureFixture[st
     _, out, _ = run(capsys, "offsets", "reset", "--help")
 
     assert "  ./spark-submit.sh offsets reset --as-of v120 --force --conf order-etl.toml\n" in out
+
+
+def jobs_of(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], JobCommand]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from jobs_of(command, *path, name)
+        elif isinstance(command, JobCommand):
+            yield (*path, name), command
+
+
+@pytest.mark.parametrize("path", [path for path, _ in jobs_of(cli)], ids=" ".join)
+def test_each_job_s_help_is_plain_text_with_examples_of_options_that_it_has(
+    capsys: pytest.CaptureFixture[str], path: tuple[str, ...]
+) -> None:
+    _, out, _ = run(capsys, *path, "--help")
+    examples = [shlex.split(line) for line in out.splitlines() if line.startswith(f"  {PROGRAM} ")]
+    known = dict(jobs_of(cli))[path].option_keys
+
+    assert "](" not in out
+    assert examples
+    for words in examples:
+        assert tuple(words[1 : len(path) + 1]) == path
+        given = [word.partition("=")[0] for before, word in pairwise(words) if before == "--option"]
+        assert set(given) <= set(known)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -34,12 +34,17 @@ COMPLETION_VARIABLE: Final = "_SPARK_SUBMIT_COMPLETE"
 """By its presence a shell asks for completions instead of a job."""
 
 
+_TOPIC: Final = "--option nameServers=127.0.0.1:9876 --option topic=orders"
+
+
 @click.group(cls=JobGroup)
 def cli() -> None:
     """Jobs of pyspark-rocketmq."""
 
 
-@cli.command(cls=JobCommand, settings=DemoSettings)
+@cli.command(
+    cls=JobCommand, settings=DemoSettings, examples=("demo", "demo --option nameServers=127.0.0.1:9876")
+)
 @settings_options
 def demo(conf: Path | None, pairs: Sequence[str]) -> None:
     """Produce ordered order events, consume them into a Delta table, check the result."""
@@ -47,7 +52,14 @@ def demo(conf: Path | None, pairs: Sequence[str]) -> None:
     import_module("pyspark_rocketmq.cli.demo.run").run_demo(settings, open_console())
 
 
-@cli.command(cls=JobCommand, settings=ConsumeSettings)
+@cli.command(
+    cls=JobCommand,
+    settings=ConsumeSettings,
+    examples=(
+        "consume --conf conf/consume.example.toml",
+        "consume --conf conf/consume.example.toml --option trigger=availableNow",
+    ),
+)
 @settings_options
 def consume(conf: Path | None, pairs: Sequence[str]) -> None:
     """Run a message listener as a streaming consumer into a Delta table."""
@@ -55,7 +67,14 @@ def consume(conf: Path | None, pairs: Sequence[str]) -> None:
     import_module("pyspark_rocketmq.cli.consume").consume(settings, open_console())
 
 
-@cli.command(cls=JobCommand, settings=ReplaySettings)
+@cli.command(
+    cls=JobCommand,
+    settings=ReplaySettings,
+    examples=(
+        f"replay {_TOPIC} --option startingTimestamp=2026-11-20T10:00 --option toTable=/lake/again",
+        f"replay {_TOPIC} --option toTopic=orders-again --option record=/lake/_replayed",
+    ),
+)
 @settings_options
 def replay(conf: Path | None, pairs: Sequence[str]) -> None:
     """Read queues again, into a Delta table or another topic, without touching any group's offsets."""
@@ -63,7 +82,17 @@ def replay(conf: Path | None, pairs: Sequence[str]) -> None:
     import_module("pyspark_rocketmq.cli.replay").replay(settings, open_console())
 
 
-@cli.command(cls=JobCommand, settings=PublishSettings)
+@cli.command(
+    cls=JobCommand,
+    settings=PublishSettings,
+    examples=(
+        f"publish {_TOPIC} --option input=/lake/orders",
+        (
+            f"publish {_TOPIC} --option input=events --option inputFormat=json --option orderBy=step "
+            "--option 'select=to_json(struct(*)) AS body, order_id AS shardingKey'"
+        ),
+    ),
+)
 @settings_options
 def publish(conf: Path | None, pairs: Sequence[str]) -> None:
     """Send the rows of a table or of files to a topic, in order by sharding key."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -96,7 +97,7 @@ class JobCommand(click.Command):
                 [
                     (
                         spec.key,
-                        f"{spec.doc} [{_default_of(spec, keys)}{' ' + spec.unit if spec.unit else ''}]",
+                        f"{_plain(spec.doc)} [{_default_of(spec, keys)}{spec.unit and ' ' + spec.unit}]",
                     )
                     for spec in specs
                 ]
@@ -105,6 +106,14 @@ class JobCommand(click.Command):
             with formatter.section("Examples"):
                 for example in self._examples:
                     formatter.write(f"{'':{formatter.current_indent}}{PROGRAM} {example}\n")
+
+
+_LINK: Final = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
+
+
+def _plain(doc: str) -> str:
+    """An option's text with its links as they are read in a terminal."""
+    return _LINK.sub(r"\1 (docs/\2)", doc)
 
 
 def _default_of(spec: OptionSpec, keys: Collection[str]) -> str:

@@ -253,9 +253,8 @@ class ReadOptions(PositionOptions):
     ).doc(
         "Names this member of the group: its client id is `HOST@instanceName`. With a name that stays, a "
         "query that was killed gets its queues back at once, not after the 60 s for which brokers keep "
-        "its locks. No two members of a group may have the same. With "
-        "`allocateMessageQueueStrategy=machineRoomNearby` it begins with the member's machine room, as in "
-        "`east/worker-1`."
+        "its locks. No two members of a group may have the same. With the strategy "
+        "`machineRoomNearby` it begins with the member's machine room, as in `east/worker-1`."
     )
     hub_secret: str | None = stream_option("hubSecret", secret_value, None, secret=True, internal=True).doc(
         "Where the planner of a `PushConsumer` finds its driver, and the key with which it proves itself; "
