@@ -59,8 +59,8 @@ FOLLOWED = -3
 """``batch_id`` of a row that no batch has moved since it was taken from its queue's broker, where another
 member of the group, or an operator, has put it."""
 SKIPPED = -4
-"""``batch_id`` of a row that no batch has moved since a member moved it on, past messages that were gone or to
-the beginning of the queue's next generation; or since a command put it where a record says."""
+"""``batch_id`` of a row that no batch has moved since a member moved it on, past messages that were gone or
+to the beginning of the queue's next generation; or since a command put it where a record says."""
 FIRST_GENERATIONS: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
 """Generations where none has begun again."""
 
