@@ -43,6 +43,8 @@ class Kind(StrEnum):
     STORE_DELETED = "offset store deleted while all are away"
     NOT_READY = "name server not ready"
     READY = "name server ready"
+    OUT_OF_REACH = "name server out of reach"
+    IN_REACH = "name server in reach"
     SILENT = "connections fall silent"
     SWAPPED = "brokers swap addresses"
     REGISTERED = "swapped brokers registered"
@@ -97,6 +99,7 @@ _WEIGHTS = {
     Kind.SINK_RESTORED: 1,
     Kind.STORE_DELETED: 1,
     Kind.NOT_READY: 1,
+    Kind.OUT_OF_REACH: 1,
     Kind.SILENT: 2,
     Kind.SWAPPED: 1,
     Kind.SWITCHED_OFF: 1,
@@ -128,6 +131,7 @@ FAULTS = {
         }
     ),
     "not-ready": frozenset({Kind.NOT_READY}),
+    "out-of-reach": frozenset({Kind.OUT_OF_REACH}),
     "silent": frozenset({Kind.SILENT}),
     "swap": frozenset({Kind.SWAPPED}),
     "switched-off": frozenset({Kind.SWITCHED_OFF}),
@@ -145,6 +149,7 @@ _TARGETS = {
     Kind.RESET_LIVE: GROUP,
     **dict.fromkeys(AWAY, GROUP),
     Kind.NOT_READY: NAME_SERVER,
+    Kind.OUT_OF_REACH: NAME_SERVER,
     Kind.SILENT: NETWORK,
     Kind.SWAPPED: NETWORK,
     Kind.CODE_1: NETWORK,
@@ -163,6 +168,7 @@ _PAIRED = {
     Kind.BROKER_STOP: Kind.BROKER_START,
     Kind.FORBID_READING: Kind.ALLOW_READING,
     Kind.NOT_READY: Kind.READY,
+    Kind.OUT_OF_REACH: Kind.IN_REACH,
     Kind.SWAPPED: Kind.REGISTERED,
     Kind.SWITCHED_OFF: Kind.SWITCHED_ON,
 }
@@ -184,6 +190,8 @@ _LASTS_S = {
     **dict.fromkeys(AWAY, 50.0),
     Kind.TOPIC_ANEW: 60.0,
     Kind.TAIL_LOST: 60.0,
+    # Long enough for applications to start meanwhile, which must wait.
+    Kind.OUT_OF_REACH: 40.0,
     **dict.fromkeys((Kind.KILL_WORKER, Kind.SILENT, Kind.CODE_1), 0.0),
 }
 """How long these take at most, about."""

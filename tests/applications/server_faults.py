@@ -35,6 +35,8 @@ class ServerFaults:
         {
             Kind.NOT_READY,
             Kind.READY,
+            Kind.OUT_OF_REACH,
+            Kind.IN_REACH,
             Kind.SILENT,
             Kind.SWAPPED,
             Kind.REGISTERED,
@@ -70,6 +72,10 @@ class ServerFaults:
                 self._relayed.front.instead = not_ready
             case Kind.READY:
                 self._relayed.front.instead = None
+            case Kind.OUT_OF_REACH:
+                self._relayed.name_server.close()
+            case Kind.IN_REACH:
+                self._relayed.name_server.open()
             case Kind.SILENT:
                 for relay in (self._relayed.name_server, *self._relayed.brokers.values()):
                     relay.fall_silent()

@@ -56,6 +56,7 @@ def test_a_run_can_be_restricted_to_one_fault(name: str) -> None:
         Kind.BROKER_START,
         Kind.ALLOW_READING,
         Kind.READY,
+        Kind.IN_REACH,
         Kind.REGISTERED,
         Kind.SWITCHED_ON,
     }
@@ -69,6 +70,7 @@ def test_every_fault_that_begins_has_a_name() -> None:
 def test_addresses_are_registered_and_consumption_goes_on_in_the_end() -> None:
     pairs = {
         Kind.NOT_READY: Kind.READY,
+        Kind.OUT_OF_REACH: Kind.IN_REACH,
         Kind.SWAPPED: Kind.REGISTERED,
         Kind.SWITCHED_OFF: Kind.SWITCHED_ON,
     }

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.errors import ConnectFailed, TopicAway, TopicNotFound, TransportError
 from pyspark_rocketmq.model import Message, MessageQueue
@@ -24,6 +24,8 @@ from pyspark_rocketmq.wire.codes import RequestCode
 from tests.both.support import ANSWER_S
 from tests.both.test_java_interop import read_queue
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
+from tests.helpers.relayed_cluster import RelayedCluster
+from tests.helpers.stream_read import StreamUnderTest
 from tests.helpers.wait import wait_until
 
 ROWS = 60
@@ -256,6 +258,56 @@ def test_a_query_that_starts_waits_for_the_brokers_that_its_group_knows(
     assert not isinstance(refused.value, TopicAway)
     with pytest.raises(TopicNotFound):
         check_topics(read_options(cluster, f"{topic}-mistyped"), lambda _: {"broker-a", "broker-b"})
+
+
+@pytest.mark.parametrize("away", ["name server", "brokers"])
+def test_a_group_that_has_worked_starts_while_servers_are_away_and_waits_for_them(
+    cluster: ClusterUnderTest, topic: str, caplog: pytest.LogCaptureFixture, away: str
+) -> None:
+    """A8 ★: three tries are for a group that has never worked, whose address may be wrong."""
+    with RelayedCluster(cluster) as relayed:
+        servers = [relayed.name_server] if away == "name server" else list(relayed.brokers.values())
+        for relay in servers:
+            relay.close()
+        options = ReadOptions.parse({"nameServers": relayed.name_servers, "topic": topic})
+        with pytest.raises(TransportError):
+            check_topics(options, nobody)
+        assert "this query has read from it before" not in caplog.text
+
+        with running(lambda: check_topics(options, lambda _: {"broker-b"})):
+            wait_until(lambda: "this query has read from it before" in caplog.text)
+            for relay in servers:
+                relay.open()
+
+
+@pytest.mark.parametrize("away", ["name server", "brokers"])
+def test_a_stream_that_goes_on_from_its_checkpoint_waits_for_servers_that_are_away(
+    cluster: ClusterUnderTest, client: BrokerClient, topic: str, away: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A8 ★: as a group that has worked."""
+    queue, address = MessageQueue(topic, "broker-b", 0), cluster.broker_addresses["broker-b"]
+
+    def send() -> None:
+        client.send(address, Message(topic=topic, body=b"x"), queue, SendSettings(producer_group="p"))
+
+    with RelayedCluster(cluster) as relayed:
+        servers = [relayed.name_server] if away == "name server" else list(relayed.brokers.values())
+        stream = StreamUnderTest(
+            nameServers=relayed.name_servers, topic=topic, startingOffsets="earliest", routeRefreshMs="1"
+        )
+        send()
+        wait_until(lambda: stream.next_offsets() == {queue: [0]}, ANSWER_S)
+        send()
+        stream.restart()
+        for relay in servers:
+            relay.close()
+        read: list[object] = []
+
+        with running(lambda: wait_until(lambda: read.append(stream.next_offsets()) or read[-1], ANSWER_S)):
+            wait_until(lambda: "this query has read from it before" in caplog.text)
+            for relay in servers:
+                relay.open()
+        assert read[-1] == {queue: [1]}
 
 
 def read_options(cluster: ClusterUnderTest, topic: str) -> ReadOptions:

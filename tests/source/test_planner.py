@@ -9,10 +9,15 @@ import pytest
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics, RecentMetrics
 from pyspark_rocketmq.consume.planning import REST_S
 from pyspark_rocketmq.errors import (
+    BrokerError,
     ConnectFailed,
     DataLoss,
+    NameServerNotReady,
+    NoPermission,
     OffsetError,
     RocketMQError,
+    SystemBusy,
+    TopicAway,
     TopicNotFound,
     TransportError,
 )
@@ -666,6 +671,105 @@ def test_a_log_that_lost_its_tail_does_not_swallow_what_comes_after() -> None:
 def test_a_wrong_address_ends_the_query_at_first_contact() -> None:
     with pytest.raises(ConnectFailed, match="Could not connect to n:1"):
         Planning({A0: (0, 1)}, down={"everything": ConnectFailed("n:1", "refused")})
+
+
+AWAY = [
+    ConnectFailed("n:1", "refused"),
+    SystemBusy(2, "busy"),
+    BrokerError(1, "the store is not open yet"),
+    NameServerNotReady(1, "name server not ready"),
+    TopicAway(17, "No topic route info"),
+]
+
+
+def away_for(planning: Planning, error: RocketMQError, seconds: float) -> None:
+    """Nothing answers, or all with ``error``, for so long."""
+    planning.view.down = {"everything": error}
+    back_s = planning.clock.monotonic_s() + seconds
+
+    def look() -> None:
+        if planning.clock.monotonic_s() >= back_s:
+            planning.view.down = {}
+
+    planning.on_pause.append(look)
+
+
+def worked_before(*, group: bool) -> Planning:
+    planning = Planning({A0: (0, 10)}, group=group, retryTimeoutMs="60000")
+    assert planning.next() == [(A0, 0, 10)]
+    if group:
+        planning.commit(A0, 10)
+    planning.view.bounds[A0] = (0, 12)
+    planning.restart()
+    return planning
+
+
+@pytest.mark.parametrize("error", AWAY, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("group", [True, False], ids=["group", "plain"])
+def test_a_query_that_has_worked_starts_while_the_cluster_is_away_and_waits(
+    group: bool, error: RocketMQError, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A8: its offset rows or its checkpoint show that the address is right."""
+    planning = worked_before(group=group)
+    away_for(planning, error, 50.0)
+
+    assert planning.next() == [(A0, 10, 12)]
+
+    [said] = [each.message for each in caplog.records if "waiting up to" in each.message or "it waits" in each.message]
+    assert str(error) in said
+
+
+def test_a_group_that_has_worked_waits_with_a_new_checkpoint_too() -> None:
+    """A8: Spark asks for the first offset of a query then."""
+    planning = worked_before(group=True)
+    away_for(planning, ConnectFailed("n:1", "refused"), 50.0)
+
+    planning.offset = planning.planner.initial()
+
+    assert planning.next() == [(A0, 10, 12)]
+
+
+@pytest.mark.parametrize("group", [True, False], ids=["group", "plain"])
+def test_a_logged_plan_that_runs_again_waits_for_a_cluster_that_is_away(group: bool) -> None:
+    """A8, H1: Spark asks for its partitions before anything else."""
+    planning = worked_before(group=group)
+    away_for(planning, ConnectFailed("n:1", "refused"), 50.0)
+
+    assert planning.planner.snapshot_for([QueueRange.between(A0, 0, 10)], can_wait=not group).bounds
+
+
+@pytest.mark.parametrize("error", AWAY[:3], ids=lambda error: type(error).__name__)
+def test_a_group_that_has_worked_ends_when_the_cluster_stays_away(error: RocketMQError) -> None:
+    """A8: option retryTimeoutMs bounds the wait."""
+    planning = worked_before(group=True)
+    away_for(planning, error, 90.0)
+
+    with pytest.raises(type(error)):
+        planning.next()
+
+    assert 50 <= sum(planning.pauses) <= 60
+
+
+def test_a_group_that_has_worked_ends_at_once_where_it_has_no_right() -> None:
+    """A8: the user must act."""
+    planning = worked_before(group=True)
+    away_for(planning, NoPermission(16, "no acl permission"), 5.0)
+
+    with pytest.raises(NoPermission):
+        planning.next()
+
+    assert not planning.pauses
+
+
+@pytest.mark.parametrize("rows", [{}, {MessageQueue("others", "broker-a", 0): 1}], ids=["no rows", "of others"])
+def test_a_group_that_has_never_worked_ends_after_three_tries(rows: dict[MessageQueue, int]) -> None:
+    """A8: an address may be wrong."""
+    store = MemoryOffsetStore("test", clock=FakeClock())
+    if rows:
+        store.claim("g", "me", rows)
+
+    with pytest.raises(ConnectFailed):
+        Planning({A0: (0, 1)}, group=True, store=store, down={"everything": ConnectFailed("n:1", "refused")})
 
 
 def test_a_cluster_that_goes_away_costs_a_trigger_and_not_the_query(caplog: pytest.LogCaptureFixture) -> None:

@@ -142,10 +142,11 @@ class ClusterView:
         *,
         had_it: Callable[[str], Collection[str]] = lambda _: (),
     ) -> None:
-        """``had_it`` tells which brokers had a topic before, as far as that is known."""
+        """Prepare to look at the topics of ``options``; nothing is connected yet."""
         self._options = options
         self._clock = clock
-        self._had_it = had_it
+        self.had_it = had_it
+        """Return the brokers at which the query has read a topic before, as far as that is known."""
         self._timeout_s = options.request_timeout_ms / 1000
         cluster = Cluster.of(options, clock, pool=pool)
         max_age_s = options.route_refresh_ms / 1000
@@ -220,7 +221,7 @@ class ClusterView:
         """The error; where brokers may yet register at the name server, one that may pass."""
         try:
             registered = {broker.broker_name for broker in self._name_server.brokers(deadline)}
-            missing = sorted(set(self._had_it(topic)) - registered)
+            missing = sorted(set(self.had_it(topic)) - registered)
             if not registered:
                 self._knew_none_s = self._clock.monotonic_s()
             # Brokers register one after the other.
@@ -556,7 +557,7 @@ class ClusterView:
                 bounds |= self._bounds_on(brokers, address, topic, wanted)
                 failures[topic] = None
             except RocketMQError as error:
-                if not error.may_pass(has_worked=self._has_worked):
+                if not self._may_pass(error, name, topic):
                     raise
                 failures[topic] = error
                 if isinstance(error, TransportError):
@@ -566,6 +567,22 @@ class ClusterView:
         if queues:
             self._silent_until_s.pop(name, None)
         return bounds, failures
+
+    def _may_pass(self, error: RocketMQError, broker_name: str, topic: str) -> bool:
+        """Whether a broker's error costs only its queues this plan."""
+        if error.may_pass(has_worked=self._has_worked):
+            return True
+        # Asks the offset store, so only where it matters.
+        return error.may_pass(has_worked=True) and broker_name in self.had_it(topic)
+
+    def _may_pass(self, error: RocketMQError, broker_name: str, topics: Collection[str]) -> bool:
+        """Whether a broker's error costs only its queues this plan."""
+        if error.may_pass(has_worked=self._has_worked):
+            return True
+        # Asks the offset store, so only where it matters.
+        return error.may_pass(has_worked=True) and any(
+            broker_name in self.had_it(topic) for topic in topics
+        )
 
     def _bounds_on(
         self, brokers: BrokerClient, address: BrokerAddress, topic: str, queues: Sequence[MessageQueue]
@@ -650,20 +667,37 @@ class ClusterView:
             return {}
 
 
-def at_first_contact(action: Callable[[], T], patience: Deadline, sleep: Callable[[float], object]) -> T:
-    """What ``action`` returns, tried three times: an address may be wrong.
+def at_first_contact(
+    action: Callable[[], T],
+    patience: Deadline,
+    sleep: Callable[[float], object],
+    *,
+    has_worked: Callable[[], bool] = lambda: False,
+) -> T:
+    """Return the result of ``action``, which is tried three times: an address may be wrong.
 
-    Brokers that have yet to register at a name server, and name servers that are not ready, are waited for as
-    long as ``patience`` lasts.
+    It is tried as long as ``patience`` lasts where it may well pass: where brokers have yet to register at a
+    name server, where a name server is not ready, and, for a query that ``has_worked`` before, where name
+    servers or brokers are away or do not work now.
 
     Raises:
         RocketMQError: Of the last try.
     """
     try:
         return call_with_retry(action, _FIRST_CONTACT, patience, sleep, is_tried_again=_may_pass_later)
-    except (TopicAway, NameServerNotReady) as error:
-        logger.warning("waiting up to %.0f s: %s", patience.remaining_s(), error)
-    return call_with_retry(action, UNTIL_DEADLINE, patience, sleep)
+    except RocketMQError as error:
+        if isinstance(error, (TopicAway, NameServerNotReady)):
+            logger.warning("waiting up to %.0f s: %s", patience.remaining_s(), error)
+        elif patience.has_passed or not _may_pass_later(error) or not has_worked():
+            raise
+        else:
+            logger.warning(
+                "the cluster is away or does not work now; this query has read from it before, so it waits "
+                "up to %.0f s more (retryTimeoutMs): %s",
+                patience.remaining_s(),
+                error,
+            )
+    return call_with_retry(action, UNTIL_DEADLINE, patience, sleep, is_tried_again=_may_pass_later)
 
 
 def _may_pass_later(error: RocketMQError) -> bool:
@@ -674,13 +708,21 @@ def _may_pass_later(error: RocketMQError) -> bool:
 def check_topics(options: ReadOptions, had_it: Callable[[str], Collection[str]]) -> None:
     """Check that the topics of a query exist, before it makes anything; ``had_it`` as :class:`ClusterView`'s.
 
+    A query that has read one of them before waits ``retryTimeoutMs`` for servers that are away; a new one
+    tries three times.
+
     Raises:
         TopicNotFound: If no living broker has one of them.
         RocketMQError: If no name server, or not a single broker, answers.
     """
     clock = SystemClock()
     view = ClusterView(options, process_pool(ConnectionSettings.of(options)), clock, had_it=had_it)
-    at_first_contact(view.snapshot, Deadline.after(clock, options.retry_timeout_ms / 1000), time.sleep)
+    at_first_contact(
+        view.snapshot,
+        Deadline.after(clock, options.retry_timeout_ms / 1000),
+        time.sleep,
+        has_worked=lambda: any(had_it(topic) for topic in options.subscribed()),
+    )
 
 
 def _of(

@@ -112,6 +112,7 @@ class MicroBatchPlanner:
         """Prepare to plan; ``held_up`` is why queues wait, as far as the driver knows, or empty."""
         self._options = options
         self._view = view
+        view.had_it = self._brokers_before
         self._progress = progress
         self._clock = clock
         self._pause = pause
@@ -140,6 +141,8 @@ class MicroBatchPlanner:
         """Whether brokers have given all that a plan needs."""
         self._seen: Snapshot | None = None
         """The newest one; None before first contact."""
+        self._logged: Collection[QueueRange] = ()
+        """The plan in Spark's checkpoint with which this run began, as far as it was given."""
         self._known: tuple[Offset, tuple[int, tuple[QueueRange, ...]]] = ({}, (0, ()))
         """The offset written last, and what it holds."""
 
@@ -224,6 +227,7 @@ class MicroBatchPlanner:
             RocketMQError: If the cluster cannot be reached at first contact.
         """
         patience = self._patience()
+        self._logged = self._logged or planned
         snapshot = self._seen or self._at_first_contact(self._look)
         names = {each.queue.broker_name for each in planned}
         while True:
@@ -329,6 +333,7 @@ class MicroBatchPlanner:
     def _attempt(self, previous: Sequence[QueueRange], times: StoredBy) -> _Attempt | RocketMQError:
         """One plan from a new snapshot; or an error that may pass."""
         if self._seen is None:
+            self._logged = previous
             self._at_first_contact(self._look)
         try:
             self._progress.begin_reading()
@@ -502,7 +507,18 @@ class MicroBatchPlanner:
         return Deadline.after(self._clock, self._options.retry_timeout_ms / 1000)
 
     def _at_first_contact(self, action: Callable[[], T]) -> T:
-        return at_first_contact(action, self._patience(), self._pause)
+        return at_first_contact(
+            action, self._patience(), self._pause, has_worked=lambda: bool(self._read_before())
+        )
+
+    def _read_before(self) -> set[MessageQueue]:
+        """Return the queues that checkpoint and offset store name, of topics that the query still reads."""
+        known = {*(planned.queue for planned in self._logged), *self._progress.stored()}
+        return {queue for queue in known if self._options.reads(queue.topic)}
+
+    def _brokers_before(self, topic: str) -> set[str]:
+        """Return the brokers at which the query has read a topic before."""
+        return {queue.broker_name for queue in self._read_before() if queue.topic == topic}
 
     def _whole_snapshot(self, *, can_read_slaves: bool = False) -> Snapshot:
         """A snapshot with every master, or slaves instead; waits for them, ``retryTimeoutMs`` at most."""

@@ -53,6 +53,10 @@ class ProgressSource(Protocol):
         """Whether messages of this query have been consumed before, in an earlier run perhaps."""
         ...
 
+    def stored(self) -> Collection[MessageQueue]:
+        """Return the queues with progress outside Spark's checkpoint; none where that cannot be read."""
+        ...
+
     def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:
         """What the offset before the first micro-batch holds."""
         ...
@@ -108,6 +112,10 @@ class CheckpointProgress:
     def __init__(self, view: ClusterView, default_start: QueuePositions) -> None:
         self._view = view
         self._default_start = default_start
+
+    def stored(self) -> Collection[MessageQueue]:
+        """Return none: the checkpoint has all of it."""
+        return ()
 
     def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:
         """Empty ranges at the starting positions."""
@@ -244,6 +252,14 @@ class GroupProgress:
         """Where queues were when this process saw them first."""
         self._has_moved = False
         """Whether one has gone on since."""
+
+    def stored(self) -> Collection[MessageQueue]:
+        """Return the queues that have a row."""
+        try:
+            return self._store.read(self._group).keys()
+        except RocketMQError as error:
+            logger.warning("offset store not read for queues group=%s: %s", self._group, error)
+            return ()
 
     def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:  # noqa: ARG002 - the protocol's
         """Nothing: a group's positions are in its offset store."""
