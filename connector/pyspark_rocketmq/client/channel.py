@@ -23,6 +23,7 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple
 
+from pyspark_rocketmq.client.silence import Sent, Silence
 from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Transport, await_readable, renew_in_children
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import (
@@ -196,19 +197,11 @@ _OPAQUE_MASK: Final = 0x7FFFFFFF
 _JOIN_S: Final = 5.0
 
 
-_LEAST_SILENCE_S: Final = 0.1
-"""A shorter silence says nothing: the request had hardly any time left when it was sent."""
-_SURE_SILENCE_S: Final = 3.0
-"""A silence this long ends a connection even if requests with more time are under way on it."""
-
-
 class _Waiting(NamedTuple):
     request: Outgoing
     on_response: OnResponse
-    sent_at_s: float
+    sent: Sent
     deadline: Deadline | None
-    received_before: int
-    """How often something had come on the connection when the request was sent."""
 
 
 class Channel:
@@ -218,9 +211,8 @@ class Channel:
     is ignored; a server's request never delays an answer. A server that answers GO_AWAY gets no new request
     from the pool; the channel ends with the last answer that is awaited.
 
-    A request that is given up ends the channel if nothing at all has come since it was sent: a peer, proxy or
-    tunnel that is gone without a word keeps the connection open for ever, while new ones work. While other
-    requests are under way, the silence must last three seconds; then they fail with it.
+    A request that is given up ends the channel if nothing at all has come since it was sent (``silence``): a
+    peer, proxy or tunnel that is gone without a word keeps the connection open for ever, while new ones work.
 
     Source: RocketMQ 5.3.3 ``NettyRemotingClient.invokeSync`` with ``clientCloseSocketIfTimeout``.
     """
@@ -236,8 +228,6 @@ class Channel:
         self.address = transport.address
         self.broker_name: str | None = None
         """Name that the server gives itself, as ``identity`` has it; None until it was asked."""
-        self.least_silence_s = _LEAST_SILENCE_S
-        """A shorter silence is no sign that the peer is gone; longer for a server that is slow."""
         self._transport = transport
         self._clock = clock
         self._signer = signer
@@ -246,10 +236,8 @@ class Channel:
         self._send_lock = threading.Lock()
         self._waiting: dict[int, _Waiting] = {}
         self._ended: RocketMQError | None = None
-        self._received = 0
-        """How often bytes have come; only the reader counts."""
-        self._silence = (-1, 0.0)
-        """That count, and when the first request since then was sent."""
+        self._silence = Silence()
+        """What comes, only the reader notes; the rest under ``_lock``."""
         self._is_leaving = False
         self._dispatcher = RequestDispatcher(
             request_handler, self._answer, f"rocketmq-requests {self.address}"
@@ -308,13 +296,13 @@ class Channel:
         outgoing = self._signed(request)
         opaque = next(self._opaques) & _OPAQUE_MASK
         frame = outgoing.encode(opaque)
-        waiting = _Waiting(outgoing, on_response, self._clock.monotonic_s(), deadline, self._received)
+        sent = Sent(self._clock.monotonic_s(), self._silence.received)
+        waiting = _Waiting(outgoing, on_response, sent, deadline)
         with self._lock:
             refused = self._ended
             if refused is None:
                 self._waiting[opaque] = waiting
-                if self._silence[0] != waiting.received_before:
-                    self._silence = waiting.received_before, waiting.sent_at_s
+                self._silence.sent(sent)
         if refused is not None:
             self._call_back(waiting, _reason_for(refused, outgoing))
             return opaque
@@ -351,6 +339,11 @@ class Channel:
             self._call_back(waiting, self._timeout(waiting))
         self._end_if_silent(given_up)
 
+    def answered_after(self, took_s: float) -> None:
+        """Note that the server is slow: it took so long to answer a question that costs it nothing."""
+        with self._lock:
+            self._silence.answered_after(took_s)
+
     def close(self) -> None:
         """End the connection, fail what is under way, wait for the threads unless called from one."""
         self._end(ChannelClosed(self.address, "it was closed on this side"))
@@ -384,7 +377,7 @@ class Channel:
         try:
             self._receive_until_the_end()
         except RocketMQError as error:
-            self._end(error if self._received else _with_tls_hint(error))
+            self._end(error if self._silence.received else _with_tls_hint(error))
         except Exception as error:
             # Whatever it was, a channel without a reader must not look alive.
             logger.exception("reader failed address=%s", self.address)
@@ -400,7 +393,7 @@ class Channel:
         next_sweep_s = self._clock.monotonic_s() + RECEIVE_TICK_S
         while (count := self._transport.recv_into(buffer)) != 0:
             if count is not None:
-                self._received += 1
+                self._silence.came()
                 for command in decoder.feed(buffer[:count]):
                     self._take_in(command)
             now_s = self._clock.monotonic_s()
@@ -443,24 +436,18 @@ class Channel:
             )
 
     def _timeout(self, waiting: _Waiting) -> RequestTimeout:
-        waited_s = self._clock.monotonic_s() - waiting.sent_at_s
+        waited_s = self._clock.monotonic_s() - waiting.sent.at_s
         return RequestTimeout(self.address, describe_request(waiting.request.command()), waited_s)
 
     def _end_if_silent(self, given_up: Iterable[_Waiting]) -> None:
-        """End the channel if nothing has come since one of these requests was sent.
-
-        Requests that have more time keep it for a while: a broker may be too slow only for the shorter ones.
-        """
-        now_s, received = self._clock.monotonic_s(), self._received
-        silent_s = [now_s - waiting.sent_at_s for waiting in given_up if waiting.received_before == received]
-        if max(silent_s, default=0.0) < self.least_silence_s or self._has_unread():
+        """End the channel if nothing has come since one of these requests was sent."""
+        now_s = self._clock.monotonic_s()
+        if not self._silence.is_suspicious([each.sent for each in given_up], now_s) or self._has_unread():
             return
         with self._lock:
-            last_received, since_s = self._silence
-            has_others = bool(self._waiting)
-        all_silent_s = now_s - since_s
-        if last_received == received and (not has_others or all_silent_s >= _SURE_SILENCE_S):
-            self._end(ChannelClosed(self.address, f"nothing came on it for {all_silent_s:.3g} s"))
+            silent_s = self._silence.over_after_s(now_s, has_others=bool(self._waiting))
+        if silent_s is not None:
+            self._end(ChannelClosed(self.address, f"nothing came on it for {silent_s:.3g} s"))
 
     def _has_unread(self) -> bool:
         """Whether something has come that the reader has not seen: this process may have stood still."""

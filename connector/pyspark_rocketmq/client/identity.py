@@ -21,8 +21,6 @@ from pyspark_rocketmq.wire.requests.responses import error_of
 
 WHO: Final = RemotingCommand(code=RequestCode.GET_BROKER_CONFIG)
 """The question. The answer may contain secrets of the broker: no log shows it."""
-_SLOWEST_S: Final = 2.5
-"""A longer silence is always a sign that the peer is gone; below the time-out of a request."""
 UNKNOWN: Final = ""
 """Name of a server that does not say it."""
 _NAME: Final = re.compile(rb"^brokerName=(.*?)\r?$", re.MULTILINE)
@@ -65,7 +63,6 @@ def confirm(channel: Channel, broker_name: str, deadline: Deadline) -> None:
         left_s = deadline.remaining_s()
         answer = channel.request(WHO, deadline)
         # The rest of a slow server's time is too short for a second answer: that must not end the channel.
-        took_s = min(left_s - deadline.remaining_s(), _SLOWEST_S)
-        channel.least_silence_s = max(channel.least_silence_s, took_s)
+        channel.answered_after(left_s - deadline.remaining_s())
         channel.broker_name = name_in(answer, channel.address)
         check_name(channel.address, channel.broker_name, broker_name)
