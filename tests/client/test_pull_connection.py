@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from pyspark_rocketmq.client import identity
 from pyspark_rocketmq.client.pull_connection import (
     PullConnection,
     acquire_connection,
@@ -296,6 +297,19 @@ def test_no_pull_leaves_before_the_server_has_said_which_broker_it_is(
     assert question.code == RequestCode.GET_BROKER_CONFIG
     assert [sent for sent, _ in answers] == [pull(0), pull(32), pull(64)]
     assert [request.code for request in broker.requests()].count(RequestCode.GET_BROKER_CONFIG) == 1
+
+
+def test_a_server_that_refuses_its_name_is_pulled_from_with_a_warning(
+    broker: Broker, named: PullConnection[PullRequest], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A7: on the connections of tasks, too."""
+    identity._warned.clear()
+    named.send([pull(0)])
+    broker.give(broker.requests()[0].response(ResponseCode.NO_PERMISSION, remark="no right"))
+    assert named.receive(3.0) == []
+
+    assert len(broker.requests()) == 2
+    assert "Give this user the right to GET_BROKER_CONFIG" in caplog.text
 
 
 def test_another_broker_gets_no_pull(broker: Broker, named: PullConnection[PullRequest]) -> None:

@@ -523,6 +523,27 @@ def test_a_call_that_fails_unexpectedly_is_repeated(
         assert "group member failed, going on" in caplog.text
 
 
+def test_a_member_that_leaves_looks_for_its_name_only_at_the_broker_of_its_locks(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A7, B7: a broker that came to this address has other locks."""
+    with SimCluster(brokers=2) as cluster:
+        cluster.create_topic("T", queues=1)
+        one = members.join(cluster.name_servers, "T", "one", timing=QUICK)
+        await_plannable(one, queues_of(cluster, "T", 1))
+        addresses, asked = cluster.broker_addresses, set[tuple[str, str]]()
+
+        def listed(address: str, group: str, *, broker_name: str = "") -> tuple[str, ...]:
+            asked.add((address, broker_name))
+            return ()
+
+        assert one.planned(one.begin_plan())
+        monkeypatch.setattr(one._calls.brokers, "consumer_list", listed)
+        one.stop(SOON_S)
+
+        assert {(address, name) for name, address in addresses.items()} == asked
+
+
 def await_renewed(member: RunningMember) -> None:
     """Wait until each lock that the member has now was renewed."""
     before = member.held()

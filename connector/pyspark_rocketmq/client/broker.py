@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, TypeVar
 
 from pyspark_rocketmq.client.channel import Channel
-from pyspark_rocketmq.client.identity import confirm
+from pyspark_rocketmq.client.identity import confirm, confirm_soon
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.display import peer_text
@@ -68,8 +69,9 @@ class BrokerClient:
     Every blocking call raises ``TransportError`` (retryable) when no answer comes, ``BrokerError`` or a
     subclass when the broker says no, and ``RemoteProtocolError`` when the answer makes no sense. It waits at
     most ``request_timeout_s`` for connection and answer together, unless it takes a deadline of its own.
-    Asynchronous calls call back exactly once, normally on the channel's reader thread, which must not block:
-    while it runs, no other answer of this broker is taken in.
+    Asynchronous calls wait for nothing, not even for a connection. They call back exactly once, normally on
+    the channel's reader thread, which must not block: while it runs, no other answer of this broker is taken
+    in.
 
     A call that names a broker, by a queue, a message or ``broker_name``, is made only to that one: where
     another one answers it raises ``WrongBroker`` (retryable), or calls back with it, and sends nothing.
@@ -452,12 +454,23 @@ class BrokerClient:
         deadline: Deadline,
         on_outcome: Callable[[RemotingCommand | RocketMQError], object],
     ) -> None:
-        try:
-            channel = self._channel(address, deadline, broker_name)
-        except RocketMQError as error:
-            on_outcome(error)
-        else:
-            channel.submit(request, on_outcome, deadline)
+        """Send a request without waiting: for a connection, for the server's name, or for the answer."""
+
+        def send(channel: Channel, refusal: RocketMQError | None) -> None:
+            if refusal is None:
+                channel.submit(request, on_outcome, deadline)
+            else:
+                on_outcome(refusal)
+
+        def confirm_first(found: Channel | RocketMQError) -> None:
+            if isinstance(found, RocketMQError):
+                on_outcome(found)
+            elif not broker_name:
+                send(found, None)
+            else:
+                confirm_soon(found, broker_name, deadline, partial(send, found))
+
+        self._pool.get_soon(address, deadline, confirm_first)
 
     def _offset(self, address: str, code: RequestCode, header: Header, broker_name: str) -> int:
         answer = self._ask(address, code, header, broker_name)

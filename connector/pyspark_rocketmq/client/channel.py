@@ -228,6 +228,8 @@ class Channel:
         self.address = transport.address
         self.broker_name: str | None = None
         """Name that the server gives itself, as ``identity`` has it; None until it was asked."""
+        self.is_asked_again_s = math.inf
+        """When a server that did not say its name is asked again, in monotonic seconds."""
         self._transport = transport
         self._clock = clock
         self._signer = signer

@@ -3,26 +3,38 @@
 Brokers that restart may come back at each other's address, or at one that another broker had, while routes
 are up to 30 s old and name servers up to two minutes. So each new connection begins with the question for the
 broker's name, and what is meant for another broker is not sent. A server that does not say its name is taken
-for what its route calls it: a RocketMQ 5 Proxy, which finds the broker by itself, and a managed cluster's
-gateway. Source: ``AdminBrokerProcessor.getBrokerConfig``, which every user may ask for.
+for what its route calls it, with a warning: a RocketMQ 5 Proxy, which finds the broker by itself, a managed
+cluster's gateway, and a broker that refuses the question. One that has said its name is never taken for
+another one later, whatever it answers then. Source: ``AdminBrokerProcessor.getBrokerConfig``, which every
+user may ask for.
+
+Two threads may ask at the same time: a connection has one server, which gives both the same name.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import re
+from collections.abc import Callable
 from typing import Final
 
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.clock import Deadline
-from pyspark_rocketmq.errors import WrongBroker
+from pyspark_rocketmq.display import peer_text
+from pyspark_rocketmq.errors import RocketMQError, WrongBroker
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.requests.responses import error_of
+
+logger = logging.getLogger(__name__)
 
 WHO: Final = RemotingCommand(code=RequestCode.GET_BROKER_CONFIG)
 """The question. The answer may contain secrets of the broker: no log shows it."""
 UNKNOWN: Final = ""
 """Name of a server that does not say it."""
+_ASKED_AGAIN_S: Final = 60.0
+"""How long after a refusal a server is asked again: it may have failed for a moment, or rights were given."""
 _NAME: Final = re.compile(rb"^brokerName=(.*?)\r?$", re.MULTILINE)
 
 
@@ -51,6 +63,37 @@ def check_name(address: str, is_named: str, wanted: str) -> None:
         raise WrongBroker(address, f"it is {is_named}, and {wanted} was expected there")
 
 
+_warned: set[str] = set()
+"""Addresses whose servers do not say their names, as far as this process has logged it."""
+
+
+def warn_of_unknown(address: str, wanted: str, answer: RemotingCommand) -> None:
+    """Log once for each address that its server does not say its name, and what to do."""
+    if address in _warned:
+        return
+    _warned.add(address)
+    if answer.code in {ResponseCode.SUCCESS, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}:
+        remedy = (
+            "A RocketMQ 5 Proxy and a managed cluster's gateway do so, and find the broker by themselves: then "
+            "there is nothing to do. Else give each broker an address that no other one gets."
+        )
+    else:
+        remedy = (
+            "Give this user the right to GET_BROKER_CONFIG (request code 26), which brokers answer to every "
+            "user by default; or give each broker an address that no other one gets."
+        )
+    logger.warning(
+        "server does not say which broker it is, so it is taken for the one that its route names, and brokers "
+        "that come back with each other's address may be mixed up until the route is refreshed broker=%s "
+        "address=%s code=%d remark=%s. %s",
+        peer_text(wanted),
+        address,
+        answer.code,
+        peer_text(answer.remark or "none"),
+        remedy,
+    )
+
+
 def confirm(channel: Channel, broker_name: str, deadline: Deadline) -> None:
     """Ask a server for its name, once for each connection, and again where it is not the wanted one.
 
@@ -58,11 +101,61 @@ def confirm(channel: Channel, broker_name: str, deadline: Deadline) -> None:
         WrongBroker: If it is another broker.
         TransportError, BrokerError: If it did not answer before ``deadline``.
     """
-    if channel.broker_name not in {broker_name, UNKNOWN}:
-        # A connection that has fallen silent to another broker must not stand in the way of a new one.
-        left_s = deadline.remaining_s()
-        answer = channel.request(WHO, deadline)
-        # The rest of a slow server's time is too short for a second answer: that must not end the channel.
-        channel.answered_after(left_s - deadline.remaining_s())
-        channel.broker_name = name_in(answer, channel.address)
-        check_name(channel.address, channel.broker_name, broker_name)
+    if _is_confirmed(channel, broker_name, deadline):
+        return
+    # A connection that has fallen silent to another broker must not stand in the way of a new one.
+    left_s = deadline.remaining_s()
+    answer = channel.request(WHO, deadline)
+    _take_in(channel, broker_name, answer, left_s, deadline)
+
+
+def confirm_soon(
+    channel: Channel,
+    broker_name: str,
+    deadline: Deadline,
+    on_confirmed: Callable[[RocketMQError | None], object],
+) -> None:
+    """Do what :func:`confirm` does without waiting: ``on_confirmed`` gets None or the error, exactly once.
+
+    It is called at once where nothing is to be asked.
+    """
+    if _is_confirmed(channel, broker_name, deadline):
+        on_confirmed(None)
+        return
+    left_s = deadline.remaining_s()
+
+    def take_in(answer: RemotingCommand | RocketMQError) -> None:
+        try:
+            if isinstance(answer, RocketMQError):
+                raise answer
+            _take_in(channel, broker_name, answer, left_s, deadline)
+        except RocketMQError as error:
+            on_confirmed(error)
+        else:
+            on_confirmed(None)
+
+    channel.submit(WHO, take_in, deadline)
+
+
+def _is_confirmed(channel: Channel, broker_name: str, deadline: Deadline) -> bool:
+    known = channel.broker_name
+    if known == UNKNOWN:
+        return deadline.clock.monotonic_s() < channel.is_asked_again_s
+    return known == broker_name
+
+
+def _take_in(
+    channel: Channel, broker_name: str, answer: RemotingCommand, left_s: float, deadline: Deadline
+) -> None:
+    # The rest of a slow server's time is too short for a second answer: that must not end the channel.
+    channel.answered_after(left_s - deadline.remaining_s())
+    name = name_in(answer, channel.address)
+    if name != UNKNOWN:
+        channel.broker_name = name
+    elif channel.broker_name is None or channel.broker_name == UNKNOWN:
+        is_refused = answer.code not in {ResponseCode.SUCCESS, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
+        again_s = deadline.clock.monotonic_s() + _ASKED_AGAIN_S
+        channel.is_asked_again_s = again_s if is_refused else math.inf
+        channel.broker_name = UNKNOWN
+        warn_of_unknown(channel.address, broker_name, answer)
+    check_name(channel.address, channel.broker_name, broker_name)

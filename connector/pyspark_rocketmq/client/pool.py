@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 
@@ -14,7 +15,7 @@ from pyspark_rocketmq.client.channel import Channel, RequestHandler
 from pyspark_rocketmq.client.tls import TlsConnector
 from pyspark_rocketmq.client.transport import Closing, Connect, TcpTransport, Transport, renew_in_children
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
-from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
+from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed, RocketMQError
 from pyspark_rocketmq.options.connection import ConnectionOptions
 from pyspark_rocketmq.wire.command import (
     ACCESS_KEY,
@@ -87,6 +88,7 @@ class Elsewhere:
 
 HandlerFor = Callable[[str], RequestHandler]
 """What answers the requests of the server at an address."""
+OnChannel = Callable[[Channel | RocketMQError], object]
 
 
 class ChannelPool(Closing):
@@ -131,15 +133,7 @@ class ChannelPool(Closing):
             ConnectFailed: If no connection could be made before ``deadline`` or within the connect time-out.
             ChannelClosed: If the pool is closed.
         """
-        with self._lock:
-            if self._is_closed:
-                raise ChannelClosed(address, "its pool was closed on this side")
-            found = self._channels.get(address)
-            is_ours = found is None or _is_dead(found)
-            if is_ours:
-                self._leaving = [*(one for one in self._leaving if not one.has_ended), *_channel_in(found)]
-                found = self._channels[address] = Future()
-        assert found is not None
+        found, is_ours = self._place(address)
         if is_ours:
             return self._fill(found, address, deadline)
         try:
@@ -148,6 +142,44 @@ class ChannelPool(Closing):
             raise ConnectFailed(address, "another thread is still connecting") from None
         except ConnectFailed as error:
             raise type(error)(address, error.detail) from error
+
+    def get_soon(self, address: str, deadline: Deadline, on_channel: OnChannel) -> None:
+        """Do what :meth:`get` does without waiting: ``on_channel`` gets the channel or the error, exactly once.
+
+        It is called at once if there is an open channel, and else on a thread that connects. A process that
+        is about to end starts no threads (Python 3.12 and later): this one connects.
+        """
+        try:
+            found, is_ours = self._place(address)
+        except ChannelClosed as error:
+            on_channel(error)
+            return
+        # Before it is filled: whoever asked first is called first.
+        found.add_done_callback(lambda place: on_channel(_outcome_in(place, address)))
+        if not is_ours:
+            return
+
+        def connect() -> None:
+            # Those who asked get the error.
+            with suppress(Exception):
+                self._fill(found, address, deadline)
+
+        try:
+            threading.Thread(target=connect, name=f"rocketmq-connect {address}", daemon=True).start()
+        except RuntimeError:
+            connect()
+
+    def _place(self, address: str) -> tuple[Future[Channel], bool]:
+        """Return where the channel to ``address`` is or will be, and whether the caller must connect."""
+        with self._lock:
+            if self._is_closed:
+                raise ChannelClosed(address, "its pool was closed on this side")
+            found = self._channels.get(address)
+            if found is not None and not _is_dead(found):
+                return found, False
+            self._leaving = [*(one for one in self._leaving if not one.has_ended), *_channel_in(found)]
+            found = self._channels[address] = Future()
+            return found, True
 
     def close(self) -> None:
         """Close all channels; requests under way fail with ``ChannelClosed``. Idempotent."""
@@ -177,6 +209,16 @@ class ChannelPool(Closing):
             channel.close()
             raise ChannelClosed(address, "its pool was closed on this side")
         return channel
+
+
+def _outcome_in(place: Future[Channel], address: str) -> Channel | RocketMQError:
+    """The channel, or an error of the asker's own: one raised in several threads would mix tracebacks."""
+    error = place.exception()
+    if error is None:
+        return place.result()
+    if isinstance(error, ConnectFailed):
+        return type(error)(address, error.detail)
+    return error if isinstance(error, RocketMQError) else ConnectFailed(address, repr(error))
 
 
 def _is_dead(place: Future[Channel]) -> bool:

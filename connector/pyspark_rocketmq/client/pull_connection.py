@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
-from pyspark_rocketmq.client.identity import WHO, check_name, name_in
+from pyspark_rocketmq.client.identity import UNKNOWN, WHO, check_name, name_in, warn_of_unknown
 from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, Connect, Transport, renew_in_children
 from pyspark_rocketmq.clock import Clock
@@ -260,7 +260,10 @@ class PullConnection(Generic[PullT]):
             self._transport.sendall(frame)
 
     def _confirm(self, answer: RemotingCommand) -> None:
-        check_name(self.address, name_in(answer, self.address), self.broker_name)
+        name = name_in(answer, self.address)
+        if name == UNKNOWN:
+            warn_of_unknown(self.address, self.broker_name, answer)
+        check_name(self.address, name, self.broker_name)
         self._is_confirmed = True
         frames, self._held = self._held, []
         self._transport.sendall(b"".join(frames))

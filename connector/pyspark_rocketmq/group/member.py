@@ -490,7 +490,7 @@ class RunningMember:
     def _unlock(self, action: Unlock) -> None:
         try:
             address = self._master(action.broker_name)
-            if self._waits_for_calls and self._is_name_used_again(address):
+            if self._waits_for_calls and self._is_name_used_again(address, action.broker_name):
                 logger.info(
                     "locks are left to the member that has started under the same name group=%s broker=%s",
                     self._group,
@@ -512,13 +512,13 @@ class RunningMember:
         calls_end_s = self.calls_end_s
         self._notify(lambda machine, now_s: machine.stop(now_s, calls_end_s=calls_end_s))
 
-    def _is_name_used_again(self, address: BrokerAddress) -> bool:
+    def _is_name_used_again(self, address: BrokerAddress, broker_name: str) -> bool:
         """Whether another connection has this client id: to a broker, locks of both are the same.
 
         This one is off the list by then.
         """
         try:
-            listed = self._calls.brokers.consumer_list(address, self._group)
+            listed = self._calls.brokers.consumer_list(address, self._group, broker_name=broker_name)
         except RocketMQError as error:
             logger.debug("members not known group=%s broker=%s: %s", self._group, address, error)
             return False
