@@ -67,26 +67,28 @@ class ServerFaults:
         Raises:
             AssertionError: If brokers do not take a change in time.
         """
-        match kind:
-            case Kind.NOT_READY:
-                self._relayed.front.instead = not_ready
-            case Kind.READY:
-                self._relayed.front.instead = None
-            case Kind.OUT_OF_REACH:
-                self._relayed.name_server.close()
-            case Kind.IN_REACH:
-                self._relayed.name_server.open()
-            case Kind.SILENT:
-                for relay in (self._relayed.name_server, *self._relayed.brokers.values()):
-                    relay.fall_silent()
-            case Kind.SWAPPED:
-                self._relayed.swap()
-            case Kind.REGISTERED:
-                self._relayed.register()
-            case Kind.SWITCHED_OFF | Kind.SWITCHED_ON:
-                self._switch(is_on=kind is Kind.SWITCHED_ON)
-            case _:
-                self._answer_with_code_1()
+        {
+            Kind.NOT_READY: self._be_not_ready,
+            Kind.READY: self._be_ready,
+            Kind.OUT_OF_REACH: self._relayed.name_server.close,
+            Kind.IN_REACH: self._relayed.name_server.open,
+            Kind.SILENT: self._fall_silent,
+            Kind.SWAPPED: self._relayed.swap,
+            Kind.REGISTERED: self._relayed.register,
+            Kind.SWITCHED_OFF: lambda: self._switch(is_on=False),
+            Kind.SWITCHED_ON: lambda: self._switch(is_on=True),
+            Kind.CODE_1: self._answer_with_code_1,
+        }[kind]()
+
+    def _be_not_ready(self) -> None:
+        self._relayed.front.instead = not_ready
+
+    def _be_ready(self) -> None:
+        self._relayed.front.instead = None
+
+    def _fall_silent(self) -> None:
+        for relay in (self._relayed.name_server, *self._relayed.brokers.values()):
+            relay.fall_silent()
 
     def _switch(self, *, is_on: bool) -> None:
         admin = Administrator(self._pool, SystemClock(), request_timeout_s=30.0)

@@ -257,7 +257,9 @@ def test_a_broker_that_refuses_its_name_is_warned_of_once_and_asked_again_later(
         call()
         assert server.introductions == 2
 
-        [said] = [each.message for each in caplog.records if "does not say which broker it is" in each.message]
+        [said] = [
+            each.message for each in caplog.records if "does not say which broker it is" in each.message
+        ]
         assert f"broker=broker-a address={server.address} code={code}" in said
         assert "Give this user the right to GET_BROKER_CONFIG" in said
         server.code = 0

@@ -36,7 +36,9 @@ def test_a_request_after_which_something_came_is_no_witness() -> None:
     assert silence.over_after_s(9.0, has_others=False) is None
 
 
-@pytest.mark.parametrize(("took_s", "waited_s", "is_one"), [(1.0, 0.9, False), (1.0, 1.0, True), (9.0, 2.5, True)])
+@pytest.mark.parametrize(
+    ("took_s", "waited_s", "is_one"), [(1.0, 0.9, False), (1.0, 1.0, True), (9.0, 2.5, True)]
+)
 def test_a_server_that_was_slow_gets_as_long_but_never_longer_than_a_request(
     took_s: float, waited_s: float, is_one: bool
 ) -> None:

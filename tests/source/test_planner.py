@@ -715,7 +715,11 @@ def test_a_query_that_has_worked_starts_while_the_cluster_is_away_and_waits(
 
     assert planning.next() == [(A0, 10, 12)]
 
-    [said] = [each.message for each in caplog.records if "waiting up to" in each.message or "it waits" in each.message]
+    [said] = [
+        each.message
+        for each in caplog.records
+        if "waiting up to" in each.message or "it waits" in each.message
+    ]
     assert str(error) in said
 
 
@@ -761,7 +765,9 @@ def test_a_group_that_has_worked_ends_at_once_where_it_has_no_right() -> None:
     assert not planning.pauses
 
 
-@pytest.mark.parametrize("rows", [{}, {MessageQueue("others", "broker-a", 0): 1}], ids=["no rows", "of others"])
+@pytest.mark.parametrize(
+    "rows", [{}, {MessageQueue("others", "broker-a", 0): 1}], ids=["no rows", "of others"]
+)
 def test_a_group_that_has_never_worked_ends_after_three_tries(rows: dict[MessageQueue, int]) -> None:
     """A8: an address may be wrong."""
     store = MemoryOffsetStore("test", clock=FakeClock())

@@ -74,8 +74,8 @@ def warn_of_unknown(address: str, wanted: str, answer: RemotingCommand) -> None:
     _warned.add(address)
     if answer.code in {ResponseCode.SUCCESS, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}:
         remedy = (
-            "A RocketMQ 5 Proxy and a managed cluster's gateway do so, and find the broker by themselves: then "
-            "there is nothing to do. Else give each broker an address that no other one gets."
+            "A RocketMQ 5 Proxy and a managed cluster's gateway do so, and find the broker by themselves: "
+            "then there is nothing to do. Else give each broker an address that no other one gets."
         )
     else:
         remedy = (
@@ -83,8 +83,8 @@ def warn_of_unknown(address: str, wanted: str, answer: RemotingCommand) -> None:
             "user by default; or give each broker an address that no other one gets."
         )
     logger.warning(
-        "server does not say which broker it is, so it is taken for the one that its route names, and brokers "
-        "that come back with each other's address may be mixed up until the route is refreshed broker=%s "
+        "server does not say which broker it is, so it is taken for the one that its route names, and "
+        "brokers that come back with each other's address may be mixed up until the route is refreshed broker=%s "
         "address=%s code=%d remark=%s. %s",
         peer_text(wanted),
         address,

@@ -144,7 +144,7 @@ class ChannelPool(Closing):
             raise type(error)(address, error.detail) from error
 
     def get_soon(self, address: str, deadline: Deadline, on_channel: OnChannel) -> None:
-        """Do what :meth:`get` does without waiting: ``on_channel`` gets the channel or the error, exactly once.
+        """Do what :meth:`get` does without waiting: ``on_channel`` gets channel or error, exactly once.
 
         It is called at once if there is an open channel, and else on a thread that connects. A process that
         is about to end starts no threads (Python 3.12 and later): this one connects.

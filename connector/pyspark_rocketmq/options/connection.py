@@ -99,8 +99,8 @@ class ConnectionOptions(OptionSet):
     retry_timeout_ms: int = everywhere_option(
         "retryTimeoutMs", int_between(0, 86_400_000), 120_000, unit="ms"
     ).doc(
-        "How long a task goes on trying a broker that cannot be reached or is busy before it fails, and a query "
-        "that has worked before waits for servers that are away when it starts."
+        "How long a task goes on trying a broker that cannot be reached or is busy before it fails, and a "
+        "query that has worked before waits for servers that are away when it starts."
     )
 
     @classmethod

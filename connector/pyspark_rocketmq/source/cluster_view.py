@@ -580,9 +580,7 @@ class ClusterView:
         if error.may_pass(has_worked=self._has_worked):
             return True
         # Asks the offset store, so only where it matters.
-        return error.may_pass(has_worked=True) and any(
-            broker_name in self.had_it(topic) for topic in topics
-        )
+        return error.may_pass(has_worked=True) and any(broker_name in self.had_it(topic) for topic in topics)
 
     def _bounds_on(
         self, brokers: BrokerClient, address: BrokerAddress, topic: str, queues: Sequence[MessageQueue]
