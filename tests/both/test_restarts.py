@@ -301,9 +301,13 @@ def test_a_stream_that_goes_on_from_its_checkpoint_waits_for_servers_that_are_aw
         stream.restart()
         for relay in servers:
             relay.close()
-        read: list[object] = []
+        read: list[dict[MessageQueue, list[int]]] = []
 
-        with running(lambda: wait_until(lambda: read.append(stream.next_offsets()) or read[-1], ANSWER_S)):
+        def has_read() -> bool:
+            read.append(stream.next_offsets() or {})
+            return bool(read[-1])
+
+        with running(lambda: wait_until(has_read, ANSWER_S)):
             wait_until(lambda: "this query has read from it before" in caplog.text)
             for relay in servers:
                 relay.open()

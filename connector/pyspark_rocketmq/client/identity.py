@@ -84,8 +84,8 @@ def warn_of_unknown(address: str, wanted: str, answer: RemotingCommand) -> None:
         )
     logger.warning(
         "server does not say which broker it is, so it is taken for the one that its route names, and "
-        "brokers that come back with each other's address may be mixed up until the route is refreshed broker=%s "
-        "address=%s code=%d remark=%s. %s",
+        "brokers that come back with each other's address may be mixed up until the route is refreshed "
+        "broker=%s address=%s code=%d remark=%s. %s",
         peer_text(wanted),
         address,
         answer.code,
