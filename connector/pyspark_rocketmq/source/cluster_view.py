@@ -575,13 +575,6 @@ class ClusterView:
         # Asks the offset store, so only where it matters.
         return error.may_pass(has_worked=True) and broker_name in self.had_it(topic)
 
-    def _may_pass(self, error: RocketMQError, broker_name: str, topics: Collection[str]) -> bool:
-        """Whether a broker's error costs only its queues this plan."""
-        if error.may_pass(has_worked=self._has_worked):
-            return True
-        # Asks the offset store, so only where it matters.
-        return error.may_pass(has_worked=True) and any(broker_name in self.had_it(topic) for topic in topics)
-
     def _bounds_on(
         self, brokers: BrokerClient, address: BrokerAddress, topic: str, queues: Sequence[MessageQueue]
     ) -> dict[MessageQueue, QueueBounds]:
