@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
 import pytest
 
 from fuzz.reconnects import Held
-from pyspark_rocketmq.clock import Clock, SystemClock
+from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
 from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.errors import BrokerError
 from pyspark_rocketmq.group.join import join_group
@@ -42,9 +42,10 @@ class Members:
         *,
         timing: MembershipTiming | None = None,
         clock: Clock | None = None,
+        calls_end: bool = True,
         **options: str,
     ) -> RunningMember:
-        """Start a member called ``name``."""
+        """Start a member called ``name``, whose calls end by their time-outs or wait for ever."""
         parsed = ReadOptions.parse(
             {
                 "nameServers": name_servers,
@@ -56,6 +57,8 @@ class Members:
         )
         member = join_group(parsed, name, self.store, clock or SystemClock(), timing=timing)
         self._all.append(member)
+        if not calls_end:
+            wait_for_ever(member)
         member.start()
         return member
 
@@ -108,3 +111,15 @@ def vanish(member: RunningMember) -> None:
     """End it as a crash of its process does: connections break, nobody is told, no lock is given back."""
     member._calls.pool.close()
     member.stop(SOON_S)
+
+
+def wait_for_ever(member: RunningMember) -> None:
+    """Give its calls so much time that none ends by its time-out."""
+    member._calls.brokers._request_timeout_s = 10 * SOON_S
+
+
+def let_calls_end(member: RunningMember, addresses: Iterable[str]) -> None:
+    """Break the connections on which calls wait for ever; those that follow have a short time-out."""
+    member._calls.brokers._request_timeout_s = 1.0
+    for address in addresses:
+        member._calls.pool.get(address, Deadline.after(SystemClock(), SOON_S)).close()
