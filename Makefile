@@ -2,7 +2,7 @@
 ENV      := ./scripts/with-env.sh
 CHECK    := $(ENV) --no-java dev
 SOURCES  := connector broker_sim jobs scripts tests bench fuzz examples
-PYTEST   ?= python -m tests.in_two
+PYTEST   ?= python -m tests.at_once
 # Extra arguments for pytest, e.g. make test ARGS="tests/wire -x"
 ARGS     ?=
 SPARKS   ?= 4.0 4.1 4.3
@@ -16,7 +16,7 @@ SEED     ?=
 KILLS    ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv check fetch test long-test spark-test kill-test chaos stress option-test fuzz bench bench-against docs figures site lock wheel clean
+.PHONY: help venv check fetch test long-fetch long-test all-tests other-sparks spark-test kill-test chaos stress option-test fuzz bench bench-against docs figures site lock wheel clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -42,11 +42,18 @@ fetch: ## What the tests need besides packages: RocketMQ, PostgreSQL, object sto
 test: fetch ## All tests but the long ones, the real RocketMQ broker included
 	@$(ENV) dev $(PYTEST) $(ARGS)
 
-long-test: fetch ## The tests marked long: processes that are killed, Spark clusters, other Sparks, Java's and Go's clients, all pages
+long-fetch: fetch ## What the tests marked long need besides: Go's client, YARN, Hadoop's part for S3
 	@$(CHECK) python -m tests.go_client.program
 	@$(ENV) --maven dev python -m tests.helpers.hadoop
+
+long-test: long-fetch ## The tests marked long: processes that are killed, Spark clusters, other Sparks, Java's and Go's clients, all pages
 	@$(ENV) dev $(PYTEST) --long $(ARGS)
-	@$(if $(ARGS),,$(MAKE) --no-print-directory spark-test)
+
+all-tests: long-fetch ## make test and make long-test at once, which takes less time than one after the other
+	@$(ENV) dev $(PYTEST) --all $(ARGS)
+
+other-sparks: ## The environments of make spark-test
+	@for each in $(SPARKS); do $(ENV) spark-$$each true || exit 1; done
 
 spark-test: wheel fetch ## The wheel on every Python found, with its lowest and highest packages; it and the tests marked every_spark on other Sparks: SPARKS="4.0 4.3"
 	@$(ENV) dev python -m tests.packaging.platform_check dist/pyspark_rocketmq-*.whl

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -15,6 +16,7 @@ from tests.helpers.backend_counts import BackendCounts
 from tests.helpers.cluster import Backend, ClusterUnderTest
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.running import running
+from tests.helpers.taken_files import TAKEN_FOLDER, Taken, TakenFiles
 from tests.object_stores.server import AzureServer, Bucket, GoogleServer, S3Server
 from tests.real_broker.harness import RealCluster
 
@@ -42,7 +44,12 @@ hypothesis.settings.load_profile("shared-machine")
 def pytest_configure(config: pytest.Config) -> None:
     # Told to end, the run ends as by Ctrl-C: fixtures stop the processes they started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    config.pluginmanager.register(BackendCounts(is_strict=os.environ.get("CI", "").lower() == "true"))
+    is_part = TAKEN_FOLDER in os.environ
+    if is_part:
+        config.pluginmanager.register(TakenFiles(Taken(Path(os.environ[TAKEN_FOLDER]))))
+    # Of a part, tests.at_once judges.
+    is_strict = not is_part and os.environ.get("CI", "").lower() == "true"
+    config.pluginmanager.register(BackendCounts(is_strict=is_strict))
 
 
 def pytest_collection_finish() -> None:

@@ -14,6 +14,7 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.write import WriteOptions
 from tests.helpers.backend_counts import COUNTS_FILE
 from tests.helpers.driver_process import ENVIRONMENT, REPO
+from tests.helpers.taken_files import TAKEN_FOLDER
 from tests.ignored_options import QUICK, SLOW, WithoutEach, ignored, load_table
 from tests.named_tests import source_of
 
@@ -73,7 +74,7 @@ def test_a_test_that_succeeds_without_its_option_is_found() -> None:
 
 def test_each_test_fails_without_its_option() -> None:
     """All but those that take their time to: `make option-test` tries these, too."""
-    own = (COUNTS_FILE, "CI")
+    own = (COUNTS_FILE, TAKEN_FOLDER, "CI")
     done = subprocess.run(
         [sys.executable, "-m", "tests.ignored_options", QUICK],
         cwd=REPO,

@@ -1,0 +1,163 @@
+"""The tests in several processes at a time, each of which takes the next file that no other has taken.
+
+    python -m tests.at_once           # what `make test` runs: the tests that are not marked ``long``
+    python -m tests.at_once --long    # what `make long-test` runs: those that are, and beside them `make spark-test`
+    python -m tests.at_once --all     # what CI runs: both, and beside them `make spark-test`
+
+Much of their time is waited for, so they use both cores of a small machine only together. A process has a
+Spark session or never has one; whoever finds nothing left of its kind starts another process for the other
+kind. Each has clusters of its own. With arguments for pytest, one process runs what they choose.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.helpers.backend_counts import BACKENDS, COUNTS_FILE, SKIPPED
+from tests.helpers.taken_files import RUN, TAKEN_FOLDER, Taken
+
+_CHOICES = {"--long": "long", "--all": "(long or not long)"}
+"""Options, and the tests that they choose."""
+_SHORT = "not long"
+_WITH_SPARK, _WITHOUT = "spark", "not spark"
+_OTHER_SPARKS = ("make", "--no-print-directory", "spark-test")
+
+
+def main(arguments: list[str]) -> int:
+    """Run pytest; its exit code, or of several processes the first that is not 0."""
+    options = [each for each in arguments if each in _CHOICES]
+    chosen = _CHOICES[options[0]] if options else _SHORT
+    for_pytest = [each for each in arguments if each not in _CHOICES]
+    if for_pytest:
+        marker = ["-m", chosen] if options else []
+        return subprocess.call([sys.executable, "-m", "pytest", *marker, *for_pytest])
+    with TemporaryDirectory(prefix="tests-") as folder:
+        return _run(chosen, Path(folder))
+
+
+def _run(chosen: str, folder: Path) -> int:
+    lines = [Line("with Spark", folder, chosen), Line("without Spark", folder, chosen)]
+    of_kinds: list[list[str | Sequence[str]]] = [[_WITH_SPARK, _WITHOUT], [_WITHOUT, _WITH_SPARK]]
+    if chosen != _SHORT:
+        lines.append(Line("other Sparks", folder, chosen))
+        of_kinds.append([_OTHER_SPARKS, _WITHOUT, _WITH_SPARK])
+    signal.signal(signal.SIGTERM, lambda *_: [line.terminate() for line in lines])
+    # Ctrl-C reaches all processes; each cleans up after itself. They would inherit SIG_IGN.
+    signal.signal(signal.SIGINT, lambda *_: [line.begin_no_more() for line in lines])
+    for line, steps in zip(lines, of_kinds, strict=True):
+        line.start(steps, shown=line is lines[0])
+    codes = [line.wait() for line in lines]
+    return next(filter(None, codes), 0) or _judge(folder)
+
+
+class Line:
+    """Steps that run one after another beside those of other lines: commands, and kinds of tests."""
+
+    def __init__(self, name: str, folder: Path, chosen: str) -> None:
+        self._name = name
+        self._folder = folder
+        self._chosen = chosen
+        self._output = folder / f"{name}.output"
+        self._is_shown = False
+        self._ends = threading.Event()
+        self._running: subprocess.Popen[bytes] | None = None
+        self._codes: list[int] = []
+        self._thread: threading.Thread | None = None
+
+    def start(self, steps: Sequence[str | Sequence[str]], *, shown: bool) -> None:
+        """Begin; the output is ``shown`` as it comes, or by :meth:`wait`."""
+        self._is_shown = shown
+        self._thread = threading.Thread(target=self._run, args=(steps,), name=self._name)
+        self._thread.start()
+
+    def wait(self) -> int:
+        """Wait for the last step; the first exit code that is not 0."""
+        assert self._thread is not None
+        self._thread.join()
+        if not self._is_shown:
+            _say(f"\n{'=' * 20} {self._name} {'=' * 20}\n\n{self._output.read_text(errors='replace')}")
+        return next(filter(None, self._codes), 0)
+
+    def begin_no_more(self) -> None:
+        """Let the step that runs be the last one."""
+        self._ends.set()
+
+    def terminate(self) -> None:
+        """End the step that runs and begin no other."""
+        self._ends.set()
+        if self._running is not None:
+            self._running.terminate()
+
+    def _run(self, steps: Sequence[str | Sequence[str]]) -> None:
+        with self._output.open("wb") as file:
+            stdout = None if self._is_shown else file
+            for number, step in enumerate(steps):
+                if isinstance(step, str):
+                    if number and not Taken(self._folder / step).is_anything_left():
+                        continue
+                    self._call(_pytest(step, self._chosen, self._name), self._environment(step), stdout)
+                else:
+                    self._call(step, os.environ, stdout)
+
+    def _call(self, command: Sequence[str], environment: Mapping[str, str], stdout: object) -> None:
+        if self._ends.is_set():
+            return
+        with subprocess.Popen(command, env=environment, stdout=stdout) as self._running:  # type: ignore[call-overload]
+            # Told to end while it was started.
+            if self._ends.is_set():
+                self._running.terminate()
+            self._codes.append(self._running.wait())
+
+    def _environment(self, kind: str) -> Mapping[str, str]:
+        counts = self._folder / f"{self._name} {kind}.json"
+        return {**os.environ, COUNTS_FILE: str(counts), TAKEN_FOLDER: str(self._folder / kind)}
+
+
+def _pytest(kind: str, chosen: str, line: str) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--durations=12",
+        "-m",
+        f"{kind} and {chosen}",
+        "-o",
+        # It shows how much of everything has been run, and this process runs only a part.
+        "console_output_style=classic",
+        "-o",
+        f"cache_dir=.pytest_cache/{line} {kind}",
+    ]
+
+
+def _judge(folder: Path) -> int:
+    """Together they must have run everything and tested on each backend; what was skipped is counted."""
+    carried_out: Counter[str] = Counter()
+    for counts in folder.rglob("*.json"):
+        carried_out.update(json.loads(counts.read_text()))
+    on_backends = ", ".join(f"{carried_out[name]} on {name}" for name in BACKENDS)
+    _say(f"All {carried_out[RUN]} tests: {on_backends}; {carried_out[SKIPPED]} skipped.")
+    left_out = [f"no test marked '{name}' was carried out." for name in BACKENDS if not carried_out[name]]
+    collected = sum(Taken(folder / kind).collected() for kind in (_WITH_SPARK, _WITHOUT))
+    if carried_out[RUN] != collected:
+        left_out.append(f"of {collected} tests {carried_out[RUN]} were run.")
+    for reason in left_out:
+        _say(f"FAILED: {reason}")
+    return 1 if left_out else 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,128 @@
+"""Lets several processes that collected the same tests share them, file by file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+TAKEN_FOLDER = "TAKEN_FILES_FOLDER"
+"""Environment variable: where the processes that share tests note who has taken what."""
+RUN = "run"
+"""Name of the number of tests that were run, among the counts that a process leaves."""
+
+LONGEST = (
+    "tests/end_to_end/test_connect.py",
+    "tests/end_to_end/test_kill_with_spark_s_writer.py",
+    "tests/packaging/test_clusters.py",
+    "tests/end_to_end/test_kill.py",
+    "tests/end_to_end/test_secrets.py",
+    "tests/sinks/test_delta_sink_by_name.py",
+    "tests/packaging/test_kubernetes.py",
+    "tests/notebooks/test_notebooks.py",
+    "tests/guarantees/test_storage.py",
+    "tests/guarantees/test_processes.py",
+    "tests/java/test_beside_spark.py",
+    "tests/end_to_end/test_orderly_consumer.py",
+    "tests/sinks/test_delta_sink_by_spark.py",
+    "tests/applications/test_handover.py",
+    "tests/guarantees/test_random_histories.py",
+    "tests/packaging/test_stopped_job.py",
+    "tests/docs/test_quickstart.py",
+    "tests/docs/test_snippets.py",
+    "tests/consumer/test_orderly_explored.py",
+    "tests/test_option_tests.py",
+)
+"""Files that take a minute or more, the longest first: begun last, one of them would be waited for."""
+
+
+class Taken:
+    """The folder in which processes note the files that they take."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._collected = folder / "collected"
+
+    def begin(self, tests: int, files: int) -> None:
+        """Note how many there are; all processes find the same."""
+        self._folder.mkdir(exist_ok=True)
+        part = self._folder / f"collected.{os.getpid()}"
+        part.write_text(json.dumps([tests, files]))
+        part.replace(self._collected)
+
+    def take(self, name: str) -> bool:
+        """Take a file; False when another process has taken it."""
+        try:
+            (self._folder / f"{name.replace('/', '+')}.taken").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def end(self, tests: int) -> None:
+        """Note how many tests this process has run."""
+        self._folder.mkdir(exist_ok=True)
+        (self._folder / f"{os.getpid()}.json").write_text(json.dumps({RUN: tests}))
+
+    def collected(self) -> int:
+        """Number of tests that are to be run; 0 before :meth:`begin`."""
+        return self._numbers()[0]
+
+    def is_anything_left(self) -> bool:
+        """Whether there is a file that no process has taken, as far as is known."""
+        return not self._collected.exists() or self._numbers()[1] > len(list(self._folder.glob("*.taken")))
+
+    def _numbers(self) -> tuple[int, int]:
+        if not self._collected.exists():
+            return 0, 0
+        tests, files = json.loads(self._collected.read_text())
+        return tests, files
+
+
+class TakenFiles:
+    """A pytest plugin: runs the tests of each file that no other process has taken, the longest ones first."""
+
+    def __init__(self, taken: Taken) -> None:
+        self._taken = taken
+        self._run = 0
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """Run what can be taken; pytest's own loop is for what could not be collected."""
+        if session.testsfailed or session.config.option.collectonly:
+            return None
+        files = in_order(session.items)
+        self._taken.begin(len(session.items), len(files))
+        items = self._items(files)
+        item = next(items, None)
+        while item is not None:
+            # The next file is taken here, before the last test of this one: fixtures end by what comes next.
+            following = next(items, None)
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            self._run += 1
+            if session.shouldfail:
+                raise session.Failed(session.shouldfail)
+            if session.shouldstop:
+                raise session.Interrupted(session.shouldstop)
+            item = following
+        return True
+
+    def pytest_sessionfinish(self) -> None:
+        """Leave the number of tests that were run."""
+        self._taken.end(self._run)
+
+    def _items(self, files: Iterable[tuple[str, Sequence[pytest.Item]]]) -> Iterator[pytest.Item]:
+        for name, items in files:
+            if self._taken.take(name):
+                yield from items
+
+
+def in_order(items: Iterable[pytest.Item]) -> list[tuple[str, Sequence[pytest.Item]]]:
+    """The tests of each file: the longest files first, the others as they were collected."""
+    files: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    first = [name for name in LONGEST if name in files]
+    return [(name, files[name]) for name in (*first, *(name for name in files if name not in first))]

@@ -1,0 +1,195 @@
+"""Running all tests in several processes finds what one process would."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests import at_once
+from tests.helpers.backend_counts import COUNTS_FILE
+from tests.helpers.driver_process import ENVIRONMENT, REPO
+from tests.helpers.taken_files import LONGEST, RUN, TAKEN_FOLDER, Taken
+from tests.helpers.wait import PATIENCE_S
+
+BACKENDS = {"sim": 1, "real": 1, "java": 1}
+
+
+def leave(folder: Path, collected: int = 0, **parts: dict[str, int]) -> None:
+    Taken(folder / "spark").begin(collected, 1)
+    for name, counts in parts.items():
+        (folder / f"{name}.json").write_text(json.dumps(counts))
+
+
+def test_backends_may_be_tested_by_any_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    leave(tmp_path, spark={"real": 2, "skipped": 1}, others={"sim": 1, "real": 1, "java": 4, "skipped": 2})
+
+    assert at_once._judge(tmp_path) == 0
+    assert "1 on sim, 3 on real, 4 on java; 3 skipped." in capsys.readouterr().out
+
+
+def test_a_backend_that_no_part_tested_fails_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leave(tmp_path, spark={"sim": 2}, others={"sim": 1, "java": 4})
+
+    assert at_once._judge(tmp_path) == 1
+    assert "no test marked 'real'" in capsys.readouterr().out
+
+
+def test_a_test_that_no_part_ran_fails_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    leave(tmp_path, 12, spark={**BACKENDS, "run": 5}, others={"run": 6})
+
+    assert at_once._judge(tmp_path) == 1
+    assert "of 12 tests 11 were run" in capsys.readouterr().out
+
+
+def test_a_file_is_taken_once_and_the_last_one_is_noticed(tmp_path: Path) -> None:
+    one, two = Taken(tmp_path / "spark"), Taken(tmp_path / "spark")
+    assert one.is_anything_left(), "nobody has looked yet"
+    for each in (one, two):
+        each.begin(20, 2)
+
+    assert one.take("tests/a/test_a.py")
+    assert not two.take("tests/a/test_a.py")
+    assert two.is_anything_left()
+    assert two.take("tests/a/test_b.py")
+    assert not one.is_anything_left()
+    assert one.collected() == 20
+
+
+class Commands:
+    """Stands for the processes; those for which there is no code end with 0."""
+
+    def __init__(self, codes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.called: list[str] = []
+        self._codes = codes
+        monkeypatch.setattr(at_once.Line, "_call", lambda line, command, *_: self.call(line, command))
+
+    def call(self, line: at_once.Line, command: Sequence[str]) -> None:
+        name = next((each for each in command if "spark and" in each), command[-1])
+        self.called.append(name)
+        line._codes.append(self._codes.get(name, 0))
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(at_once, "_judge", lambda _: 0)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ({}, 0),
+        ({"not spark and long": 3}, 3),
+        ({"spark and long": 2}, 2),
+        ({"spark-test": 4}, 4),
+    ],
+)
+def test_a_part_that_fails_fails_the_run(
+    codes: dict[str, int], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = Commands(codes, monkeypatch)
+
+    assert at_once._run("long", tmp_path) == expected
+    assert set(commands.called) == {"spark and long", "not spark and long", "spark-test"}
+
+
+@pytest.mark.usefixtures("quiet")
+def test_who_has_done_its_kind_helps_with_the_other_while_files_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = Commands({}, monkeypatch)
+    Taken(tmp_path / "spark").begin(20, 2)
+    of_others = Taken(tmp_path / "not spark")
+    of_others.begin(20, 1)
+    of_others.take("tests/a/test_a.py")
+
+    assert at_once._run("not long", tmp_path) == 0
+    assert sorted(commands.called) == ["not spark and not long", *["spark and not long"] * 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["tests/wire", "-x"], ["tests/wire", "-x"]),
+        (["--long", "tests/go_client"], ["-m", "long", "tests/go_client"]),
+    ],
+)
+def test_arguments_for_pytest_are_run_by_one_process(
+    arguments: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[list[str]] = []
+
+    def call(command: list[str]) -> int:
+        called.append(command)
+        return 0
+
+    monkeypatch.setattr("subprocess.call", call)
+
+    assert at_once.main(arguments) == 0
+    assert called[0][3:] == expected
+
+
+def test_files_that_are_begun_first_are_there() -> None:
+    """A file that is renamed would be begun last and waited for."""
+    assert [name for name in LONGEST if not (REPO / name).is_file()] == []
+
+
+_SHARED = """
+import pytest
+
+@pytest.fixture(scope="module", autouse=True)
+def part(request):
+    print(f"begin {request.module.__name__}")
+    yield
+    print(f"end {request.module.__name__}")
+
+def test_one():
+    pass
+
+def test_two():
+    assert __name__ != "test_b"
+"""
+
+
+_CONFTEST = """
+from pathlib import Path
+from tests.helpers.taken_files import Taken, TakenFiles
+
+def pytest_configure(config):
+    config.pluginmanager.register(TakenFiles(Taken(Path(__file__).parent / "taken")))
+"""
+
+
+def test_processes_that_share_files_run_each_test_once(tmp_path: Path) -> None:
+    """Fixtures of a file end with it, and what fails fails the process that ran it."""
+    for name in ("a", "b", "c"):
+        (tmp_path / f"test_{name}.py").write_text(_SHARED)
+    (tmp_path / "conftest.py").write_text(_CONFTEST)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-v", "-s", "-p", "no:cacheprovider", str(tmp_path)]
+    environment = {
+        name: text for name, text in ENVIRONMENT.items() if name not in (COUNTS_FILE, TAKEN_FOLDER)
+    }
+    processes = [
+        subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    together = "".join(process.communicate(timeout=PATIENCE_S)[0] for process in processes)
+
+    assert sorted(process.returncode for process in processes) == [0, 1], together
+    assert together.count("PASSED") == 5
+    assert sorted(re.findall("begin (.*)", together)) == ["test_a", "test_b", "test_c"]
+    assert sorted(re.findall("end (.*)", together)) == ["test_a", "test_b", "test_c"]
+    taken = tmp_path / "taken"
+    counts = [json.loads(each.read_text())[RUN] for each in taken.glob("*.json")]
+    assert len(counts) == 2
+    assert sum(counts) == Taken(taken).collected() == 6
