@@ -28,6 +28,7 @@ from pyspark_rocketmq.replay.replay import Replay
 from tests.helpers.driver_process import REPO
 from tests.helpers.lock_watch import LockWatch, events
 from tests.helpers.orders import OUTPUT_SCHEMA, STEPS, check_sink
+from tests.helpers.quick_jvm import QUICK_JVM
 from tests.helpers.spark_session import delta_jars
 from tests.helpers.wait import wait_until
 
@@ -260,8 +261,14 @@ def main(config: dict[str, str]) -> dict[str, object]:
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_CONF_DIR": str(REPO / "conf" / "none"),
+        "JDK_JAVA_OPTIONS": QUICK_JVM,
+        # The daemon of workers forks, so what it imports must start no threads.
+        "JE_ARROW_MALLOC_CONF": "background_thread:false",
+        "OMP_NUM_THREADS": "1",
     }
     builder = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.python.daemon.module", "tests.helpers.warm_daemon")
+    builder = builder.config("spark.sql.shuffle.partitions", "2")
     builder = builder.config("spark.driver.extraClassPath", os.pathsep.join(map(str, delta_jars())))
     for line in (REPO / "conf" / "spark-defaults.conf").read_text().splitlines():
         if "delta" in line:
