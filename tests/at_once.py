@@ -50,9 +50,15 @@ def _run(chosen: str, folder: Path) -> int:
     if chosen != _SHORT:
         lines.append(Line("other Sparks", folder, chosen))
         of_kinds.append([_OTHER_SPARKS, _WITHOUT, _WITH_SPARK])
-    signal.signal(signal.SIGTERM, lambda *_: [line.terminate() for line in lines])
-    # Ctrl-C reaches all processes; each cleans up after itself. They would inherit SIG_IGN.
-    signal.signal(signal.SIGINT, lambda *_: [line.begin_no_more() for line in lines])
+
+    def on_signal(number: int, _: object) -> None:
+        for line in lines:
+            # Ctrl-C reaches all processes, and each cleans up after itself.
+            line.end(terminate=number == signal.SIGTERM)
+
+    # Not SIG_IGN, which the processes would inherit.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
     for line, steps in zip(lines, of_kinds, strict=True):
         line.start(steps, shown=line is lines[0])
     codes = [line.wait() for line in lines]
@@ -87,14 +93,10 @@ class Line:
             _say(f"\n{'=' * 20} {self._name} {'=' * 20}\n\n{self._output.read_text(errors='replace')}")
         return next(filter(None, self._codes), 0)
 
-    def begin_no_more(self) -> None:
-        """Let the step that runs be the last one."""
+    def end(self, *, terminate: bool) -> None:
+        """Begin no other step, and perhaps end the one that runs."""
         self._ends.set()
-
-    def terminate(self) -> None:
-        """End the step that runs and begin no other."""
-        self._ends.set()
-        if self._running is not None:
+        if terminate and self._running is not None:
             self._running.terminate()
 
     def _run(self, steps: Sequence[str | Sequence[str]]) -> None:
