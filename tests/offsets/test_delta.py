@@ -24,10 +24,11 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets import delta as delta_module
+from pyspark_rocketmq.offsets import delta_rows
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.delta_rows import NEWEST_VERSION, SCHEMA, VERSION_PROPERTY
 from pyspark_rocketmq.offsets.open import open_offset_store
-from pyspark_rocketmq.offsets.store import OffsetStore
+from pyspark_rocketmq.offsets.store import OffsetStore, SinkRecord
 from tests.helpers.fake_clock import FakeClock
 from tests.offsets.conformance import (
     GROUP,
@@ -468,6 +469,31 @@ def test_a_table_with_a_column_that_is_no_longer_used_is_read_and_written(path: 
     }
     assert DeltaTable(path).to_pyarrow_table().column("uncommitted").null_count == 2
     assert DeltaTable(path).metadata().configuration[VERSION_PROPERTY] == str(NEWEST_VERSION)
+
+
+def test_an_earlier_release_does_not_go_on_with_rows_that_it_would_misread(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F4, C5: members of both releases at once; the earlier ones end at their next change.
+
+    Of several remembered messages they would say that they are damaged; one of which only the offset is known
+    they would take for another one, and consume the queue again.
+    """
+    monkeypatch.setattr(delta_rows, "NEWEST_VERSION", 4)
+    monkeypatch.setattr(delta_module, "NEWEST_VERSION", 4)
+    former = DeltaOffsetStore(path)
+    epoch = former.claim(GROUP, "former", {Q0: 0})[Q0].epoch
+    monkeypatch.undo()
+    record = SinkRecord(generation=0, next_offset=6, last_message="")
+    assert DeltaOffsetStore(path).note_sinks(GROUP, {Q0: record})[Q0].state.last_message == "[5,0,-1]"
+    monkeypatch.setattr(delta_rows, "NEWEST_VERSION", 4)
+    monkeypatch.setattr(delta_module, "NEWEST_VERSION", 4)
+
+    for store in (former, DeltaOffsetStore(path)):
+        with pytest.raises(SchemaError, match=r"this release knows versions 1 to 4\. Use the release"):
+            store.claim(GROUP, "former", {Q0: 0})
+        with pytest.raises(SchemaError, match=r"this release knows versions 1 to 4\. Use the release"):
+            store.commit(GROUP, [committed(Q0, 3, epoch=epoch)], query_id="q", batch_id=1)
 
 
 def test_writers_that_upgrade_at_once_lose_nothing(path: Path) -> None:

@@ -156,10 +156,10 @@ def test_a_value_of_another_kind_is_an_error(folder: Path, main: Path, key: str,
 
 def test_a_file_of_a_newer_release_is_refused(folder: Path, main: Path) -> None:
     filled(folder, 7)
-    main.write_bytes(main.read_bytes().replace(b'"version":1', b'"version":2'))
+    main.write_bytes(main.read_bytes().replace(b'"version":2', b'"version":3'))
 
     with pytest.raises(
-        SchemaError, match=r"has version 2, this release knows 1. Use the release that wrote it"
+        SchemaError, match=r"has version 3, this release knows 2. Use the release that wrote it"
     ):
         FileOffsetStore(folder).read(GROUP)
 

@@ -50,7 +50,10 @@ def _validity(values: Sequence[object]) -> pa.Buffer | None:
 
 
 VERSION_PROPERTY: Final = "pyspark_rocketmq.offsetTableVersion"
-NEWEST_VERSION: Final = 4
+NEWEST_VERSION: Final = 5
+"""Version 5 has the columns of 4. Earlier releases refuse it: they would take the several messages that a row
+remembers (``consume.generations``) for damage, and one of which only the offset is known for another message.
+"""
 DROPPED: Final[Mapping[str, str]] = {"uncommitted": "string"}
 """Columns (name → type) of earlier versions: a table that has them keeps them, with nulls from now on."""
 

@@ -13,7 +13,7 @@ Rule 3: a file that cannot be read is an error, never "no offsets": those would 
 Shape, pretty-printed or not; ``rows`` is ours, and Java's objects are keys in ``offsetTable``::
 
     {"offsetTable": {{"brokerName": …, "queueId": …, "topic": …}: 12, …},
-     "version": 1,
+     "version": 2,
      "rows": [{"brokerName": …, "queueId": …, "topic": …, "epoch": …, …}]}
 
 Source: ``OffsetSerializeWrapper``, ``LocalFileOffsetStore``.
@@ -49,7 +49,8 @@ from pyspark_rocketmq.wire.requests.bodies import offsets_from_json, queue_from_
 
 logger = logging.getLogger(__name__)
 
-_VERSION: Final = 1
+_VERSION: Final = 2
+"""Version 2 has the keys of 1; earlier releases refuse it, as they do version 5 of ``offsets.delta_rows``."""
 _NAME: Final = "offsets.json"
 _KINDS: Final = {"string": (str,), "integer": (int,), "long": (int,), "timestamp": (float, int)}
 _KEPT: Final = tuple(
