@@ -17,7 +17,16 @@ from pyspark_rocketmq.sinks.database import DatabaseSink
 from pyspark_rocketmq.sinks.multi import MultiSink
 from tests.helpers.failing_connection import Connecting, ConnectionLost, FailingConnection, Faults
 from tests.helpers.sink_rows import GROUP, Q0, Q1
-from tests.sinks.sink_conformance import SCHEMA, SinkConformance, Stored, rows, run, written_by
+from tests.sinks.sink_conformance import (
+    SCHEMA,
+    SinkConformance,
+    Stored,
+    newest_in,
+    rows,
+    run,
+    with_newest,
+    written_by,
+)
 
 OLD_TABLE = (
     "CREATE TABLE rocketmq_watermarks (consumer_group VARCHAR(255) NOT NULL, topic VARCHAR(255) NOT NULL, "
@@ -30,6 +39,7 @@ _COLUMNS = (
     "queue_id INTEGER NOT NULL, next_offset BIGINT NOT NULL, generation BIGINT DEFAULT 0 NOT NULL, "
     "attempt VARCHAR(36) DEFAULT '' NOT NULL"
 )
+_NAMES = "consumer_group, topic, broker_name, queue_id, next_offset, generation, attempt"
 
 
 class Database(Protocol):
@@ -125,6 +135,25 @@ class DatabaseConformance(SinkConformance):
     @pytest.fixture
     def stored(self, database: Database) -> Stored:
         return lambda: stored_in(database)
+
+    @pytest.mark.parametrize("generation", [0, 1], ids=["same generation", "next generation"])
+    def test_a_member_of_an_earlier_release_leaves_no_message_of_before_beside_its_watermark(
+        self, database: Database, sink: DatabaseSink, generation: int
+    ) -> None:
+        """H10: it moves offset and generation, and the message would be taken for the newest one below."""
+        with_newest(sink, {Q0: 2, Q1: 5}, {Q0: "[1,1001,64]", Q1: "[4,1004,900]"})
+        execute(
+            database,
+            f"UPDATE rocketmq_watermarks SET next_offset = 9, generation = {generation}, attempt = 'its own' "
+            f"WHERE topic = '{Q0.topic}' AND queue_id = 0",
+        )
+        now = {Q0: generation, Q1: 0}
+
+        assert newest_in(sink, now) == {Q1: "[4,1004,900]"}
+        with_newest(sink, {Q0: 10}, {Q0: ""}, now)
+        assert newest_in(sink, now) == {Q1: "[4,1004,900]"}
+        with_newest(sink, {Q0: 11, Q1: 6}, {Q0: "[10,1010,960]", Q1: ""}, now)
+        assert newest_in(sink, now) == {Q0: "[10,1010,960]", Q1: "[4,1004,900]"}
 
     @pytest.mark.parametrize("start", [0, 2], ids=["first commit of the queues", "later"])
     def test_a_connection_lost_at_any_statement_costs_no_row_and_doubles_none(
@@ -349,6 +378,27 @@ class DatabaseConformance(SinkConformance):
 
         assert prepared(database).watermarks(GROUP) == {QueueGeneration(Q0, 0): 5}
         assert [offset for _, offset, _ in stored_in(database)] == [3, 4]
+
+    def test_a_table_of_the_release_before_is_asked_how_far_it_is_before_it_is_prepared(
+        self, database: Database
+    ) -> None:
+        """H7, H10: a query looks before it changes anything; a table seen as gone would end it."""
+        run(prepared(database), {Q0: 3}, rows(Q0, 0, 3))
+        [known] = prepared(database).standings(GROUP, {Q0: 0})
+        before = execute(database, f"SELECT {_NAMES} FROM rocketmq_watermarks")
+        key = "PRIMARY KEY (consumer_group, topic, broker_name, queue_id)"
+        execute(
+            database,
+            "DROP TABLE rocketmq_watermarks",
+            f"CREATE TABLE rocketmq_watermarks ({_COLUMNS}, {key})",
+            *(f"INSERT INTO rocketmq_watermarks VALUES {tuple(row)!r}" for row in before),
+        )
+
+        sink = sink_on(database)
+        assert sink.standings(GROUP, {Q0: 0}) == (known,)
+        sink.prepare(SCHEMA)
+        assert sink.standings(GROUP, {Q0: 0}) == (known,)
+        assert run(sink, {Q0: 5}, rows(Q0, 0, 5)) == 2
 
     def test_columns_in_another_order_are_taken_as_they_are(self, database: Database) -> None:
         """H7"""

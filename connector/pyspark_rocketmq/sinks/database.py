@@ -148,11 +148,17 @@ class DatabaseSink:
             if queue in stored
         }
         newest = {
-            queue: stored[queue].newest_message
+            queue: stored[queue].newest
             for queue, generation in queues.items()
             if queue in stored and stored[queue].generation == generation
         }
-        return with_newest(SinkStanding(f"database table {self.table.name}", identity, watermarks), newest)
+        later = frozenset(
+            queue
+            for queue, generation in queues.items()
+            if queue in stored and stored[queue].generation > generation
+        )
+        name = f"database table {self.table.name}"
+        return with_newest(SinkStanding(name, identity, watermarks, later=later), newest)
 
     def watermarks(self, consumer_group: str) -> dict[QueueGeneration, int]:
         """See ``Sink.watermarks``."""
@@ -245,8 +251,8 @@ class DatabaseBatch:
         generation, old = self.generations[queue], self.stored.get(queue)
         newest = self.newest.get(queue, "")
         if not newest and old is not None and old.generation == generation:
-            newest = old.newest_message
-        return Watermark(next_offset, generation, attempt, newest)
+            newest = old.newest
+        return Watermark.stored_by(attempt, next_offset, generation, newest)
 
     def _is_done(self, grown: Mapping[MessageQueue, int], attempt: str) -> bool:
         """Whether a try before, whose end is not known, was committed after all.

@@ -1,7 +1,9 @@
 """The table in a user's database that says how far a group's rows are there.
 
 One row per group and queue holds the next offset, the queue's generation (offsets that began again begin a
-new one) and the id of the attempt that stored it.  Two more kinds of rows have no topic:
+new one), the id of the attempt that stored it and the newest message below the offset, which begins with that
+id: members of an earlier release move the offset and leave the message as it was.  Two more kinds of rows
+have no topic:
 
 * the row without a group is the table's identity, so that two sinks which share one table are told from two
   which do not;
@@ -41,8 +43,8 @@ _COLUMNS: Mapping[str, str] = {
     "newest_message": "VARCHAR(80) DEFAULT '' NOT NULL",
 }
 """In the order of :class:`_Row`."""
-_ADDED = ("generation", "attempt", "newest_message")
-"""Columns that an older table lacks."""
+_ADDED: Final[Mapping[str, str]] = {"generation": "0", "attempt": "''", "newest_message": "''"}
+"""Columns that an older table lacks, with what they would have there, in SQL."""
 
 
 class Watermark(NamedTuple):
@@ -53,7 +55,26 @@ class Watermark(NamedTuple):
     attempt: str = ""
     """Which attempt stored it; empty where the table was older."""
     newest_message: str = ""
-    """The newest message below it, as text of ``consume.generations``; empty where that is not known."""
+    """Stored form of :attr:`newest`, behind the beginning of the attempt that stored it."""
+
+    @classmethod
+    def stored_by(cls, attempt: str, next_offset: int, generation: int, newest: str) -> Watermark:
+        """Return the watermark that an attempt stores."""
+        return cls(next_offset, generation, attempt, f"{_mark(attempt)}{newest}" if newest else "")
+
+    @property
+    def newest(self) -> str:
+        """The newest message below it, as text of ``consume.generations``; empty where that is not known.
+
+        It is not known where a member that keeps no messages has moved the watermark since.
+        """
+        mark = _mark(self.attempt)
+        return self.newest_message.removeprefix(mark) if mark and self.newest_message.startswith(mark) else ""
+
+
+def _mark(attempt: str) -> str:
+    """The beginning of an attempt's id, by which it is found again beside what it has stored."""
+    return attempt[:8]
 
 
 class _Row(NamedTuple):
@@ -115,10 +136,16 @@ class WatermarkTable:
             raise OptionError((problem,), where="database sink") from error
 
     def stored_identity(self) -> str | None:
-        """The identity of the existing table; None if it cannot be read or was never prepared."""
+        """The identity of the existing table; None if it cannot be read or was never prepared.
+
+        An older table is read as it is.
+        """
         self._check_connects()
+        self._sql.lacks = ()
         if self._reading_fails(*_COLUMNS) is not None:
-            return None
+            if self._reading_fails(*(name for name in _COLUMNS if name not in _ADDED)) is not None:
+                return None
+            self._sql.lacks = tuple(name for name in _ADDED if self._reading_fails(name) is not None)
         return next(iter(self.read("").open_attempts), None)
 
     def read(self, consumer_group: str) -> Stored:
@@ -195,6 +222,7 @@ class WatermarkTable:
         self._connect().close()
 
     def _bring_into_form(self) -> None:
+        self._sql.lacks = ()
         if self._reading_fails(*_COLUMNS) is None:
             return
         unreadable = self._reading_fails(*(name for name in _COLUMNS if name not in _ADDED))
@@ -350,7 +378,9 @@ class _Statements:
             + ", ".join(f"{name} {kind}" for name, kind in _COLUMNS.items())
             + f", PRIMARY KEY ({', '.join(_KEY)}))"
         )
-        self.select = f"SELECT {columns} FROM {table} WHERE consumer_group = {mark}"  # noqa: S608
+        self._mark = mark
+        self.lacks: Sequence[str] = ()
+        """Columns that are not in the table yet."""
         self.update = (
             f"UPDATE {table} SET {', '.join(f'{name} = {mark}' for name in values)} "  # noqa: S608
             f"WHERE {key} AND {' AND '.join(f'{name} = {mark}' for name in values)}"
@@ -359,6 +389,12 @@ class _Statements:
         self.insert = f"INSERT INTO {table} ({columns}) VALUES ({marks})"  # noqa: S608
         self.delete_one = f"DELETE FROM {table} WHERE {key}"  # noqa: S608
         self.delete_group = f"DELETE FROM {table} WHERE consumer_group = {mark}"  # noqa: S608
+
+    @property
+    def select(self) -> str:
+        """Returns a group's rows."""
+        columns = ", ".join(_ADDED[name] if name in self.lacks else name for name in _COLUMNS)
+        return f"SELECT {columns} FROM {self._table} WHERE consumer_group = {self._mark}"  # noqa: S608
 
     def select_nothing(self, columns: Iterable[str]) -> str:
         """Fails where one of these columns cannot be read."""

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from pyspark_rocketmq.consume.generations import LastMessage
+from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.errors import SinkSetBack
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetRow, SinkRecord
@@ -39,6 +40,8 @@ class SinkStanding(NamedTuple):
     newest: Mapping[MessageQueue, str] = MappingProxyType({})
     """The newest message below each of these watermarks, as text of ``consume.generations``; missing where
     the sink keeps none. A standing of ``SinkBatch`` has none."""
+    later: frozenset[MessageQueue] = frozenset()
+    """Queues of which it has rows of a later generation than the caller named: it lacks none of that one."""
 
 
 def with_newest(standing: SinkStanding, newest: Mapping[MessageQueue, str]) -> SinkStanding:
@@ -122,7 +125,8 @@ def lost_by(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStan
             if known is None:
                 continue
             is_another = bool(known and standing.identity) and known != standing.identity
-            if is_another or standing.watermarks.get(queue, 0) < row.next_offset:
+            is_behind = standing.watermarks.get(queue, 0) < row.next_offset and queue not in standing.later
+            if is_another or is_behind:
                 behind[queue], remembered = row, known
         if behind:
             found.append(Lost(standing, remembered, behind))
@@ -223,6 +227,18 @@ def _if_rows_are_there(consumer_group: str, lost: Lost) -> str:
         "group, say how far the rows go with "
         f"DeltaSink({lost.standing.path!r}).rewind({consumer_group!r}, {{queue: highest queueOffset + 1}}) "
         "for every queue, and start the query again; what follows would double them."
+    )
+
+
+def rows_there_text(consumer_group: str, path: str, count: int) -> str:
+    """Why a group does not go back to the beginning of a sink that shows no watermark and has rows."""
+    return (
+        f"Nothing was changed: {path} shows no watermark of group {consumer_group}, and has "
+        f"{counted(count, 'row')} of its queues, which the group would write again, and would have twice. If "
+        "they are the group's, whose watermarks were forgotten (delta.setTransactionRetentionDuration), say "
+        f"how far they go, in Python: DeltaSink({path!r}).rewind({consumer_group!r}, {{queue: highest "
+        "queueOffset + 1}) for every queue. If they are not, use rmq.reset_to_sink(store, sink, "
+        "consumer_group, beside_rows=True)."
     )
 
 
