@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.source.schema import spark_schema
-from pyspark_rocketmq.source.spark_version import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from pyspark_rocketmq.spark.version import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ _LINE = 110
 _SMALL = 60
 _WORD = re.compile(r"\S*\w\S*")
 _GENERATED = ("options.md", "errors.md", "answers.md", "semantics.md", "benchmarks.md")
+_REPORTS = "upstream"
+"""Folder of reports for other projects: users need not read them."""
 _LOCK = re.compile(r"\b(?:Lock|RLock|Condition|Semaphore)\(\)")
 _STATION = re.compile(r"^\| \d+ \| `", re.MULTILINE)
 _TERM = re.compile(r"^(?:\*\*|### |\| \*\*)", re.MULTILINE)
@@ -38,7 +40,11 @@ def figures(root: Path) -> list[Figure]:
     lines = _lines(connector)
     packages = [connector, *(_modules(root / name) for name in ("broker_sim",))]
     long = sum(len(line) > _LINE for part in packages for text in part.values() for line in text.splitlines())
-    pages = [page for page in root.glob("docs/**/*.md") if page.name not in _GENERATED]
+    pages = [
+        page
+        for page in root.glob("docs/**/*.md")
+        if page.name not in _GENERATED and page.parent.name != _REPORTS
+    ]
     found = [
         Figure("modules in the connector", len(texts), 150),
         Figure("modules in the largest folder", modules, 15, largest),

@@ -22,7 +22,7 @@ from pyspark_rocketmq.requirements import check_packages
 from pyspark_rocketmq.source.ranges import TICKET_SCHEMA
 from pyspark_rocketmq.source.readers import RocketMQBatchReader, RocketMQStreamReader
 from pyspark_rocketmq.source.schema import spark_schema
-from pyspark_rocketmq.source.session import check_session, check_worker_python, is_classic, is_speculative
+from pyspark_rocketmq.spark.session import check_session, check_worker_python, is_classic, is_speculative
 
 logger = logging.getLogger(__name__)
 

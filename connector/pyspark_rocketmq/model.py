@@ -194,7 +194,11 @@ def camel_case(name: str) -> str:
 
 
 MESSAGE_COLUMNS: Final = tuple(camel_case(name) for name in MessageExt._fields if name != "queue_topic")
-"""The source's columns of a message, by name in their order."""
+"""Names of the source's columns of a message, in their order."""
+ORIGIN_TOPIC: Final = "originTopic"
+"""Column of the topic that a message given back was first sent to; null where it is still there."""
+LISTENER_COLUMNS: Final = (*MESSAGE_COLUMNS, ORIGIN_TOPIC)
+"""Columns that a listener's messages are made of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.replay.ranges import REPLAYED_FROM, Sending
 from pyspark_rocketmq.replay.record import ReplayRecord
 from pyspark_rocketmq.replay.replay import Replay
-from pyspark_rocketmq.source.spark_version import HAS_DELTA
+from pyspark_rocketmq.spark.version import HAS_DELTA
 from tests.helpers.cluster import LONG_ON_REAL, SIM_ONLY, ClusterUnderTest
 from tests.helpers.sending import await_dispatched, patient_producer
 from tests.helpers.wait import PATIENCE_S

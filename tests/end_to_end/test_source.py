@@ -11,7 +11,7 @@ from pyspark.sql import functions as sf
 
 from pyspark_rocketmq.format import register
 from pyspark_rocketmq.model import Message
-from pyspark_rocketmq.source.spark_version import TELLS_TRIGGER
+from pyspark_rocketmq.spark.version import TELLS_TRIGGER
 from tests.helpers.cluster import LONG_ON_REAL, REAL_ONLY, SIM_ONLY, ClusterUnderTest
 from tests.helpers.orders import STEPS, produce_orders
 from tests.helpers.sending import patient_producer

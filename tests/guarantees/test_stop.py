@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt
-from pyspark_rocketmq.source.session import BatchInterrupted, stoppable
+from pyspark_rocketmq.spark.session import BatchInterrupted, stoppable
 from tests.end_to_end.test_orderly_consumer import Consumption
 from tests.guarantees.running_query import RunningQuery
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from pyspark_rocketmq.format import DefaultSource
 from pyspark_rocketmq.source.ranges import QueuePartition
-from pyspark_rocketmq.source.spark_version import arrow_schema
+from pyspark_rocketmq.spark.version import arrow_schema
 
 
 def planned_batch(**options: str) -> list[QueuePartition]:

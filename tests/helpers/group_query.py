@@ -10,7 +10,7 @@ from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.group.broker_offsets import RemoteBrokerOffsets
 from pyspark_rocketmq.group.join import join_group
 from pyspark_rocketmq.listeners.messages import messages_of
-from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange, QueueState
+from pyspark_rocketmq.model import LISTENER_COLUMNS, MessageExt, MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.positions import LATEST
@@ -21,7 +21,6 @@ from pyspark_rocketmq.source.progress import GroupProgress
 from pyspark_rocketmq.source.queue_generations import MessageLookup
 from pyspark_rocketmq.source.ranges import Offset, partitions_of
 from pyspark_rocketmq.source.reader import read_queue
-from pyspark_rocketmq.source.schema import MESSAGE_COLUMNS
 from tests.helpers.source_rows import end_of
 from tests.helpers.wait import wait_until
 
@@ -81,7 +80,7 @@ class GroupQuery:
         (partition,) = partitions_of([planned], self.options, seen.addresses, seen.replicas, seen.slaves)
         *batches, marker = read_queue(partition)
         rows = [row for batch in batches for row in batch.to_pylist()]
-        messages = messages_of([[row[name] for row in rows] for name in MESSAGE_COLUMNS])
+        messages = messages_of([[row[name] for row in rows] for name in LISTENER_COLUMNS])
         return messages, end_of(marker).planned
 
 

@@ -15,7 +15,7 @@ from pyspark_rocketmq.format import DefaultSource
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source.ranges import Offset
 from pyspark_rocketmq.source.readers import RocketMQStreamReader
-from pyspark_rocketmq.source.spark_version import arrow_schema
+from pyspark_rocketmq.spark.version import arrow_schema
 
 _QUICK_REFRESH_MS = "1"
 

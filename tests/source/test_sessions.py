@@ -18,13 +18,8 @@ from pyspark_rocketmq.errors import OptionError, RocketMQError
 from pyspark_rocketmq.format import register
 from pyspark_rocketmq.hub.state import Slots
 from pyspark_rocketmq.publish.keys import by_sharding_key
-from pyspark_rocketmq.source.session import (
-    check_classic,
-    check_delta,
-    foreign_offset,
-    is_speculative,
-    task_slots,
-)
+from pyspark_rocketmq.source.checkpoint import foreign_offset
+from pyspark_rocketmq.spark.session import check_classic, check_delta, is_speculative, task_slots
 
 
 def session(*, with_copies: bool) -> Any:
@@ -138,7 +133,7 @@ def test_a_session_without_delta_lake_is_told_what_it_lacks(
     has_delta: bool, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row J4; as of ``SparkSession.builder.getOrCreate()``."""
-    monkeypatch.setattr("pyspark_rocketmq.source.session.HAS_DELTA", has_delta)
+    monkeypatch.setattr("pyspark_rocketmq.spark.session.HAS_DELTA", has_delta)
     without: Any = MagicMock(spec=SparkSession, version="4.3.0")
     without._jvm = MagicMock()
     without._jvm.io.delta.tables.DeltaTable = JavaPackage("io.delta.tables.DeltaTable", None)
@@ -152,7 +147,7 @@ def test_delta_lake_for_another_spark_is_refused_before_a_table_is_made(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row J4; its reads of a table fail with a NoSuchMethodError on Spark 4.3."""
-    monkeypatch.setattr("pyspark_rocketmq.source.session.HAS_DELTA", False)
+    monkeypatch.setattr("pyspark_rocketmq.spark.session.HAS_DELTA", False)
     session: Any = MagicMock(spec=SparkSession, version="4.3.0")
     session._jvm = MagicMock()
     session._jvm.io.delta.package.VERSION.return_value = version
@@ -166,7 +161,7 @@ def test_delta_lake_that_is_newer_or_a_platform_s_own_is_tried(
     told: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row J4."""
-    monkeypatch.setattr("pyspark_rocketmq.source.session.HAS_DELTA", False)
+    monkeypatch.setattr("pyspark_rocketmq.spark.session.HAS_DELTA", False)
     session: Any = MagicMock(spec=SparkSession, version="4.3.0")
     session._jvm = MagicMock()
     session._jvm.io.delta.package.VERSION.configure_mock(**told)

@@ -12,7 +12,7 @@ import pytest
 from pyspark_rocketmq.group.driver_connection import DriverConnection
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source import readers
-from pyspark_rocketmq.source.spark_version import cuts_by_floats
+from pyspark_rocketmq.spark.version import cuts_by_floats
 from tests.helpers.stream_read import StreamUnderTest
 from tests.source.conftest import Topics
 

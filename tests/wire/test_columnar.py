@@ -18,7 +18,7 @@ from pyspark.sql.types import (
 )
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
-from pyspark_rocketmq.source.spark_version import arrow_schema
+from pyspark_rocketmq.spark.version import arrow_schema
 from pyspark_rocketmq.wire.columnar import arrays as columnar_ranges
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
 from pyspark_rocketmq.wire.compression import CompressionType, compress

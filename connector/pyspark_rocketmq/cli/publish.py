@@ -22,7 +22,7 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.publish.keys import by_sharding_key
 from pyspark_rocketmq.publish.rows import SHARDING_KEY
-from pyspark_rocketmq.source.session import check_speculation
+from pyspark_rocketmq.spark.session import check_speculation
 
 _POLL_S: Final = 0.5
 _JOIN_S: Final = 5.0

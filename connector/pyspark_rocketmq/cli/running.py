@@ -42,7 +42,7 @@ from pyspark_rocketmq.display import counted, masked
 from pyspark_rocketmq.monitoring.batch_metrics import BatchMetrics
 from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
-from pyspark_rocketmq.source.session import check_classic
+from pyspark_rocketmq.spark.session import check_classic
 
 logger = logging.getLogger(__name__)
 

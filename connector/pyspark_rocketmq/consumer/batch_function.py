@@ -39,8 +39,8 @@ from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.sinks.base import Sink
 from pyspark_rocketmq.sinks.shared_storage import Look
-from pyspark_rocketmq.source.session import driver_address
-from pyspark_rocketmq.source.spark_version import TELLS_TRIGGER
+from pyspark_rocketmq.spark.session import driver_address
+from pyspark_rocketmq.spark.version import TELLS_TRIGGER
 
 _LOOKS: Final = 8
 """Tasks that look for a folder: how many executors there are is not known."""

@@ -74,15 +74,14 @@ from pyspark_rocketmq.sinks.base import Sink
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.sinks.multi import MultiSink, Route, one_sink
 from pyspark_rocketmq.sinks.shared_storage import check_apart, check_shared
+from pyspark_rocketmq.source.checkpoint import check_checkpoint, clear_unwritten_plan
 from pyspark_rocketmq.source.cluster_view import check_topics
 from pyspark_rocketmq.source.ranges import tickets_alone
-from pyspark_rocketmq.source.session import (
+from pyspark_rocketmq.spark.session import (
     BatchFunction,
     calls_end_s,
-    check_checkpoint,
     check_session,
     check_speculation,
-    clear_unwritten_plan,
     driver_address,
     is_active,
     is_classic,
@@ -90,7 +89,7 @@ from pyspark_rocketmq.source.session import (
     stoppable,
     task_slots,
 )
-from pyspark_rocketmq.source.spark_version import STATE_FAILS, TELLS_TRIGGER, arrow_schema
+from pyspark_rocketmq.spark.version import STATE_FAILS, TELLS_TRIGGER, arrow_schema
 
 logger = logging.getLogger(__name__)
 

@@ -13,13 +13,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_rocketmq.consume.generations import LastMessage
-from pyspark_rocketmq.model import MessageExt, MessageQueue, is_retry_topic
-from pyspark_rocketmq.source.schema import MESSAGE_COLUMNS, ORIGIN_TOPIC
+from pyspark_rocketmq.model import (
+    LISTENER_COLUMNS,
+    MESSAGE_COLUMNS,
+    ORIGIN_TOPIC,
+    MessageExt,
+    MessageQueue,
+    is_retry_topic,
+)
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
 
 
 def messages_of(columns: Iterable[Sequence[Any]]) -> list[MessageExt]:
-    """The messages of one queue from ``columns``, in the order of :data:`MESSAGE_COLUMNS`.
+    """The messages of one queue from ``columns``, in the order of :data:`LISTENER_COLUMNS`.
 
     Messages of a retry queue get the topic they were first sent to.
     """
@@ -234,10 +240,10 @@ def last_message(batch: pa.RecordBatch, row: int) -> str:
 
 def _messages(rows: pa.RecordBatch, queue: MessageQueue, extra: Mapping[str, str]) -> list[MessageExt]:
     """The messages of ``rows``, all of ``queue``, with the properties ``extra``, too."""
-    of_queue = dict(zip(MESSAGE_COLUMNS, queue, strict=False))
+    of_queue = dict(zip(LISTENER_COLUMNS, queue, strict=False))
     columns: dict[str, list[Any]] = {
         name: [of_queue[name]] * rows.num_rows if name in of_queue else _values(rows.column(name), name)
-        for name in MESSAGE_COLUMNS[:-1]
+        for name in MESSAGE_COLUMNS
     }
     if extra:
         for properties in columns["properties"]:

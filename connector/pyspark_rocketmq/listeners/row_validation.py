@@ -26,7 +26,7 @@ from pyspark.sql import types as st
 from pyspark.sql.pandas.types import _create_converter_from_pandas
 
 from pyspark_rocketmq.errors import SchemaError
-from pyspark_rocketmq.source.spark_version import arrow_schema, arrow_type
+from pyspark_rocketmq.spark.version import arrow_schema, arrow_type
 
 _PLAIN = (
     st.StringType,

@@ -17,7 +17,7 @@ from pyspark.sql import functions as sf
 
 from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.publish.rows import SHARDING_KEY
-from pyspark_rocketmq.source.session import check_speculation, is_classic
+from pyspark_rocketmq.spark.session import check_speculation, is_classic
 
 MOST_KEYS: Final = 4096
 _SHOWN_CHARACTERS: Final = 100

@@ -34,7 +34,7 @@ from pyspark_rocketmq.publish.batches import BatchBuilder, QueueSelector, SendBa
 from pyspark_rocketmq.publish.keys import KeySample, KeySampler, keys_of_several_tasks
 from pyspark_rocketmq.publish.rows import QUEUE_ID, SHARDING_KEY, RowKeys, RowReader, fixed_values
 from pyspark_rocketmq.publish.sender import Sender
-from pyspark_rocketmq.source.spark_version import DataSourceStreamArrowWriter
+from pyspark_rocketmq.spark.version import DataSourceStreamArrowWriter
 from pyspark_rocketmq.wire.requests.send import EncodedBatch
 
 logger = logging.getLogger(__name__)

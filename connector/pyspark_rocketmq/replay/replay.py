@@ -44,7 +44,7 @@ from pyspark_rocketmq.sinks.shared_storage import check_shared, is_on_one_machin
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.readers import RocketMQBatchReader
 from pyspark_rocketmq.source.schema import spark_schema
-from pyspark_rocketmq.source.session import (
+from pyspark_rocketmq.spark.session import (
     NO_DELTA,
     check_classic,
     check_delta,

@@ -59,7 +59,7 @@ from pyspark_rocketmq.sinks.delta_rules import (
 )
 from pyspark_rocketmq.sinks.delta_table import SinkTable, log_store_problem, plain_path
 from pyspark_rocketmq.sinks.group_commits import GroupCommit, forgotten, records_progress, unknown
-from pyspark_rocketmq.source.spark_version import HAS_DELTA, arrow_schema
+from pyspark_rocketmq.spark.version import HAS_DELTA, arrow_schema
 
 logger = logging.getLogger(__name__)
 

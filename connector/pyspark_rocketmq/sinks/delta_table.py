@@ -67,7 +67,7 @@ from pyspark_rocketmq.sinks.delta_rules import (
 )
 from pyspark_rocketmq.sinks.group_commits import GroupCommit, group_commit, last_known_commit
 from pyspark_rocketmq.sinks.shared_storage import normal_place
-from pyspark_rocketmq.source.session import living_session
+from pyspark_rocketmq.spark.session import living_session
 
 logger = logging.getLogger(__name__)
 

@@ -46,7 +46,7 @@ from pyspark_rocketmq.source.ranges import (
     ticket_rows,
 )
 from pyspark_rocketmq.source.reader import freeze_gc_after, read_queue
-from pyspark_rocketmq.source.spark_version import (
+from pyspark_rocketmq.spark.version import (
     TELLS_TRIGGER,
     ReadAllAvailable,
     ReadLimit,

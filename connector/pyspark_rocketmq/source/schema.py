@@ -27,7 +27,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
-from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState, is_retry_topic
+from pyspark_rocketmq.model import ORIGIN_TOPIC, MessageQueue, QueueRange, QueueState, is_retry_topic
 from pyspark_rocketmq.offsets.store import PLAN_KEYS
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA, projected_schema
 from pyspark_rocketmq.wire.namespace import without_namespace
@@ -50,8 +50,6 @@ class EndReason(StrEnum):
     UNDECODABLE = "undecodable"
     """What comes next cannot be decoded."""
 
-
-ORIGIN_TOPIC = "originTopic"
 
 _CONSUMER_FIELDS = tuple(pa.field(name, pa.string()) for name in (ORIGIN_TOPIC, "kind", "plannedRange"))
 CONSUMER_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *_CONSUMER_FIELDS])
@@ -197,11 +195,3 @@ def _same_in_markers() -> pa.RecordBatch:
     texts = dict.fromkeys(("topic", "brokerName"), "")
     values = dict.fromkeys(CONSUMER_SCHEMA.names) | {**numbers, **times, **texts, "kind": END_MARKER}
     return pa.RecordBatch.from_pylist([values], schema=CONSUMER_SCHEMA)
-
-
-MESSAGE_COLUMNS = (
-    "topic", "brokerName", "queueId", "queueOffset", "commitLogOffset", "msgId", "keys", "tags", "body",
-    "properties", "bornTimestamp", "bornHost", "storeTimestamp", "storeHost", "reconsumeTimes", "sysFlag",
-    "flag", ORIGIN_TOPIC,
-)  # fmt: skip
-"""What messages are made of: MessageExt's fields in their order but for the last."""

@@ -21,7 +21,7 @@ from pyspark_rocketmq.listeners.row_buffer import Emitted, batches_of
 from pyspark_rocketmq.listeners.row_validation import RowColumns
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
-from pyspark_rocketmq.source.session import living_session
+from pyspark_rocketmq.spark.session import living_session
 
 _SHORT_NAMES = {"int": "integer", "bigint": "long", "smallint": "short", "tinyint": "byte", "real": "float"}
 QUEUE_COLUMNS = POSITION_COLUMNS[:3]

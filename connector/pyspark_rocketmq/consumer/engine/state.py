@@ -43,8 +43,8 @@ from pyspark_rocketmq.listeners.context import ConsumeHooks
 from pyspark_rocketmq.listeners.messages import messages_of
 from pyspark_rocketmq.listeners.row_buffer import tuples_of
 from pyspark_rocketmq.listeners.row_validation import OutputColumns, Row
-from pyspark_rocketmq.model import MessageQueue, OrderlyEngineKind
-from pyspark_rocketmq.source.schema import MESSAGE_COLUMNS, RangeEnd
+from pyspark_rocketmq.model import LISTENER_COLUMNS, MessageQueue, OrderlyEngineKind
+from pyspark_rocketmq.source.schema import RangeEnd
 
 # That of earlier releases, which used it: with another one Spark would refuse their checkpoints.
 _STATE_SCHEMA = "next_offset bigint, epoch bigint, accumulated_offset bigint, uncommitted_rows binary"
@@ -172,7 +172,7 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> ArrivedRange
     check_crossed(end, offsets)
     columns = {
         name: list(chain.from_iterable(chunk[name].tolist() for chunk in gathered))
-        for name in MESSAGE_COLUMNS
+        for name in LISTENER_COLUMNS
     }
     if told := end.told_with_messages:
         for properties in columns["properties"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import subprocess
@@ -19,11 +18,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, RocketMQError, error_of_worker, without_frames
 from pyspark_rocketmq.hub.state import CALLS_END_S, Slots
-from pyspark_rocketmq.source.ranges import is_plan
-from pyspark_rocketmq.source.spark_version import HAS_DELTA, NEWEST_DELTA
+from pyspark_rocketmq.spark.version import HAS_DELTA, NEWEST_DELTA
 
 logger = logging.getLogger(__name__)
 
@@ -77,76 +74,6 @@ class BatchInterrupted(Exception):
             "py4j.protocol.Py4JJavaError: An error occurred while calling the batch's job: "
             f"java.lang.InterruptedException: {reason[:_MOST_CHARACTERS]}"
         )
-
-
-def clear_unwritten_plan(spark: SparkSession, checkpoint: str) -> None:
-    """Remove what a kill left of the offset log's first entry; nothing if any entry is whole.
-
-    Spark 4.2 refuses to start on a checkpoint that holds nothing but a temporary file
-    (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), and reads whether to check that from the session after the
-    start, so that it cannot be switched off for one query.
-    """
-    files, found = _offset_log(spark, checkpoint)
-    if all(path.getName().startswith(".") for path in found):
-        for path in found:
-            logger.warning(
-                "leftover of a plan that was never written whole removed path=%s", masked(str(path))
-            )
-            files.delete(path, False)
-
-
-def _offset_log(spark: SparkSession, checkpoint: str) -> tuple[Any, list[Any]]:
-    """The file system of a checkpoint, and the files of its offset log; none where there is no checkpoint."""
-    jvm: Any = spark._jvm  # noqa: SLF001 - the only way to files wherever the checkpoint is
-    folder = jvm.org.apache.hadoop.fs.Path(checkpoint, "offsets")
-    files = folder.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
-    return files, [each.getPath() for each in files.listStatus(folder)] if files.exists(folder) else []
-
-
-def check_checkpoint(spark: SparkSession, checkpoint: str) -> None:
-    """Refuse a checkpoint of a query that reads something else, before Spark plans from its offsets.
-
-    Only what is surely another query's is refused; Spark and the planner judge the rest.
-
-    Raises:
-        OptionError: If the newest entry of its offset log has no plan of this source.
-    """
-    files, found = _offset_log(spark, checkpoint)
-    entries = {int(name): path for path in found if (name := path.getName()).isdecimal()}
-    if not entries:
-        return
-    jvm: Any = spark._jvm  # noqa: SLF001 - Python cannot read a Java stream
-    stream = files.open(entries[max(entries)])
-    try:
-        text = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
-    finally:
-        stream.close()
-    if (offset := foreign_offset(text)) is not None:
-        problem = (
-            f"the checkpoint {masked(checkpoint)} is another query's: the offset in it, "
-            f"{offset:.{_MOST_CHARACTERS}}, is not one of a RocketMQ consumer. Take a new folder; a group "
-            "goes on where its offset store says"
-        )
-        raise OptionError((problem,), where="PushConsumer.start")
-
-
-def foreign_offset(entry: str) -> str | None:
-    """Return an offset of another source in an entry of Spark's offset log; None if there is none.
-
-    An entry is ``v1``, a line of the query's settings, and a line for each source: ``-`` before its first
-    offset.
-    """
-    version, _, *offsets = (*entry.splitlines(), "", "")
-    if version != "v1":
-        return None
-    for line in offsets:
-        try:
-            is_foreign = line not in {"", "-"} and not is_plan(json.loads(line))
-        except ValueError:
-            is_foreign = False
-        if is_foreign:
-            return line
-    return None
 
 
 def qualified(spark: SparkSession, path: str) -> str:

@@ -1,0 +1,1 @@
+"""Spark itself: sessions and what each version of it can do."""
