@@ -181,6 +181,20 @@ def test_a_dead_letter_whose_properties_grow_too_large_is_stored(
     assert arrived(dlq_topic(send_back.consumer_group)).body == b"wide"
 
 
+def test_a_dead_letter_is_not_given_to_a_broker_that_would_drop_it(
+    settings: SendBackSettings, client: BrokerClient, pool: ChannelPool, address: str, queue: MessageQueue
+) -> None:
+    """D6, E3 ★: with retryQueueNums=0 it answers SUCCESS to the copy, too, and keeps nothing."""
+    group = SubscriptionGroupConfig(group_name=settings.consumer_group, retry_queue_nums=0)
+    Administrator(pool, SystemClock(), ANSWER_S).put_group(address, group)
+    client.send(
+        address, Message(topic=queue.topic, body=b"wide", properties={"w": "x" * 32_590}), queue, SETTINGS
+    )
+
+    with pytest.raises(DeadLetterRefused, match=r"drops what group .*retryQueueNums=0"):
+        SendBack(settings).send_as_dead_letter(first_of(client, address, queue), max_reconsume_times=0)
+
+
 @pytest.mark.parametrize("length", [121, 130])
 def test_a_group_with_a_long_name_has_dead_letters_as_far_as_its_topic_can_be(
     settings: SendBackSettings, failed: MessageExt, arrived: Callable[[str], MessageExt], length: int

@@ -37,6 +37,9 @@ class StoringBroker:
             self.sent_back.append(request)
             (self.fault_of_sent_back or Peer.answer)(peer, request)
             return
+        if request.code == RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG:
+            peer.answer(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark="request type 352")
+            return
         self.sends.append(request)
         queue_id = int(request.ext_fields["e"])
         kept = self.stored[queue_id]

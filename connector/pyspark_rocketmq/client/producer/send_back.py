@@ -18,6 +18,7 @@ from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
 from pyspark_rocketmq.errors import (
+    BrokerError,
     ConnectFailed,
     DeadLetterRefused,
     RocketMQError,
@@ -156,6 +157,7 @@ class SendBack:
         else:
             return
         try:
+            self._check_copies_are_kept(message)
             self._send_to_storing_broker(message, _DEAD_LETTER_LEVEL, max_reconsume_times)
         except RocketMQError as error:
             if error.retryable:
@@ -189,6 +191,28 @@ class SendBack:
         Source: RocketMQ 5.3.3 ``ConsumeMessageOrderlyService.sendMessageBack``.
         """
         self._producer.send(self._as_retry(message, max_reconsume_times))
+
+    def _check_copies_are_kept(self, message: MessageExt) -> None:
+        """Refuse to send a message back where its broker would answer SUCCESS and keep nothing.
+
+        A server that does not report that (proxies, missing rights) is taken to keep it.
+
+        Raises:
+            RocketMQError: If the group has no retry queues there, or the broker does not answer.
+        """
+        address = self._storing_broker(message)
+        try:
+            count = self._cluster.brokers().retry_queue_nums(address, self.consumer_group)
+        except BrokerError as error:
+            if error.retryable:
+                raise
+            logger.debug("retry queues not reported group=%s: %s", self.consumer_group, error)
+            return
+        if count <= 0:
+            raise RocketMQError(
+                f"{address} drops what group {self.consumer_group} sends back, for it has no retry queues "
+                "there (retryQueueNums=0): mqadmin updateSubGroup -q 1."
+            )
 
     def _send_to_storing_broker(
         self, message: MessageExt, delay_level: int, max_reconsume_times: int
