@@ -35,8 +35,8 @@ from pyspark_rocketmq.cli.options import OffsetsChangeSettings
 from pyspark_rocketmq.cli.output import OutputForm
 from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.consumer.sink_offsets import check_sink
-from pyspark_rocketmq.errors import OptionError, SinkSetBack
+from pyspark_rocketmq.consumer.sink_offsets import check_sink, reset_to_sink
+from pyspark_rocketmq.errors import OffsetError, OptionError, SinkSetBack
 from pyspark_rocketmq.group.join import client_id, join_group
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import Message, MessageQueue, QueueState
@@ -622,6 +622,32 @@ def test_a_sink_s_place_says_nothing_of_the_broker_s_log(lossy: Lossy) -> None:
 
     rows = lossy.shop.store.read(GROUP).values()
     assert all(row.was_reset and not row.was_reset_by_operator and row.sinks == "" for row in rows)
+
+
+def test_from_python_a_sink_s_place_says_nothing_of_the_broker_s_log_either(lossy: Lossy) -> None:
+    """H7, F3"""
+    assert reset_to_sink(lossy.shop.store, lossy.sink, GROUP) == {A1: 30, RETRIES: 0}
+
+    rows = lossy.shop.store.read(GROUP)
+    assert all(rows[queue].was_reset and not rows[queue].was_reset_by_operator for queue in (A1, RETRIES))
+    assert lossy.shop.now() == {A0: 20, A1: 30, RETRIES: 0}
+
+
+def test_from_python_a_queue_that_somebody_claims_meanwhile_keeps_its_place(
+    lossy: Lossy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C5, H7"""
+    store = lossy.shop.store
+    standings = lossy.sink.standings
+
+    def claimed_meanwhile(*given: Any) -> tuple[SinkStanding, ...]:
+        store.claim(GROUP, "host@two", {A1: 0})
+        return standings(*given)
+
+    monkeypatch.setattr(lossy.sink, "standings", claimed_meanwhile)
+    with pytest.raises(OffsetError, match=r"not moved in topic=orders broker=broker-a queue=1: .*call reset"):
+        reset_to_sink(store, lossy.sink, GROUP)
+    assert lossy.shop.now()[A1] == 44
 
 
 def test_an_earlier_place_of_the_group_says_nothing_of_the_broker_s_log(shop: Shop) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from pyspark_rocketmq.errors import OffsetError
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import CLAIMED, OffsetRow, OffsetStore
 from pyspark_rocketmq.sinks.base import Sink
@@ -99,6 +100,7 @@ def reset_to_sink(
     they are.
 
     Raises:
+        OffsetError: If somebody claimed or moved one of the queues meanwhile, which stays.
         OffsetStoreUnavailable, OffsetCommitConflict: If the store cannot be read or written.
     """
     rows = store.read(consumer_group)
@@ -108,8 +110,16 @@ def reset_to_sink(
     for lost in lost_by(rows, standings):
         for queue, target in lost.targets.items():
             targets[queue] = min(target, targets.get(queue, target))
-    if targets:
-        store.reset(consumer_group, targets)
+    if not targets:
+        return {}
+    # A sink's place says nothing of the log that the broker has now: a loss there is noticed as before.
+    moved = store.reset(consumer_group, targets, under={queue: rows[queue].epoch for queue in targets})
+    missed = sorted(targets.keys() - moved.keys())
+    if missed:
+        raise OffsetError(
+            f"Group {consumer_group} was not moved in {'; '.join(map(str, missed))}: somebody claimed or "
+            "moved that meanwhile. Stop every query of the group, and call reset_to_sink again."
+        )
     return targets
 
 
