@@ -105,15 +105,15 @@ site: ## The documentation as a site in dist/site
 	@$(CHECK) env NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
 
 lock: ## Pin the dependencies of pyproject.toml and of the tests' programs with hashes (needs uv and npm)
-	uv pip compile pyproject.toml --extra spark --extra jobs --extra charts $(LOCK) --output-file requirements/runtime.txt
-	uv pip compile pyproject.toml --extra spark --extra jobs --extra charts --extra dev $(LOCK) \
+	uv pip compile pyproject.toml --extra spark --extra prometheus --extra charts $(LOCK) --output-file requirements/runtime.txt
+	uv pip compile pyproject.toml --extra spark --extra prometheus --extra charts --extra dev $(LOCK) \
 	  --constraints requirements/runtime.txt --output-file requirements/dev.txt
 	for each in emulators kubernetes; do \
 	  uv pip compile requirements/$$each.in $(LOCK) --output-file requirements/$$each.txt; \
 	done
 	npm install --prefix requirements/azurite --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts
 	for each in $(SPARKS); do \
-	  uv pip compile pyproject.toml requirements/spark-$$each.in --extra jobs $(LOCK) --output-file requirements/spark-$$each.txt; \
+	  uv pip compile pyproject.toml requirements/spark-$$each.in --extra prometheus $(LOCK) --output-file requirements/spark-$$each.txt; \
 	done
 
 LOCK := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --quiet

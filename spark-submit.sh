@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Usage: ./spark-submit.sh JOB [--conf FILE.toml] [--option key=value …] [--format json]
 #
+# Runs the command line pyspark-rocketmq of this checkout, in an environment that it makes, through Spark's spark-submit.
+#
 # Jobs:
 #   demo           produce ordered order events, consume them into a Delta table, check that nothing
 #                  is lost, doubled or out of order (on an embedded broker unless nameServers is given)
@@ -8,7 +10,7 @@
 #   replay         read queues again, into a Delta table or another topic; no group's offsets are touched
 #   publish        send the rows of a table or of files to a topic, in order by sharding key
 #   offsets show   print a consumer group's progress from its offset store, with the broker's bounds
-#   offsets lag    tell how far a group is behind, in messages and seconds, and who holds each queue
+#   offsets lag    show how far a group is behind, in messages and seconds, and who holds each queue
 #   offsets reset  move a group: to a position, to a time, or to where it once was
 #   offsets skip   pass a group's backlog over, or a message that cannot be consumed
 #   offsets clone  move a group to where another one stands
@@ -16,6 +18,7 @@
 #   offsets history  print the changes of a group that can be gone back to
 #   offsets diff   print what changed between two moments of a group, or is different in another group
 #   tables compact  make few files of a Delta table's many, while queries write to it
+#   simulator      run a simulated RocketMQ cluster on this machine until Ctrl-C: simulator --port 9876
 #   completion     print what makes a shell complete all this: eval "$(./spark-submit.sh completion bash)"
 #
 # ./spark-submit.sh JOB --help lists the job's options. The first start makes .venv and fetches the Delta jars.
@@ -28,13 +31,15 @@
 set -euo pipefail
 
 REPO_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"
+# Help and hints name what was typed.
+export PYSPARK_ROCKETMQ_PROGRAM="./spark-submit.sh"
 
 usage() { sed -n '2,/^set -euo/{/^#/s/^# \{0,1\}//p;}' "${BASH_SOURCE[0]}"; }
 
 # Whether the job can do without a JVM.
 runs_without_spark() {
   local argument
-  case "$1" in offsets | tables | completion) return 0 ;; esac
+  case "$1" in offsets | tables | simulator | completion) return 0 ;; esac
   for argument in "$@"; do
     [ "$argument" != --help ] || return 0
   done
@@ -42,7 +47,7 @@ runs_without_spark() {
 }
 
 # A shell asks what could be typed: nothing is made for that.
-if [ -n "${_SPARK_SUBMIT_COMPLETE:-}" ]; then
+if [ -n "${_PYSPARK_ROCKETMQ_COMPLETE:-}" ]; then
   [ -x "$REPO_ROOT/.venv/bin/python" ] || exit 0
   PYTHONPATH="$REPO_ROOT/connector:$REPO_ROOT" exec "$REPO_ROOT/.venv/bin/python" "$REPO_ROOT/jobs/main.py"
 fi

@@ -1,4 +1,4 @@
-"""``python -m broker_sim``: a cluster until SIGTERM or SIGINT.
+"""``pyspark-rocketmq simulator``, ``python -m broker_sim``: a cluster until SIGTERM or SIGINT.
 
 The first line of standard output is JSON: {"nameServers": "127.0.0.1:P", "brokers": {"broker-a": …}}, and
 with replicas {…, "replicas": {"broker-a": {"1": …}}}. With ``--control``, lines of standard input are
@@ -27,9 +27,9 @@ _PARENT_CHECK_S = 0.2
 _WHOEVER = -1
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse ``arguments``, run, return the exit code."""
-    parser = _parser()
+def main(arguments: Sequence[str] | None = None, program: str = "python -m broker_sim") -> int:
+    """Parse ``arguments``, run, return the exit code; ``program`` is what help names."""
+    parser = _parser(program)
     options = parser.parse_args(arguments)
     parent = os.getppid() if options.exit_with_parent == _WHOEVER else options.exit_with_parent
     try:
@@ -56,10 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m broker_sim", description="A simulated RocketMQ cluster on 127.0.0.1."
-    )
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=program, description="A simulated RocketMQ cluster on 127.0.0.1.")
     add = parser.add_argument
     add("--port", type=int, default=0, help="name server port; 0 takes a free one")
     add("--brokers", type=int, default=1, help="number of brokers: broker-a, broker-b, …")

@@ -57,9 +57,9 @@ _REMARKS = (
 """Answers that mean something else than their codes."""
 _UNKNOWN_CODE = 4711
 _OF_A_CONSUMER = (
-    "A `PushConsumer` ([listeners](listeners.md)) takes these as arguments in Python; job `consume` takes "
-    "them as keys of `--option` and of its `--conf` file. Its other arguments are options of reading under "
-    "their Python names, such as `allocate_message_queue_strategy`, and `options`, a map of those that have "
+    "A `PushConsumer` ([listeners](listeners.md)) takes these as arguments in Python; `pyspark-rocketmq consume` "
+    "takes them as keys of `--option` and of its `--conf` file. Its other arguments are options of reading "
+    "under their Python names, such as `allocate_message_queue_strategy`, and `options`, a map of those that have "
     "no argument."
 )
 
@@ -109,7 +109,7 @@ def _options_table(specs: Iterable[OptionSpec]) -> list[str]:
 
 def _consumer_table() -> list[str]:
     return _table(
-        ("argument", "option of the job", "type", "default", "meaning"),
+        ("argument", "option of the command", "type", "default", "meaning"),
         (
             (f"`{field.name}`", f"`{spec.key}`", _type_of(spec), spec.default_text, spec.doc)
             for field, spec in zip(

@@ -491,7 +491,8 @@ class DeadLetterRefused(RocketMQError):
     """No broker takes a message that a group gives up; its queue waits, and nothing is lost.
 
     Do: Remove what the error names: give the user the right to send to ``%RETRY%GROUP``, shorten the group's
-    name to 120 characters, send fewer properties; or pass the message by job ``offsets skip``.
+    name to 120 characters, send fewer properties; or pass the message by
+    ``pyspark-rocketmq offsets skip``.
     """
 
     def __init__(self, consumer_group: str, queue: str, queue_offset: int, sent: str, copied: str) -> None:
@@ -539,7 +540,7 @@ class OffsetError(RocketMQError):
 class UndecodableMessage(OffsetError):
     """A message is there, but its body cannot be decompressed, or its bytes are no message.
 
-    Do: Set ``undecodableMessages=keep``, or run ``offsets skip``
+    Do: Set ``undecodableMessages=keep``, or run ``pyspark-rocketmq offsets skip``
     ([how](listeners.md#messages-that-cannot-be-decoded)).
     """
 
@@ -553,7 +554,8 @@ class UndecodableMessage(OffsetError):
         return (
             f"{self.queue}: the message at offset {self.queue_offset} cannot be decoded: "
             f"{self.reason[:_MAX_REASON]} Set undecodableMessages=keep to get it with the bytes that are "
-            "stored, marked by property UNDECODABLE, or move the group past it (offsets skip)."
+            "stored, marked by property UNDECODABLE, or move the group past it "
+            "(`pyspark-rocketmq offsets skip`)."
         )
 
 
@@ -630,7 +632,8 @@ class OffsetsBeganAgain(DataLoss):
 class LostBehindSink(DataLoss):
     """The sink has rows of messages that the broker lost before their offsets were stored.
 
-    Do: Reset the group's offset for this queue to the first message to consume (``offsets reset``).
+    Do: Reset the group's offset for this queue to the first message to consume
+    (``pyspark-rocketmq offsets reset``).
     """
 
     def __str__(self) -> str:
@@ -640,7 +643,8 @@ class LostBehindSink(DataLoss):
             "new ones get the same offsets. Which they are cannot be seen: the rows were written by a "
             "release, or into a sink, that kept no message beside the watermark. Nothing was consumed. Find "
             "the first new message by its store time, and reset the group's offset for this queue to it "
-            "(`offsets reset`): every message from there on is consumed and reaches the sink."
+            "(`pyspark-rocketmq offsets reset`): every message from there on is consumed and reaches the "
+            "sink."
         )
 
 

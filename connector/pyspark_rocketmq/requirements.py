@@ -22,7 +22,10 @@ REQUIREMENTS: Final = (
     "pyarrow>=20",
     "zstandard>=0.22",
 )
-"""The dependencies of ``pyproject.toml``: a package that came with ``--py-files`` has no metadata."""
+"""Dependencies of ``pyproject.toml``, except the command line's.
+
+They are here, too, since a package that came with ``--py-files`` has no metadata.
+"""
 _LOWEST: Final = re.compile(r"([\w-]+)>=([\d.]+)")
 _RELEASE: Final = re.compile(r"(?:\d+!)?(\d+(?:\.\d+)*)")
 

@@ -19,7 +19,7 @@ def session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSessio
     """What jobs ``demo``, ``publish`` and ``replay`` run on."""
 
     @contextmanager
-    def the_run_s_own(job: str) -> Iterator[SparkSession]:
+    def the_run_s_own(job: str, *, needs_delta: bool = False) -> Iterator[SparkSession]:
         yield spark
 
     for job in (pyspark_rocketmq.cli.demo.run, pyspark_rocketmq.cli.publish, pyspark_rocketmq.cli.replay):

@@ -9,6 +9,7 @@ import os
 import socket
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Never
 
 import pyarrow as pa
@@ -59,7 +60,7 @@ def test_a_run_is_named_after_its_start() -> None:
 
     assert names.topic == "demo-orders-20240506-120000"
     assert names.consumer_group == "demo-group-20240506-120000"
-    assert names.work_dir == ROOT / ".cache/demo/20240506-120000"
+    assert names.work_dir == Path(gettempdir(), "pyspark-rocketmq-demo-20240506-120000")
 
 
 def test_given_names_are_kept() -> None:

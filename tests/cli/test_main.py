@@ -15,8 +15,8 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from pyspark_rocketmq.cli.main import COMPLETION_VARIABLE, cli, main
-from pyspark_rocketmq.cli.parts import PROGRAM, JobCommand
+from pyspark_rocketmq.cli.main import cli, main
+from pyspark_rocketmq.cli.parts import COMPLETION_VARIABLE, PROGRAM, PROGRAM_VARIABLE, SettingsCommand
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from tests.packaging.checkout import ROOT
@@ -46,8 +46,8 @@ def test_required_options_come_first_in_the_help(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (("dmeo",), "There is no job 'dmeo'; did you mean 'demo'?"),
-        (("xyz",), "There is no job 'xyz'; known: "),
+        (("dmeo",), "There is no command 'dmeo'; did you mean 'demo'?"),
+        (("xyz",), "There is no command 'xyz'; known: "),
         (
             ("offsets", "reset", "--to", "yesterday"),
             "'yesterday' is neither earliest, latest, sink, a queue offset, nor a time",
@@ -60,7 +60,7 @@ def test_required_options_come_first_in_the_help(capsys: pytest.CaptureFixture[s
         (("offsets", "skip", "--messages", "1"), "--messages needs --queue"),
         (("offsets", "diff"), "Say what to compare"),
         (("offsets", "showw"), "did you mean 'show'?"),
-        (("demo", "--optoin", "a=b"), "Did you mean '--option'?\nSee ./spark-submit.sh demo --help."),
+        (("demo", "--optoin", "a=b"), "Did you mean '--option'?\nSee pyspark-rocketmq demo --help."),
         (("consume", "--topic", "orders"), "'--topic'. Did you mean '--option topic=...'?"),
         (("replay", "--name-server", "a:9876"), "Did you mean '--option nameServers=...'?"),
         (("demo", "--option", "ordres=3"), "unknown option 'ordres'; did you mean 'orders'?"),
@@ -123,14 +123,14 @@ def test_showing_offsets_loads_neither_spark_nor_pandas(tmp_path: Path) -> None:
 def test_help_shows_examples_that_can_be_copied(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "offsets", "reset", "--help")
 
-    assert "  ./spark-submit.sh offsets reset --as-of v120 --force --conf order-etl.toml\n" in out
+    assert "  pyspark-rocketmq offsets reset --as-of v120 --force --conf order-etl.toml\n" in out
 
 
-def jobs_of(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], JobCommand]]:
+def jobs_of(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], SettingsCommand]]:
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from jobs_of(command, *path, name)
-        elif isinstance(command, JobCommand):
+        elif isinstance(command, SettingsCommand):
             yield (*path, name), command
 
 
@@ -155,7 +155,7 @@ def test_a_shell_is_told_how_to_complete(capsys: pytest.CaptureFixture[str], she
     code, out, _ = run(capsys, "completion", shell)
 
     assert code == 0
-    assert f"_SPARK_SUBMIT_COMPLETE={shell}_complete" in out
+    assert f"_PYSPARK_ROCKETMQ_COMPLETE={shell}_complete" in out
 
 
 @pytest.mark.parametrize(
@@ -239,3 +239,50 @@ def test_help_uses_the_width_of_a_wide_terminal(
     _, out, _ = run(capsys, "consume", "--help")
 
     assert 100 < max(map(len, out.splitlines())) <= 120
+
+
+def test_help_names_the_script_that_started_the_program(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PROGRAM_VARIABLE, "./spark-submit.sh")
+
+    assert "  ./spark-submit.sh offsets reset --as-of v120" in run(capsys, "offsets", "reset", "--help")[1]
+    assert "See ./spark-submit.sh demo --help." in run(capsys, "demo", "--optoin")[2]
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [("pyspark", "spark"), ("delta", "spark"), ("prometheus_client.core", "prometheus")],
+)
+def test_a_module_of_an_extra_that_is_not_installed_ends_with_the_extra_s_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, module: str, extra: str
+) -> None:
+    def lacking(**_: Any) -> Never:
+        raise ModuleNotFoundError(name=module)
+
+    monkeypatch.setattr(cli.commands["demo"], "callback", lacking)
+
+    code, _, err = run(capsys, "demo")
+
+    assert code == 1
+    assert f"needs module '{module}', which the Python {sys.executable} lacks" in err
+    assert f"-m pip install 'pyspark-rocketmq[{extra}]'" in err
+
+
+def test_a_module_that_no_extra_has_is_a_bug_and_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(**_: Any) -> Never:
+        raise ModuleNotFoundError(name="pyspark_rocketmq.gone")
+
+    monkeypatch.setattr(cli.commands["demo"], "callback", lacking)
+
+    with pytest.raises(ModuleNotFoundError):
+        main(["demo"])
+
+
+def test_the_simulator_takes_its_own_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["simulator", "--help"])
+
+    out = capsys.readouterr().out
+    assert out.startswith("usage: pyspark-rocketmq simulator ")
+    assert "--brokers BROKERS" in out

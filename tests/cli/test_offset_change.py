@@ -1,4 +1,4 @@
-"""Jobs ``offsets reset``, ``skip`` and ``clone``: seen before they are done,
+"""Jobs ``pyspark-rocketmq offsets reset``, ``skip`` and ``clone``: seen before they are done,
 refused where they would harm, fenced.
 """
 
@@ -211,7 +211,9 @@ def test_a_version_that_is_not_there_yet_is_refused(shop: Shop) -> None:
     assert isinstance(shop.store, DeltaOffsetStore)
     newest = shop.store.changes(GROUP)[-1].version
 
-    with pytest.raises(JobFailed, match=rf"no version 99 yet, its newest is {newest}\. `offsets history`"):
+    with pytest.raises(
+        JobFailed, match=rf"no version 99 yet, its newest is {newest}\. `pyspark-rocketmq offsets history`"
+    ):
         shop.do(reset, AtVersion(99))
     shop.store.claim("another", "me", {A0: 0})
     with pytest.raises(JobFailed, match="nothing to change"):

@@ -124,7 +124,7 @@ def test_the_record_is_reached_by_spark_s_settings_where_no_option_says_how(
         queues=1, planned=1, recorded=0, written=1, steps=1, seconds=1
     )
     monkeypatch.setattr(pyspark_rocketmq.cli.replay, "Replay", made)
-    monkeypatch.setattr(pyspark_rocketmq.cli.replay, "spark_session", lambda _: nullcontext(spark))
+    monkeypatch.setattr(pyspark_rocketmq.cli.replay, "spark_session", lambda *_, **__: nullcontext(spark))
 
     run(
         settings(

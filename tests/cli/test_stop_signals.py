@@ -72,7 +72,9 @@ def test_a_signal_while_the_query_starts_stops_it_in_good_order(
     consumer = MagicMock()
     consumer.start.side_effect = start
     consumer.stop.return_value = True
-    monkeypatch.setattr(pyspark_rocketmq.cli.consume, "spark_session", lambda _: nullcontext(MagicMock()))
+    monkeypatch.setattr(
+        pyspark_rocketmq.cli.consume, "spark_session", lambda *_, **__: nullcontext(MagicMock())
+    )
     monkeypatch.setattr(pyspark_rocketmq.cli.consume, "_consumer", lambda _: consumer)
     monkeypatch.setattr("pyspark_rocketmq.QueryMonitor", MagicMock())
     monkeypatch.setattr(stop_signals, "_take_from_jvm", lambda _: None)
@@ -89,7 +91,7 @@ def test_a_signal_while_the_query_starts_stops_it_in_good_order(
 
     assert ended.value.code == 130
     assert capsys.readouterr().out.splitlines() == [
-        "SIGINT: waiting for the listener's calls in hand; a second signal ends the job at once.",
+        "SIGINT: waiting for the listener's calls in hand; a second signal ends the command at once.",
         "Stopped: what was in hand is committed, and the queues are given back.",
         "rows committed by this run: 0",
     ]

@@ -14,7 +14,7 @@ import pytest
 import pyspark_rocketmq
 from pyspark_rocketmq import errors
 from pyspark_rocketmq.cli.main import cli
-from pyspark_rocketmq.cli.parts import JobCommand
+from pyspark_rocketmq.cli.parts import SettingsCommand
 from pyspark_rocketmq.options.declare import specs_of
 from pyspark_rocketmq.source.schema import spark_schema
 from tests.docs.pages import ROOT, Block, anchors, blocks, links, pages
@@ -72,7 +72,7 @@ def _parameters(called: object) -> set[str]:
     return set(inspect.signature(called).parameters)  # type: ignore[arg-type]
 
 
-JOB_CALL = re.compile(r"\./spark-submit\.sh ((?:\\\n|[^\n])*)")
+JOB_CALL = re.compile(r"(?:\./spark-submit\.sh|pyspark-rocketmq) ((?:\\\n|[^\n])*)")
 
 
 def job_calls() -> list[tuple[str, list[str]]]:
@@ -96,7 +96,7 @@ def test_jobs_in_the_pages_exist_and_have_the_options(
     given = command.make_context("job", words).params.get("pairs", ())
     known = (
         {spec.key.lower() for spec in specs_of(command.settings)}
-        if isinstance(command, JobCommand)
+        if isinstance(command, SettingsCommand)
         else set()
     )
     assert {pair.partition("=")[0].lower() for pair in given if "=" in pair} <= known

@@ -108,7 +108,7 @@ def test_what_spark_connect_makes_impossible_is_refused_in_a_sentence(
         "batch_listener": "the batch listener cannot be sent to the server, where Spark Connect runs foreachBatch",
         "renewed_storage": "the storage_options of the offset store are a callable",
         "replay_to_topic": "A Replay to a topic does not work with Spark Connect: when this process dies",
-        "job": "Job 'demo' does not work with Spark Connect: spark-submit starts a job beside its driver",
+        "job": "Command 'demo' does not work with Spark Connect: it runs beside Spark's driver",
     }
 
     found = attempted(cluster, tmp_path, *refusals)

@@ -159,10 +159,10 @@ def test_a_sink_that_was_deleted_while_the_query_was_stopped_is_not_made_anew_in
     assert len(consumption.reports) == done
     consumption.await_departure()
     if way == "start over":
-        assert "`offsets reset --to earliest" in str(refusal.value)
+        assert "`pyspark-rocketmq offsets reset --to earliest" in str(refusal.value)
         operate(consumption, "reset", "--to", "earliest")
     else:
-        assert "`offsets accept-gap" in str(refusal.value)
+        assert "`pyspark-rocketmq offsets accept-gap" in str(refusal.value)
         operate(consumption, "accept-gap")
     consumption.drain()
 
@@ -184,7 +184,9 @@ def test_a_sink_put_back_to_a_backup_gets_what_it_lost_when_the_offsets_go_back_
     (consumption.folder / "backup").rename(consumption.sink)
     expected |= produce(consumption, first=40)
 
-    with pytest.raises(SinkSetBack, match=r"restored to an earlier state.*`offsets reset --to sink --sink"):
+    with pytest.raises(
+        SinkSetBack, match=r"restored to an earlier state.*`pyspark-rocketmq offsets reset --to sink --sink"
+    ):
         consumption.drain()
     consumption.await_departure()
     operate(consumption, "reset", "--to", "sink", "--sink", str(consumption.sink))

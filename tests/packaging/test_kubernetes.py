@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -29,6 +28,7 @@ from tests.packaging.checkout import ROOT
 FOLDER = ROOT / "examples" / "kubernetes"
 MANIFEST, DOCKERFILE = FOLDER / "consumer.yaml", FOLDER / "Dockerfile"
 SITE_PACKAGES = "/opt/environment/lib/python3.12/site-packages"
+SCRIPT = "pyspark_rocketmq/cli/__main__.py"
 PATIENCE_S = 240.0
 
 
@@ -49,7 +49,7 @@ def pod() -> Any:
 def settings_of_spark() -> dict[str, str]:
     """The arguments of ``spark-submit``."""
     args = driver()["args"]
-    ours = args[: args.index(f"{SITE_PACKAGES}/jobs/main.py")]
+    ours = args[: args.index(f"{SITE_PACKAGES}/{SCRIPT}")]
     pairs = (each.removeprefix("--conf=").partition("=") for each in ours if each.startswith("--conf="))
     return {name: value for name, _, value in pairs}
 
@@ -78,7 +78,6 @@ def test_the_image_has_what_the_manifest_starts() -> None:
 
     assert f"FROM apache/spark:{spark[1]}-" in recipe
     assert f"COPY dist/pyspark_rocketmq-{version[1]}-py3-none-any.whl /tmp/" in recipe
-    assert f"COPY jobs {SITE_PACKAGES}/jobs" in recipe
     assert driver()["image"] == settings_of_spark()["spark.kubernetes.container.image"]
 
 
@@ -133,7 +132,7 @@ def test_the_settings_of_the_manifest_are_the_jobs(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_the_driver_s_command_consumes(wheel: Path, tmp_path: Path) -> None:
-    """As in the image: the wheel and the jobs are installed, Delta's jars are not there.
+    """As in the image: the wheel is installed, Delta's jars are not there.
     Kubernetes is replaced by threads, the object store by a folder.
     """
     made = tmp_path / "environment"
@@ -142,7 +141,6 @@ def test_the_driver_s_command_consumes(wheel: Path, tmp_path: Path) -> None:
     subprocess.run([*install, "--no-deps", "--no-index", str(wheel)], check=True)
     (packages,) = made.glob("lib/python*/site-packages")
     (packages / "needed.pth").write_text(sysconfig.get_path("purelib"))
-    shutil.copytree(ROOT / "jobs", packages / "jobs")
     (tmp_path / "listeners.py").write_text(objects()["ConfigMap", "order-etl-code"]["data"]["listeners.py"])
 
     with SimCluster(brokers=1, queues=4) as brokers:
@@ -159,8 +157,8 @@ def test_the_driver_s_command_consumes(wheel: Path, tmp_path: Path) -> None:
             text = text.replace(before, after)
         (tmp_path / "consume.toml").write_text(text)
         command = driver()["args"]
-        script = command.index(f"{SITE_PACKAGES}/jobs/main.py")
-        local = [str(SPARK_HOME / "bin/spark-submit"), "--master=local[2]", str(packages / "jobs/main.py")]
+        script = command.index(f"{SITE_PACKAGES}/{SCRIPT}")
+        local = [str(SPARK_HOME / "bin/spark-submit"), "--master=local[2]", str(packages / SCRIPT)]
         rest = [each.replace("/etc/order-etl/settings", str(tmp_path)) for each in command[script + 1 :]]
         foreign = {"PYTHONPATH", "SPARK_CONF_DIR", "PYSPARK_DRIVER_PYTHON"}
         environment = {name: value for name, value in os.environ.items() if name not in foreign} | {

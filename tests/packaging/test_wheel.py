@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -78,10 +79,13 @@ def test_without_spark_the_extra_is_named(installed: Path) -> None:
     assert "pip install 'pyspark-rocketmq[spark]'" in told
 
 
-def test_the_wheel_holds_the_package_alone(installed: Path) -> None:
+def test_the_wheel_holds_the_package_the_simulator_and_the_program(installed: Path) -> None:
     assert {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")} == {
-        "pyspark_rocketmq"
+        "bin",
+        "broker_sim",
+        "pyspark_rocketmq",
     }
+    assert [path.name for path in (installed / "bin").iterdir()] == ["pyspark-rocketmq"]
 
 
 def test_under_a_name_spark_takes_the_wheel_is_an_archive_for_py_files(wheel: Path, tmp_path: Path) -> None:
@@ -90,3 +94,52 @@ def test_under_a_name_spark_takes_the_wheel_is_an_archive_for_py_files(wheel: Pa
     printed = run_installed(archive, "-c", "import pyspark_rocketmq.format as f; print(f.__file__)")
 
     assert printed.strip() == f"{archive}/pyspark_rocketmq/format.py"
+
+
+def test_the_program_of_the_wheel_has_help_without_spark(installed: Path) -> None:
+    printed = run_installed(
+        installed,
+        "-c",
+        "import sys; sys.modules['pyspark'] = None; from pyspark_rocketmq.cli.main import main; main(['--help'])",
+    )
+
+    assert printed.startswith("Usage: pyspark-rocketmq [OPTIONS] COMMAND")
+
+
+def test_without_spark_a_command_that_needs_it_names_the_extra(installed: Path) -> None:
+    told = run_installed(
+        installed,
+        "-c",
+        "import sys; sys.modules['pyspark'] = None; sys.stderr = sys.stdout\n"
+        "from pyspark_rocketmq.cli.main import main; assert main(['demo']) == 1",
+    )
+
+    assert "pip install 'pyspark-rocketmq[spark]'" in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.driver
+@pytest.mark.sim
+def test_the_demo_of_the_wheel_is_exact_without_a_checkout(installed: Path, tmp_path: Path) -> None:
+    """H1: it starts a cluster and Spark, and checks that nothing is lost, doubled or out of order."""
+    printed = run_installed(
+        installed,
+        str(installed / "bin" / "pyspark-rocketmq"),
+        *("demo", "--option", "orders=200", "--option", f"workDir={tmp_path}/demo"),
+    )
+
+    assert (
+        "messages: 1000 · rows: 1000 · duplicates: 0 · lost: 0 · order violations: 0" in printed.splitlines()
+    )
+
+
+def test_the_simulator_of_the_wheel_answers_until_it_is_told_to_end(installed: Path) -> None:
+    command = [sys.executable, str(installed / "bin" / "pyspark-rocketmq"), "simulator", "--port", "0"]
+    with subprocess.Popen(
+        command, cwd=installed.parent, env=os.environ | {"PYTHONPATH": str(installed)}, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        host, _, port = json.loads(process.stdout.readline())["nameServers"].rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=10):
+            process.terminate()
+        assert process.wait(60) == 0

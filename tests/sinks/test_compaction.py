@@ -470,7 +470,9 @@ def test_files_that_somebody_else_changes_meanwhile_are_left_alone(
 
     assert offsets_of(path) == after[0]
     assert "files changed while they were compacted" in caplog.text
-    assert "Another commit changed what was read of 12 files: run the job again." in capsys.readouterr().out
+    assert (
+        "Another commit changed what was read of 12 files: run the command again." in capsys.readouterr().out
+    )
 
 
 def test_files_that_somebody_else_removes_by_another_spelling_are_left_alone(

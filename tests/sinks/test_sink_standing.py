@@ -154,10 +154,13 @@ def test_each_of_several_sinks_is_judged_by_itself() -> None:
 def test_the_error_names_three_ways_forward() -> None:
     """H7"""
     delta = refusal(rows(row(Q0, 12, LAKE)), LAKE)
-    assert f"`offsets reset --to sink --sink /lake/orders --option offsetStore={STORE} " in delta
+    assert (
+        f"`pyspark-rocketmq offsets reset --to sink --sink /lake/orders --option offsetStore={STORE} "
+        in delta
+    )
     assert f"--option consumerGroup={GROUP} --option nameServers=HOST:PORT`" in delta
-    assert "`offsets reset --to earliest --option" in delta
-    assert "`offsets accept-gap --option" in delta
+    assert "`pyspark-rocketmq offsets reset --to earliest --option" in delta
+    assert "`pyspark-rocketmq offsets accept-gap --option" in delta
 
     database = refusal(rows(row(Q0, 12, DATABASE)), DATABASE)
     assert "`rmq.reset_to_sink(store, sink, consumer_group)` in Python" in database

@@ -1,4 +1,4 @@
-"""Job ``tables compact``: makes few files of a table's many."""
+"""Command ``tables compact``: makes few files of a table's many."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def compact_table(settings: TablesCompactSettings, console: Console) -> None:
     except (*STORAGE_ERRORS, ArrowException, SchemaError) as error:
         raise JobFailed(
             f"Not all files of {where} could be compacted: {storage.told(error)} Its rows are as they "
-            "were. Check the storage, and run the job again."
+            "were. Check the storage, and run the command again."
         ) from error
     console.print(f"{where}: {_told(done)}", markup=False, highlight=False)
 
 
 def _told(done: Compacted) -> str:
-    changed = f"Another commit changed what was read of {done.files_changed:,} files: run the job again."
+    changed = f"Another commit changed what was read of {done.files_changed:,} files: run the command again."
     if done.files_removed:
         told = (
             f"{done.files_removed:,} files are {done.files_added:,} now. The old ones are kept for queries "
@@ -61,7 +61,7 @@ def _told(done: Compacted) -> str:
 
 
 def _problem(where: str, form: TableForm) -> str | None:
-    """Why this job must leave a table alone; None if it may write it."""
+    """Why this command must leave a table alone; None if it may write it."""
     if VERSION_PROPERTY in form.configuration:
         return f"{where} is an offset table, which looks after itself"
     if refused := uncompacted_features(form):

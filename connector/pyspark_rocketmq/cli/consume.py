@@ -1,4 +1,4 @@
-"""Job ``consume``: a message listener as a streaming consumer into a Delta table."""
+"""Command ``consume``: a message listener as a streaming consumer into a Delta table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pyspark_rocketmq.cli.running import (
 )
 from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.consumer import push_consumer
-from pyspark_rocketmq.delta.storage import StorageOptions
+from pyspark_rocketmq.delta.storage import StorageOptions, TableName
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.listeners.forms import form_of
 
@@ -87,10 +87,13 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
     # Before Spark starts: a wrong name should not cost ten seconds.
     if settings.listener is not None:
         check_listener(settings.listener, settings.py_files, orderly=settings.consume_orderly)
+    if settings.metrics_port is not None:
+        # An extra of its own.
+        import_module("prometheus_client")
     # It logs where the group continues.
     push_consumer.logger.setLevel(logging.INFO)
     counter = RowCounter()
-    with spark_session("consume") as spark:
+    with spark_session("consume", needs_delta=TableName.of(settings.sink) is not None) as spark:
         for path in settings.py_files:
             spark.sparkContext.addPyFile(path)
         of_store, of_sink = with_storage(spark, settings)
@@ -147,7 +150,8 @@ def _stop(
 ) -> None:
     """End the query after the listener's calls in hand."""
     console.print(
-        f"{received.name}: waiting for the listener's calls in hand; a second signal ends the job at once.",
+        f"{received.name}: waiting for the listener's calls in hand; a second signal ends the command at "
+        "once.",
         markup=False,
         highlight=False,
     )

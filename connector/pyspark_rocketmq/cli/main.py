@@ -1,6 +1,7 @@
-"""The command line of all jobs, and their exit codes.
+"""The command line ``pyspark-rocketmq``, and its exit codes.
 
-0 done; 1 the job failed; 2 bad input, reported without a traceback; 130 interrupted; 143 ended by SIGTERM.
+0 done; 1 the command failed; 2 bad input, reported without a traceback; 130 interrupted; 143 ended by
+SIGTERM.
 Heavy imports happen in the command that needs them: ``--help`` and ``offsets …`` must not load Spark.
 """
 
@@ -24,36 +25,49 @@ from pyspark_rocketmq.cli.options import (
     ReplaySettings,
     TablesCompactSettings,
 )
-from pyspark_rocketmq.cli.parts import PROGRAM, JobCommand, JobGroup, open_console, settings_options
+from pyspark_rocketmq.cli.parts import (
+    COMPLETION_VARIABLE,
+    CommandGroup,
+    SettingsCommand,
+    implementation,
+    open_console,
+    program,
+    settings_options,
+)
 from pyspark_rocketmq.cli.settings import JobFailed, load_settings
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, RocketMQError
 
 EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
-COMPLETION_VARIABLE: Final = "_SPARK_SUBMIT_COMPLETE"
-"""By its presence a shell asks for completions instead of a job."""
+_EXTRA_OF: Final = {
+    "delta": "spark",
+    "prometheus_client": "prometheus",
+    "py4j": "spark",
+    "pyspark": "spark",
+}
+"""Extra of the wheel that installs a module."""
 
 
 _TOPIC: Final = "--option nameServers=127.0.0.1:9876 --option topic=orders"
 
 
-@click.group(cls=JobGroup)
+@click.group(cls=CommandGroup)
 def cli() -> None:
-    """Jobs of pyspark-rocketmq."""
+    """Consume, read and write RocketMQ topics with Spark, and look after consumer groups."""
 
 
 @cli.command(
-    cls=JobCommand, settings=DemoSettings, examples=("demo", "demo --option nameServers=127.0.0.1:9876")
+    cls=SettingsCommand, settings=DemoSettings, examples=("demo", "demo --option nameServers=127.0.0.1:9876")
 )
 @settings_options
 def demo(conf: Path | None, pairs: Sequence[str]) -> None:
     """Produce ordered order events, consume them into a Delta table, check the result."""
     settings = load_settings(DemoSettings, "demo", conf, pairs)
-    import_module("pyspark_rocketmq.cli.demo.run").run_demo(settings, open_console())
+    implementation("demo.run").run_demo(settings, open_console())
 
 
 @cli.command(
-    cls=JobCommand,
+    cls=SettingsCommand,
     settings=ConsumeSettings,
     examples=(
         "consume --conf conf/consume.example.toml",
@@ -64,11 +78,11 @@ def demo(conf: Path | None, pairs: Sequence[str]) -> None:
 def consume(conf: Path | None, pairs: Sequence[str]) -> None:
     """Run a message listener as a streaming consumer into a Delta table."""
     settings = load_settings(ConsumeSettings, "consume", conf, pairs)
-    import_module("pyspark_rocketmq.cli.consume").consume(settings, open_console())
+    implementation("consume").consume(settings, open_console())
 
 
 @cli.command(
-    cls=JobCommand,
+    cls=SettingsCommand,
     settings=ReplaySettings,
     examples=(
         f"replay {_TOPIC} --option startingTimestamp=2026-11-20T10:00 --option toTable=/lake/again",
@@ -79,11 +93,11 @@ def consume(conf: Path | None, pairs: Sequence[str]) -> None:
 def replay(conf: Path | None, pairs: Sequence[str]) -> None:
     """Read queues again, into a Delta table or another topic, without touching any group's offsets."""
     settings = load_settings(ReplaySettings, "replay", conf, pairs)
-    import_module("pyspark_rocketmq.cli.replay").replay(settings, open_console())
+    implementation("replay").replay(settings, open_console())
 
 
 @cli.command(
-    cls=JobCommand,
+    cls=SettingsCommand,
     settings=PublishSettings,
     examples=(
         f"publish {_TOPIC} --option input=/lake/orders",
@@ -97,43 +111,56 @@ def replay(conf: Path | None, pairs: Sequence[str]) -> None:
 def publish(conf: Path | None, pairs: Sequence[str]) -> None:
     """Send the rows of a table or of files to a topic, in order by sharding key."""
     settings = load_settings(PublishSettings, "publish", conf, pairs)
-    import_module("pyspark_rocketmq.cli.publish").publish(settings, open_console())
+    implementation("publish").publish(settings, open_console())
 
 
 cli.add_command(offsets)
 
 
-@cli.group(cls=JobGroup)
+@cli.group(cls=CommandGroup)
 def tables() -> None:
     """Look after tables."""
 
 
 @tables.command(
-    cls=JobCommand, settings=TablesCompactSettings, examples=("tables compact --option table=/lake/orders",)
+    cls=SettingsCommand,
+    settings=TablesCompactSettings,
+    examples=("tables compact --option table=/lake/orders",),
 )
 @settings_options
 def compact(conf: Path | None, pairs: Sequence[str]) -> None:
     """Make few files of a Delta table's many; queries may write to it meanwhile."""
     settings = load_settings(TablesCompactSettings, "tables compact", conf, pairs)
-    import_module("pyspark_rocketmq.cli.compact").compact_table(settings, open_console())
+    implementation("compact").compact_table(settings, open_console())
+
+
+@cli.command(
+    context_settings={"ignore_unknown_options": True}, add_help_option=False, options_metavar="[--help]"
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def simulator(context: click.Context, arguments: tuple[str, ...]) -> None:
+    """Run a simulated RocketMQ cluster on this machine until Ctrl-C."""
+    # Another package: the connector shares nothing but the wire with it.
+    context.exit(import_module("broker_sim.__main__").main(arguments, context.command_path))
 
 
 @cli.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script of SHELL, such as for: eval "$(./spark-submit.sh completion bash)"."""
+    """Print the completion script of SHELL, such as for: eval "$(pyspark-rocketmq completion bash)"."""
     of_shell = get_completion_class(shell)
     assert of_shell is not None
-    click.echo(of_shell(cli, {}, PROGRAM, COMPLETION_VARIABLE).source())
+    click.echo(of_shell(cli, {}, program(), COMPLETION_VARIABLE).source())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one job; return the process's exit code."""
+    """Run one command; return the process's exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        cli.main(
+        result = cli.main(
             args=None if arguments is None else list(arguments),
-            prog_name=PROGRAM,
+            prog_name=program(),
             complete_var=COMPLETION_VARIABLE,
             standalone_mode=False,
         )
@@ -141,15 +168,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report(error.format_message(), EXIT_BAD_INPUT)
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
-        command = context.command_path if context else PROGRAM
+        command = context.command_path if context else program()
         return _report(f"{error.format_message()}\nSee {command} --help.", EXIT_BAD_INPUT)
     except OptionError as error:
         return _report(str(error), EXIT_BAD_INPUT)
-    except (JobFailed, RocketMQError) as error:
-        return _report(str(error), EXIT_FAILED)
+    except (JobFailed, RocketMQError, ModuleNotFoundError) as error:
+        text = _missing(error) if isinstance(error, ModuleNotFoundError) else str(error)
+        return _report(text, EXIT_FAILED)
     except (KeyboardInterrupt, click.exceptions.Abort):
         return _report("Interrupted.", EXIT_INTERRUPTED)
-    return 0
+    return result if isinstance(result, int) else 0
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    """Name the extra that has the module; an error that is none of the user's goes on."""
+    extra = _EXTRA_OF.get((error.name or "").partition(".")[0])
+    if extra is None:
+        raise error
+    return (
+        f"This command needs module '{error.name}', which the Python {sys.executable} lacks. Run "
+        f"{sys.executable} -m pip install 'pyspark-rocketmq[{extra}]', or start the command where it is."
+    )
 
 
 def _report(text: str, exit_code: int) -> int:

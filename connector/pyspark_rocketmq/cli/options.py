@@ -1,4 +1,4 @@
-"""The options of each job."""
+"""Options of each command."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from pyspark_rocketmq.options.write import SINK_GROUP, BodyCompression
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ReplaySettings(ReadOptions):
-    """Options of job ``replay``: those of a batch read, and where the messages go."""
+    """Options of command ``replay``: those of a batch read, and where the messages go."""
 
     to_table: str | None = option("toTable", parse_table, None).doc(
         "The Delta table to add the messages to that it does not have yet: path, URI or "
@@ -68,7 +68,7 @@ class ReplaySettings(ReadOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TablesCompactSettings(OptionSet):
-    """Options of job ``tables compact``."""
+    """Options of command ``tables compact``."""
 
     table: str = option("table", parse_table).doc("The Delta table: path or URI.")
     storage_secrets: str | None = like_source("storage_secrets", default=None, doc=STORAGE_DOC)
@@ -76,7 +76,7 @@ class TablesCompactSettings(OptionSet):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class OffsetsShowSettings(ClusterAccess):
-    """Options of job ``offsets show``."""
+    """Options of command ``offsets show``."""
 
     offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
     storage_secrets: str | None = like_source("storage_secrets", default=None, doc=STORAGE_DOC)
@@ -91,9 +91,9 @@ class OffsetsShowSettings(ClusterAccess):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class OffsetsHistorySettings(ClusterAccess):
-    """Options of jobs ``offsets history`` and ``offsets diff``.
+    """Options of commands ``offsets history`` and ``offsets diff``.
 
-    Those of the cluster are unused, so that one ``--conf`` file does for all jobs ``offsets …``.
+    Those of the cluster are unused, so that one ``--conf`` file does for all commands ``offsets …``.
     """
 
     offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
@@ -107,7 +107,7 @@ class OffsetsHistorySettings(ClusterAccess):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class OffsetsChangeSettings(ClusterAccess):
-    """Options of jobs ``offsets reset``, ``offsets skip``, ``offsets clone`` and ``offsets accept-gap``."""
+    """Options of the commands that move a group: ``offsets reset``, ``skip``, ``clone``, ``accept-gap``."""
 
     offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
     storage_secrets: str | None = like_source("storage_secrets", default=None, doc=STORAGE_DOC)
@@ -120,7 +120,7 @@ class OffsetsChangeSettings(ClusterAccess):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class OffsetsLagSettings(ClusterAccess):
-    """Options of job ``offsets lag``."""
+    """Options of command ``offsets lag``."""
 
     offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
     storage_secrets: str | None = like_source("storage_secrets", default=None, doc=STORAGE_DOC)
@@ -138,7 +138,7 @@ class OffsetsLagSettings(ClusterAccess):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PublishSettings(ClusterAccess):
-    """Options of job ``publish``: the sink's, except those that ``select`` gives row by row."""
+    """Options of command ``publish``: the sink's, except those that ``select`` gives row by row."""
 
     name_servers: tuple[str, ...] = like_sink("name_servers")
     topic: str = like_sink("topic", doc="The topic the messages go to.")
@@ -239,7 +239,7 @@ def parse_listener_name(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ConsumeSettings(ClusterAccess):
-    """Options of job ``consume``."""
+    """Options of command ``consume``."""
 
     name_servers: tuple[str, ...] = like_source("name_servers")
     topic: str | None = like_source("topic")

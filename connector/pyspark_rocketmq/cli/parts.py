@@ -1,11 +1,14 @@
-"""What the commands of all jobs have in common: their options, their help, the console they print on."""
+"""Parts that the commands share: options, help, the console to print on."""
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Collection, Sequence
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, TypeVar
 
 import click
@@ -16,7 +19,11 @@ from pyspark_rocketmq.cli.settings import ClusterAccess
 from pyspark_rocketmq.options.declare import OptionSet, OptionSpec, specs_of
 from pyspark_rocketmq.options.parsers import closest
 
-PROGRAM: Final = "./spark-submit.sh"
+PROGRAM: Final = "pyspark-rocketmq"
+PROGRAM_VARIABLE: Final = "PYSPARK_ROCKETMQ_PROGRAM"
+"""Set by a script that starts this program under another name, which help and hints then show."""
+COMPLETION_VARIABLE: Final = "_PYSPARK_ROCKETMQ_COMPLETE"
+"""By its presence a shell asks for completions instead of a command."""
 _LOG_WIDTH: Final = 200
 _HELP_WIDTH: Final = 120
 """At most: longer lines are hard to read."""
@@ -24,7 +31,17 @@ _HELP_WIDTH: Final = 120
 CallableT = TypeVar("CallableT", bound=Callable[..., Any])
 
 
-class JobGroup(click.Group):
+def program() -> str:
+    """Return the name under which the program was started."""
+    return os.environ.get(PROGRAM_VARIABLE, PROGRAM)
+
+
+def implementation(name: str) -> ModuleType:
+    """Import ``pyspark_rocketmq.cli.NAME`` for the command that needs it; ``--help`` loads none of them."""
+    return import_module(f"pyspark_rocketmq.cli.{name}")
+
+
+class CommandGroup(click.Group):
     """A group that guesses which command was meant."""
 
     def resolve_command(
@@ -34,12 +51,12 @@ class JobGroup(click.Group):
         if self.get_command(ctx, args[0]) is None:
             near = difflib.get_close_matches(args[0], self.commands, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(sorted(self.commands))}"
-            ctx.fail(f"There is no job '{args[0]}'; {hint}")
+            ctx.fail(f"There is no command '{args[0]}'; {hint}")
         return super().resolve_command(ctx, args)
 
 
-class JobCommand(click.Command):
-    """A command whose help lists what ``--option`` takes."""
+class SettingsCommand(click.Command):
+    """A command with settings: its help lists the keys that ``--option`` takes."""
 
     def __init__(
         self, *args: Any, settings: type[OptionSet], examples: Sequence[str] = (), **kwargs: Any
@@ -105,7 +122,7 @@ class JobCommand(click.Command):
         if self._examples:
             with formatter.section("Examples"):
                 for example in self._examples:
-                    formatter.write(f"{'':{formatter.current_indent}}{PROGRAM} {example}\n")
+                    formatter.write(f"{'':{formatter.current_indent}}{program()} {example}\n")
 
 
 _LINK: Final = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
@@ -122,7 +139,7 @@ def _default_of(spec: OptionSpec, keys: Collection[str]) -> str:
 
 
 def _complete_key(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
-    assert isinstance(ctx.command, JobCommand)
+    assert isinstance(ctx.command, SettingsCommand)
     return [f"{key}=" for key in ctx.command.option_keys if key.lower().startswith(incomplete.lower())]
 
 

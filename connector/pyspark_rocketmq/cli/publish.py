@@ -1,4 +1,4 @@
-"""Job ``publish``: the rows of a table or of files as messages of a topic."""
+"""Command ``publish``: the rows of a table or of files as messages of a topic."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def publish(settings: PublishSettings, console: Console) -> None:
     """
     # Before Spark starts: a wrong option should not cost ten seconds.
     WriteOptions.parse(settings.sink_options())
-    with spark_session("publish") as spark:
+    with spark_session("publish", needs_delta=settings.input_format == "delta") as spark:
         check_speculation(spark)
         try:
             rows = _rows(spark, settings)

@@ -1,4 +1,4 @@
-"""Job ``replay``: reads queues again, into a Delta table or another topic."""
+"""Command ``replay``: reads queues again, into a Delta table or another topic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def replay(settings: ReplaySettings, console: Console) -> None:
         OptionError: If topics or columns do not go together.
         RocketMQError: If messages cannot be read or written; whole steps stay.
     """
-    with spark_session("replay") as spark, Shown(console, "offsets replayed") as shown:
+    with (
+        spark_session("replay", needs_delta=settings.to_table is not None) as spark,
+        Shown(console, "offsets replayed") as shown,
+    ):
         places = delta_place(settings.offset_store), settings.record
         secrets = storage_secrets(spark, settings.storage_secrets, *places)
         settings = replace(settings, storage_secrets=secrets)

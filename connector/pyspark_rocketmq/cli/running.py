@@ -1,4 +1,4 @@
-"""A running job: its Spark session, its progress on the screen, and the signals that stop it.
+"""A running command: its Spark session, its progress on the screen, and the signals that stop it.
 
 ``spark-submit`` runs two processes: the JVM, which was started, and its child, this one. A supervisor sends
 SIGTERM to the first alone; Ctrl-C goes to both, and to the process that plans the query. The JVM would stop
@@ -46,24 +46,50 @@ from pyspark_rocketmq.spark.session import check_classic
 
 logger = logging.getLogger(__name__)
 
+SETTINGS: Final = {
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+"""Settings of a session that nobody else configures; with the next those of conf/spark-defaults.conf."""
+DELTA_SETTINGS: Final = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+_SETTINGS_COME_BY: Final = frozenset(
+    {"PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_REMOTE"}
+)
+"""Variables of the environment: spark-submit has started this process, or the user brings settings."""
+
 
 @contextmanager
-def spark_session(job: str) -> Iterator[SparkSession]:
-    """Start or join the session and stop it at the end; settings come from conf/spark-defaults.conf.
+def spark_session(job: str, *, needs_delta: bool = False) -> Iterator[SparkSession]:
+    """Start or join the session and stop it at the end.
+
+    Settings are those of spark-submit or of the user's environment, else ours (:data:`SETTINGS`).
 
     The data source is registered explicitly: Spark's own look-up does not see packages of --py-files. After
     an interruption the session is not stopped: Ctrl-C ends the JVM, too.
+
+    Args:
+        job: Names the application.
+        needs_delta: Whether Spark itself reads or writes Delta tables, for which it fetches jars at its first
+            start.
 
     Raises:
         RocketMQError: If it is one of Spark Connect (``SPARK_REMOTE``).
     """
     print("Starting Spark, which takes some seconds.", file=sys.stderr)
     started_s = time.monotonic()
-    spark = SparkSession.builder.appName(f"pyspark-rocketmq {job}").getOrCreate()
+    spark = _builder(job, needs_delta=needs_delta).getOrCreate()
     check_classic(
         spark,
-        f"Job '{job}'",
-        "spark-submit starts a job beside its driver, whose signals and progress it needs; unset "
+        f"Command '{job}'",
+        "it runs beside Spark's driver, whose signals and progress it needs; unset "
         "SPARK_REMOTE, or use the package's classes from a client of Spark Connect",
     )
     # Spark's own handler asks the JVM to cancel its jobs first.
@@ -79,6 +105,23 @@ def spark_session(job: str) -> Iterator[SparkSession]:
         spark.stop()
         raise
     spark.stop()
+
+
+def _builder(job: str, *, needs_delta: bool) -> SparkSession.Builder:
+    builder = SparkSession.builder.appName(f"pyspark-rocketmq {job}")
+    if SparkSession.getActiveSession() is not None or not os.environ.keys().isdisjoint(_SETTINGS_COME_BY):
+        return builder
+    # Else workers would run whatever python3 is on PATH.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    for key, text in SETTINGS.items():
+        builder = builder.config(key, text)
+    if not needs_delta:
+        return builder
+    from delta import configure_spark_with_delta_pip
+
+    for key, text in DELTA_SETTINGS.items():
+        builder = builder.config(key, text)
+    return configure_spark_with_delta_pip(builder)
 
 
 def storage_secrets(spark: SparkSession, given: str | None, *places: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""The jobs' settings: declared like the data source's options, read from a TOML file and ``--option``.
+"""Settings of commands: declared like the data source's options, read from a TOML file and ``--option``.
 
 ``--option key=value`` wins over the file. Tables of the file only group: ``[listener] outputSchema = …`` is
 the option ``outputSchema``; but ``[storageSecrets]`` and ``[brokerAddresses]`` are one each.
@@ -27,11 +27,11 @@ from pyspark_rocketmq.options.write import WriteOptions
 
 
 class JobFailed(Exception):
-    """The job could not do its work; the text is a sentence for the user. Exit code 1."""
+    """The command could not do its work; the text is a sentence for the user. Exit code 1."""
 
 
 def like_source(name: str, **given: Any) -> Any:
-    """Declare the data source's option with field ``name`` for a job; ``given`` as of :func:`_like`."""
+    """Declare the data source's option with field ``name`` for a command; ``given`` as of :func:`_like`."""
     return _like(ReadOptions, name, **given)
 
 
@@ -57,7 +57,7 @@ def _like(
 ) -> Any:
     """Declare an option as ``options`` does; required without a default.
 
-    Key, parser and unit are those; so is the text, unless it means something else in the job.
+    Key, parser and unit are those; so is the text, unless it means something else in the command.
     """
     spec: OptionSpec = next(
         field.metadata["spec"] for field in dataclasses.fields(options) if field.name == name
@@ -161,12 +161,12 @@ OFFSET_STORE_DOC = (
 
 STORAGE_DOC = (
     "How to reach the storage of tables: delta-rs' options, as a table of the --conf file or in JSON; they "
-    "stay the same while the job runs."
+    "stay the same while the command runs."
 )
 
 
 def load_settings(settings: type[SettingsT], job: str, conf: Path | None, pairs: Sequence[str]) -> SettingsT:
-    """Read and parse the settings of one job.
+    """Read and parse the settings of one command.
 
     Raises:
         OptionError: With a sentence for every problem of the file, of ``--option`` and of the values.
@@ -179,7 +179,7 @@ def load_settings(settings: type[SettingsT], job: str, conf: Path | None, pairs:
     else:
         if not problems:
             return parsed
-    raise OptionError(tuple(problems), where=f"settings of job '{job}'")
+    raise OptionError(tuple(problems), where=f"settings of pyspark-rocketmq {job}")
 
 
 def _store_problems(texts: Mapping[str, str]) -> list[str]:
@@ -214,7 +214,7 @@ def parse_table(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ClusterAccess(OptionSet):
-    """The options of every job that reads from a cluster which may be secured."""
+    """The options of every command that reads from a cluster which may be secured."""
 
     namespace: str | None = like_source("namespace", default=None)
     namespace_v2: str | None = like_source("namespace_v2", default=None)

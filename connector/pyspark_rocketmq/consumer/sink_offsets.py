@@ -84,7 +84,7 @@ def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
         logger.warning(
             "the sink %s is new to group %s, which wrote into others before: it gets what is consumed from "
             "now on. If it shall have what came before, stop the query and reset the group's offsets "
-            "(offsets reset)",
+            "(`pyspark-rocketmq offsets reset`)",
             name,
             consumer_group,
         )

@@ -3,7 +3,7 @@
 Rule 1: what was planned and what brokers hold come from Spark's progress, which every query of the source
 has; how far a consumer came, from its :class:`BatchReport`. A query without a consumer has come to the end of
 its plan.
-Rule 2: lag is what :class:`QueueLag` says it is, here and in job ``offsets lag``.
+Rule 2: lag is what :class:`QueueLag` says it is, here and in ``pyspark-rocketmq offsets lag``.
 """
 
 from __future__ import annotations

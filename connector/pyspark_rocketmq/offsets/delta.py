@@ -205,7 +205,7 @@ class DeltaOffsetStore(RowOffsetStore):
         if change.version not in found:
             raise OffsetError(
                 f"Version {change.version} of the offset table {self._path} is no longer kept for group "
-                f"{consumer_group}. `offsets history` lists what can be gone back to."
+                f"{consumer_group}. `pyspark-rocketmq offsets history` lists what can be gone back to."
             )
         return found[change.version]
 

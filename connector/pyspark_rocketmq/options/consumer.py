@@ -1,4 +1,4 @@
-"""Arguments of a ``PushConsumer`` that are no options of the source; keys are options of job ``consume``."""
+"""Arguments of a ``PushConsumer`` that are no options of the source; also of ``pyspark-rocketmq consume``."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ class ReadOptions(PositionOptions):
     )
     storage_secrets: str | None = read_option("storageSecrets", secret_json, None, secret=True).doc(
         "How to reach the storage of `offsetStore`, as [storage options](sinks.md#object-stores) in JSON. "
-        "Spark masks the value for the option's name. It stays the same while a query or a job runs: keys "
+        "Spark masks the value for the option's name. It stays the same while a query runs: keys "
         "that expire need a program with a callable, `DeltaOffsetStore(…, storage_options=…)`, or a role. "
         "What is not given is taken from the driver's variables `AWS_ACCESS_KEY_ID`, "
         "`AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_DEFAULT_REGION`, "

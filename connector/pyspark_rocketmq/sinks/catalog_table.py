@@ -429,7 +429,8 @@ class CatalogTable(SinkTable):
         problem = (
             f"rows for {self._name} cannot be put into {masked(folder)} until Spark adds them: {why} Name a "
             "folder or a URI where driver, executors and Spark can write, such as a volume, with "
-            "DeltaSink(staging=…), option sinkStaging of job consume, and storage_options for it"
+            "DeltaSink(staging=…), option sinkStaging of `pyspark-rocketmq consume`, and storage_options for "
+            "it"
         )
         return OptionError((problem,), where="Delta sink")
 

@@ -194,7 +194,7 @@ class Compactor:
             logger.warning(
                 "small files are left alone from now on path=%s: version %d is an OPTIMIZE by delta-rs, "
                 "which doubles rows beside another compaction. Set compaction=False, or run "
-                "`tables compact` in its place.",
+                "`pyspark-rocketmq tables compact` in its place.",
                 path,
                 version,
             )

@@ -206,7 +206,8 @@ def check_columns(path: str, form: TableForm, wanted: TableForm, *, may_differ: 
         can_evolve = not may_differ and asked.keys() != found.keys()
         remedy = (
             " Or let the sink add columns that the table lacks, and have nulls in those that only the table "
-            "has: DeltaSink(schema_evolution=True), option schemaEvolution=true of job consume."
+            "has: DeltaSink(schema_evolution=True), option schemaEvolution=true of "
+            "`pyspark-rocketmq consume`."
             if can_evolve
             else ""
         )

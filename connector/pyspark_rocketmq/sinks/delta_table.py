@@ -373,8 +373,8 @@ class SinkTable:
             f"gap{kept}, stop them and run in Python: `from pyspark_rocketmq import DeltaSink; sink = "
             f"DeltaSink({self.path!r}); sink.rewind({consumer_group!r}, {{key.queue: offset for key, "
             f"offset in sink.watermarks({consumer_group!r}).items()}})`. To start over with an empty sink "
-            "and all that brokers have, stop them, remove the table, and move the group by `offsets reset "
-            "--to earliest`."
+            "and all that brokers have, stop them, remove the table, and move the group by "
+            "`pyspark-rocketmq offsets reset --to earliest`."
         )
 
     def _warn_of_restores(self, consumer_group: str) -> None:

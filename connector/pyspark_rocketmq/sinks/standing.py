@@ -215,8 +215,8 @@ def loss_text(consumer_group: str, lost: Sequence[Lost], *, store: str) -> str:
         "again. Otherwise stop every query of the group and choose one of three: have the messages consumed "
         f"again that the sink lacks, as far as brokers still have them: {back}; start over with an empty "
         "sink and all that brokers have: remove the sink's table, and "
-        f"`offsets reset --to earliest {at_brokers}`; or accept the gap and go on from here: "
-        f"`offsets accept-gap {group}`."
+        f"`pyspark-rocketmq offsets reset --to earliest {at_brokers}`; or accept the gap and go on from "
+        f"here: `pyspark-rocketmq offsets accept-gap {group}`."
     )
 
 
@@ -249,7 +249,7 @@ def _way_back(lost: Sequence[Lost], options: str) -> str:
         return "`rmq.reset_to_sink(store, [every sink of the query], consumer_group)` in Python"
     standing = lost[0].standing
     if standing.path and standing.identity is not None:
-        return f"`offsets reset --to sink --sink {standing.path} {options}`"
+        return f"`pyspark-rocketmq offsets reset --to sink --sink {standing.path} {options}`"
     return "`rmq.reset_to_sink(store, sink, consumer_group)` in Python"
 
 

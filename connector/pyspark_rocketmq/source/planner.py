@@ -298,12 +298,12 @@ class MicroBatchPlanner:
         more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
         reason = self._held_up_by()
         advice = (
-            f"{reason} Remove that reason, skip such messages by job 'offsets skip' "
+            f"{reason} Remove that reason, skip such messages by `pyspark-rocketmq offsets skip` "
             "(DeltaOffsetStore.reset), or raise drainTimeoutMs."
             if reason
             else "Look in the log for why the listener gives messages back; mend it, set max_reconsume_times "
-            "(option maxReconsumeTimes) so that such messages become dead letters, skip them by job 'offsets "
-            "skip' (DeltaOffsetStore.reset), or raise drainTimeoutMs."
+            "(option maxReconsumeTimes) so that such messages become dead letters, skip them by "
+            "`pyspark-rocketmq offsets skip` (DeltaOffsetStore.reset), or raise drainTimeoutMs."
         )
         raise OffsetError(
             f"The drain of group {self._options.consumer_group} has stood still for {stands_for_s:.0f} s: "

@@ -279,7 +279,7 @@ class QueueClaims:
             "group %s is new to %s and begins behind the first message, as consume_from_where (options "
             "consumeFromWhere, startingOffsets) says (RocketMQ's default: at the end): it passes over %d "
             "stored messages. To consume them, stop the query and reset the group's offsets to the earliest "
-            "(offsets reset --to earliest)",
+            "(`pyspark-rocketmq offsets reset --to earliest`)",
             self._group,
             ", ".join(sorted({queue.topic for queue in positions})),
             messages,

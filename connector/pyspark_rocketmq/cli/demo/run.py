@@ -1,4 +1,4 @@
-"""Job ``demo``: the whole path, from a producer through a broker and a listener into a Delta table.
+"""Command ``demo``: the whole path, from a producer through a broker and a listener into a Delta table.
 
 The broker is ``broker_sim`` as a child process, or the user's cluster.
 """
@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import gettempdir
 from types import FrameType
 from typing import IO
 
@@ -45,7 +46,8 @@ from pyspark_rocketmq.errors import TopicNotFound
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, TopicRoute
 from pyspark_rocketmq.wire.requests.send import AUTO_CREATE_TOPIC
 
-_ROOT = Path(__file__).resolve().parents[4]
+_DEFAULT_FOLDER = "pyspark-rocketmq-demo-"
+"""The name before the run's, among the temporary files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ class RunNames:
     def for_run(cls, settings: DemoSettings, started: datetime) -> RunNames:
         """What the settings say, else names made from the start time."""
         run = started.strftime("%Y%m%d-%H%M%S")
-        work_dir = _ROOT / ".cache" / "demo" / run if settings.work_dir is None else Path(settings.work_dir)
+        work_dir = Path(settings.work_dir or Path(gettempdir(), _DEFAULT_FOLDER + run))
         return cls(
             topic=settings.topic or f"demo-orders-{run}",
             consumer_group=settings.consumer_group or f"demo-group-{run}",
@@ -125,7 +127,7 @@ def _read_addresses(output: IO[bytes]) -> str:
     except (ValueError, KeyError) as error:
         raise JobFailed(
             f"The embedded cluster did not come up within {_START_TIMEOUT_S:g} s; its first line was "
-            f"{line!r}. Start `python -m broker_sim` by hand to see why, or give option nameServers."
+            f"{line!r}. Run `pyspark-rocketmq simulator` by hand to see why, or give option nameServers."
         ) from error
 
 

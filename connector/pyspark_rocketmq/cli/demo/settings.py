@@ -1,4 +1,4 @@
-"""The options of job ``demo``."""
+"""Options of command ``demo``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _A_NEW_ONE = "a new one for each run"
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DemoSettings(OptionSet):
-    """Options of job ``demo``."""
+    """Options of command ``demo``."""
 
     name_servers: tuple[str, ...] | None = like_source(
         "name_servers", default=None, default_text="an embedded cluster"
@@ -27,7 +27,7 @@ class DemoSettings(OptionSet):
     consumer_group: str | None = like_source(
         "consumer_group", default=None, default_text=_A_NEW_ONE, doc=GROUP_DOC
     )
-    work_dir: str | None = option("workDir", parse_location, None, default_text=".cache/demo/RUN").doc(
+    work_dir: str | None = option("workDir", parse_location, None, default_text="a new temporary one").doc(
         "Where the Delta tables and the checkpoint go; kept after the run."
     )
     brokers: int = option("brokers", int_between(1, 8), 2).doc("Number of brokers of the embedded cluster.")

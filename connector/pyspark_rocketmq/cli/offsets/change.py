@@ -1,4 +1,4 @@
-"""Jobs ``offsets reset``, ``skip``, ``clone`` and ``accept-gap``: move a group, shown as a table first.
+"""Commands ``offsets reset``, ``skip``, ``clone`` and ``accept-gap``: move a group, shown as a table first.
 
 The order: read everything, plan, show, refuse what would do harm; then one change of the store, and of the
 sink's watermarks if that was asked for. A change raises the epoch of each queue it moves, so it is safe while

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,8 +20,9 @@ from pyspark_rocketmq.cli.options import (
 from pyspark_rocketmq.cli.output import OutputForm
 from pyspark_rocketmq.cli.parts import (
     CallableT,
-    JobCommand,
-    JobGroup,
+    CommandGroup,
+    SettingsCommand,
+    implementation,
     open_console,
     output_options,
     settings_options,
@@ -66,7 +66,7 @@ def _change_options(function: CallableT) -> CallableT:
             )
         choice = QueueChoice(frozenset(topics), frozenset(queues))
         # Loaded here: it brings delta-rs, which --help can do without.
-        options = import_module("pyspark_rocketmq.cli.offsets.change").ChangeOptions
+        options = implementation("offsets.change").ChangeOptions
         return function(options=options(choice=choice, form=OutputForm(rest.pop("output")), **given), **rest)
 
     for add in (
@@ -108,13 +108,13 @@ def _change_options(function: CallableT) -> CallableT:
     return with_options  # type: ignore[return-value]
 
 
-@click.group(cls=JobGroup)
+@click.group(cls=CommandGroup)
 def offsets() -> None:
     """Look at the progress of consumer groups, and move it."""
 
 
 @offsets.command(
-    cls=JobCommand,
+    cls=SettingsCommand,
     settings=OffsetsShowSettings,
     examples=(f"offsets show {_STORE}", f"offsets show --json {_CONF}"),
 )
@@ -123,13 +123,11 @@ def offsets() -> None:
 def show(conf: Path | None, pairs: Sequence[str], output: str) -> None:
     """Print the progress of consumer groups."""
     settings = load_settings(OffsetsShowSettings, "offsets show", conf, pairs)
-    import_module("pyspark_rocketmq.cli.offsets.show").show_offsets(
-        settings, open_console(), OutputForm(output)
-    )
+    implementation("offsets.show").show_offsets(settings, open_console(), OutputForm(output))
 
 
 @offsets.command(
-    cls=JobCommand,
+    cls=SettingsCommand,
     settings=OffsetsLagSettings,
     examples=(
         f"offsets lag {_CONF}",
@@ -159,12 +157,12 @@ def lag(
     """Print how far consumer groups are behind, and who holds their queues; draw how that came."""
     settings = load_settings(OffsetsLagSettings, "offsets lag", conf, pairs)
     if page is not None or png is not None:
-        import_module("pyspark_rocketmq.cli.offsets.lag_samples").draw_lag(settings, hours, page, png)
-    import_module("pyspark_rocketmq.cli.offsets.lag").show_lag(settings, open_console(), OutputForm(output))
+        implementation("offsets.lag_samples").draw_lag(settings, hours, page, png)
+    implementation("offsets.lag").show_lag(settings, open_console(), OutputForm(output))
 
 
 @offsets.command(
-    cls=JobCommand,
+    cls=SettingsCommand,
     settings=OffsetsChangeSettings,
     examples=(
         (
@@ -207,14 +205,12 @@ def reset(
         raise click.UsageError("Say where to: one of --to and --as-of.")
     settings = load_settings(OffsetsChangeSettings, "offsets reset", conf, pairs)
     options = replace(options, is_new_group=is_new_group)
-    import_module("pyspark_rocketmq.cli.offsets.change").reset(
-        settings, target or moment, options, open_console()
-    )
+    implementation("offsets.change").reset(settings, target or moment, options, open_console())
 
 
 @offsets.command(
     name="accept-gap",
-    cls=JobCommand,
+    cls=SettingsCommand,
     settings=OffsetsChangeSettings,
     examples=(f"offsets accept-gap {_CONF}",),
 )
@@ -222,11 +218,11 @@ def reset(
 def accept_gap(conf: Path | None, pairs: Sequence[str], options: Any) -> None:
     """Have a group go on where it is although its sink has lost rows: they stay away."""
     settings = load_settings(OffsetsChangeSettings, "offsets accept-gap", conf, pairs)
-    import_module("pyspark_rocketmq.cli.offsets.change").accept_gap(settings, options, open_console())
+    implementation("offsets.change").accept_gap(settings, options, open_console())
 
 
 @offsets.command(
-    cls=JobCommand,
+    cls=SettingsCommand,
     settings=OffsetsChangeSettings,
     examples=(f"offsets skip {_CONF}", f"offsets skip --messages 1 --queue broker-a:0 {_CONF}"),
 )
@@ -239,11 +235,11 @@ def skip(conf: Path | None, pairs: Sequence[str], messages: int | None, options:
     if messages is not None and not options.choice.queues:
         raise click.UsageError("--messages needs --queue: messages are counted in each queue.")
     settings = load_settings(OffsetsChangeSettings, "offsets skip", conf, pairs)
-    import_module("pyspark_rocketmq.cli.offsets.change").skip(settings, messages, options, open_console())
+    implementation("offsets.change").skip(settings, messages, options, open_console())
 
 
 @offsets.command(
-    cls=JobCommand,
+    cls=SettingsCommand,
     settings=OffsetsChangeSettings,
     examples=(f"offsets clone --from order-etl {_STORE} --option consumerGroup=order-etl-test",),
 )
@@ -252,10 +248,10 @@ def skip(conf: Path | None, pairs: Sequence[str], messages: int | None, options:
 def clone(conf: Path | None, pairs: Sequence[str], source: str, options: Any) -> None:
     """Move a group, perhaps a new one, to where another group of the same store stands."""
     settings = load_settings(OffsetsChangeSettings, "offsets clone", conf, pairs)
-    import_module("pyspark_rocketmq.cli.offsets.change").clone(settings, source, options, open_console())
+    implementation("offsets.change").clone(settings, source, options, open_console())
 
 
-@offsets.command(cls=JobCommand, settings=OffsetsHistorySettings, examples=(f"offsets history {_CONF}",))
+@offsets.command(cls=SettingsCommand, settings=OffsetsHistorySettings, examples=(f"offsets history {_CONF}",))
 @settings_options
 @output_options
 @click.option(
@@ -264,13 +260,11 @@ def clone(conf: Path | None, pairs: Sequence[str], source: str, options: Any) ->
 def history(conf: Path | None, pairs: Sequence[str], output: str, limit: int) -> None:
     """Print the changes of a group that can be gone back to, the newest first."""
     settings = load_settings(OffsetsHistorySettings, "offsets history", conf, pairs)
-    import_module("pyspark_rocketmq.cli.offsets.history").show_history(
-        settings, limit, OutputForm(output), open_console()
-    )
+    implementation("offsets.history").show_history(settings, limit, OutputForm(output), open_console())
 
 
 @offsets.command(
-    cls=JobCommand,
+    cls=SettingsCommand,
     settings=OffsetsHistorySettings,
     examples=(
         f"offsets diff --from 2026-11-20T10:00 {_CONF}",
@@ -290,5 +284,5 @@ def diff(
     if (since is None) == (other is None) or (other is not None and until is not None):
         raise click.UsageError("Say what to compare: --from, perhaps with --to; or --with.")
     settings = load_settings(OffsetsHistorySettings, "offsets diff", conf, pairs)
-    module = import_module("pyspark_rocketmq.cli.offsets.history")
+    module = implementation("offsets.history")
     module.show_diff(settings, other or module.Moments(since, until), OutputForm(output), open_console())

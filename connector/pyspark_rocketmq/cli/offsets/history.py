@@ -1,4 +1,4 @@
-"""Jobs ``offsets history`` and ``offsets diff``: what happened to a group, and what it changed."""
+"""Commands ``offsets history`` and ``offsets diff``: what happened to a group, and what it changed."""
 
 from __future__ import annotations
 

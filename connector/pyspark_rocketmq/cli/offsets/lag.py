@@ -1,4 +1,4 @@
-"""Job ``offsets lag``: how far groups are behind and who holds their queues. Without Spark.
+"""Command ``offsets lag``: how far groups are behind and who holds their queues. Without Spark.
 
 Bounded: each group costs one look at its topics, one list of members, one request to each of them, and one
 pull of a single message for each queue that is behind; what does not answer in time stays empty. The pulls

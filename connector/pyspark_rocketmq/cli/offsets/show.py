@@ -1,4 +1,4 @@
-"""Job ``offsets show``: the progress in an offset table, without Spark."""
+"""Command ``offsets show``: the progress in an offset table, without Spark."""
 
 from __future__ import annotations
 

@@ -1,0 +1,15 @@
+"""``python -m pyspark_rocketmq.cli``; the script for spark-submit where the wheel is installed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    # Python puts a script's folder first on the path: a user's settings.py must not be ours.
+    folder = str(Path(__file__).parent)
+    if folder in sys.path:
+        sys.path.remove(folder)
+    from pyspark_rocketmq.cli.main import main
+
+    sys.exit(main())
