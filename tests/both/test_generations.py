@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
+from broker_sim.bodies import SubscriptionGroupConfig
 from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
@@ -19,6 +20,7 @@ from pyspark_rocketmq.source.ranges import offset_to_plan
 from pyspark_rocketmq.source.readers import RocketMQStreamReader
 from pyspark_rocketmq.wire.codes import RequestCode
 from tests.both.support import await_readable
+from tests.helpers.administrator import Administrator
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.group_query import SOON_S, GroupQuery, await_consumed
 from tests.helpers.poison import store_as_it_is
@@ -209,6 +211,51 @@ def test_an_offset_that_was_set_at_the_broker_while_the_group_was_away_is_follow
     assert stays.offsets(stays.come(), 4 - target) == list(range(target, 4))
 
     assert stays.generation == 0
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_group_goes_on_where_another_member_has_put_it_in_a_topic_made_anew(
+    stays: Stays, put: Put, make_anew: Callable[[int], None], client: BrokerClient, address: str, fails: str
+) -> None:
+    """F4 ★, F5 ★: what was put there after the topic was made is a position in its new messages, and no loss."""
+    put(b"1", b"2", b"3")
+    stays.offsets(stays.come(), 3)
+    stays.go()
+    make_anew(6)
+    client.update_consumer_offset(address, stays.group, stays.queue, 4)
+
+    assert stays.offsets(stays.come(failOnDataLoss=fails), 2) == [4, 5]
+
+    assert stays.generation == 1
+    assert client.query_consumer_offset(address, stays.group, stays.queue) == 4
+
+
+def test_a_group_that_comes_back_while_reading_is_switched_off_waits_until_it_may(
+    stays: Stays, put: Put, pool: ChannelPool, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A8 ★, D3: it has consumed, so the message it consumed last is looked at, by a pull that is refused."""
+    admin = Administrator(pool, SystemClock(), SOON_S)
+
+    def allow(is_allowed: bool) -> None:
+        admin.put_group(
+            address, SubscriptionGroupConfig(group_name=stays.group, consume_enable=is_allowed)
+        )
+
+    put(b"1", b"2", b"3")
+    stays.offsets(stays.come(), 3)
+    stays.go()
+    put(b"4")
+    allow(False)
+    query = stays.come()
+
+    def is_refused() -> bool:
+        assert query.consumed() == {}
+        return "queue left out of this plan" in caplog.text
+
+    wait_until(is_refused, SOON_S)
+    allow(True)
+
+    assert stays.offsets(query, 1) == [3]
 
 
 def test_a_look_tells_a_message_from_any_other_and_finds_what_was_stored_after_it(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,32 @@ def test_a_listener_s_columns_may_have_dots_and_backticks(
 def note_dotted(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
     for message in messages:
         context.emit(**{"a.b": message.body.decode(), "x`y": len(messages)})
+    return ConsumeOrderlyStatus.SUCCESS
+
+
+@SIM_ONLY
+def test_a_consumer_that_a_thread_of_the_program_starts_has_the_session_it_was_given(
+    spark: SparkSession, cluster: ClusterUnderTest, tmp_path: Path
+) -> None:
+    """J5: no session is active there; schemas with structs and tables that Spark writes need one."""
+    topic = topic_of(cluster, [b"1", b"2"])
+    spark.sql(
+        f"CREATE TABLE delta.`{tmp_path}/table` (topic STRING, brokerName STRING, queueId INT, "
+        "queueOffset BIGINT, v STRING, p STRUCT<length: INT>) USING delta "
+        "TBLPROPERTIES ('delta.constraints.known' = 'v is not null')"
+    )
+    consumer = consumer_of(cluster.name_servers, cluster.unique_name("group"), topic, tmp_path)
+    consumer.register_message_listener(note_nested, output_schema="v string, p struct<length: int>")
+
+    with ThreadPoolExecutor(1) as thread:
+        rows = thread.submit(drained, consumer, spark, tmp_path).result()
+
+    assert [(row.v, row.p.length) for row in rows] == [("1", 1), ("2", 1)]
+
+
+def note_nested(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    for message in messages:
+        context.emit(v=message.body.decode(), p={"length": len(message.body)})
     return ConsumeOrderlyStatus.SUCCESS
 
 
