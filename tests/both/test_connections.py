@@ -17,6 +17,8 @@ from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import RocketMQError, TransportError, WrongBroker
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue
+from pyspark_rocketmq.offsets.open import MemoryOffsetStore
+from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.publish.rows import RowKeys
 from pyspark_rocketmq.publish.writer import send_rows
@@ -24,6 +26,7 @@ from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import ClusterUnderTest
+from tests.helpers.group_query import SOON_S, GroupQuery, await_consumed
 from tests.helpers.relayed_cluster import RelayedCluster
 from tests.helpers.stream_read import StreamUnderTest, offsets_by_queue
 from tests.helpers.wait import wait_until
@@ -320,6 +323,43 @@ def test_a_stream_reads_on_when_all_its_connections_fell_silent(
 
     wait_until(has_all, 2 * ANSWER_S)
     assert all(relay.connections > before[name] for name, relay in relayed.brokers.items())
+
+
+def test_a_group_has_all_its_queues_while_brokers_still_list_a_silent_connection(
+    cluster: ClusterUnderTest, client: BrokerClient, relayed: RelayedCluster, topic: str, pool: ChannelPool
+) -> None:
+    """A7 ★, B1 ★: the member has a new connection, and counts twice until brokers miss the old one."""
+    group = cluster.unique_name("group")
+    offsets = MemoryOffsetStore(group, clock=CLOCK)
+    options = {
+        "nameServers": relayed.name_servers,
+        "topic": topic,
+        "consumerGroup": group,
+        "offsetStore": offsets.spec,
+        "startingOffsets": "earliest",
+        "requestTimeoutMs": "2000",
+        "routeRefreshMs": "1",
+    }
+    query = GroupQuery("one", ReadOptions.parse(options), offsets, pool)
+    try:
+        await_consumed(query, 8)
+        for relay in relayed.brokers.values():
+            relay.fall_silent()
+
+        def counts_twice() -> bool:
+            listed = client.consumer_list(cluster.broker_addresses[A], group)
+            return list(listed) == ["one", "one"]
+
+        wait_until(counts_twice, ANSWER_S)
+        store(cluster, client, topic, {A: 2, B: 1})
+
+        consumed = await_consumed(query, 3)
+    finally:
+        query.member.stop(SOON_S)
+
+    assert sorted((queue.broker_name, message.queue_offset) for queue, message in consumed) == [
+        (A, 3), (A, 4), (B, 5),
+    ]  # fmt: skip
 
 
 def test_a_broker_says_its_name_to_every_user(

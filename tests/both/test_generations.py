@@ -37,6 +37,7 @@ class Stays:
         self.store = MemoryOffsetStore(group, clock=SystemClock())
         self._pool = pool
         self.queue = queue
+        self.address = cluster.broker_addresses[queue.broker_name]
         self.group = group
         self._options = {
             "nameServers": cluster.name_servers,
@@ -215,9 +216,10 @@ def test_an_offset_that_was_set_at_the_broker_while_the_group_was_away_is_follow
 
 @pytest.mark.parametrize("fails", ["true", "false"])
 def test_a_group_goes_on_where_another_member_has_put_it_in_a_topic_made_anew(
-    stays: Stays, put: Put, make_anew: Callable[[int], None], client: BrokerClient, address: str, fails: str
+    stays: Stays, put: Put, make_anew: Callable[[int], None], client: BrokerClient, fails: str
 ) -> None:
     """F4 ★, F5 ★: what was put there after the topic was made is a position in its new messages, and no loss."""
+    address = stays.address
     put(b"1", b"2", b"3")
     stays.offsets(stays.come(), 3)
     stays.go()
@@ -237,9 +239,7 @@ def test_a_group_that_comes_back_while_reading_is_switched_off_waits_until_it_ma
     admin = Administrator(pool, SystemClock(), SOON_S)
 
     def allow(is_allowed: bool) -> None:
-        admin.put_group(
-            address, SubscriptionGroupConfig(group_name=stays.group, consume_enable=is_allowed)
-        )
+        admin.put_group(address, SubscriptionGroupConfig(group_name=stays.group, consume_enable=is_allowed))
 
     put(b"1", b"2", b"3")
     stays.offsets(stays.come(), 3)

@@ -310,7 +310,7 @@ def test_a_client_id_used_twice_is_logged(
         members.join(cluster.name_servers, topic, "same", timing=QUICK)
         members.join(cluster.name_servers, topic, "same", timing=QUICK)
 
-        wait_until(lambda: "client id 'same' is used by 2 members" in caplog.text, SOON_S)
+        wait_until(lambda: "client id 'same' is listed 2 times" in caplog.text, SOON_S)
 
 
 def test_a_different_subscription_in_the_group_is_logged(

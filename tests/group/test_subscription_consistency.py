@@ -79,7 +79,7 @@ def test_a_different_message_model_is_logged() -> None:
 def test_a_client_id_used_twice_is_logged_with_the_remedy() -> None:
     (problem,) = differences(mine("T:*"), "me", ["me", "you", "me"], told("T:*"))
 
-    assert "client id 'me' is used by 2 members" in problem
+    assert "client id 'me' is listed 2 times" in problem
     assert "give each query an instanceName of its own" in problem
 
 

@@ -63,7 +63,8 @@ class Relay(Closing):
                     each.shutdown(socket.SHUT_RDWR)
 
     def fall_silent(self) -> None:
-        """Keep all connections, take what is sent on them, and pass nothing on; new ones work.
+        """Keep all connections, take what is sent on them, and pass nothing on, not even their end; new ones
+        work.
 
         So does a proxy or a tunnel whose other end went away without a word.
         """
@@ -95,9 +96,11 @@ class Relay(Closing):
             while data := source.recv(_CHUNK):
                 if source not in self._silent:
                     sink.sendall(data)
-        with suppress(OSError):
-            sink.shutdown(socket.SHUT_RDWR)
         with self._lock:
+            is_silent = source in self._silent
             self._sockets.discard(source)
             self._silent.discard(source)
+        if not is_silent:
+            with suppress(OSError):
+                sink.shutdown(socket.SHUT_RDWR)
         source.close()

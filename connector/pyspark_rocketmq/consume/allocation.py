@@ -75,6 +75,16 @@ def is_member(client_id: str, queues: Sequence[MessageQueue], members: Sequence[
     return client_id in members
 
 
+def _entries(client_id: str, members: Sequence[str]) -> dict[int, None]:
+    """Places of a member in the list, all of which are its own, in their order.
+
+    A broker lists a member once for each connection, so twice for as long as it has not noticed that one of
+    them fell silent. The others leave both shares to it. Java's takes the first, and nobody has the second
+    until the broker closes the connection, after two minutes.
+    """
+    return {index: None for index, member in enumerate(members) if member == client_id}
+
+
 @dataclass(frozen=True, slots=True)
 class Averagely:
     """Neighbouring queues in equal shares, the first members one more where it does not come out even."""
@@ -87,10 +97,13 @@ class Averagely:
         """Source: ``AllocateMessageQueueAveragely``."""
         if not is_member(client_id, queues, members):
             return ()
-        index = members.index(client_id)
         share, rest = divmod(len(queues), len(members))
-        start = index * share + min(index, rest)
-        return queues[start : start + share + (index < rest)]
+        starts = {index: index * share + min(index, rest) for index in _entries(client_id, members)}
+        return [
+            queue
+            for index, start in starts.items()
+            for queue in queues[start : start + share + (index < rest)]
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +118,8 @@ class AveragelyByCircle:
         """Source: ``AllocateMessageQueueAveragelyByCircle``."""
         if not is_member(client_id, queues, members):
             return ()
-        return queues[members.index(client_id) :: len(members)]
+        entries = _entries(client_id, members)
+        return [queue for at, queue in enumerate(queues) if at % len(members) in entries]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +216,15 @@ class ByMachineRoom:
         if not is_member(client_id, queues, members):
             return ()
         kept = [queue for queue in queues if _room_of_name(queue.broker_name) in self.rooms]
-        index = members.index(client_id)
         share, rest = divmod(len(kept), len(members))
-        extra = share * len(members) + index
+        leftover = share * len(members)
         return [
-            *kept[share * index : share * (index + 1)],
-            *(kept[extra : extra + 1] if index < rest else ()),
+            queue
+            for index in _entries(client_id, members)
+            for queue in (
+                *kept[share * index : share * (index + 1)],
+                *(kept[leftover + index : leftover + index + 1] if index < rest else ()),
+            )
         ]
 
 

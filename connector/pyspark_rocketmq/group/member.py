@@ -106,8 +106,9 @@ def differences(
     problems = []
     if (count := list(listed).count(client_id)) > 1:
         problems.append(
-            f"client id '{client_id}' is used by {count} members, and each takes "
-            "every one of its shares; give each query an instanceName of its own, or leave the option out"
+            f"client id '{client_id}' is listed {count} times: a connection of this member fell silent, and "
+            "the broker notices that within two minutes; or members share the id, and each takes the shares "
+            "of all: give each query an instanceName of its own, or leave the option out"
         )
     if reported.message_model is not own.message_model:
         problems.append(
