@@ -103,12 +103,13 @@ class Line:
         with self._output.open("wb") as file:
             stdout = None if self._is_shown else file
             for number, step in enumerate(steps):
-                if isinstance(step, str):
-                    if number and not Taken(self._folder / step).is_anything_left():
-                        continue
-                    self._call(_pytest(step, self._chosen, self._name), self._environment(step), stdout)
-                else:
+                if not isinstance(step, str):
                     self._call(step, os.environ, stdout)
+                    continue
+                left = Taken(self._folder / step).left() if number else None
+                if left is None or left:
+                    command = _pytest(step, self._chosen, self._name, left or ())
+                    self._call(command, self._environment(step), stdout)
 
     def _call(self, command: Sequence[str], environment: Mapping[str, str], stdout: object) -> None:
         if self._ends.is_set():
@@ -124,7 +125,7 @@ class Line:
         return {**os.environ, COUNTS_FILE: str(counts), TAKEN_FOLDER: str(self._folder / kind)}
 
 
-def _pytest(kind: str, chosen: str, line: str) -> list[str]:
+def _pytest(kind: str, chosen: str, line: str, files: Sequence[str]) -> list[str]:
     return [
         sys.executable,
         "-m",
@@ -137,6 +138,7 @@ def _pytest(kind: str, chosen: str, line: str) -> list[str]:
         "console_output_style=classic",
         "-o",
         f"cache_dir=.pytest_cache/{line} {kind}",
+        *files,
     ]
 
 

@@ -21,7 +21,7 @@ BACKENDS = {"sim": 1, "real": 1, "java": 1}
 
 
 def leave(folder: Path, collected: int = 0, **parts: dict[str, int]) -> None:
-    Taken(folder / "spark").begin(collected, 1)
+    Taken(folder / "spark").begin(collected, ["tests/a/test_a.py"])
     for name, counts in parts.items():
         (folder / f"{name}.json").write_text(json.dumps(counts))
 
@@ -49,17 +49,18 @@ def test_a_test_that_no_part_ran_fails_the_run(tmp_path: Path, capsys: pytest.Ca
     assert "of 12 tests 11 were run" in capsys.readouterr().out
 
 
-def test_a_file_is_taken_once_and_the_last_one_is_noticed(tmp_path: Path) -> None:
+def test_a_file_is_taken_once_and_what_is_left_is_known(tmp_path: Path) -> None:
     one, two = Taken(tmp_path / "spark"), Taken(tmp_path / "spark")
-    assert one.is_anything_left(), "nobody has looked yet"
-    for each in (one, two):
-        each.begin(20, 2)
+    assert one.left() is None
+    one.begin(20, ["tests/a/test_a.py", "tests/a/test_b.py"])
 
     assert one.take("tests/a/test_a.py")
     assert not two.take("tests/a/test_a.py")
-    assert two.is_anything_left()
+    assert two.left() == ["tests/a/test_b.py"]
+    # Whoever looked only there has found fewer.
+    two.begin(5, ["tests/a/test_b.py"])
     assert two.take("tests/a/test_b.py")
-    assert not one.is_anything_left()
+    assert one.left() == []
     assert one.collected() == 20
 
 
@@ -68,12 +69,14 @@ class Commands:
 
     def __init__(self, codes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
         self.called: list[str] = []
+        self.files: list[str] = []
         self._codes = codes
         monkeypatch.setattr(at_once.Line, "_call", lambda line, command, *_: self.call(line, command))
 
     def call(self, line: at_once.Line, command: Sequence[str]) -> None:
         name = next((each for each in command if "spark and" in each), command[-1])
         self.called.append(name)
+        self.files += [each for each in command if each.endswith(".py")]
         line._codes.append(self._codes.get(name, 0))
 
 
@@ -107,13 +110,14 @@ def test_who_has_done_its_kind_helps_with_the_other_while_files_are_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands = Commands({}, monkeypatch)
-    Taken(tmp_path / "spark").begin(20, 2)
+    Taken(tmp_path / "spark").begin(20, ["tests/a/test_a.py", "tests/a/test_b.py"])
     of_others = Taken(tmp_path / "not spark")
-    of_others.begin(20, 1)
+    of_others.begin(20, ["tests/a/test_a.py"])
     of_others.take("tests/a/test_a.py")
 
     assert at_once._run("not long", tmp_path) == 0
     assert sorted(commands.called) == ["not spark and not long", *["spark and not long"] * 2]
+    assert commands.files == ["tests/a/test_a.py", "tests/a/test_b.py"]
 
 
 @pytest.mark.parametrize(

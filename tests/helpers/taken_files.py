@@ -46,17 +46,18 @@ class Taken:
         self._folder = folder
         self._collected = folder / "collected"
 
-    def begin(self, tests: int, files: int) -> None:
-        """Note how many there are; all processes find the same."""
+    def begin(self, tests: int, files: Sequence[str]) -> None:
+        """Note all there are; those who come later may have looked only for what was left."""
         self._folder.mkdir(exist_ok=True)
-        part = self._folder / f"collected.{os.getpid()}"
-        part.write_text(json.dumps([tests, files]))
-        part.replace(self._collected)
+        if not self._collected.exists():
+            part = self._folder / f"collected.{os.getpid()}"
+            part.write_text(json.dumps({"tests": tests, "files": files}))
+            part.replace(self._collected)
 
     def take(self, name: str) -> bool:
         """Take a file; False when another process has taken it."""
         try:
-            (self._folder / f"{name.replace('/', '+')}.taken").touch(exist_ok=False)
+            self._note(name).touch(exist_ok=False)
         except FileExistsError:
             return False
         return True
@@ -68,17 +69,17 @@ class Taken:
 
     def collected(self) -> int:
         """Number of tests that are to be run; 0 before :meth:`begin`."""
-        return self._numbers()[0]
+        return int(json.loads(self._collected.read_text())["tests"]) if self._collected.exists() else 0
 
-    def is_anything_left(self) -> bool:
-        """Whether there is a file that no process has taken, as far as is known."""
-        return not self._collected.exists() or self._numbers()[1] > len(list(self._folder.glob("*.taken")))
-
-    def _numbers(self) -> tuple[int, int]:
+    def left(self) -> list[str] | None:
+        """The files that no process has taken; None where nobody has looked for files."""
         if not self._collected.exists():
-            return 0, 0
-        tests, files = json.loads(self._collected.read_text())
-        return tests, files
+            return None
+        files = json.loads(self._collected.read_text())["files"]
+        return [name for name in files if not self._note(name).exists()]
+
+    def _note(self, name: str) -> Path:
+        return self._folder / f"{name.replace('/', '+')}.taken"
 
 
 class TakenFiles:
@@ -94,7 +95,7 @@ class TakenFiles:
         if session.testsfailed or session.config.option.collectonly:
             return None
         files = in_order(session.items)
-        self._taken.begin(len(session.items), len(files))
+        self._taken.begin(len(session.items), [name for name, _ in files])
         items = self._items(files)
         item = next(items, None)
         while item is not None:

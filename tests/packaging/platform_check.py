@@ -23,6 +23,7 @@ from broker_sim.settings import BrokerSettings
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.model import Message
 from tests.docs.pages import blocks
+from tests.helpers.quick_jvm import QUICK_JVM
 
 _ORDERS = 50
 _STEPS = ("created", "paid", "packed")
@@ -73,7 +74,12 @@ def consumed_by(python: Path, root: Path) -> str:
         started = subprocess.run(
             [python, program],
             cwd=root,
-            env=elsewhere | {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python)},
+            env=elsewhere
+            | {
+                "JDK_JAVA_OPTIONS": QUICK_JVM,
+                "PYSPARK_PYTHON": str(python),
+                "PYSPARK_DRIVER_PYTHON": str(python),
+            },
             check=False,
             capture_output=True,
             text=True,
