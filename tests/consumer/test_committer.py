@@ -337,6 +337,27 @@ def test_a_batch_whose_rows_another_consumer_wrote_is_dropped_and_the_query_goes
     assert f"batch dropped group={GROUP}: another consumer wrote these rows" in caplog.text
 
 
+def test_a_batch_whose_rows_another_consumer_wrote_is_planned_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """H4, H10: under another epoch. Else a drain would end, and a query rest for a minute, as for a listener
+    that commits nothing; and nobody has looked at the messages that the other one wrote.
+    """
+    batch = Batch(monkeypatch, ACK)
+    epoch = batch.store.row.epoch
+
+    def moved(*_: object) -> int:
+        batch.watermark, batch.newest = 7, "[6,1006,384]"
+        raise SinkMoved("another consumer wrote these rows")
+
+    monkeypatch.setattr(batch, "commit", moved)
+    batch.commit_it()
+
+    assert batch.done == ["evaluate"]
+    assert (batch.store.row.next_offset, batch.store.row.epoch) == (0, epoch + 1)
+    assert batch.store.row.state.last_message == "[6,1006,384]"
+
+
 @pytest.mark.parametrize("newest", ["[6,1006,384]", ""], ids=["known", "of an earlier release"])
 def test_a_batch_is_dropped_whose_sink_has_messages_that_nobody_looked_at(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, newest: str

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics, RecentMetrics
 from pyspark_rocketmq.consume.planning import REST_S
 from pyspark_rocketmq.errors import (
@@ -24,7 +25,7 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.group.broker_offsets import BrokerOffsets, ResetWatch
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
-from pyspark_rocketmq.offsets.store import QueueCommit
+from pyspark_rocketmq.offsets.store import QueueCommit, SinkRecord
 from pyspark_rocketmq.options.positions import EARLIEST, LATEST, QueuePositions
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import Snapshot
@@ -568,6 +569,19 @@ def test_available_now_ends_although_a_listener_never_commits_the_last_messages(
     plans = [planning.next() for _ in range(5)]
 
     assert plans == [[(A0, 5, 7)]] + [None] * 4
+
+
+def test_a_drain_does_not_end_after_a_batch_that_was_dropped_under_its_epoch() -> None:
+    """H4, H10: the committer raises the epoch where another consumer had moved the sink."""
+    planning = Planning({A0: (0, 4)}, group=True)
+    planning.planner.prepare_available_now()
+    planning.next()
+    newest = LastMessage(1, 1001, 64).to_text()
+    assert planning.store.note_sinks("g", {A0: SinkRecord(0, 2, newest)})
+
+    assert planning.next() == [(A0, 0, 4)]
+    planning.commit(A0, 4)
+    assert planning.next() is None
 
 
 def test_a_listener_that_commits_rarely_gets_longer_ranges() -> None:

@@ -323,6 +323,8 @@ class BatchCommitter:
             # has too, or this very query. In both cases the next plan begins where the offset store says.
             logger.warning("batch dropped group=%s: %s", self._group, error)
             self._follow_resets(evaluated.acks, lost=self._moved(evaluated.acks))
+            # Else the planner would take the listener for one that has had all of it and committed nothing.
+            self._look_at_sink(evaluated.acks)
             return together(()), None
 
     def _newest_message(self, ack: QueueAck) -> str:
@@ -350,14 +352,21 @@ class BatchCommitter:
         So it is after another member was killed between data and offsets: nobody has looked whether the
         broker still has those messages.
         """
-        assert self._sink is not None
-        rows = {
+        if ahead_of(self._planned_rows(acks), sink_batch.standings):
+            self._look_at_sink(acks)
+
+    def _planned_rows(self, acks: Sequence[QueueAck]) -> dict[MessageQueue, OffsetRow]:
+        """The rows by which the parts' queues were planned."""
+        return {
             ack.queue: row
             for ack in acks
             if (row := self._rows.get(ack.queue)) is not None and row.epoch == ack.state.epoch
         }
-        if not ahead_of(rows, sink_batch.standings):
-            return
+
+    def _look_at_sink(self, acks: Sequence[QueueAck]) -> None:
+        """Store what the sink has beyond the queues' rows; see ``OffsetStore.note_sinks``."""
+        assert self._sink is not None
+        rows = self._planned_rows(acks)
         generations = {queue: row.generation for queue, row in rows.items()}
         records = ahead_of(rows, self._sink.standings(self._group, generations))
         for queue in self._store.note_sinks(self._group, records):
