@@ -129,7 +129,7 @@ _HOME_OF = {
     "register": "format",
     "reset_to_sink": "consumer.sink_offsets",
     "run_listener": "consumer.listener_trial",
-    "storage_options_of_spark": "delta.storage",
+    "storage_options_of_spark": "delta.hadoop_settings",
 }
 
 _SPARKS = ("pyspark", "delta")

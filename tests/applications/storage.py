@@ -14,7 +14,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from pyspark_rocketmq.delta.storage import StorageOptions
+from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.delta.table import HandlePerThread, TableHandle, open_table
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from tests.applications.schedule import Kind

@@ -10,13 +10,9 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.delta.storage import (
-    StorageOptions,
-    filesystem_of,
-    folder_here,
-    storage_options_of_spark,
-    table_uri,
-)
+from pyspark_rocketmq.delta.hadoop_settings import storage_options_of_spark
+from pyspark_rocketmq.delta.paths import local_path, table_uri
+from pyspark_rocketmq.delta.storage_options import StorageOptions, filesystem_of
 from pyspark_rocketmq.errors import OptionError
 
 S3 = "s3://lake/orders"
@@ -60,7 +56,7 @@ def test_no_text_shows_a_value() -> None:
     error.__cause__ = cause
 
     assert SECRET not in f"{options!r} {options} {StorageOptions(lambda: given)}"
-    assert options.told(error) == "↳ refused *** in eu-1."
+    assert options.describe_error(error) == "↳ refused *** in eu-1."
     assert SECRET not in f"{error!r} {cause!r}"
 
 
@@ -127,9 +123,9 @@ def test_of_an_option_s_several_names_delta_rs_gets_one(
 
 
 def test_a_path_that_spark_writes_with_one_slash_is_no_folder_here() -> None:
-    assert folder_here("dbfs:/checkpoints/orders") is None
-    assert folder_here("file:/check%20points") == "/check points"
-    assert folder_here("./a:b/c") == "./a:b/c"
+    assert local_path("dbfs:/checkpoints/orders") is None
+    assert local_path("file:/check%20points") == "/check points"
+    assert local_path("./a:b/c") == "./a:b/c"
 
 
 def test_storage_that_is_back_is_tried_within_a_second() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_rocketmq import DeltaOffsetStore, DeltaSink
-from pyspark_rocketmq.delta.storage import TableName
+from pyspark_rocketmq.delta.paths import TableName
 from pyspark_rocketmq.errors import OptionError
 
 

@@ -17,7 +17,8 @@ import yaml  # type: ignore[import-untyped]
 import pyspark_rocketmq as rmq
 from examples import consumer_on_databricks
 from pyspark_rocketmq.consumer.settings import start_problems
-from pyspark_rocketmq.delta.storage import _FROM_ENVIRONMENT, TableName, folder_here
+from pyspark_rocketmq.delta.paths import TableName, local_path
+from pyspark_rocketmq.delta.storage_options import _FROM_ENVIRONMENT
 from tests.docs.pages import ROOT, blocks
 
 CONF = ROOT / "conf"
@@ -90,7 +91,7 @@ def test_the_example_is_not_refused_with_the_bundle_s_values(monkeypatch: pytest
     ((offsets,), given) = store.call_args
     assert given == {"storage_options": KEYS}
     for place in (offsets, started["checkpoint"]):
-        assert folder_here(place) is None, "a volume is refused"
+        assert local_path(place) is None, "a volume is refused"
 
 
 def test_the_coordinates_of_delta_lake_are_those_that_are_tested() -> None:

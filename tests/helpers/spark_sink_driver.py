@@ -21,7 +21,8 @@ from unittest.mock import patch
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
-from pyspark_rocketmq.delta.storage import TableName, storage_options_of_spark
+from pyspark_rocketmq.delta.hadoop_settings import storage_options_of_spark
+from pyspark_rocketmq.delta.paths import TableName
 from pyspark_rocketmq.errors import SinkSetBack
 from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.model import ConsumeFromWhere, ConsumeOrderlyStatus, MessageExt

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from deltalake import DeltaTable
 
-from pyspark_rocketmq.delta.storage import table_uri
+from pyspark_rocketmq.delta.paths import table_uri
 from pyspark_rocketmq.delta.table import query_rows
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.open import open_offset_store

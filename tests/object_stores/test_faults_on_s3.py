@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from pyspark_rocketmq.delta.storage import StorageOptions
+from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.delta.table import query_rows
 from pyspark_rocketmq.errors import OffsetStoreUnavailable, RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange

@@ -17,7 +17,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.delta.storage import StorageOptions
+from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS
 from pyspark_rocketmq.errors import SinkConflict
 from pyspark_rocketmq.model import MessageQueue

@@ -9,7 +9,8 @@ from rich.console import Console
 from pyspark_rocketmq.cli.options import TablesCompactSettings
 from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.delta.storage import StorageOptions, TableName, check_exclusive_create
+from pyspark_rocketmq.delta.paths import TableName, check_exclusive_create
+from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, open_table, read_form
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, SchemaError
@@ -43,8 +44,8 @@ def compact_table(settings: TablesCompactSettings, console: Console) -> None:
         raise OptionError((problem,), where="tables compact") from None
     except (*STORAGE_ERRORS, ArrowException, SchemaError) as error:
         raise JobFailed(
-            f"Not all files of {where} could be compacted: {storage.told(error)} Its rows are as they "
-            "were. Check the storage, and run the command again."
+            f"Not all files of {where} could be compacted: {storage.describe_error(error)} "
+            "Its rows are as they were. Check the storage, and run the command again."
         ) from error
     console.print(f"{where}: {_told(done)}", markup=False, highlight=False)
 

@@ -29,7 +29,8 @@ from pyspark_rocketmq.cli.running import (
 )
 from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.consumer import push_consumer
-from pyspark_rocketmq.delta.storage import StorageOptions, TableName
+from pyspark_rocketmq.delta.paths import TableName
+from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.listeners.forms import form_of
 

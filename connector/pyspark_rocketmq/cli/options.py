@@ -18,7 +18,7 @@ from pyspark_rocketmq.cli.settings import (
     parse_location,
     parse_table,
 )
-from pyspark_rocketmq.delta.storage import TableName
+from pyspark_rocketmq.delta.paths import TableName
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, OrderlyEngineKind, UndecodableMessages
 from pyspark_rocketmq.options.declare import OptionSet, option
 from pyspark_rocketmq.options.parsers import (

@@ -32,12 +32,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 import pyspark_rocketmq
 from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.consumer.commit import BatchReport
-from pyspark_rocketmq.delta.storage import (
-    folder_here,
-    is_reached_by_environment,
-    storage_options_of_spark,
-    table_uri,
-)
+from pyspark_rocketmq.delta.hadoop_settings import storage_options_of_spark
+from pyspark_rocketmq.delta.paths import local_path, table_uri
+from pyspark_rocketmq.delta.storage_options import is_reached_by_environment
 from pyspark_rocketmq.display import counted, masked
 from pyspark_rocketmq.monitoring.batch_metrics import BatchMetrics
 from pyspark_rocketmq.monitoring.query_monitor import QueryMonitor
@@ -133,7 +130,7 @@ def storage_secrets(spark: SparkSession, given: str | None, *places: str | None)
     if given is not None:
         return given
     settings = dict(spark.sparkContext.getConf().getAll())
-    asked = [place for place in places if place is not None and folder_here(table_uri(place)) is None]
+    asked = [place for place in places if place is not None and local_path(table_uri(place)) is None]
     found = [
         {} if is_reached_by_environment(place) else storage_options_of_spark(settings, place)
         for place in asked

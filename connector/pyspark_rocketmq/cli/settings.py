@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from pyspark_rocketmq.delta.storage import TableName, folder_here
+from pyspark_rocketmq.delta.paths import TableName, local_path
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.options.connection import connection_problems, implied_namespace
 from pyspark_rocketmq.options.consumer import ConsumerOptions
@@ -189,7 +189,7 @@ def _store_problems(texts: Mapping[str, str]) -> list[str]:
         spec = StoreSpec.parse(given)
     except ValueError:
         return []
-    folder = folder_here(spec.place) if spec.kind is StoreKind.DELTA else None
+    folder = local_path(spec.place) if spec.kind is StoreKind.DELTA else None
     if folder is None or Path(folder, "_delta_log").is_dir():
         return []
     return [f"option offsetStore='{given}' names no offset table; there is none at {spec.place}"]

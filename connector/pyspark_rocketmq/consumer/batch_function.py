@@ -26,7 +26,7 @@ from pyspark_rocketmq.consumer.commit import BatchCommitter, BatchListener
 from pyspark_rocketmq.consumer.driver_hub import DriverHub
 from pyspark_rocketmq.consumer.engine.task import Engine, why_not_picklable
 from pyspark_rocketmq.consumer.failure_summary import FailureSummary, RefusedLetters
-from pyspark_rocketmq.delta.storage import folder_here
+from pyspark_rocketmq.delta.paths import local_path
 from pyspark_rocketmq.errors import OptionError, RocketMQError, StorageNotShared
 from pyspark_rocketmq.group.broker_offsets import open_group_store
 from pyspark_rocketmq.group.join import offset_key
@@ -221,7 +221,7 @@ def check_server_has(spark: SparkSession, places: Mapping[str, str]) -> None:
         StorageNotShared: With the first that is another one there.
     """
     for name, path in places.items():
-        folder = folder_here(path)
+        folder = local_path(path)
         if folder is not None and (host := _host_without(spark, Path(folder))) is not None:
             raise StorageNotShared(
                 f"{name}={folder!r} is another folder on {host}, where Spark's server runs, than on "

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from pyspark_rocketmq.delta.storage import quoted_name
+from pyspark_rocketmq.delta.paths import quoted_name
 
 _SQL_NAMES: Final = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

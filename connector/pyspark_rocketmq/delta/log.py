@@ -29,7 +29,8 @@ import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
 
-from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, folder_here, keep_on_disk
+from pyspark_rocketmq.delta.paths import fsync_path, local_path
+from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class LogFiles:
     def __init__(self, table_uri: str, storage: StorageOptions = NO_OPTIONS) -> None:
         self.table_uri: Final = table_uri
         self.storage: Final = storage
-        self._folder_here = folder_here(table_uri)
+        self._folder_here = local_path(table_uri)
         self.is_local: Final = self._folder_here is not None
         """Whether it is on a disk of this machine, or on a mount."""
 
@@ -167,14 +168,14 @@ class LogFiles:
         try:
             lines = [action if isinstance(action, str) else json.dumps(action) for action in actions]
             unfinished.write_text("\n".join([*lines, ""]), encoding="ascii")
-            keep_on_disk(unfinished)
+            fsync_path(unfinished)
             os.link(unfinished, log / f"{version:020d}.json")
         finally:
             with suppress(OSError):
                 unfinished.unlink()
         with suppress(OSError):
             # The commit is made, and readers see it.
-            keep_on_disk(log)
+            fsync_path(log)
 
     def remove_unfinished(self) -> None:
         """Remove what processes left that were killed in :meth:`put`."""

@@ -26,7 +26,8 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyspark_rocketmq.clock import Clock, SystemClock, commit_with_retry
 from pyspark_rocketmq.delta.ddl import NOT_NULL, metadata_keys_within, type_ddl
 from pyspark_rocketmq.delta.log import CommitFile, LogFiles
-from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, check_exclusive_create, folder_here
+from pyspark_rocketmq.delta.paths import check_exclusive_create, local_path
+from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.display import masked
 
 logger = logging.getLogger(__name__)
@@ -166,14 +167,14 @@ def ask_patiently(
     Raises:
         DeltaError, OSError: If it did not answer for long.
     """
-    pauses_s = _PAUSES_S if folder_here(uri) is None else ()
+    pauses_s = _PAUSES_S if local_path(uri) is None else ()
 
     def attempt(_: Exception | None) -> T:
         try:
             return ask()
         except STORAGE_ERRORS as error:
             # What is logged of it shows no secret.
-            storage.told(error)
+            storage.describe_error(error)
             raise
 
     return commit_with_retry(what, attempt, pauses_s, sleep, unknown=STORAGE_ERRORS)
@@ -189,7 +190,7 @@ def open_table(uri: str, storage: StorageOptions = NO_OPTIONS, *, version: int |
         DeltaError: If there is none, or its storage does not answer.
     """
     options = storage.values_for(uri)
-    for _ in range(_TIMES_OPENED if version is None and folder_here(uri) is not None else 0):
+    for _ in range(_TIMES_OPENED if version is None and local_path(uri) is not None else 0):
         try:
             return DeltaTable(uri, storage_options=options)
         except TableNotFoundError:
@@ -212,7 +213,7 @@ def create_table(
         DeltaError: If there is none afterwards.
         OptionError: As :func:`check_exclusive_create`.
     """
-    folder = folder_here(uri)
+    folder = local_path(uri)
     if folder is not None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     check_exclusive_create(uri)
@@ -440,7 +441,7 @@ class HandlePerThread(Generic[HandleT]):
                 logger.warning("table is not what it was: %s", masked(handle.log.table_uri))
             except STORAGE_ERRORS as error:
                 # An idle handle needs log files that were cleaned up since: begin again from a checkpoint.
-                handle.log.storage.told(error)
+                handle.log.storage.describe_error(error)
                 logger.info("to be opened again: %s", masked(handle.log.table_uri), exc_info=True)
         return self.keep(self._open())
 
@@ -542,7 +543,7 @@ class UpkeepThread:
                 "%s table not looked after, to be done later path=%s: %s",
                 self._kind,
                 masked(self._table_uri),
-                self._storage.told(error),
+                self._storage.describe_error(error),
             )
         except Exception:
             if process_ends.is_set():

@@ -19,7 +19,7 @@ from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullResult
 from pyspark_rocketmq.client.cluster import Cluster, Routes, TopicRoutes, at_queues
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
-from pyspark_rocketmq.delta.storage import StorageOptions
+from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.errors import (
     BrokerOffsetUnavailable,
     GroupNotFound,

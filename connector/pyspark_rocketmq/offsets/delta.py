@@ -33,7 +33,8 @@ from deltalake.schema import PrimitiveType
 
 from pyspark_rocketmq.clock import Clock, SystemClock, commit_with_retry
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.delta.storage import Given, StorageOptions, TableName, check_exclusive_create, table_uri
+from pyspark_rocketmq.delta.paths import TableName, check_exclusive_create, table_uri
+from pyspark_rocketmq.delta.storage_options import Given, StorageOptions
 from pyspark_rocketmq.delta.table import (
     ONLY_COMMIT,
     STORAGE_ERRORS,
@@ -183,7 +184,8 @@ class DeltaOffsetStore(RowOffsetStore):
             self._handles.forget()
             raise OffsetStoreUnavailable(
                 f"{what} could not be read from {self._path}: "
-                f"{self.storage.told(error)} Check that the storage can be reached and the table read."
+                f"{self.storage.describe_error(error)} "
+                "Check that the storage can be reached and the table read."
             ) from error
 
     def changes(self, consumer_group: str) -> list[StoredChange]:
@@ -269,7 +271,7 @@ class DeltaOffsetStore(RowOffsetStore):
             raise OffsetCommitConflict(
                 f"The {action} for group {consumer_group} could not be stored in {self._path} in "
                 f"{len(_PAUSES_S) + 1} tries; the last error was: "
-                f"{self.storage.told(error)} Check how many consumers write "
+                f"{self.storage.describe_error(error)} Check how many consumers write "
                 "this group and that the table can be written; the batch may be tried again."
             ) from error
 

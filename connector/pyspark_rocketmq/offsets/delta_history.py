@@ -26,7 +26,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions
+from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.delta.table import (
     STORAGE_ERRORS,
     UpkeepThread,
@@ -251,7 +251,7 @@ class Upkeep:
                     "version=%d: %s",
                     masked(self._table_uri),
                     change.version,
-                    self._storage.told(error),
+                    self._storage.describe_error(error),
                 )
         moments = [moment for each in reversed(kept) for moment in each]
         if moments:

@@ -12,7 +12,7 @@ from threading import Lock
 from typing import cast
 
 from pyspark_rocketmq.clock import Clock, SystemClock
-from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions
+from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.errors import OffsetError, OptionError
 from pyspark_rocketmq.model import MessageQueue

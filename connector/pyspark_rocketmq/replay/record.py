@@ -17,7 +17,8 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from pyspark_rocketmq.clock import commit_with_retry
-from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, table_uri
+from pyspark_rocketmq.delta.paths import table_uri
+from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, open_table
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
@@ -144,7 +145,7 @@ class ReplayRecord:
         except unknown as error:
             raise RocketMQError(
                 f"{len(sendings)} ranges for topic {self._target} could not be recorded as {state} in "
-                f"{self._path}: {self._storage.told(error)} {consequence}"
+                f"{self._path}: {self._storage.describe_error(error)} {consequence}"
             ) from error
 
     def _rows(self) -> list[tuple[str, Sending]]:
@@ -172,7 +173,8 @@ class ReplayRecord:
         except (*STORAGE_ERRORS, pa.ArrowException) as error:
             raise RocketMQError(
                 f"The record of what was replayed could not be read from {self._path}: "
-                f"{self._storage.told(error)} Check that the storage can be reached and that it is a "
+                f"{self._storage.describe_error(error)} "
+                "Check that the storage can be reached and that it is a "
                 "table a replay has made."
             ) from error
 

@@ -21,7 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.planning import split_ranges
-from pyspark_rocketmq.delta.storage import StorageOptions, TableName
+from pyspark_rocketmq.delta.paths import TableName
+from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.display import masked, peer_text
 from pyspark_rocketmq.errors import OptionError, RocketMQError, SchemaError
 from pyspark_rocketmq.model import MessageQueue, QueueRange

@@ -35,14 +35,8 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.delta.ddl import columns_ddl
 from pyspark_rocketmq.delta.log import CommitFile
-from pyspark_rocketmq.delta.storage import (
-    StorageOptions,
-    TableName,
-    filesystem_of,
-    folder_here,
-    quoted_name,
-    table_uri,
-)
+from pyspark_rocketmq.delta.paths import TableName, local_path, quoted_name, table_uri
+from pyspark_rocketmq.delta.storage_options import StorageOptions, filesystem_of
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, open_table, parse_columns
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError, RocketMQError, SchemaError, SinkConflict
@@ -440,14 +434,18 @@ class CatalogTable(SinkTable):
         try:
             self._check_rows_place(schema)
         except (*STORAGE_ERRORS, *_ERRORS) as error:
-            why = self.storage.told(error) if isinstance(error, STORAGE_ERRORS) else _first_line(error)
+            why = (
+                self.storage.describe_error(error)
+                if isinstance(error, STORAGE_ERRORS)
+                else _first_line(error)
+            )
             raise self._no_place_for_rows(self._rows_uri, why) from error
 
     def _check_rows_place(self, schema: pa.Schema) -> None:
         if not self._rows_uri:
             raise self._no_place_for_rows(self._location or "its folder", "tasks cannot write there.")
         filesystem, folder = filesystem_of(self._rows_uri, self.storage)
-        if folder_here(self._rows_uri) is not None:
+        if local_path(self._rows_uri) is not None:
             Path(folder).mkdir(parents=True, exist_ok=True)
         name = f"rocketmq-probe-{uuid.uuid4()}.parquet"
         with filesystem.open_output_stream(f"{folder}/{name}") as stream:

@@ -30,7 +30,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import ArrowException
 
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.delta.storage import filesystem_of
+from pyspark_rocketmq.delta.storage_options import filesystem_of
 from pyspark_rocketmq.delta.table import ONLY_COMMIT, STORAGE_ERRORS, open_table, process_ends
 from pyspark_rocketmq.display import counted, masked
 from pyspark_rocketmq.errors import SchemaError

@@ -27,7 +27,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, filesystem_of, keep_on_disk
+from pyspark_rocketmq.delta.paths import fsync_path
+from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions, filesystem_of
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import RocketMQError, SchemaError
 from pyspark_rocketmq.model import MessageQueue
@@ -332,7 +333,8 @@ class FileSet:
         except OSError as error:
             raise RocketMQError(
                 f"Rows could not be written to {masked(self._writer.table_uri)}: "
-                f"{self._writer.storage.told(error)} Nothing of them is part of the table; check that the "
+                f"{self._writer.storage.describe_error(error)} "
+                "Nothing of them is part of the table; check that the "
                 "executors reach the storage and may write there."
             ) from error
 
@@ -411,8 +413,8 @@ class GrowingFile:
         size = self.size
         self._stream.close()
         if self._kept is not None:
-            keep_on_disk(self._kept)
-            keep_on_disk(Path(self._kept).parent)
+            fsync_path(self._kept)
+            fsync_path(Path(self._kept).parent)
         return WrittenFile(
             path=self.path,
             size=size,

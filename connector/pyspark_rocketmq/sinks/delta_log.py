@@ -31,7 +31,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from pyspark_rocketmq import __version__
 from pyspark_rocketmq.delta.log import LogFiles, Transactions, transaction_line
-from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, filesystem_of
+from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions, filesystem_of
 from pyspark_rocketmq.delta.table import (
     ONLY_COMMIT,
     SURELY_KEPT_S,

@@ -36,7 +36,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pyspark_rocketmq.clock import commit_with_retry
-from pyspark_rocketmq.delta.storage import Given, StorageOptions, TableName, table_uri
+from pyspark_rocketmq.delta.paths import TableName, table_uri
+from pyspark_rocketmq.delta.storage_options import Given, StorageOptions
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, TableForm, ask_patiently
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, SinkMoved, StorageNotShared
@@ -130,7 +131,7 @@ class DeltaBatch:
             ask_patiently(f"files for {path}", path, storage, lambda: self._look_at(files), self.sleep)
         except STORAGE_ERRORS as error:
             raise SinkConflict(
-                f"What tasks wrote for {path} could not be looked at: {storage.told(error)} "
+                f"What tasks wrote for {path} could not be looked at: {storage.describe_error(error)} "
                 "Nothing of this batch was added; it may run again."
             ) from error
         return self._commit(files, grown)
@@ -191,7 +192,7 @@ class DeltaBatch:
             raise SinkConflict(
                 f"{len(files)} files of group {self.consumer_group} could not be committed to "
                 f"{self.table.path} in {len(_PAUSES_S) + 1} tries; the last error was: "
-                f"{self.table.storage.told(error)} Check what "
+                f"{self.table.storage.describe_error(error)} Check what "
                 "else changes this table; the batch may run again."
             ) from error
 
@@ -387,7 +388,8 @@ class DeltaSink:
             return ask_patiently(what, self.path, storage, ask, self._sleep)
         except STORAGE_ERRORS as error:
             raise OffsetError(
-                f"{what} could not be read: {storage.told(error)} Check that the storage can be reached and "
+                f"{what} could not be read: {storage.describe_error(error)} "
+                "Check that the storage can be reached and "
                 "the table read."
             ) from error
 
@@ -471,7 +473,7 @@ class DeltaSink:
         except STORAGE_ERRORS as exc:
             raise OffsetError(
                 f"What group {consumer_group} has written to {self.path} could not be read: "
-                f"{self._table.storage.told(exc)} Check that "
+                f"{self._table.storage.describe_error(exc)} Check that "
                 "the table's folder _delta_log can be read and has all files since its last checkpoint."
             ) from exc
 
@@ -499,7 +501,8 @@ class DeltaSink:
         except (*STORAGE_ERRORS, ValueError) as exc:
             raise OffsetError(
                 f"How far group {consumer_group} was in the version to which {self.path} was restored cannot "
-                f"be told from the table's log: {self._table.storage.told(exc)} Look it up in the rows, "
+                f"be told from the table's log: {self._table.storage.describe_error(exc)} "
+                "Look it up in the rows, "
                 "stop the query, and give it both to the offset store's reset and to DeltaSink.rewind, in "
                 "this order: group, {queue: highest queueOffset + 1}."
             ) from exc

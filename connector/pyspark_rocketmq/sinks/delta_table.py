@@ -27,13 +27,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_rocketmq.delta.ddl import columns_ddl
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.delta.storage import (
-    NO_OPTIONS,
-    StorageOptions,
-    check_exclusive_create,
-    folder_here,
-    quoted_name,
-)
+from pyspark_rocketmq.delta.paths import check_exclusive_create, local_path, quoted_name
+from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.delta.table import (
     STORAGE_ERRORS,
     HandlePerThread,
@@ -257,10 +252,11 @@ class SinkTable:
         try:
             table = create_table(self.path, schema, self.partition_by, self.storage)
         except STORAGE_ERRORS as error:
-            if folder_here(self.path) is None:
+            if local_path(self.path) is None:
                 raise
             problem = (
-                f"The sink's folder {masked(self.path)} cannot be made: {self.storage.told(error)} Name a "
+                f"The sink's folder {masked(self.path)} cannot be made: {self.storage.describe_error(error)} "
+                "Name a "
                 "folder that this process can make and write, or let it write there"
             )
             raise OptionError((problem,), where="Delta sink") from error

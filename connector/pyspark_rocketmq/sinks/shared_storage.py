@@ -22,7 +22,7 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.delta.storage import folder_here
+from pyspark_rocketmq.delta.paths import local_path
 from pyspark_rocketmq.errors import OptionError, StorageNotShared
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ _HIDDEN: Final = ("_", ".")
 
 def normal_place(path: str) -> str:
     """One text for all ways to write a path or a storage URI; links are followed."""
-    folder = folder_here(path)
+    folder = local_path(path)
     if folder is not None:
         return os.path.realpath(folder)
     scheme, _, rest = path.partition("://")
@@ -96,7 +96,7 @@ def check_shared(spark: SparkSession, places: Mapping[str, str]) -> None:
     """
     if is_on_one_machine(spark):
         return
-    folders = {name: folder for name, path in places.items() if (folder := folder_here(path)) is not None}
+    folders = {name: folder for name, path in places.items() if (folder := local_path(path)) is not None}
     if not folders:
         return
     with _marked(folders) as markers:

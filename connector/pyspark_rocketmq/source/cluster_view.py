@@ -24,7 +24,7 @@ from pyspark_rocketmq.consume.positions import (
     unknown_queue_problems,
 )
 from pyspark_rocketmq.consume.slave_reads import MASTER_ID, ends_in_doubt, offsets_in_doubt, starts_in_doubt
-from pyspark_rocketmq.delta.storage import StorageOptions
+from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.display import masked, peer_text
 from pyspark_rocketmq.errors import (
     BrokerError,

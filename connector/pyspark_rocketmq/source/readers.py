@@ -21,7 +21,7 @@ from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.consume.planning import split_ranges
 from pyspark_rocketmq.consume.positions import backward_problems, batch_ranges
-from pyspark_rocketmq.delta.storage import StorageOptions
+from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OptionError, without_frames
 from pyspark_rocketmq.group.broker_offsets import PullingResetWatch, RemoteBrokerOffsets, open_group_store

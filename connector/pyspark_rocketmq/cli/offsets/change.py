@@ -46,7 +46,8 @@ from pyspark_rocketmq.cli.options import OffsetsChangeSettings
 from pyspark_rocketmq.cli.output import OutputForm, print_records
 from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.delta.storage import NO_OPTIONS, StorageOptions, TableName
+from pyspark_rocketmq.delta.paths import TableName
+from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
 from pyspark_rocketmq.delta.table import STORAGE_ERRORS, open_table, query_rows, sql_literal
 from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.errors import RocketMQError
@@ -174,7 +175,8 @@ class SinkWatermarks:
             raise JobFailed(f"There is no Delta table at {self._path}; correct --sink.") from error
         except STORAGE_ERRORS as error:
             raise JobFailed(
-                f"The table {self._path} could not be read or written: {self._storage.told(error)} Check "
+                f"The table {self._path} could not be read or written: {self._storage.describe_error(error)} "
+                "Check "
                 "option 'storageSecrets', that the storage can be reached, and that --sink is a table of "
                 "the group's rows."
             ) from error

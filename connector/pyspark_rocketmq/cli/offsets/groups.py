@@ -10,7 +10,7 @@ from typing import Protocol, cast
 
 from pyspark_rocketmq.cli.offsets.moves import AtTime, AtVersion
 from pyspark_rocketmq.cli.settings import JobFailed
-from pyspark_rocketmq.delta.storage import StorageOptions
+from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.history import OffsetHistory, StoredChange, change_at, change_of_version
 from pyspark_rocketmq.offsets.open import open_offset_store

@@ -1,0 +1,232 @@
+"""Translates Hadoop's settings of a Spark session into delta-rs' storage options."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+from pyspark_rocketmq.delta.paths import table_uri
+from pyspark_rocketmq.delta.storage_options import FAMILY_OF
+from pyspark_rocketmq.display import masked
+
+logger = logging.getLogger(__name__)
+
+_S3A: Final = {
+    "access.key": "aws_access_key_id",
+    "secret.key": "aws_secret_access_key",
+    "session.token": "aws_session_token",
+    "endpoint.region": "aws_region",
+}
+_AZURE: Final = {
+    "account.key": "azure_storage_account_key",
+    "sas.fixed.token": "azure_storage_sas_key",
+    "account.oauth2.client.id": "azure_storage_client_id",
+    "account.oauth2.client.secret": "azure_storage_client_secret",
+    "account.oauth2.client.endpoint": "azure_storage_tenant_id",
+}
+_SSE: Final = {"AES256": "AES256", "SSE-KMS": "aws:kms", "DSSE-KMS": "aws:kms:dsse", "SSE-C": "sse-c"}
+_CREDENTIAL: Final = re.compile(
+    r"key|secret|token|password|credential|sas|encryption|impersonation|account\.email|assumed\.role\.arn"
+)
+"""Names of settings without which the storage may refuse, or keep what it is not to keep in the clear."""
+_OF_OTHERS: Final = re.compile(r"bucket\.|.*\.(?:dfs|blob)\.|sas\.[^.]+$")
+_OWN_PROVIDER: Final = re.compile(
+    r"(?:.*\.)?(?:Simple|Temporary|Default|Instance|IAM|Environment|Container|WebIdentity)\w*"
+)
+"""Classes that find what delta-rs finds, too, or take the keys that it is given."""
+_AWS_ENDPOINT: Final = re.compile(r"(?:https?://)?s3(?:[.-]([a-z]{2}-[a-z-]+-\d))?\.amazonaws\.com/?")
+_ACCOUNT: Final = re.compile(r"fs\.azure\..*\.([^.]+)(?:\.z\d+)?\.(?:dfs|blob)\.")
+
+
+def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str, str]:
+    """Return the storage options of a table that Spark reaches by Hadoop's settings.
+
+    | Hadoop | delta-rs |
+    |---|---|
+    | ``fs.s3a.access.key`` | ``aws_access_key_id`` |
+    | ``fs.s3a.secret.key`` | ``aws_secret_access_key`` |
+    | ``fs.s3a.session.token`` | ``aws_session_token`` |
+    | ``fs.s3a.endpoint`` | ``aws_endpoint_url``; of AWS's own the region |
+    | ``fs.s3a.endpoint.region`` | ``aws_region`` |
+    | ``fs.s3a.path.style.access=false`` | ``aws_virtual_hosted_style_request=true``, the bucket in the host |
+    | ``fs.s3a.connection.ssl.enabled=false``, an endpoint ``http://…`` | ``allow_http=true`` |
+    | ``fs.s3a.encryption.algorithm`` | ``aws_server_side_encryption`` |
+    | ``fs.s3a.encryption.key`` | ``aws_sse_kms_key_id``, ``aws_sse_customer_key_base64`` |
+    | ``fs.azure.account.key`` | ``azure_storage_account_key`` |
+    | ``fs.azure.sas.fixed.token``, ``fs.azure.sas.CONTAINER`` | ``azure_storage_sas_key`` |
+    | ``fs.azure.account.oauth2.client.id`` | ``azure_storage_client_id`` |
+    | ``fs.azure.account.oauth2.client.secret`` | ``azure_storage_client_secret`` |
+    | ``fs.azure.account.oauth2.client.endpoint`` | ``azure_storage_tenant_id`` |
+    | ``fs.gs.auth.service.account.json.keyfile`` | ``google_service_account`` |
+    | ``fs.gs.auth.service.account.email``, ``….private.key``, ``….id`` | ``google_service_account_key`` |
+    | ``fs.gs.storage.root.url`` | ``google_base_url`` |
+
+    Settings of one bucket (``fs.s3a.bucket.BUCKET.…``) and one account
+    (``fs.azure.….ACCOUNT.dfs.core.windows.net``, or with ``blob``) win; ``spark.hadoop.`` may stand before
+    all of them. The older ``fs.s3a.server-side-encryption-algorithm`` is known, too. A URI that names no
+    account, as ``az://``, has the only one that settings name. Another setting that may be a credential of
+    this storage is warned of.
+
+    Args:
+        settings: Such as ``dict(spark.sparkContext.getConf().getAll())``.
+        uri: Of the table: it says which bucket's or account's settings count.
+    """
+    plain = {key.removeprefix("spark.hadoop."): text for key, text in settings.items() if text}
+    place = urlsplit(table_uri(uri))
+    match FAMILY_OF.get(place.scheme.lower()):
+        case "s3":
+            found = _HadoopSettings(plain, "fs.s3a.", rf"fs\.s3a\.bucket\.{re.escape(place.netloc)}\.(.+)")
+            options = _s3a_options(found, place.netloc)
+        case "az":
+            container, _, host = place.netloc.rpartition("@")
+            account = host.partition(".")[0] if "." in host else _only_account(plain, uri)
+            form, account_form = r"fs\.azure\.(.+)\.", rf"{re.escape(account)}(?:\.z\d+)?"
+            # Of a table's two names at Azure, the newer one's settings win.
+            own = [form + account_form + rf"\.{service}\..+" for service in ("blob", "dfs") if account]
+            found = _HadoopSettings(plain, "fs.azure.", *own, form + re.escape(host))
+            options = _azure_options(found, account, container or host)
+        case "gs":
+            found = _HadoopSettings(plain, "fs.gs.")
+            options = _gs_options(found)
+        case _:
+            return {}
+    if found.untranslated:
+        logger.warning(
+            "no storage option of %s stands for these settings of Spark: %s; give storage options "
+            "instead if they are needed",
+            masked(uri),
+            ", ".join(found.untranslated),
+        )
+    return options
+
+
+class _HadoopSettings:
+    """Settings for one place, by their names without prefix, bucket and account."""
+
+    def __init__(self, settings: Mapping[str, str], prefix: str, *own: str) -> None:
+        """Patterns of a bucket or account override the general prefix; later ones override earlier ones."""
+        self._settings = settings
+        self._names = {key.removeprefix(prefix): key for key in settings if key.startswith(prefix)}
+        for pattern in own:
+            of_own = ((re.fullmatch(pattern, key), key) for key in settings)
+            self._names.update({match[1]: key for match, key in of_own if match is not None})
+        self._taken: set[str] = set()
+
+    def take(self, *names: str) -> str:
+        """Return the first of these settings that is set, else an empty text; all count as translated."""
+        self._taken.update(names)
+        return next((self._settings[self._names[name]] for name in names if name in self._names), "")
+
+    def options(self, by_name: Mapping[str, str]) -> dict[str, str]:
+        """Return the options of settings that only have another name."""
+        return {option: text for name, option in by_name.items() if (text := self.take(name))}
+
+    def get(self, name: str) -> str:
+        """Return a setting, or an empty text; it does not count as translated."""
+        return self._settings.get(self._names.get(name, ""), "")
+
+    @property
+    def untranslated(self) -> list[str]:
+        """Names of credential-like settings that were not translated."""
+        return [
+            key
+            for name, key in self._names.items()
+            if name not in self._taken
+            and _CREDENTIAL.search(name)
+            and not _OF_OTHERS.match(name)
+            and self._settings[key].lower() not in ("true", "false")
+        ]
+
+
+def _s3a_options(found: _HadoopSettings, bucket: str) -> dict[str, str]:
+    options = _endpoint_options(found) | _encryption_options(found) | found.options(_S3A)
+    if found.take("path.style.access").lower() == "false":
+        options["aws_virtual_hosted_style_request"] = "true"
+        if endpoint := options.get("aws_endpoint_url"):
+            # delta-rs does not put it there, and would take the path's first part for the bucket.
+            scheme, _, host = endpoint.partition("://")
+            options["aws_endpoint_url"] = f"{scheme}://{bucket}.{host}"
+    providers = "aws.credentials.provider"
+    if all(map(_OWN_PROVIDER.fullmatch, found.get(providers).replace(",", " ").split())):
+        found.take(providers)
+    return options
+
+
+def _endpoint_options(found: _HadoopSettings) -> dict[str, str]:
+    options: dict[str, str] = {}
+    is_plain = found.take("connection.ssl.enabled").lower() == "false"
+    endpoint = found.take("endpoint")
+    of_aws = _AWS_ENDPOINT.fullmatch(endpoint)
+    if of_aws is not None:
+        # The one without a region is that of every region to Hadoop: delta-rs finds each by itself.
+        options |= {"aws_region": of_aws[1]} if of_aws[1] else {}
+        endpoint = ""
+    if endpoint:
+        scheme = "http" if is_plain else "https"
+        options["aws_endpoint_url"] = endpoint if "://" in endpoint else f"{scheme}://{endpoint}"
+    if is_plain or endpoint.startswith("http://"):
+        options["allow_http"] = "true"
+    return options
+
+
+def _encryption_options(found: _HadoopSettings) -> dict[str, str]:
+    """Nothing of what the client does by itself, which delta-rs cannot."""
+    names = ("encryption.algorithm", "encryption.key")
+    if not found.get(names[0]):
+        names = ("server-side-encryption-algorithm", "server-side-encryption.key")
+    algorithm, key = names
+    kind = _SSE.get(found.get(algorithm).upper())
+    if kind is None:
+        return {}
+    found.take(algorithm)
+    text = found.take(key)
+    option = {"AES256": "", "sse-c": "aws_sse_customer_key_base64"}.get(kind, "aws_sse_kms_key_id")
+    return {"aws_server_side_encryption": kind} | ({option: text} if option and text else {})
+
+
+def _only_account(settings: Mapping[str, str], uri: str) -> str:
+    """Return the account that settings name; empty if they name none or several."""
+    matches = map(_ACCOUNT.match, settings)
+    accounts = sorted({match[1] for match in matches if match is not None})
+    if len(accounts) > 1:
+        logger.warning(
+            "%s names no account, and Spark has settings of accounts %s, so none of them is used; write "
+            "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/… or give storage options",
+            masked(uri),
+            ", ".join(accounts),
+        )
+    return accounts[0] if len(accounts) == 1 else ""
+
+
+def _azure_options(found: _HadoopSettings, account: str, container: str) -> dict[str, str]:
+    options = found.options({f"sas.{container}": "azure_storage_sas_key", **_AZURE})
+    if account:
+        options["azure_storage_account_name"] = account
+    tenant = options.get("azure_storage_tenant_id")
+    if tenant is not None:
+        # https://login.microsoftonline.com/TENANT/oauth2/token
+        options["azure_storage_tenant_id"] = urlsplit(tenant).path.strip("/").partition("/")[0]
+    return options
+
+
+def _gs_options(found: _HadoopSettings) -> dict[str, str]:
+    account = "auth.service.account"
+    options = found.options({f"{account}.json.keyfile": "google_service_account"})
+    if not options and found.get(f"{account}.email") and found.get(f"{account}.private.key"):
+        parts = {
+            "client_email": found.take(f"{account}.email"),
+            # A setting has them on one line.
+            "private_key": found.take(f"{account}.private.key").replace("\\n", "\n"),
+            "private_key_id": found.take(f"{account}.private.key.id"),
+        }
+        options["google_service_account_key"] = json.dumps(parts)
+    root = found.take("storage.root.url").rstrip("/")
+    if root:
+        options["google_base_url"] = root
+    if root.startswith("http://"):
+        options["allow_http"] = "true"
+    return options
