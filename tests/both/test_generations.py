@@ -15,7 +15,7 @@ from pyspark_rocketmq.errors import DataLoss, OffsetsBeganAgain
 from pyspark_rocketmq.model import BrokerAddress, Message, MessageQueue
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.source.queue_generations import Found, MessageLookup
+from pyspark_rocketmq.source.message_lookup import Found, MessageLookup
 from pyspark_rocketmq.source.ranges import offset_to_plan
 from pyspark_rocketmq.source.readers import RocketMQStreamReader
 from pyspark_rocketmq.wire.codes import RequestCode
@@ -142,18 +142,53 @@ def test_a_topic_made_anew_before_the_group_consumed_anything_is_read_whole(
     assert stays.generation == 1
 
 
+@pytest.mark.parametrize("count", [1, 3, 5], ids=["fewer", "as many", "more"])
 def test_a_topic_made_anew_while_the_group_reads_it_is_read_whole_in_a_new_generation(
-    stays: Stays, put: Put, make_anew: Callable[[int], None]
+    stays: Stays, put: Put, make_anew: Callable[[int], None], count: int
 ) -> None:
-    """F4, H1"""
+    """F4 ★, H1: between two plans; offsets do not show it if it is as long as before, or longer."""
     put(b"1", b"2", b"3")
     query = stays.come(failOnDataLoss="false")
     stays.offsets(query, 3)
-    make_anew(1)
+    make_anew(count)
 
-    assert stays.offsets(query, 1) == [0]
+    assert stays.offsets(query, count) == list(range(count))
 
     assert stays.generation == 1
+
+
+def test_a_topic_made_anew_between_plan_and_pull_is_read_whole_in_a_new_generation(
+    stays: Stays, put: Put, make_anew: Callable[[int], None]
+) -> None:
+    """F4 ★, H1: nothing of it is consumed under the old generation."""
+    put(b"1", b"2", b"3")
+    query = stays.come(failOnDataLoss="false")
+    stays.offsets(query, 3)
+    put(b"4", b"5")
+    changes = [lambda: make_anew(6)]
+
+    def change_once() -> None:
+        while changes:
+            changes.pop()()
+
+    query.before_pulls = change_once
+
+    assert stays.offsets(query, 6) == list(range(6))
+
+    assert stays.generation == 1
+
+
+def test_a_topic_made_anew_while_the_group_reads_it_ends_a_query_that_is_to_fail_on_data_loss(
+    stays: Stays, put: Put, make_anew: Callable[[int], None]
+) -> None:
+    """F4 ★: also where it is longer than before."""
+    put(b"1")
+    query = stays.come()
+    stays.offsets(query, 1)
+    make_anew(3)
+
+    with pytest.raises(OffsetsBeganAgain, match="has another message in its place"):
+        wait_until(lambda: query.consumed() and False, SOON_S)
 
 
 def test_a_topic_made_anew_ends_a_query_that_is_to_fail_on_data_loss(

@@ -44,6 +44,11 @@ class Wanted:
     fail_on_data_loss: bool = False
     pull_batch_size: int = 32
     retry_timeout_s: float = 1.0
+    before: int = 0
+
+    @property
+    def pulled_from(self) -> int:
+        return self.planned.start - self.before
 
 
 def wanted(start: int, end: int, *, queue_id: int = 0, **changes: Any) -> Wanted:
@@ -85,6 +90,10 @@ class Asker:
 
     def answer(self, segment_id: int, next_begin_offset: int, body: bytes) -> None:
         self.window.answered(self._out[segment_id], found(next_begin_offset, body), 0.0)
+
+    def answer_with(self, segment_id: int, result: PullResult) -> None:
+        self.window.answered(self._out[segment_id], result, 0.0)
+        self.window.settle(0.0)
 
     def lose(self, segment_id: int) -> None:
         self.window.lost(self._out[segment_id], None, 0.0)
@@ -182,6 +191,23 @@ def test_an_inner_batch_that_begins_before_the_offset_asked_for_is_cut_by_the_st
     pulls.answer(1, 8, body(2, 3, 4, 5, 6, 7))
 
     assert pulls.take() == list(range(8))
+
+
+@pytest.mark.parametrize("before", [1, 3, 9])
+def test_what_is_pulled_before_the_range_is_gone_and_the_range_is_pulled(before: int) -> None:
+    """F4: whether its beginning is there its own pulls show."""
+    pulls = Asker(10, 18, before=before, fail_on_data_loss=True)
+    seen: list[int] = []
+    while not pulls.is_done:
+        for segment_id, asked, _ in pulls.ask():
+            if asked < 10:
+                pulls.answer_with(segment_id, PullResult(PullStatus.OFFSET_ILLEGAL, 10, 10, 18, 0, b""))
+            else:
+                pulls.answer(segment_id, asked + 1, body(asked))
+        seen += pulls.take()
+
+    assert pulls.window.failure is None
+    assert seen == list(range(10, 18))
 
 
 def test_a_failed_pull_is_given_out_again() -> None:

@@ -18,6 +18,7 @@ from pyspark_rocketmq.consume.generations import (
     next_generation,
     remembered,
     unknown_message,
+    witnesses,
 )
 from pyspark_rocketmq.errors import DamagedOffsets
 from pyspark_rocketmq.model import QueueBounds
@@ -180,7 +181,7 @@ def test_the_newest_message_is_remembered_however_far_a_group_went_back() -> Non
     """F4, F5: else the end of the log could be lost unnoticed behind the place it went back to."""
     older = LastMessage(7, 100, 5).to_text()
 
-    assert newer(LAST.to_text(), older) == LAST.to_text()
+    assert remembered(newer(LAST.to_text(), older)) == (LAST, LastMessage(7, 100, 5))
     assert newer("", older) == newer(older, "") == older
     assert newer("", "") == ""
     assert newer(LAST.to_text(), unknown_message(99).to_text()) == LAST.to_text()
@@ -199,3 +200,46 @@ def test_of_many_messages_the_newest_one_before_it_and_a_far_one_are_remembered(
 
     assert [newest, before] == [offsets[-1], offsets[-2]]
     assert far in offsets[:-2]
+
+
+@pytest.mark.parametrize(
+    ("start", "first", "pulled"),
+    [
+        (100, 0, 99),
+        (100, 99, 99),
+        (100, 100, None),
+        (101, 0, 99),
+        (899, 0, 99),
+        (900, 0, None),
+        (60, 0, 50),
+        (50, 0, 7),
+        (7, 0, None),
+    ],
+)
+def test_the_nearest_message_before_a_range_is_pulled_again(
+    start: int, first: int, pulled: int | None
+) -> None:
+    """F4: unless it has expired, or a filter has passed over too many since."""
+    text = ""
+    for offset in (7, 50, 99):
+        text = newer(text, at(offset, offset).to_text())
+
+    message = witnesses(text, start, first=first).before
+
+    assert (None if message is None else message.queue_offset) == pulled
+
+
+def test_a_message_of_which_only_the_offset_is_known_is_not_pulled_again() -> None:
+    """F4: no other one could differ from it."""
+    assert witnesses(unknown_message(9).to_text(), 10, first=0) == (None, None)
+    assert witnesses("", 10, first=0) == (None, None)
+
+
+@pytest.mark.parametrize(("start", "ahead"), [(0, 99), (51, 99), (99, 99), (100, None)])
+def test_the_newest_message_is_looked_at_where_a_group_is_before_it(start: int, ahead: int | None) -> None:
+    """F4, F5: it was set back, or its sink is ahead of it."""
+    text = newer(at(50, 50).to_text(), at(99, 99).to_text())
+
+    message = witnesses(text, start, first=0).ahead
+
+    assert (None if message is None else message.queue_offset) == ahead

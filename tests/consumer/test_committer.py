@@ -248,6 +248,32 @@ def test_a_reset_that_the_broker_told_of_is_made_after_the_batch_is_committed(
     assert f"offset reset by an operator group={GROUP} {QUEUE} target=2" in caplog.text
 
 
+def test_a_queue_where_a_task_met_another_log_is_looked_at_before_more_of_it_is_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """F4: it stays where it is, under an epoch at which planners look; no operator has moved it."""
+    batch = Batch(monkeypatch, replace(ACK, is_another_log=True))
+
+    with caplog.at_level(logging.WARNING):
+        batch.commit_it(mirror=batch)
+
+    row = batch.store.row
+    assert (row.next_offset, row.epoch, row.was_reset_by_operator) == (7, 2, False)
+    assert f"the queue is looked at before more of it is read group={GROUP} {QUEUE}" in caplog.text
+
+
+def test_a_queue_with_another_log_that_is_somebody_elses_by_now_is_theirs_to_look_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """F4, C5"""
+    batch = Batch(monkeypatch, replace(ACK, is_another_log=True))
+    batch.store.claim(GROUP, "somebody else", {QUEUE: 0})
+
+    batch.commit_it(with_sink=False)
+
+    assert batch.store.row.epoch == 2
+
+
 @pytest.mark.parametrize("with_sink", [True, False])
 def test_a_reset_of_a_queue_that_is_somebody_elses_by_now_is_told_and_not_made(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, with_sink: bool

@@ -451,6 +451,19 @@ def test_a_queue_that_may_not_be_read_is_asked_for_again_after_a_while(until_s: 
     assert earliest_s <= refused <= max(until_s or 0, time.time() + 3)
 
 
+@pytest.mark.parametrize("reason", list(EndReason))
+def test_an_ack_says_whether_its_range_met_another_log(reason: EndReason) -> None:
+    """F4"""
+    planned = replace(PLANNED, end=PLANNED.start)
+    (arrived,) = arrived_ranges(iter([RangeEnd(planned=planned, rows=0, reason=reason)]))
+
+    ack = consumer_of(lambda messages, context: ConsumeOrderlyStatus.SUCCESS).consume(arrived).ack
+
+    assert ack.is_another_log == (reason is EndReason.ANOTHER_LOG)
+    assert (ack.state.next_offset, ack.consumed) == (PLANNED.start, 0)
+    assert QueueAck.from_json(ack.to_json()) == ack
+
+
 @in_each_engine
 def test_where_an_operator_wants_to_go_on_is_passed_to_the_committer(engine: Callable[..., Any]) -> None:
     """F5: beside what was consumed until then."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pyspark_rocketmq.client.pool import ChannelPool
@@ -16,11 +17,12 @@ from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.positions import LATEST
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import ClusterView
+from pyspark_rocketmq.source.message_lookup import MessageLookup
 from pyspark_rocketmq.source.planner import MicroBatchPlanner
 from pyspark_rocketmq.source.progress import GroupProgress
-from pyspark_rocketmq.source.queue_generations import MessageLookup
 from pyspark_rocketmq.source.ranges import Offset, partitions_of
 from pyspark_rocketmq.source.reader import read_queue
+from pyspark_rocketmq.source.schema import EndReason, RangeEnd
 from tests.helpers.source_rows import end_of
 from tests.helpers.wait import wait_until
 
@@ -52,6 +54,8 @@ class GroupQuery:
         )
         self.planner = MicroBatchPlanner(options, view, progress, SystemClock(), lambda _: None)
         self.offset: Offset = self.planner.initial()
+        self.before_pulls: Callable[[], object] = lambda: None
+        """Called between the next plans and their pulls."""
         self.member.start()
 
     def consumed(self) -> dict[MessageQueue, list[MessageExt]]:
@@ -60,28 +64,49 @@ class GroupQuery:
         if following == self.offset:
             return {}
         self.offset = following
-        read = {planned.queue: self._read(planned) for planned in self.planner.runnable(following)}
+        planned_ranges = self.planner.runnable(following)
+        self.before_pulls()
+        read = {planned.queue: self._read(planned) for planned in planned_ranges}
         commits = [
             QueueCommit(
                 queue=queue,
                 state=QueueState(
-                    reached.end, reached.state.epoch, last_message=_text_of(messages[-1]) if messages else ""
+                    end.planned.end,
+                    end.planned.state.epoch,
+                    last_message=_text_of(messages[-1]) if messages else "",
                 ),
                 is_shown=True,
             )
-            for queue, (messages, reached) in read.items()
+            for queue, (messages, end) in read.items()
         ]
         assert not self.store.commit(self.group, commits, query_id="q", batch_id=following["seq"]).refused
+        others = {
+            queue: end.planned for queue, (_, end) in read.items() if end.reason is EndReason.ANOTHER_LOG
+        }
+        if others:
+            # As the committer does it.
+            self.store.reset(
+                self.group,
+                {queue: planned.end for queue, planned in others.items()},
+                under={queue: planned.state.epoch for queue, planned in others.items()},
+            )
         return {queue: messages for queue, (messages, _) in read.items()}
 
-    def _read(self, planned: QueueRange) -> tuple[list[MessageExt], QueueRange]:
-        """Messages, and the range as far as it was read."""
+    def _read(self, planned: QueueRange) -> tuple[list[MessageExt], RangeEnd]:
+        """Messages, and the range's end."""
         seen = self.planner.snapshot_for([planned], can_wait=True)
-        (partition,) = partitions_of([planned], self.options, seen.addresses, seen.replicas, seen.slaves)
+        (partition,) = partitions_of(
+            [planned],
+            self.options,
+            seen.addresses,
+            seen.replicas,
+            seen.slaves,
+            consumed=self.planner.witnesses([planned]),
+        )
         *batches, marker = read_queue(partition)
         rows = [row for batch in batches for row in batch.to_pylist()]
         messages = messages_of([[row[name] for row in rows] for name in LISTENER_COLUMNS])
-        return messages, end_of(marker).planned
+        return messages, end_of(marker)
 
 
 def _text_of(message: MessageExt) -> str:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
 
-from pyspark_rocketmq.consume.generations import LastMessage
+from pyspark_rocketmq.consume.generations import LastMessage, shows_another_log
 from pyspark_rocketmq.consume.planning import ReadLimits, plan_ranges
 from pyspark_rocketmq.consumer import commit as commit_module
 from pyspark_rocketmq.consumer.commit import BatchCommitter
@@ -32,8 +32,8 @@ from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, QueueCommit
 from pyspark_rocketmq.options.positions import EARLIEST
 from pyspark_rocketmq.sinks.base import QueueGeneration, newest_generations
 from pyspark_rocketmq.sinks.standing import SinkStanding, with_newest
+from pyspark_rocketmq.source.message_lookup import Found, MessageLookup
 from pyspark_rocketmq.source.progress import GroupProgress
-from pyspark_rocketmq.source.queue_generations import Found, MessageLookup
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.ownership import OneMember
 from tests.source.test_planner import A0, FakeView
@@ -313,20 +313,41 @@ class History:
         except Killed:
             self.start()
 
-    def _batch(self, count: int, kill: str) -> None:
+    def _read_to(self, planned: QueueRange, end: int) -> tuple[int, bool]:
+        """How far a task reads, and whether it reads nothing because of another log (``source.reader``)."""
+        [planned] = self.progress.runnable([planned])
+        bounds = self.log.bounds
+        before, ahead = self.progress.witnesses(planned, bounds.min_offset)
+        if before is not None and self.log.last_message(before.queue_offset) not in {None, before}:
+            return planned.start, True
+        if ahead is not None and shows_another_log(ahead, self.log.last_message(ahead.queue_offset), bounds):
+            return planned.start, True
+        return max(planned.start, min(end, bounds.max_offset)), False
+
+    def _batch(self, count: int, kill: str, change: Callable[[], None] | None = None) -> None:
         planned = self._plan()
         if planned is None:
             return
         if kill == "after the plan":
             raise Killed
-        end = min(planned.end, planned.start + count)
+        # A range of an ending generation from the queue's first message on has no message to compare with.
+        is_comparable = planned.start > self.log.first or planned.end == self.log.bounds.max_offset
+        if change is not None and is_comparable:
+            change()
+        end, is_another_log = self._read_to(planned, min(planned.end, planned.start + count))
         messages = [(offset, self.log.at(offset)) for offset in range(planned.start, end)]
         newest = (
             "" if end == planned.start else (self.log.last_message(end - 1) or LastMessage(0, 0, 0)).to_text()
         )
         state = QueueState(end, planned.state.epoch, last_message=newest)
         ack = QueueAck(
-            queue=A0, start=planned.start, state=state, consumed=end - planned.start, failed=0, finished=""
+            queue=A0,
+            start=planned.start,
+            state=state,
+            consumed=end - planned.start,
+            failed=0,
+            finished="",
+            is_another_log=is_another_log,
         )
         rows = tuple((offset, stored.number) for offset, stored in messages if stored is not None)
         evaluated = Evaluated(rows, (ack,), len(rows), 0)  # type: ignore[arg-type]
@@ -341,14 +362,21 @@ class History:
     def _plan(self, *, is_away: bool = False) -> QueueRange | None:
         """Do what the planner does at a trigger."""
         self.view.bounds = {} if is_away else {A0: tuple(self.log.bounds[:2])}  # type: ignore[dict-item]
+        if self.log.messages:
+            self.view.updated_ms[A0] = self.log.messages[-1].store_timestamp
         snapshot = self.view.snapshot()
         states = self.progress.read((), snapshot)
         bounds = {queue: snapshot.bounds[queue] for queue in states}
         plan = plan_ranges(bounds, states, limits=ReadLimits(), now_s=self.clock.now_s(), skip_gaps=True)
         return next(iter(self.progress.compose((), plan)), None)
 
+    def _consume_while_made_anew(self, count: int) -> None:
+        """The topic is made again between a plan and its pulls."""
+        self._batch(count, "", lambda: self._make_anew_now(count))
+
     def _lose_end(self, count: int) -> None:
-        self._plan(is_away=True)
+        if self.random.random() < 0.5:
+            self._plan(is_away=True)
         end = self.log.bounds.max_offset
         self.log.lose_end(count)
         at_broker = self.brokers.offsets.get(A0)
@@ -357,11 +385,14 @@ class History:
             self.brokers.offsets[A0] = min(at_broker, self.log.bounds.max_offset)
 
     def _make_anew(self, count: int) -> None:
+        if self.random.random() < 0.5:
+            self._plan(is_away=True)
+        self._make_anew_now(count)
+
+    def _make_anew_now(self, count: int) -> None:
         row = self.store.read(GROUP).get(A0)
         if row is not None and row.next_offset and not self._is_comparable(row):
             return
-        # Between two plans, and longer than before: ADR 11 names that.
-        self._plan(is_away=True)
         self.log.make_anew(2 * count)
         if self.loses_store or self.brokers.offsets.get(A0) not in self._shown():
             self.brokers.offsets.pop(A0, None)
@@ -486,6 +517,7 @@ _STEPS = (
     *["consume"] * 8,
     "lose_end",
     "make_anew",
+    "consume_while_made_anew",
     "clock_back",
     "expire",
     "restart",

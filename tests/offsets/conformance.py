@@ -280,7 +280,7 @@ class OffsetStoreConformance(PositionConformance):
         store.claim(GROUP, "client-2", {Q0: 0})
         store.commit(GROUP, [committed(Q0, 3, epoch=3, last_message="[2,1,1]")], query_id="q", batch_id=3)
 
-        assert store.read(GROUP)[Q0].state.last_message == "[4,1,1]"
+        assert store.read(GROUP)[Q0].state.last_message == "[4,1,1,2,1,1]"
 
     def test_the_last_message_passed_over_is_remembered_until_one_is_consumed(
         self, store: OffsetStore

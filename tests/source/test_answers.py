@@ -25,9 +25,9 @@ from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.positions import EARLIEST, LATEST, QueuePositions
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import ClusterView
+from pyspark_rocketmq.source.message_lookup import Found, MessageLookup
 from pyspark_rocketmq.source.planner import MicroBatchPlanner
 from pyspark_rocketmq.source.progress import GroupProgress
-from pyspark_rocketmq.source.queue_generations import Found, MessageLookup
 from pyspark_rocketmq.source.ranges import Offset, QueuePartition, offset_to_plan
 from pyspark_rocketmq.source.reader import read_queue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode

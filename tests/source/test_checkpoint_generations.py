@@ -60,16 +60,50 @@ def test_a_topic_made_anew_while_the_query_was_stopped_is_read_from_its_first_me
     assert stream.next() == [(A0, count, count + 1)]
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 9])
 def test_a_topic_made_anew_while_the_query_runs_is_read_from_its_first_message(count: int) -> None:
-    """F4: its end went back."""
+    """F4: its end went back, or another message has the last one's place."""
     stream = Stream({A0: [1, 2, 3]}, failOnDataLoss="false")
     stream.next()
     stream.log.stored[A0] = [4 + at for at in range(count)]
     first = stream.next()
 
-    stream.log.stored[A0] += [9]
+    stream.log.stored[A0] += [99]
     assert [*_offsets(first), *_offsets(stream.next())] == list(range(count + 1))
+
+
+def test_of_a_topic_made_anew_while_the_query_runs_each_queue_is_read_from_its_first_message() -> None:
+    """F4: one look shows it of all, and the other topic's queues go on."""
+    stream = Stream({A0: [1, 2], A1: [1, 2, 3], B0: [1]}, failOnDataLoss="false")
+    stream.next()
+    stream.log.stored |= {A0: [4, 5, 6], A1: [4, 5, 6, 7], B0: [1, 8]}
+
+    assert stream.next() == [(A0, 0, 3), (A1, 0, 4), (B0, 1, 2)]
+
+
+def test_one_queue_of_a_topic_and_broker_is_looked_at_for_each_plan() -> None:
+    """F4: not one for each queue."""
+    stream = Stream({A0: [1, 2], A1: [1, 2, 3], B0: [1]}, failOnDataLoss="false")
+    stream.next()
+    stream.log.stored[A0] += [4]
+    stream.log.stored[A1] += [4]
+    stream.log.looks.clear()
+
+    assert stream.next() == [(A0, 2, 3), (A1, 3, 4)]
+
+    assert stream.log.looks == [{A0: 1}]
+
+
+def test_a_topic_made_anew_is_found_once_a_broker_that_refuses_the_look_answers_again() -> None:
+    """F4, A8: until then its queues wait, and the times by which it is found are kept."""
+    stream = Stream({A0: [1, 2], A1: [1, 2, 3], B0: [1]}, failOnDataLoss="false")
+    stream.next()
+    stream.log.failure = SystemBusy(2, "busy")
+    stream.log.stored |= {A0: [4, 5, 6], A1: [4, 5, 6, 7]}
+    assert stream.next() is None
+    stream.log.failure = None
+
+    assert stream.next() == [(A0, 0, 3), (A1, 0, 4)]
 
 
 def test_a_topic_made_anew_ends_a_query_that_is_to_fail_on_data_loss() -> None:

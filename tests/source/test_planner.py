@@ -29,9 +29,10 @@ from pyspark_rocketmq.offsets.store import QueueCommit, SinkRecord
 from pyspark_rocketmq.options.positions import EARLIEST, LATEST, QueuePositions
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import Snapshot
+from pyspark_rocketmq.source.message_lookup import MessageLookup
 from pyspark_rocketmq.source.planner import MicroBatchPlanner
 from pyspark_rocketmq.source.progress import CheckpointProgress, GroupProgress
-from pyspark_rocketmq.source.queue_generations import CheckpointGenerations, MessageLookup
+from pyspark_rocketmq.source.queue_generations import CheckpointGenerations
 from pyspark_rocketmq.source.ranges import Offset, offset_to_plan
 from pyspark_rocketmq.source.topic_changes import Vanished
 from tests.helpers.fake_clock import FakeClock

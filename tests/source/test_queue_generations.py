@@ -18,7 +18,7 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
 from pyspark_rocketmq.options.positions import EARLIEST, LATEST, QueuePositions
-from pyspark_rocketmq.source.queue_generations import Found, MessageLookup
+from pyspark_rocketmq.source.message_lookup import Found, MessageLookup
 from tests.source.test_planner import A0, A1, B0, Planning
 from tests.source.test_queue_claims import FakeBrokerOffsets, handed_over
 
@@ -59,7 +59,7 @@ class FakeLog(MessageLookup):
             or Found(
                 QueueBounds(*self.bounds(queue)),
                 None if queue in told else self.message(queue, offset),
-                is_reset=queue in told,
+                told.get(queue),
             )
             for queue, offset in places.items()
         }

@@ -11,11 +11,13 @@ import pyarrow as pa
 import pytest
 
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
+from pyspark_rocketmq.consume.generations import LastMessage, Witnesses
 from pyspark_rocketmq.errors import (
     BrokerError,
     ConsumptionForbidden,
     DataLoss,
     ExpressionInvalid,
+    LogTailLost,
     NoPermission,
     RemoteProtocolError,
     SystemBusy,
@@ -154,6 +156,115 @@ def told(caplog: pytest.LogCaptureFixture) -> list[tuple[int, int]]:
 def test_a_range_is_its_messages_in_order_and_its_marker_row(partition: QueuePartition) -> None:
     """D1"""
     assert read(partition) == (list(range(10, 60)), partition.planned)
+
+
+BEFORE = LastMessage(9, 1_700_000_000_001, 900)
+
+
+@pytest.mark.parametrize("before", [BEFORE, LastMessage(3, BEFORE.store_timestamp, 300)], ids=["next", "far"])
+@pytest.mark.parametrize("subscription", ["*", "odd"])
+def test_a_range_is_read_whole_behind_the_message_that_was_consumed_before_it(
+    partition: QueuePartition, before: LastMessage, subscription: str
+) -> None:
+    """F4: which is compared, and not read again."""
+    partition = replace(partition, witnesses=Witnesses(before), subscription=subscription)
+
+    wanted = range(10, 60) if subscription == "*" else range(11, 60, 2)
+    assert read(partition) == (list(wanted), partition.planned)
+
+
+@pytest.mark.parametrize("place", [0, -1, 1], ids=["other time", "earlier", "later"])
+@pytest.mark.parametrize("scan", [1, 8])
+def test_a_range_of_another_log_ends_where_it_begins(
+    partition: QueuePartition, log: Log, place: int, scan: int
+) -> None:
+    """F4: another message has the place of the one consumed before it, though offsets do not show it."""
+    log.scan = scan
+    time_ms = BEFORE.store_timestamp if place else BEFORE.store_timestamp + 5
+    other = LastMessage(9, time_ms, BEFORE.commit_log_offset + place)
+
+    *messages, marker = read_queue(replace(partition, witnesses=Witnesses(other)))
+    end = end_of(marker)
+
+    assert messages == []
+    assert end.reason is EndReason.ANOTHER_LOG
+    assert (end.rows, end.planned) == (0, replace(partition.planned, end=10))
+
+
+@pytest.mark.parametrize(
+    ("ahead", "max_offset", "reason"),
+    [
+        (LastMessage(70, BEFORE.store_timestamp, 7000), 1000, EndReason.WHOLE),
+        (LastMessage(10, BEFORE.store_timestamp, 1000), 1000, EndReason.WHOLE),
+        (LastMessage(70, BEFORE.store_timestamp, 6999), 1000, EndReason.ANOTHER_LOG),
+        (LastMessage(70, BEFORE.store_timestamp, 7000), 70, EndReason.ANOTHER_LOG),
+    ],
+)
+def test_a_range_before_the_newest_consumed_message_is_read_only_if_that_is_there(
+    partition: QueuePartition, log: Log, ahead: LastMessage, max_offset: int, reason: EndReason
+) -> None:
+    """F4, F5: a group that was set back, or a sink that is ahead of it."""
+    log.max_offset, log.scan = max_offset, 1
+
+    *messages, marker = read_queue(replace(partition, witnesses=Witnesses(None, ahead)))
+    end = end_of(marker)
+
+    assert end.reason is reason
+    assert offsets_of(messages) == list(range(10, 60 if reason is EndReason.WHOLE else 10))
+
+
+def test_a_range_waits_for_a_broker_that_does_not_show_the_newest_consumed_message(
+    partition: QueuePartition, log: Log
+) -> None:
+    """F4, A8: nothing of it is read."""
+    log.is_busy = lambda start: start == 70
+    ahead = LastMessage(70, BEFORE.store_timestamp, 7000)
+
+    *messages, marker = read_queue(replace(partition, witnesses=Witnesses(None, ahead)))
+
+    assert messages == []
+    assert end_of(marker).reason is EndReason.EARLY
+
+
+def test_a_range_is_read_whole_although_the_message_before_it_has_expired(
+    partition: QueuePartition, log: Log
+) -> None:
+    """F4: since its range was planned."""
+    log.min_offset = 10
+
+    assert read(replace(partition, witnesses=Witnesses(BEFORE))) == (list(range(10, 60)), partition.planned)
+
+
+def test_a_range_is_read_whole_although_compaction_took_the_message_before_it(
+    partition: QueuePartition, log: Log
+) -> None:
+    """F4, L9: nothing shows another log."""
+    log.missing = {9}
+
+    assert read(replace(partition, witnesses=Witnesses(BEFORE))) == (list(range(10, 60)), partition.planned)
+
+
+def test_a_range_whose_queue_is_shorter_than_it_was_is_lost_from_its_beginning(
+    partition: QueuePartition, log: Log
+) -> None:
+    """F4: as without the message before it."""
+    log.max_offset = 4
+
+    with pytest.raises(LogTailLost, match="its log ends before what was read or planned"):
+        read(replace(partition, witnesses=Witnesses(BEFORE)))
+
+
+@pytest.mark.parametrize("missing", [set[int](), {10}], ids=["whole", "hole"])
+def test_a_message_before_the_range_that_cannot_be_decoded_changes_nothing(
+    partition: QueuePartition, log: Log, missing: set[int]
+) -> None:
+    """F4, L7"""
+    log.missing = missing
+    log.damage = lambda offset, data: data[:4] + b"\x00" * 4 + data[8:] if offset == 9 else data
+
+    seen, _ = read(replace(partition, witnesses=Witnesses(BEFORE), fail_on_data_loss=False))
+
+    assert seen == [offset for offset in range(10, 60) if offset not in missing]
 
 
 def test_a_range_ends_with_the_bounds_of_its_queue(partition: QueuePartition, log: Log) -> None:

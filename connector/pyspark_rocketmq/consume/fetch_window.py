@@ -90,6 +90,8 @@ class _Partition(Protocol):
     @property
     def planned(self) -> QueueRange: ...
     @property
+    def pulled_from(self) -> int: ...
+    @property
     def address(self) -> str: ...
     @property
     def replicas(self) -> Collection[int]: ...
@@ -216,7 +218,7 @@ class RangeWindow:
         """Not yet taken wholly, in queue order; ids count up."""
         self._idle: list[int] = []
         """Open segments without a pull in flight."""
-        self._next_start = of.planned.start
+        self._next_start = of.pulled_from
         self._next_id = 0
         self._open_count = 0
         """Segments begun and not complete."""
@@ -319,16 +321,17 @@ class RangeWindow:
             or (is_of_master and outcome.status is PullStatus.NO_MATCHED_MSG)
         ):
             self._go_on(task, outcome, now_s)
+        elif asked < self._of.planned.start and outcome.reset_from(asked) is None:
+            # The range itself shows whether anything is lost.
+            self._advance(task, self._of.planned.start, b"")
         elif not is_at_home:
             self.lost(task, None, now_s)
         elif self._of.is_slave:
             self.lost(task, self._not_at_slave(asked, outcome), now_s)
         elif outcome.status is not PullStatus.OFFSET_ILLEGAL:
             self.lost(task, self._nothing_there(asked), now_s)
-        elif (target := outcome.reset_from(asked)) is not None:
-            self.lost(task, self._meet_reset(asked, target), now_s)
         else:
-            self._meet_gap(task, outcome, now_s)
+            self._offset_moved(task, outcome, now_s)
 
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
         """The pull brought nothing; without an error, or with another broker, it is repeated at once."""
@@ -439,6 +442,13 @@ class RangeWindow:
                 del segments[candidate]
             candidate += 1
         self._first_open = candidate
+
+    def _offset_moved(self, task: PullTask, result: PullResult, now_s: float) -> None:
+        target = result.reset_from(task.queue_offset)
+        if target is not None:
+            self.lost(task, self._meet_reset(task.queue_offset, target), now_s)
+        else:
+            self._meet_gap(task, result, now_s)
 
     def _meet_reset(self, asked: int, target: int) -> RocketMQError | None:
         """The broker says that the offset has moved, although it is there.

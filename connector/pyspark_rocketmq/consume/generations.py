@@ -20,6 +20,10 @@ sink keeps the newest message too: it may be ahead of the row.
 **Where the group goes on** (:func:`next_generation`) depends on its position, too. Below the change the old
 generation goes on, up to there. At or above it the next one begins: with the change, or where an operator or
 another member has put the group since.
+
+A planner looks where something has happened to a queue. A log may also change while nothing shows it: between
+two plans, or between a plan and its pulls. So a task pulls the message consumed last again, with the range
+behind it, and compares (:func:`witnesses`).
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ from pyspark_rocketmq.model import QueueBounds
 _MOST_REMEMBERED: Final = 3
 _FAR: Final = 64
 """How many times as far as the next one the oldest remembered message may be from the newest."""
+_MOST_PULLED_AGAIN: Final = 800
+"""Offsets before a range that are pulled again at most; with a filter, a pull scans as many at least."""
 
 
 class LastMessage(NamedTuple):
@@ -99,7 +105,7 @@ def remembered(text: str) -> tuple[LastMessage, ...]:
 def newer(one: str, other: str) -> str:
     """The text that remembers the messages of ``one`` and the newest of ``other``, of the same generation.
 
-    An offset that goes back forgets nothing.
+    The newest message stays in it where ``other`` goes back.
     """
     known, found = remembered(one), remembered(other)
     if not found:
@@ -107,21 +113,47 @@ def newer(one: str, other: str) -> str:
     if not known:
         return _to_text(found[:1])
     newest = found[0]
-    if newest.queue_offset < known[0].queue_offset or newest == known[0]:
+    if newest == known[0]:
         return one
+    if newest.queue_offset < known[0].queue_offset:
+        others = [each for each in known[1:] if each.queue_offset != newest.queue_offset]
+        kept = sorted((newest, *others[: _MOST_REMEMBERED - 2]), reverse=True)
+        return _to_text((known[0], *kept))
     if newest.queue_offset == known[0].queue_offset:
         return _to_text((newest, *known[1:])) if newest.is_known or newest.is_lost else one
     return _to_text(_thinned((newest, *known)))
 
 
-def with_passed(text: str, passed: str) -> str:
-    """The text that remembers another message of the same generation, at a lower offset too."""
-    known, found = remembered(text), remembered(passed)
-    if not known or not found or found[0].queue_offset >= known[0].queue_offset:
-        return newer(text, passed)
-    others = [each for each in known[1:] if each.queue_offset != found[0].queue_offset]
-    kept = sorted((found[0], *others[: _MOST_REMEMBERED - 2]), reverse=True)
-    return _to_text((known[0], *kept))
+class Witnesses(NamedTuple):
+    """Messages consumed in a queue's generation, by which a task sees that the log is still the same."""
+
+    before: LastMessage | None = None
+    """The nearest one before its range, which is pulled again with it."""
+    ahead: LastMessage | None = None
+    """The newest one, where a group was set back or its sink is ahead of it: at or behind the beginning."""
+
+
+NO_WITNESSES: Final = Witnesses()
+
+
+def shows_another_log(ahead: LastMessage, found: LastMessage | None, bounds: QueueBounds) -> bool:
+    """Whether another message has the place of a consumed one, or the queue ends before it."""
+    return ahead.queue_offset >= bounds.max_offset or found not in {None, ahead}
+
+
+def witnesses(text: str, start: int, *, first: int) -> Witnesses:
+    """The witnesses for a range.
+
+    Args:
+        text: Text of the queue's row.
+        start: Where the range begins.
+        first: The queue's smallest offset.
+    """
+    lowest = max(first, start - _MOST_PULLED_AGAIN)
+    known = [each for each in remembered(text) if each.is_known and lowest <= each.queue_offset]
+    before = max((each for each in known if each.queue_offset < start), default=None)
+    newest = max(known, default=None)
+    return Witnesses(before, newest if newest is not None and newest.queue_offset >= start else None)
 
 
 def is_loss(text: str) -> bool:

@@ -249,7 +249,9 @@ class BatchCommitter:
             self._group, commits, query_id=running.query_id, batch_id=running.batch_id
         )
         self._remember(result)
-        self._follow_resets(acks, lost=frozenset(refused.queue for refused in result.refused))
+        lost = frozenset(refused.queue for refused in result.refused)
+        self._follow_resets(acks, lost=lost)
+        self._have_looked_at(acks, lost=lost)
         shown = [commit for commit in result.accepted if commit.is_shown]
         self._show(shown)
         report = BatchReport(
@@ -404,6 +406,25 @@ class BatchCommitter:
                 self._group,
                 queue,
                 target,
+            )
+
+    def _have_looked_at(self, acks: Sequence[QueueAck], *, lost: frozenset[MessageQueue]) -> None:
+        """Have planners look at queues where a task has met another log: they look at each new epoch."""
+        places = {ack.queue: ack.state for ack in acks if ack.is_another_log and ack.queue not in lost}
+        if not places:
+            return
+        self._store.reset(
+            self._group,
+            {queue: state.next_offset for queue, state in places.items()},
+            under={queue: state.epoch for queue, state in places.items()},
+        )
+        for queue, state in places.items():
+            logger.warning(
+                "another message has the place of one that was consumed, the queue is looked at before more "
+                "of it is read group=%s %s next_offset=%d",
+                self._group,
+                queue,
+                state.next_offset,
             )
 
     def _show(self, accepted: Sequence[QueueCommit]) -> None:

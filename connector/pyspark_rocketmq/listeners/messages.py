@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.model import (
     LISTENER_COLUMNS,
     MESSAGE_COLUMNS,
@@ -21,6 +20,7 @@ from pyspark_rocketmq.model import (
     MessageQueue,
     is_retry_topic,
 )
+from pyspark_rocketmq.spark.stored_messages import message_in
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
 
 
@@ -230,12 +230,8 @@ def _as_shown(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def last_message(batch: pa.RecordBatch, row: int) -> str:
     """The text in an ack about the newest message; empty if its columns were not read."""
-    names = ("queueOffset", "storeTimestamp", "commitLogOffset")
-    offset, stored_at, log_offset = (batch.column(name)[row] for name in names)
-    if not (stored_at.is_valid and log_offset.is_valid):
-        return ""
-    stored_ms = stored_at.cast(pa.int64()).as_py() // _MICROS_PER_MILLI
-    return LastMessage(offset.as_py(), stored_ms, log_offset.as_py()).to_text()
+    message = message_in(batch, row)
+    return "" if message is None else message.to_text()
 
 
 def _messages(rows: pa.RecordBatch, queue: MessageQueue, extra: Mapping[str, str]) -> list[MessageExt]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.consume.generations import LastMessage, is_loss, newer, unknown_message, with_passed
+from pyspark_rocketmq.consume.generations import LastMessage, is_loss, newer, unknown_message
 from pyspark_rocketmq.consume.positions import from_text, resolve_start_offset, seen, since, to_text
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
 from pyspark_rocketmq.model import MessageQueue, QueueState
@@ -161,7 +161,7 @@ def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[
 def apply_passed(before: Rows, passed: Mapping[MessageQueue, Passed]) -> Change[None]:
     """Remember what stands before positions, where the epoch is the stored one and nothing was consumed."""
     known = {
-        queue: _with(row, last_message=with_passed(row.state.last_message, each.last_message))
+        queue: _with(row, last_message=newer(row.state.last_message, each.last_message))
         for queue, each in passed.items()
         if (row := before.get(queue)) is not None
         and row.epoch == each.epoch

@@ -8,13 +8,14 @@ its queues this micro-batch and not the query; only what the user must act on is
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Final, NamedTuple, TypeVar
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
 from pyspark_rocketmq.clock import Clock, Deadline, RetryPolicy, call_with_retry
+from pyspark_rocketmq.consume.generations import Witnesses
 from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S, waits
 from pyspark_rocketmq.consume.planning import DrainWatch, Plan, ReadLimits, plan_ranges
 from pyspark_rocketmq.consume.positions import StoredBy, stored_by, with_times_of_waiting
@@ -196,6 +197,16 @@ class MicroBatchPlanner:
         """The ranges to run now of a plan that Spark has logged; after a restart that may be an old one."""
         ranges = self._progress.runnable(self.plan_of(offset)[1])
         return [planned for planned in ranges if planned.count > 0]
+
+    def witnesses(self, planned: Iterable[QueueRange]) -> dict[MessageQueue, Witnesses]:
+        """Consumed messages by which tasks see that the logs of :meth:`runnable` ranges are the same."""
+        bounds = self.newest()
+        found: dict[MessageQueue, Witnesses] = {}
+        for each in planned:
+            known = bounds.get(each.queue)
+            first = 0 if known is None else known.min_offset
+            found[each.queue] = self._progress.witnesses(each, first)
+        return found
 
     def listener_ms(self, queue: MessageQueue) -> float | None:
         """How long the group's listener takes per message of ``queue``; None if unknown."""

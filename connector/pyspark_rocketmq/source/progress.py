@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import ClassVar, Protocol
 
 from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.generations import NO_WITNESSES, Witnesses, witnesses
 from pyspark_rocketmq.consume.metrics import lately
 from pyspark_rocketmq.consume.planning import (
     LONGEST_LEFT_OUT_S,
@@ -24,11 +25,12 @@ from pyspark_rocketmq.group.broker_offsets import BrokerOffsets, ResetWatch
 from pyspark_rocketmq.group.member import QueueOwnership
 from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.offsets.open import checked_rows
-from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
+from pyspark_rocketmq.offsets.store import NO_ROWS, OffsetRow, OffsetStore
 from pyspark_rocketmq.options.positions import QueuePositions
 from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
+from pyspark_rocketmq.source.message_lookup import MessageLookup
 from pyspark_rocketmq.source.queue_claims import QueueClaims, second_owner
-from pyspark_rocketmq.source.queue_generations import MessageLookup, QueueGenerations
+from pyspark_rocketmq.source.queue_generations import QueueGenerations
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +89,13 @@ class ProgressSource(Protocol):
 
     def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
         """The ranges of a logged plan that may still be run; a plan can be older than what happened since."""
+        ...
+
+    def witnesses(self, planned: QueueRange, first: int) -> Witnesses:
+        """Messages by which a task sees that the log of a :meth:`runnable` range is the one consumed so far.
+
+        ``first`` is the queue's smallest offset.
+        """
         ...
 
     def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:
@@ -163,6 +172,10 @@ class CheckpointProgress:
     def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
         """All: the checkpoint is the truth."""
         return planned
+
+    def witnesses(self, planned: QueueRange, first: int) -> Witnesses:  # noqa: ARG002
+        """None: a checkpoint has no messages."""
+        return NO_WITNESSES
 
     def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:
         """The end of its last range."""
@@ -252,6 +265,9 @@ class GroupProgress:
         """Where queues were when this process saw them first."""
         self._has_moved = False
         """Whether one has gone on since."""
+
+        self._run_by: Mapping[MessageQueue, OffsetRow] = NO_ROWS
+        """As of the last :meth:`runnable`."""
 
     def stored(self) -> Collection[MessageQueue]:
         """Return the queues that have a row."""
@@ -438,7 +454,7 @@ class GroupProgress:
         who would consume it at the same time. If it was claimed or reset meanwhile, its data must not reach
         the sink either: the watermark would pass messages that the new position brings again.
         """
-        rows = self._store.read(self._group)
+        rows = self._run_by = self._store.read(self._group)
         kept = []
         for old in planned:
             row = rows.get(old.queue)
@@ -465,6 +481,16 @@ class GroupProgress:
             )
         self._stalls.planned(kept, self._clock.monotonic_s())
         return kept
+
+    def witnesses(self, planned: QueueRange, first: int) -> Witnesses:
+        """Those that its row remembers."""
+        row = self._run_by.get(planned.queue)
+        if row is None:
+            return NO_WITNESSES
+        found = witnesses(row.state.last_message, planned.start, first=first)
+        # Where a generation is known to end, others have the places of the messages behind that.
+        is_ending = self._generations is not None and self._generations.end_of(planned.queue) is not None
+        return found._replace(ahead=None) if is_ending else found
 
     def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:  # noqa: ARG002
         """What the store said at the last look."""

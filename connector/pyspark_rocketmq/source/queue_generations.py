@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
-from pyspark_rocketmq.client.broker import PullRequest, PullStatus
-from pyspark_rocketmq.client.cluster import Cluster, outcomes_at_queues
-from pyspark_rocketmq.client.pool import ChannelPool
-from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.generations import (
     LastMessage,
     LogChange,
@@ -25,7 +21,7 @@ from pyspark_rocketmq.consume.generations import (
     next_generation,
     remembered,
 )
-from pyspark_rocketmq.consume.not_now import Rests, sorted_out
+from pyspark_rocketmq.consume.not_now import sorted_out
 from pyspark_rocketmq.consume.positions import StoredBy, latest_at, times_of_waiting
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import (
@@ -34,144 +30,16 @@ from pyspark_rocketmq.errors import (
     LogTailLost,
     LostBehindSink,
     OffsetsBeganAgain,
-    RemoteProtocolError,
     RocketMQError,
 )
-from pyspark_rocketmq.group.broker_offsets import ReportedResets
-from pyspark_rocketmq.model import BrokerAddress, MessageQueue, PulledBody, QueueBounds, QueueRange
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.offsets.store import NewGeneration, OffsetRow, OffsetStore, Passed
-from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
-from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import Snapshot
-from pyspark_rocketmq.wire.columnar.decode import offsets_of
-from pyspark_rocketmq.wire.messages import decode_stored_messages
+from pyspark_rocketmq.source.message_lookup import Found, MessageLookup
 
 logger = logging.getLogger(__name__)
 
 Rows = Mapping[MessageQueue, OffsetRow]
-
-
-class Found(NamedTuple):
-    """What a broker has at one offset."""
-
-    bounds: QueueBounds
-    """Of this moment."""
-    message: LastMessage | None
-    """The one at the offset; None if there is none."""
-    is_reset: bool = False
-    """Whether the broker reported a reset in place of the message."""
-
-    @property
-    def available(self) -> str:
-        """The queue's bounds as text."""
-        return f"offsets {self.bounds.min_offset} to {self.bounds.max_offset}"
-
-
-class MessageLookup:
-    """Looks at single messages by pulls, as the group itself, which may read its topics.
-
-    Brokers report an operator's reset once, with any pull: it keeps those, whatever fails then.
-    """
-
-    def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
-        self._group = options.consumer_group or PLAIN_SOURCE_GROUP
-        self._brokers = Cluster.of(options, clock, pool=pool).brokers()
-        self._resets = ReportedResets()
-        self._clock = clock
-        self._rests: Rests[MessageQueue] = Rests()
-
-    def resets(self) -> dict[MessageQueue, int]:
-        """Targets of the resets reported since the last call."""
-        return self._resets.take()
-
-    def look(
-        self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]
-    ) -> dict[MessageQueue, Found | RocketMQError]:
-        """Find what is at these offsets, or why that is not known; brokers are queried at the same time.
-
-        A queue whose pull is refused rests for 3 s, in which its error is that refusal.
-        """
-        now_s = self._clock.monotonic_s()
-        resting = self._rests.among(places, now_s)
-        outcomes = outcomes_at_queues(
-            [queue for queue in places if queue not in resting],
-            lambda queue: self._at(queue, places[queue], addresses[queue.broker_name]),
-        )
-        self._rests.note(outcomes, self._clock.monotonic_s())
-        return {**resting, **outcomes}
-
-    def message_at(
-        self, queue: MessageQueue, offset: int, snapshot: Snapshot, bounds: QueueBounds
-    ) -> LastMessage | None:
-        """The message at an offset within ``bounds``, which were just seen; None if it cannot be decoded.
-
-        Raises:
-            RocketMQError: If the broker does not answer, or refuses, or if the queue has other bounds by now.
-        """
-        seen = self._seen_at(queue, offset, snapshot)
-        if seen.is_reset:
-            # It is reported once: the next answer is the message.
-            seen = self._seen_at(queue, offset, snapshot)
-        if seen.is_reset or seen.bounds.min_offset > offset or seen.bounds.max_offset < bounds.max_offset:
-            raise BrokerOffsetUnavailable(
-                f"{queue}: its offsets moved while they were looked at, to {seen.available}. It is planned "
-                "with the next look."
-            )
-        return seen.message
-
-    def _seen_at(self, queue: MessageQueue, offset: int, snapshot: Snapshot) -> Found:
-        [seen] = self.look({queue: offset}, snapshot.addresses).values()
-        if isinstance(seen, RocketMQError):
-            raise seen
-        return seen
-
-    def stored_after(
-        self, queue: MessageQueue, address: BrokerAddress, timestamp: int, bounds: QueueBounds
-    ) -> int:
-        """The offset of the first message stored later than a time (milliseconds), or the queue's end.
-
-        Raises:
-            RocketMQError: If the broker does not answer, or refuses.
-        """
-        found = self._brokers.search_offset(address, queue, timestamp + 1)
-        offset = min(max(found, bounds.min_offset), bounds.max_offset)
-        seen = self._at(queue, offset, address)
-        if seen.is_reset:
-            # It is reported once: the next answer is the message.
-            seen = self._at(queue, offset, address)
-        # Brokers before 5 answer with the nearest message, which may be the one before.
-        is_before = seen.message is not None and seen.message.store_timestamp <= timestamp
-        return offset + 1 if is_before else offset
-
-    def _at(self, queue: MessageQueue, offset: int, address: BrokerAddress) -> Found:
-        request = PullRequest(consumer_group=self._group, queue=queue, queue_offset=offset, max_msg_nums=1)
-        pulled = self._brokers.pull(address, request)
-        bounds = QueueBounds(pulled.min_offset, pulled.max_offset)
-        if pulled.status is PullStatus.FOUND:
-            return Found(bounds, _message_at(queue, offset, pulled.body))
-        target = pulled.reset_from(offset)
-        if target is not None:
-            self._resets.add(queue, target)
-        return Found(bounds, None, is_reset=target is not None)
-
-
-def _message_at(queue: MessageQueue, offset: int, data: PulledBody) -> LastMessage | None:
-    """The stored message at an offset; None if it cannot be decoded."""
-    try:
-        # Their bodies, which may be damaged, are not decompressed.
-        messages = decode_stored_messages(data)
-    except RemoteProtocolError as error:
-        logger.warning(
-            "the message that tells whether offsets begin again cannot be decoded %s queueOffset=%d: %s",
-            queue,
-            offset,
-            error,
-        )
-        return None
-    for one in messages:
-        if offset in offsets_of(one):
-            return LastMessage(offset, one.store_timestamp, one.commit_log_offset)
-    return None
 
 
 class QueueGenerations:
@@ -384,6 +252,7 @@ class QueueGenerations:
             or seen is None
             or bounds.min_offset < seen.min_offset
             or bounds.max_offset < seen.max_offset
+            or (bounds.max_offset == seen.max_offset and _last_times_differ(bounds, seen))
             or not bounds.allow(row.next_offset)
             or row.next_offset >= self._ends.get(row.queue, row.next_offset + 1)
         )
@@ -445,6 +314,11 @@ class QueueGenerations:
         }
 
 
+def _last_times_differ(bounds: QueueBounds, seen: QueueBounds) -> bool:
+    """Whether the message before the queue's end is another one; unknown times are alike."""
+    return bounds.last_update_timestamp != seen.last_update_timestamp
+
+
 T = TypeVar("T")
 
 
@@ -463,8 +337,18 @@ def _each(
     return outcomes
 
 
+_Place = tuple[str, str]
+"""A topic and a broker."""
+
+
+def _place_of(queue: MessageQueue) -> _Place:
+    return queue.topic, queue.broker_name
+
+
 class CheckpointGenerations:
     """For a plain stream: looks at queues that were out of sight, as all are at the start, or went back.
+
+    Of each topic and broker it looks at one queue at each plan, too: queues of a topic are deleted together.
 
     A checkpoint has no messages, but the latest time at which each broker stored those before its offsets: if
     the last of these was stored later, or the log ends before it, the log is another one (row F4).  With
@@ -500,7 +384,12 @@ class CheckpointGenerations:
             RocketMQError: If a broker refuses for good.
         """
         self.times_of_waiting = times_of_waiting(times)
-        self.waiting = self._look(previous, snapshot, times)
+        remade, silent = self._made_again(previous, snapshot, times)
+        self._seen -= {was.queue for was in previous if _place_of(was.queue) in remade}
+        self.waiting = {was.queue: silent[at] for was in previous if (at := _place_of(was.queue)) in silent}
+        self.waiting |= self._look(
+            [was for was in previous if was.queue not in self.waiting], snapshot, times
+        )
         in_sight = snapshot.with_slaves().bounds if self.times_of_waiting else {}
         unseen = {queue for queue in self.times_of_waiting if queue not in in_sight}
         self.times_of_waiting = {queue: self._stored_by(queue, times) for queue in unseen.union(self.waiting)}
@@ -520,6 +409,34 @@ class CheckpointGenerations:
     def planned(self) -> None:
         """There is a plan that goes on where the last call said."""
         self._begun.clear()
+
+    def _made_again(
+        self, previous: Sequence[QueueRange], snapshot: Snapshot, times: StoredBy
+    ) -> tuple[frozenset[_Place], dict[_Place, RocketMQError]]:
+        """Topics, each at one broker, that were made again while they were in sight.
+
+        And why that cannot be seen of others now.
+        """
+        places: dict[_Place, tuple[MessageQueue, int]] = {}
+        for was in previous:
+            bounds = snapshot.bounds.get(was.queue)
+            if was.queue not in self._seen or was.queue in self._begun or bounds is None:
+                continue
+            stored_by_ms = self._stored_by(was.queue, times)
+            is_there = bounds.min_offset < was.end <= bounds.max_offset
+            if is_there and 0 < stored_by_ms < bounds.last_update_timestamp:
+                places.setdefault(_place_of(was.queue), (was.queue, was.end - 1))
+        if not places:
+            return frozenset(), {}
+        found, silent = sorted_out(
+            self._lookup.look(dict(places.values()), snapshot.addresses), has_worked=True
+        )
+        remade = {
+            _place_of(queue)
+            for queue, each in found.items()
+            if each.message is not None and each.message.store_timestamp > self._stored_by(queue, times)
+        }
+        return frozenset(remade), {_place_of(queue): error for queue, error in silent.items()}
 
     def _look(
         self, previous: Sequence[QueueRange], snapshot: Snapshot, times: StoredBy

@@ -47,6 +47,7 @@ from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.cluster import Cluster
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consume.generations import NO_WITNESSES, Witnesses
 from pyspark_rocketmq.consume.planning import Expected, read_together, shared_tasks
 from pyspark_rocketmq.consume.positions import EVERY_BROKER, StoredBy
 from pyspark_rocketmq.errors import OffsetError, TransportError
@@ -77,6 +78,8 @@ class QueuePartition(InputPartition):
     retry_timeout_s: float
     has_worked: bool = False
     """Whether messages of the query have been read before, so that an answer nobody explains may pass."""
+    witnesses: Witnesses = NO_WITNESSES
+    """Consumed messages: if another one has the place of one of them, the range ends where it begins."""
     keeps_undecodable: bool = False
     """Whether a message that cannot be decoded is read with the bytes that are stored; else it is an error.
     """
@@ -107,6 +110,12 @@ class QueuePartition(InputPartition):
         """Whether the broker may leave messages out."""
         return self.is_sql92 or self.subscription.strip() != EVERYTHING
 
+    @property
+    def pulled_from(self) -> int:
+        """Offset of the first message that is pulled; those before the range are only compared."""
+        before = self.witnesses.before
+        return self.planned.start if before is None else before.queue_offset
+
 
 def brokers_of(partition: QueuePartition) -> BrokerClient:
     """The client with which a task asks the partition's broker."""
@@ -122,6 +131,7 @@ def partitions_of(
     slaves: Mapping[str, BrokerAddress] | None = None,
     *,
     has_worked: bool = False,
+    consumed: Mapping[MessageQueue, Witnesses] = MappingProxyType({}),
 ) -> list[QueuePartition]:
     """One partition per non-empty range.
 
@@ -132,6 +142,7 @@ def partitions_of(
         replicas: Where the replicas of these masters are.
         slaves: Slaves to read from where there is no master.
         has_worked: Whether messages of the query have been read before.
+        consumed: Consumed messages by which tasks see that logs are still the same.
 
     Raises:
         TransportError: If the name server knows no address of a range's broker any more.
@@ -165,6 +176,7 @@ def partitions_of(
                 is_group_read=is_group_read,
                 fail_on_data_loss=options.fail_on_data_loss,
                 has_worked=has_worked,
+                witnesses=consumed.get(queue_range.queue, NO_WITNESSES),
                 keeps_undecodable=options.undecodable_messages is UndecodableMessages.KEEP,
                 pull_batch_size=options.pull_batch_size,
                 pulls_in_flight=options.pulls_in_flight,

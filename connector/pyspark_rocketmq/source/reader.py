@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from pyspark_rocketmq.consume.fetch_window import FetchedChunks, QueueReset, RangeWindow, TailLost
+from pyspark_rocketmq.consume.generations import NO_WITNESSES, LastMessage, shows_another_log
 from pyspark_rocketmq.consume.not_now import waits
 from pyspark_rocketmq.errors import (
     BrokerError,
@@ -34,8 +35,16 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.model import MessageQueue, PulledBody
 from pyspark_rocketmq.source.fetcher import Fetcher
+from pyspark_rocketmq.source.message_lookup import found_at
 from pyspark_rocketmq.source.ranges import QueuePartition, Ticket, brokers_of
-from pyspark_rocketmq.source.schema import EndReason, RangeEnd, ReadPiece, spark_rows, with_origin_topics
+from pyspark_rocketmq.source.schema import (
+    EndReason,
+    RangeEnd,
+    ReadPiece,
+    spark_rows,
+    with_origin_topics,
+)
+from pyspark_rocketmq.spark.stored_messages import message_in
 from pyspark_rocketmq.spark.version import keep_archives
 from pyspark_rocketmq.wire.columnar.decode import Undecodable, decode_in_turn, decode_together, row_of
 from pyspark_rocketmq.wire.subscription import build_subscription
@@ -164,6 +173,9 @@ def read_queues(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePar
 
 def _read(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition, ReadPiece]]:
     readers = [_RangeReader(partition) for partition in partitions]
+    for reader in readers:
+        for piece in reader.compare_ahead():
+            yield reader.partition, piece
     while unread := [reader for reader in readers if not reader.is_done]:
         yield from _read_on(unread)
 
@@ -256,15 +268,45 @@ class _RangeReader:
         """Why the range ends behind the last message read: it is FULL, or the next one is UNDECODABLE."""
         self._is_pulled_anew = False
         """The rest of these chunks is not read: the next message's beginning is unknown."""
+        self._before = partition.witnesses.before
+        """The consumed message before the range, until its place was pulled."""
         self._unexplained = range(0)
         """Offsets of an inner batch that could not be decoded; they may have no messages."""
 
     def left(self) -> QueuePartition:
         """The part that is still to be pulled."""
         planned = self.partition.planned
-        if self._expected == planned.start:
+        if self._expected == planned.start and self._before == self.partition.witnesses.before:
             return self.partition
-        return replace(self.partition, planned=planned.starting_at(self._expected))
+        from_here = planned.starting_at(self._expected)
+        return replace(self.partition, planned=from_here, witnesses=NO_WITNESSES)
+
+    def compare_ahead(self) -> Iterator[RangeEnd]:
+        """Look at the consumed message ahead of the range; its end if that shows that it must not be read."""
+        partition = self.partition
+        planned, ahead = partition.planned, partition.witnesses.ahead
+        if ahead is None:
+            return
+        place = planned.queue, ahead.queue_offset, partition.address
+        reset_to = None
+        try:
+            found = found_at(brokers_of(partition), partition.consumer_group, *place)
+        except RocketMQError as error:
+            if not self._may_end_early(error):
+                raise
+            reason, why = _reason_of(error), str(error)
+        else:
+            if not found.is_reset and not shows_another_log(ahead, found.message, found.bounds):
+                return
+            reset_to = found.reset_to
+            reason = EndReason.EARLY if found.is_reset else EndReason.ANOTHER_LOG
+            why = f"reset to {reset_to}" if found.is_reset else str(reason)
+        logger.warning(
+            "range not read, to be planned again %s from=%d: %s", planned.queue, planned.start, why
+        )
+        self.is_done = True
+        end = replace(planned, end=planned.start)
+        yield RangeEnd(planned=end, rows=0, reset_to=reset_to, reason=reason)
 
     def begin(self, window: RangeWindow) -> None:
         """Read from ``window`` from now on."""
@@ -280,6 +322,8 @@ class _RangeReader:
                 break
             if isinstance(decoded, Undecodable):
                 decoded = self._kept(decoded)  # noqa: PLW2901 - its row in its place
+            if self._before is not None:
+                decoded = self._of_same_log(decoded, self._before)  # noqa: PLW2901 - none of another log
             messages = self._within_size(_wanted(decoded, self.partition, self._expected))
             if messages.num_rows:
                 self._follow(messages)
@@ -323,6 +367,10 @@ class _RangeReader:
             columns=wanted["columns"],
             properties=wanted["properties"],
         )
+        if undecodable.stored is None and self._before is not None:
+            # It may be the message before the range, which need not be decoded.
+            self._pull_anew()
+            return row.slice(0, 0)
         if offsets.stop <= expected or queue_offset >= planned.end:
             return row.slice(0, 0)
         if not partition.keeps_undecodable:
@@ -342,9 +390,28 @@ class _RangeReader:
         )
         self._unexplained = offsets
         if undecodable.stored is None:
-            self._is_pulled_anew = True
-            self._window.stop()
+            self._pull_anew()
         return row
+
+    def _pull_anew(self) -> None:
+        """Pull from the next message of the range on; the one before it is not compared again."""
+        self._before = None
+        self._is_pulled_anew = True
+        self._window.stop()
+
+    def _of_same_log(self, messages: pa.RecordBatch, before: LastMessage) -> pa.RecordBatch:
+        """The range's own messages; none if another one has the place of the message ``before`` it."""
+        offsets = _offsets(messages)
+        found = np.flatnonzero(offsets == before.queue_offset)
+        if len(found) and message_in(messages, int(found[0])) not in {None, before}:
+            self._stopped = EndReason.ANOTHER_LOG
+            self._window.stop()
+            return messages.slice(0, 0)
+        own = np.flatnonzero(offsets >= self._expected)
+        if not len(own):
+            return messages.slice(0, 0)
+        self._before = None
+        return messages.slice(int(own[0]))
 
     def _within_size(self, messages: pa.RecordBatch) -> pa.RecordBatch:
         """The messages up to the one that fills the range."""
@@ -382,8 +449,7 @@ class _RangeReader:
         elif failure is not None and not self._is_pulled_anew and not self._may_end_early(failure):
             raise failure
         else:
-            is_refused = isinstance(failure, BrokerError) and not failure.retryable
-            reason = EndReason.REFUSED if is_refused else EndReason.EARLY
+            reason = _reason_of(failure)
         logger.log(
             logging.INFO if reason is EndReason.FULL else logging.WARNING,
             "range ended early, the rest is planned again %s from=%d to=%d reached=%d: %s",
@@ -449,6 +515,11 @@ class _RangeReader:
             if skipped.start <= missing and goes_on <= skipped.stop:
                 continue
             logger.warning("offset hole %s missing=%d continuing_at=%d", queue, missing, goes_on)
+
+
+def _reason_of(failure: RocketMQError | None) -> EndReason:
+    is_refused = isinstance(failure, BrokerError) and not failure.retryable
+    return EndReason.REFUSED if is_refused else EndReason.EARLY
 
 
 def _wanted(messages: pa.RecordBatch, partition: QueuePartition, expected: int) -> pa.RecordBatch:

@@ -33,10 +33,11 @@ from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.positions import EARLIEST, LATEST
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot, at_first_contact
+from pyspark_rocketmq.source.message_lookup import MessageLookup
 from pyspark_rocketmq.source.planner import MessageSizes, MicroBatchPlanner
 from pyspark_rocketmq.source.progress import CheckpointProgress, GroupProgress, ProgressSource
 from pyspark_rocketmq.source.queue_claims import await_sole_owner, living_members, possible_owners
-from pyspark_rocketmq.source.queue_generations import CheckpointGenerations, MessageLookup
+from pyspark_rocketmq.source.queue_generations import CheckpointGenerations
 from pyspark_rocketmq.source.ranges import (
     Offset,
     QueuePartition,
@@ -234,6 +235,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             snapshot.replicas,
             slaves,
             has_worked=self._planner.has_worked,
+            consumed=self._planner.witnesses(planned),
         )
         if not self._options.hand_over_ranges:
             return partitions

@@ -49,6 +49,9 @@ class EndReason(StrEnum):
     """It has become as large as it may (D13)."""
     UNDECODABLE = "undecodable"
     """What comes next cannot be decoded."""
+    ANOTHER_LOG = "another log"
+    """Another message has the place of a consumed one: the topic was made again, or a broker lost its log's
+    end."""
 
 
 _CONSUMER_FIELDS = tuple(pa.field(name, pa.string()) for name in (ORIGIN_TOPIC, "kind", "plannedRange"))

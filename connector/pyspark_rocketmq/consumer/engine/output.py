@@ -119,6 +119,8 @@ class QueueAck:
     """Messages of the range that were read, whether the listener got them or not."""
     reset_to: int | None = None
     """Where an operator wants the queue consumed from next: the broker said so while the range was read."""
+    is_another_log: bool = False
+    """Whether another message has the place of a consumed one, so that the queue must be looked at."""
     dead_letters: int = 0
     """Messages sent as dead letters in this batch; a batch that runs again sends them again."""
     sent_back: int = 0

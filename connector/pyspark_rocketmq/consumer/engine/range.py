@@ -87,7 +87,8 @@ class RangeRun:
         *,
         finished: object,
         suspended_until_s: float | None,
-        **sent: int,
+        dead_letters: int = 0,
+        sent_back: int = 0,
     ) -> QueueAck:
         """The ack of a run that has passed the first ``done`` messages.
 
@@ -108,7 +109,8 @@ class RangeRun:
             queue=self._planned.queue,
             start=self._planned.start,
             state=state,
-            **sent,
+            dead_letters=dead_letters,
+            sent_back=sent_back,
             read=len(self._messages),
             consumed=done,
             failed=self._failed,
@@ -159,7 +161,13 @@ def acknowledged(end: RangeEnd, ack: QueueAck) -> QueueAck:
     if end.reason is EndReason.REFUSED:
         until_s = max(state.suspended_until_s or 0.0, time.time() + REFUSED_PAUSE_S)
         state = state._replace(suspended_until_s=until_s)
-    return replace(ack, state=state, reset_to=end.reset_to, metrics=ack.metrics.plus(end.metrics))
+    return replace(
+        ack,
+        state=state,
+        reset_to=end.reset_to,
+        is_another_log=end.reason is EndReason.ANOTHER_LOG,
+        metrics=ack.metrics.plus(end.metrics),
+    )
 
 
 def arrived_ranges(pieces: Iterable[ReadPiece]) -> Iterator[ArrivedRange]:

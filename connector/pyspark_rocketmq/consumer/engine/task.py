@@ -204,10 +204,10 @@ class TaskParts:
 
 
 def _counts(ack: QueueAck) -> bool:
-    """Whether a range has anything to commit: progress, an attempt, a message sent elsewhere, or a reset."""
+    """Whether a range has anything to commit: progress, an attempt, a message sent, a reset, a log."""
     return bool(
         ack.consumed or ack.failed or ack.dead_letters or ack.sent_back or ack.reset_to is not None
-        or ack.state.next_offset != ack.start
+        or ack.state.next_offset != ack.start or ack.is_another_log
     )  # fmt: skip
 
 

@@ -1,0 +1,163 @@
+"""Looks at single messages, by which one log of a queue differs from another."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
+from pyspark_rocketmq.client.cluster import Cluster, outcomes_at_queues
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.consume.generations import LastMessage
+from pyspark_rocketmq.consume.not_now import Rests
+from pyspark_rocketmq.errors import BrokerOffsetUnavailable, RemoteProtocolError, RocketMQError
+from pyspark_rocketmq.group.broker_offsets import ReportedResets
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, PulledBody, QueueBounds
+from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.cluster_view import Snapshot
+from pyspark_rocketmq.wire.columnar.decode import offsets_of
+from pyspark_rocketmq.wire.messages import decode_stored_messages
+
+logger = logging.getLogger(__name__)
+
+
+class Found(NamedTuple):
+    """What a broker has at one offset."""
+
+    bounds: QueueBounds
+    """Of this moment."""
+    message: LastMessage | None
+    """The one at the offset; None if there is none."""
+    reset_to: int | None = None
+    """Target of a reset that the broker reported in place of the message."""
+
+    @property
+    def is_reset(self) -> bool:
+        """Whether it did."""
+        return self.reset_to is not None
+
+    @property
+    def available(self) -> str:
+        """The queue's bounds as text."""
+        return f"offsets {self.bounds.min_offset} to {self.bounds.max_offset}"
+
+
+class MessageLookup:
+    """Looks at single messages by pulls, as the group itself, which may read its topics.
+
+    Brokers report an operator's reset once, with any pull: it keeps those, whatever fails then.
+    """
+
+    def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
+        self._group = options.consumer_group or PLAIN_SOURCE_GROUP
+        self._brokers = Cluster.of(options, clock, pool=pool).brokers()
+        self._resets = ReportedResets()
+        self._clock = clock
+        self._rests: Rests[MessageQueue] = Rests()
+
+    def resets(self) -> dict[MessageQueue, int]:
+        """Targets of the resets reported since the last call."""
+        return self._resets.take()
+
+    def look(
+        self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]
+    ) -> dict[MessageQueue, Found | RocketMQError]:
+        """Find what is at these offsets, or why that is not known; brokers are queried at the same time.
+
+        A queue whose pull is refused rests for 3 s, in which its error is that refusal.
+        """
+        now_s = self._clock.monotonic_s()
+        resting = self._rests.among(places, now_s)
+        outcomes = outcomes_at_queues(
+            [queue for queue in places if queue not in resting],
+            lambda queue: self._at(queue, places[queue], addresses[queue.broker_name]),
+        )
+        self._rests.note(outcomes, self._clock.monotonic_s())
+        return {**resting, **outcomes}
+
+    def message_at(
+        self, queue: MessageQueue, offset: int, snapshot: Snapshot, bounds: QueueBounds
+    ) -> LastMessage | None:
+        """The message at an offset within ``bounds``, which were just seen; None if it cannot be decoded.
+
+        Raises:
+            RocketMQError: If the broker does not answer, or refuses, or if the queue has other bounds by now.
+        """
+        seen = self._seen_at(queue, offset, snapshot)
+        if seen.is_reset:
+            # It is reported once: the next answer is the message.
+            seen = self._seen_at(queue, offset, snapshot)
+        if seen.is_reset or seen.bounds.min_offset > offset or seen.bounds.max_offset < bounds.max_offset:
+            raise BrokerOffsetUnavailable(
+                f"{queue}: its offsets moved while they were looked at, to {seen.available}. It is planned "
+                "with the next look."
+            )
+        return seen.message
+
+    def _seen_at(self, queue: MessageQueue, offset: int, snapshot: Snapshot) -> Found:
+        [seen] = self.look({queue: offset}, snapshot.addresses).values()
+        if isinstance(seen, RocketMQError):
+            raise seen
+        return seen
+
+    def stored_after(
+        self, queue: MessageQueue, address: BrokerAddress, timestamp: int, bounds: QueueBounds
+    ) -> int:
+        """The offset of the first message stored later than a time (milliseconds), or the queue's end.
+
+        Raises:
+            RocketMQError: If the broker does not answer, or refuses.
+        """
+        found = self._brokers.search_offset(address, queue, timestamp + 1)
+        offset = min(max(found, bounds.min_offset), bounds.max_offset)
+        seen = self._at(queue, offset, address)
+        if seen.is_reset:
+            # It is reported once: the next answer is the message.
+            seen = self._at(queue, offset, address)
+        # Brokers before 5 answer with the nearest message, which may be the one before.
+        is_before = seen.message is not None and seen.message.store_timestamp <= timestamp
+        return offset + 1 if is_before else offset
+
+    def _at(self, queue: MessageQueue, offset: int, address: BrokerAddress) -> Found:
+        found = found_at(self._brokers, self._group, queue, offset, address)
+        if found.reset_to is not None:
+            self._resets.add(queue, found.reset_to)
+        return found
+
+
+def found_at(
+    brokers: BrokerClient, consumer_group: str, queue: MessageQueue, offset: int, address: BrokerAddress
+) -> Found:
+    """Find what a broker has at an offset, by one pull.
+
+    Raises:
+        RocketMQError: If the broker does not answer, or refuses.
+    """
+    request = PullRequest(consumer_group=consumer_group, queue=queue, queue_offset=offset, max_msg_nums=1)
+    pulled = brokers.pull(address, request)
+    bounds = QueueBounds(pulled.min_offset, pulled.max_offset)
+    if pulled.status is PullStatus.FOUND:
+        return Found(bounds, _message_at(queue, offset, pulled.body))
+    return Found(bounds, None, pulled.reset_from(offset))
+
+
+def _message_at(queue: MessageQueue, offset: int, data: PulledBody) -> LastMessage | None:
+    """The stored message at an offset; None if it cannot be decoded."""
+    try:
+        # Their bodies, which may be damaged, are not decompressed.
+        messages = decode_stored_messages(data)
+    except RemoteProtocolError as error:
+        logger.warning(
+            "the message that tells whether offsets begin again cannot be decoded %s queueOffset=%d: %s",
+            queue,
+            offset,
+            error,
+        )
+        return None
+    for one in messages:
+        if offset in offsets_of(one):
+            return LastMessage(offset, one.store_timestamp, one.commit_log_offset)
+    return None

@@ -1,0 +1,21 @@
+"""Messages in the source's columns, as offset rows remember them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from pyspark_rocketmq.consume.generations import LastMessage
+
+_MICROS_PER_MILLI: Final = 1000
+
+
+def message_in(batch: pa.RecordBatch, row: int) -> LastMessage | None:
+    """The message in a row, as offset rows remember it; None if its columns were not read."""
+    names = ("queueOffset", "storeTimestamp", "commitLogOffset")
+    offset, stored_at, log_offset = (batch.column(name)[row] for name in names)
+    if not (stored_at.is_valid and log_offset.is_valid):
+        return None
+    stored_ms = stored_at.cast(pa.int64()).as_py() // _MICROS_PER_MILLI
+    return LastMessage(offset.as_py(), stored_ms, log_offset.as_py())
