@@ -248,7 +248,13 @@ def test_a_batch_that_the_target_does_not_take_goes_in_parts_in_its_order(
     code: ResponseCode,
 ) -> None:
     """H3, L8: in halves where it is too large, one by one where the cluster takes no batches."""
-    cluster.faults.add("answer-code", on=int(RequestCode.SEND_BATCH_MESSAGE), times=2, response_code=code)
+    cluster.faults.add(
+        "answer-code",
+        on=int(RequestCode.SEND_BATCH_MESSAGE),
+        times=2,
+        response_code=code,
+        remark="msg body length limit 100B",
+    )
 
     assert resend(cluster, part_of(cluster, queue, copy)) == MESSAGES
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,12 +21,13 @@ from pyspark_rocketmq.errors import (
     RocketMQError,
     RowNotSent,
     SystemBusy,
+    WrongMessageType,
 )
 from pyspark_rocketmq.model import MessageQueue, SendStatus
 from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.publish.batches import BatchBuilder, Destination, SendBatch
 from pyspark_rocketmq.publish.rows import SinkRow
-from pyspark_rocketmq.publish.sender import Sender
+from pyspark_rocketmq.publish.sender import Sender, is_too_large
 from pyspark_rocketmq.wire.requests.send import SendResult
 from tests.helpers.fake_clock import FakeClock
 
@@ -33,6 +35,10 @@ A0, A1 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)
 B0 = MessageQueue("t", "b", 0)
 OPTIONS = replace(WriteOptions.parse({"nameServers": "h:1", "topic": "t"}), max_in_flight_bytes=100)
 BUSY = SystemBusy(2, "broker busy")
+ILLEGAL_SIZE = (
+    "the message is illegal, maybe msg body or properties length not matched. msg body length limit 4194304B, msg "
+    "properties length limit 32KB."
+)
 
 
 def batch_of(number: int, destination: Destination = A0, size: int = 1) -> SendBatch:
@@ -142,7 +148,7 @@ def test_what_a_broker_finds_too_large_goes_in_halves_in_its_order(
     batches = [batch for row in rows for batch in builder.add(row, destination)] + list(builder.rest())
     stored: list[int] = []
     too_large: list[int] = []
-    refusal = BrokerError(1, "message body size exceeded") if code == 1 else MessageRefused(13, "illegal")
+    refusal = BrokerError(1, "message body size exceeded") if code == 1 else MessageRefused(13, ILLEGAL_SIZE)
 
     def begin(sent: SendBatch, queue: MessageQueue, on_result: OnSend) -> None:
         if sent.count > 1 and sent.size > limit:
@@ -177,6 +183,55 @@ def test_halves_of_a_batch_are_named_by_their_own_rows() -> None:
     for between in (first.last, second.first):
         assert between.sharding_key is None
         assert between.shown == f"row {between.number} of the task"
+
+
+OTHER_REFUSALS = [
+    NoPermission(16, "the broker[broker-a] sending message is forbidden"),
+    NoPermission(1, "AclException: No default permission for the topic"),
+    MessageRefused(13, "batch request does not support retry group %RETRY%g"),
+    MessageRefused(13, "message topic length too long 255"),
+    MessageRefused(
+        13,
+        "timer message illegal, the delay time should not be bigger than the max delay 259200000ms; or if set "
+        "del msg, the delay time should be bigger than the current time",
+    ),
+    WrongMessageType(
+        13, "TopicMessageType validate failed, the expected type is FIFO, but actual type is NORMAL"
+    ),
+    BrokerError(3, "request type 320 not supported"),
+]
+
+
+@pytest.mark.parametrize("has_queue", [True, False], ids=["a queue", "any queue"])
+@pytest.mark.parametrize("refusal", OTHER_REFUSALS, ids=lambda error: error.remark[:24])
+def test_a_refusal_that_is_not_of_the_size_is_not_tried_in_halves(
+    refusal: BrokerError, has_queue: bool
+) -> None:
+    """G1: a single message would be refused as well."""
+    sent: list[int] = []
+
+    def begin(batch: SendBatch, queue: MessageQueue, on_result: OnSend) -> None:
+        sent.append(batch.count)
+        on_result(refusal)
+
+    builder = BatchBuilder(OPTIONS)
+    rows = [SinkRow(n, "t", b"x", b"", None, None, None, None) for n in range(64)]
+    destination: Destination = A0 if has_queue else "t"
+    batches = [batch for row in rows for batch in builder.add(row, destination)] + list(builder.rest())
+    whole = max(batch.count for batch in batches)
+    sender = Sender(begin, FakeClock(), OPTIONS)
+
+    with pytest.raises(RowNotSent, match=re.escape(refusal.remark)):
+        for batch in batches:
+            sender.put(batch, () if has_queue else (A0,))
+        sender.finish()
+    assert whole > 1
+    assert set(sent) == {whole}
+
+
+def test_a_refusal_of_a_batch_that_gives_no_reason_may_be_of_its_size() -> None:
+    """G1"""
+    assert is_too_large(MessageRefused(13, "MESSAGE_ILLEGAL"))
 
 
 def test_a_message_too_large_by_itself_is_not_sent(sender: Sender, brokers: Brokers) -> None:

@@ -117,6 +117,17 @@ def test_a_topic_made_anew_ends_a_query_that_is_to_fail_on_data_loss() -> None:
         stream.next()
 
 
+def test_a_reset_of_the_streams_group_does_not_hide_that_a_topic_was_made_anew() -> None:
+    """F4: a broker reports it once, in the place of the message that is looked at."""
+    stream = Stream({A0: [1, 2, 3]}, failOnDataLoss="false")
+    stream.next()
+    stream.restart()
+    stream.log.stored[A0] = [stream.now_ms + at for at in range(9)]
+    stream.log.reset_to[A0] = 1
+
+    assert stream.next() == [(A0, 0, 9)]
+
+
 def test_a_slave_that_lacked_the_end_of_the_log_is_read_from_the_first_message_stored_since() -> None:
     """F4"""
     stream = Stream({A0: [1, 2, 3, 4]}, failOnDataLoss="false")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Never
 
 import pytest
 
@@ -16,6 +16,7 @@ from pyspark_rocketmq.errors import (
     NameServerNotReady,
     NoPermission,
     OffsetError,
+    OffsetStoreUnavailable,
     RocketMQError,
     SystemBusy,
     TopicAway,
@@ -880,6 +881,34 @@ def test_a_broadcasting_instance_ends_when_another_query_claims_its_rows() -> No
 
     with pytest.raises(OffsetError, match="member me is alive and consumes under the same instanceName"):
         planning.next()
+
+
+@pytest.mark.parametrize("rivals", [0, 1], ids=["alone", "with a rival"])
+def test_a_broadcasting_instance_knows_its_own_claim_whose_answer_was_lost(rivals: int) -> None:
+    """H8, B3: the store has it, and its epoch has grown by one; a rival's claim shows all the same."""
+    planning = Planning({A0: (0, 5)}, group=True, is_sole_owner=True)
+    planning.next()
+    planning.commit(A0, 5)
+    planning.view.bounds[A0] = (0, 6)
+    handed_back = planning.store.claim
+
+    def stored_but_not_answered(*what: Any, **how: Any) -> Never:
+        handed_back(*what, **how)
+        planning.store.claim = handed_back  # type: ignore[method-assign]
+        raise OffsetStoreUnavailable("the answer was lost")
+
+    planning.next()
+    planning.store.claim = stored_but_not_answered  # type: ignore[method-assign]
+    planning.ownership.reclaim(A0)
+    assert planning.next() is None
+    for _ in range(rivals):
+        planning.store.claim("g", "me", {A0: 0})
+
+    if rivals:
+        with pytest.raises(OffsetError, match="consumes under the same instanceName"):
+            planning.next()
+    else:
+        assert planning.next() == [(A0, 5, 6)]
 
 
 def test_a_broadcasting_instance_goes_on_after_its_own_batches_and_an_operators_reset() -> None:

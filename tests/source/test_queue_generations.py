@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Never
 
 import pytest
 
@@ -83,9 +83,10 @@ class Scenario:
         stored: Mapping[MessageQueue, list[int]],
         *,
         start: QueuePositions | None = None,
+        log: FakeLog | None = None,
         **options: Any,
     ) -> None:
-        self.log = FakeLog()
+        self.log = log or FakeLog()
         self.log.stored = {queue: list(times) for queue, times in stored.items()}
         self.brokers = FakeBrokerOffsets()
         self.planning = Planning(
@@ -326,6 +327,36 @@ def test_a_broker_that_does_not_answer_is_asked_again_with_the_next_plan() -> No
     assert scenario.next() == [(A0, 0, 9)]
 
 
+@pytest.mark.parametrize("fails", ["begin_generations", "note_passed"])
+def test_a_broadcasting_instance_knows_its_own_generation_whose_plan_failed(fails: str) -> None:
+    """H8, F4: its epoch has grown, too."""
+    log = FakeLog()
+    log.stored = {A0: [1, 2, 3], A1: []}
+    planning = Planning(
+        {queue: log.bounds(queue) for queue in log.stored}, group=True, is_sole_owner=True, message_lookup=log,
+        failOnDataLoss="false",
+    )  # fmt: skip
+    planning.next()
+    last = log.message(A0, 2)
+    assert last is not None
+    planning.commit(A0, 3, last_message=last.to_text())
+    planning.store.reset("g", {A1: 1})
+    log.stored |= {A0: [100, 101], A1: [4, 5]}
+    planning.view.bounds |= {A0: (0, 2), A1: (0, 2)}
+    right = getattr(planning.store, fails)
+
+    def fail(*what: Any) -> Never:
+        if fails == "begin_generations":
+            right(*what)
+        setattr(planning.store, fails, right)
+        raise OffsetStoreUnavailable("storage is away")
+
+    setattr(planning.store, fails, fail)
+    assert planning.next() is None
+
+    assert planning.next() == [(A0, 0, 2), (A1, 1, 2)]
+
+
 def test_a_reset_that_is_told_with_the_look_is_followed() -> None:
     """F5: the broker tells it once, with whatever pull of the group comes next."""
     scenario = Scenario({A0: [1, 2, 3]})
@@ -335,6 +366,39 @@ def test_a_reset_that_is_told_with_the_look_is_followed() -> None:
 
     assert scenario.next() == [(A0, 1, 3)]
     assert scenario.generations() == {A0: 0}
+
+
+class ResetWithEachLook(FakeLog):
+    """Every look at A0 brings another reset, so many times."""
+
+    left = 0
+
+    def look(
+        self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]
+    ) -> dict[MessageQueue, Found | RocketMQError]:
+        if A0 in places and self.left:
+            self.left -= 1
+            self.reset_to[A0] = 1 + self.left % 2
+        return super().look(places, addresses)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 6, 7])
+def test_a_queue_is_planned_only_once_it_was_looked_at_since_its_last_reset(count: int) -> None:
+    """F4, F5: however many resets come with the looks of one plan; others go on."""
+    scenario = Scenario({A0: [1, 2, 3], B0: [1]}, failOnDataLoss="false", log=ResetWithEachLook())
+    scenario.consume_all()
+    scenario.restart()
+    scenario.log.stored |= {A0: [100, 101, 102, 103], B0: [1, 2]}
+    assert isinstance(scenario.log, ResetWithEachLook)
+    scenario.log.left = count
+
+    plans = [scenario.next() or []]
+    while not any(queue == A0 for queue, _, _ in plans[-1]):
+        assert scenario.log.left or len(plans) < 5
+        plans.append(scenario.next() or [])
+
+    assert (B0, 1, 2) in plans[0]
+    assert scenario.generations()[A0] == 1, "it was looked at, and another log found"
 
 
 def test_a_reset_that_was_told_before_the_look_failed_is_followed() -> None:

@@ -18,11 +18,13 @@ reported may or may not be stored.
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
+from typing import Final
 
 from pyspark_rocketmq.client.broker import OnSend
 from pyspark_rocketmq.client.producer.attempts import FaultTable, SendOutcome, next_outcome, round_robin_queue
@@ -38,7 +40,7 @@ from pyspark_rocketmq.errors import (
 from pyspark_rocketmq.model import MessageQueue, SendStatus
 from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.publish.batches import SendBatch
-from pyspark_rocketmq.wire.codes import RETRIED_BY_PRODUCERS
+from pyspark_rocketmq.wire.codes import RETRIED_BY_PRODUCERS, ResponseCode
 from pyspark_rocketmq.wire.requests.send import SendResult
 
 logger = logging.getLogger(__name__)
@@ -297,12 +299,18 @@ class Sender:
 _TRIES_AT_FIRST_CONTACT = 3
 _SIZE_EXCEEDED = "size exceeded"
 """In the remark of a SYSTEM_ERROR: a batch is larger than ``maxMessageSize`` (``MessageExtEncoder``)."""
+_OF_SIZE: Final = re.compile(r"length|size|large|exceed", re.IGNORECASE)
+"""Word in the remark of a MESSAGE_ILLEGAL that names a size. The broker gives the code also for a delay that
+is too long and for batches to a retry topic (``SendMessageProcessor``)."""
+_OF_A_NAME: Final = "topic length"
+"""A size of which no smaller batch has less."""
 
 
 def is_too_large(error: RocketMQError) -> bool:
     """Whether a broker may take the messages in smaller batches."""
-    if isinstance(error, WrongMessageType):
+    if not isinstance(error, MessageRefused):
+        return isinstance(error, BrokerError) and _SIZE_EXCEEDED in error.remark
+    if isinstance(error, WrongMessageType) or _OF_A_NAME in error.remark:
         return False
-    return isinstance(error, MessageRefused) or (
-        isinstance(error, BrokerError) and _SIZE_EXCEEDED in error.remark
-    )
+    has_no_reason = error.remark == ResponseCode.MESSAGE_ILLEGAL.name
+    return has_no_reason or _OF_SIZE.search(error.remark) is not None

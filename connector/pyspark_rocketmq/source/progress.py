@@ -20,7 +20,7 @@ from pyspark_rocketmq.consume.planning import (
     StuckQueueDetector,
 )
 from pyspark_rocketmq.display import peer_text
-from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.errors import BrokerOffsetUnavailable, RocketMQError
 from pyspark_rocketmq.group.broker_offsets import BrokerOffsets, ResetWatch
 from pyspark_rocketmq.group.member import QueueOwnership
 from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
@@ -255,6 +255,8 @@ class GroupProgress:
         """Of the plan in the making."""
         self._claimed: dict[MessageQueue, int] = {}
         """The grant under which a queue was claimed."""
+        self._claiming: dict[MessageQueue, int] = {}
+        """The epoch of each queue before a claim of which it is not known whether it was stored."""
         self._stuck = StuckQueueDetector()
         self._stalls = StallCounter()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="rocketmq-offset-store")
@@ -313,7 +315,9 @@ class GroupProgress:
         )
         waiting: dict[MessageQueue, RocketMQError] = {}
         if new:
+            self._claiming = {queue: rows[queue].epoch for queue in new if queue in rows}
             claimed, waiting = self._claims.claim(new, rows, snapshot)
+            self._claiming = {}
             self._claimed |= {queue: self._grants[queue] for queue in claimed}
             rows |= claimed
         self._rows = rows
@@ -324,6 +328,8 @@ class GroupProgress:
                 break
             rows |= moved
             progress = self._own(rows, snapshot)
+        else:
+            waiting |= {queue: _moves_on(self._group, queue) for queue in moved}
         if self._generations is not None:
             waiting |= self._generations.waiting
         progress = _without(progress, waiting)
@@ -409,13 +415,17 @@ class GroupProgress:
     def _check_sole_owner(self, rows: Mapping[MessageQueue, OffsetRow]) -> None:
         """Whether somebody else has claimed rows that must be this consumer's alone since the last look.
 
-        Only resets and claims raise epochs, and this consumer's own claims are in what it saw last.
+        Only resets and claims raise epochs, and this consumer's own claims are in what it saw last, except
+        one that failed after it was stored.
         """
         if not self._is_sole_owner:
             return
         for queue, row in rows.items():
             before = self._rows.get(queue)
-            if before is not None and row.epoch > before.epoch and not row.was_reset:
+            if before is None or row.was_reset:
+                continue
+            own = 1 if self._claiming.get(queue) == before.epoch else 0
+            if row.epoch > before.epoch + own:
                 raise second_owner(self._group, row.owner)
 
     def had_in_vain(self, progress: Mapping[MessageQueue, QueueState]) -> Mapping[MessageQueue, Had]:
@@ -559,6 +569,13 @@ class GroupProgress:
         self._claimed.pop(queue, None)
         self._ownership.claimed_by_other(queue)
         return False
+
+
+def _moves_on(consumer_group: str, queue: MessageQueue) -> BrokerOffsetUnavailable:
+    return BrokerOffsetUnavailable(
+        f"Group {consumer_group}, {queue}: it was reset again each time it was looked at. It is planned with "
+        "the next look."
+    )
 
 
 def _without(

@@ -480,7 +480,11 @@ class CheckpointGenerations:
         self, queue: MessageQueue, found: Found, place: int, snapshot: Snapshot, stored_by_ms: int
     ) -> int | None:
         """Where the queue goes on in another log; None if this is the same one."""
-        is_another = found.message is not None and found.message.store_timestamp > stored_by_ms
+        message = found.message
+        if found.is_reset and found.bounds.min_offset <= place < found.bounds.max_offset:
+            # The answer was spent on the reset, which nobody follows here.
+            message = self._lookup.message_at(queue, place, snapshot, found.bounds)
+        is_another = message is not None and message.store_timestamp > stored_by_ms
         if is_another and self._fails:
             raise OffsetsBeganAgain(str(queue), place, found.available)
         if not is_another and place < found.bounds.max_offset:
