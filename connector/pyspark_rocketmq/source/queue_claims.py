@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 from pyspark_rocketmq.client.cluster import Cluster, at_brokers
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.consume.beginnings import begin_new_queues
 from pyspark_rocketmq.consume.not_now import sorted_out, waits
 from pyspark_rocketmq.consume.positions import PassedOffsets
 from pyspark_rocketmq.display import peer_text
@@ -16,7 +17,7 @@ from pyspark_rocketmq.errors import BrokerError, OffsetError, RocketMQError
 from pyspark_rocketmq.group.broker_offsets import Addresses, BrokerOffsets
 from pyspark_rocketmq.group.join import offset_key
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S
-from pyspark_rocketmq.model import MessageQueue, QueueState, is_retry_topic
+from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore, QueueCommit
 from pyspark_rocketmq.options.positions import QueuePositions
 from pyspark_rocketmq.options.read import ReadOptions
@@ -93,8 +94,7 @@ class QueueClaims:
             waiting |= not_told
             new = frozenset(new).difference(waiting)
         at_broker = known or {}
-        unknown = [queue for queue in new if queue not in rows]
-        starts, cannot_begin = self._starts(unknown, rows, at_broker, waiting, snapshot)
+        starts, cannot_begin = self._starts(new, rows, at_broker, waiting, snapshot)
         waiting |= cannot_begin
         ready = {queue: starts.get(queue, 0) for queue in sorted(new) if queue in rows or queue in starts}
         if not ready:
@@ -195,61 +195,62 @@ class QueueClaims:
 
     def _starts(
         self,
-        unknown: Collection[MessageQueue],
+        told: Collection[MessageQueue],
         rows: Rows,
         at_broker: Mapping[MessageQueue, int],
         not_told: Waiting,
         snapshot: Snapshot,
     ) -> tuple[dict[MessageQueue, int], Waiting]:
-        """Where queues without a row begin, without those where that cannot be decided yet.
-
-        A topic of which one of ``not_told`` is has perhaps begun there: its queues without an offset wait.
+        """Where those of ``told`` without a row begin, without those where that cannot be decided yet.
 
         A broker that refuses what a beginning needs holds up the queues that begin so, which are returned
         with the reason.
 
-        A retry topic is read from its first message, whatever the options say: each has failed in this group
-        (``RebalancePushImpl.computePullFromWhereWithException``; for CONSUME_FROM_TIMESTAMP Java begins at
-        the end there, and loses what was given back before).
+        Args:
+            told: Queues of which ``at_broker`` has the group's offset, if there is one.
+            rows: Those of the offset store.
+            at_broker: The group's offsets.
+            not_told: Queues whose brokers did not report the group's offset, and why.
+            snapshot: What brokers have.
         """
-        begun = {queue.topic for queue in (*rows, *at_broker)}
-        without_offset = [queue for queue in unknown if queue not in at_broker]
-        by_option = [
-            queue
-            for queue in without_offset
-            if queue in self._begun_in_part or (queue.topic not in begun and not is_retry_topic(queue.topic))
-        ]
-        starts = {
-            queue: snapshot.bounds[queue].min_offset for queue in set(without_offset).difference(by_option)
-        }
-        if by_option and snapshot.unreachable:
-            # The queues of a broker that answers later would count as queues made later, which begin at their
-            # earliest offset (A2).
+        unknown = [queue for queue in told if queue not in rows]
+        beginnings = begin_new_queues(
+            [queue for queue in unknown if queue not in at_broker],
+            begun={queue.topic for queue in (*rows, *at_broker)},
+            begun_in_part=self._begun_in_part,
+            not_told=not_told,
+            unreachable=snapshot.unreachable,
+        )
+        if beginnings.waiting and snapshot.unreachable:
             logger.warning(
                 "group=%s begins in %s when all brokers answer; waiting for %s",
                 self._group,
-                ", ".join(sorted({queue.topic for queue in by_option})),
+                ", ".join(sorted({queue.topic for queue in beginnings.waiting})),
                 ", ".join(sorted(snapshot.unreachable)),
             )
-        reasons = {queue.topic: error for queue, error in not_told.items()}
-        for error in list(snapshot.unreachable.values())[:1]:
-            reasons = {queue.topic: error for queue in by_option} | reasons
-        waiting = {queue: reasons[queue.topic] for queue in by_option if queue.topic in reasons}
-        by_option = [queue for queue in by_option if queue not in waiting]
-        if by_option:
+        waiting = dict(beginnings.waiting)
+        starts = {queue: snapshot.bounds[queue].min_offset for queue in beginnings.at_first}
+        starts |= {queue: at_broker[queue] for queue in unknown if queue in at_broker}
+        if beginnings.by_option:
             try:
-                starts |= self._beginning(by_option, snapshot)
+                starts |= self._beginning(beginnings.by_option, told, at_broker, snapshot)
             except RocketMQError as error:
                 if not waits(error, has_worked=bool(rows)):
                     raise
-                waiting |= dict.fromkeys(by_option, error)
-        return starts | {queue: at_broker[queue] for queue in unknown if queue in at_broker}, waiting
+                waiting |= dict.fromkeys(beginnings.by_option, error)
+        return starts, waiting
 
-    def _beginning(self, by_option: Collection[MessageQueue], snapshot: Snapshot) -> dict[MessageQueue, int]:
+    def _beginning(
+        self,
+        by_option: Collection[MessageQueue],
+        told: Collection[MessageQueue],
+        at_broker: Mapping[MessageQueue, int],
+        snapshot: Snapshot,
+    ) -> dict[MessageQueue, int]:
         """Where a new group begins, stored at a topic's brokers before any queue is claimed.
 
         Members that begin at the same time, Java's among them, share the queues: the second one would take
-        its own for queues made later.
+        its own for queues made later. Offsets of ``told`` were read a moment ago.
         """
         if self._broker_offsets is None:
             positions = self._view.starting_positions(snapshot, by_option, self._default_start)
@@ -257,7 +258,9 @@ class QueueClaims:
             return positions
         topics = {queue.topic for queue in by_option}
         queues = [queue for queue in snapshot.bounds if queue.topic in topics]
-        known = self._broker_offsets.read(queues, snapshot.addresses)
+        known = {queue: at_broker[queue] for queue in queues if queue in at_broker}
+        if others := [queue for queue in queues if queue not in told]:
+            known |= self._broker_offsets.read(others, snapshot.addresses)
         undecided = [queue for queue in queues if queue not in known]
         positions = self._view.starting_positions(snapshot, undecided, self._default_start)
         # Others may have begun and consumed while this process stood still.

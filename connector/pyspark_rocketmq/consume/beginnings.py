@@ -1,0 +1,61 @@
+"""Decides how a group begins in queues of which it has no offset, and which of them wait.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.model import MessageQueue, is_retry_topic
+
+
+class Beginnings(NamedTuple):
+    """The queues of one claim that have no offset, by how they begin."""
+
+    at_first: frozenset[MessageQueue]
+    """Begin with their first message."""
+    by_option: frozenset[MessageQueue]
+    """Begin where the options say."""
+    waiting: Mapping[MessageQueue, RocketMQError]
+    """Would begin where the options say, but that cannot be decided yet, and why."""
+
+
+def begin_new_queues(
+    without_offset: Collection[MessageQueue],
+    *,
+    begun: Collection[str],
+    begun_in_part: Collection[MessageQueue],
+    not_told: Mapping[MessageQueue, RocketMQError],
+    unreachable: Mapping[str, RocketMQError],
+) -> Beginnings:
+    """Choose how each of ``without_offset`` begins.
+
+    A topic begins where the options say, in all of its queues at once.  Queues that come to a topic that has
+    begun were made later, and begin with their first message.  So a topic waits while a broker is away: its
+    queues would count as made later.  It waits, too, while a broker does not report the group's offsets in
+    it, since the group has perhaps begun there.
+
+    A retry topic is read from its first message, whatever the options say: each has failed in this group
+    (``RebalancePushImpl.computePullFromWhereWithException``; for CONSUME_FROM_TIMESTAMP Java begins at the
+    end there, and loses what was given back before).
+
+    Args:
+        without_offset: Queues of which neither store nor broker has an offset.
+        begun: Topics of which one of them has.
+        begun_in_part: Queues of a topic whose beginning by the options only some brokers have taken.
+        not_told: Queues whose brokers did not report the group's offset, and why.
+        unreachable: Brokers that are away, and why.
+    """
+    by_option = {
+        queue
+        for queue in without_offset
+        if queue in begun_in_part or (queue.topic not in begun and not is_retry_topic(queue.topic))
+    }
+    reasons = {queue.topic: error for queue, error in not_told.items()}
+    away = next(iter(unreachable.values()), None)
+    waiting = {queue: error for queue in by_option if (error := reasons.get(queue.topic, away)) is not None}
+    return Beginnings(
+        at_first=frozenset(without_offset) - by_option,
+        by_option=frozenset(by_option) - waiting.keys(),
+        waiting=waiting,
+    )
