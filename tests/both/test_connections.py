@@ -251,28 +251,52 @@ def at(calls: Calls, name: str) -> MessageQueue:
     return MessageQueue(calls.topic, name, 0)
 
 
-@pytest.mark.parametrize("when", ["before the plan", "between plan and task"])
-def test_a_stream_reads_each_message_once_while_brokers_swap_addresses(
-    cluster: ClusterUnderTest, client: BrokerClient, relayed: RelayedCluster, topic: str, when: str
-) -> None:
-    """A7, A2 ★: the route is up to 30 s old, and the task has the plan's addresses."""
-    stream = StreamUnderTest(
-        nameServers=relayed.name_servers,
-        topic=topic,
-        startingOffsets="earliest",
-        requestTimeoutMs="2000",
-        retryTimeoutMs="2000",
-    )
-    read: dict[MessageQueue, list[int]] = {}
+class StreamBehindRelays:
+    """A stream of the topic, and the offsets of all that it has read."""
 
-    def take(rows: pa.Table | None) -> None:
+    def __init__(self, relayed: RelayedCluster, topic: str, **options: str) -> None:
+        self.stream = StreamUnderTest(
+            nameServers=relayed.name_servers,
+            topic=topic,
+            startingOffsets="earliest",
+            requestTimeoutMs="2000",
+            retryTimeoutMs="2000",
+            **options,
+        )
+        self._topic = topic
+        self._read: dict[MessageQueue, list[int]] = {}
+
+    def take(self, rows: pa.Table | None) -> None:
+        """Add what was read; each body names the broker where it was stored."""
         if rows is not None:
             for queue, offsets in offsets_by_queue(rows).items():
-                read.setdefault(queue, []).extend(offsets)
+                self._read.setdefault(queue, []).extend(offsets)
             bodies = zip(rows["brokerName"].to_pylist(), rows["body"].to_pylist(), strict=True)
             assert all(name.encode() == body for name, body in bodies)
 
-    take(stream.next())
+    def await_all(self, counts: Mapping[str, int]) -> None:
+        """Read on until it has had each of so many messages of each broker, once and in order."""
+        wanted = {MessageQueue(self._topic, name, 0): [*range(count)] for name, count in counts.items()}
+
+        def has_all() -> bool:
+            self.take(self.stream.next())
+            return self._read == wanted
+
+        wait_until(has_all, 2 * ANSWER_S)
+
+
+@pytest.mark.parametrize("when", ["before the plan", "between plan and task"])
+def test_a_stream_reads_each_message_once_while_brokers_swap_addresses(
+    cluster: ClusterUnderTest,
+    client: BrokerClient,
+    relayed: RelayedCluster,
+    topic: str,
+    when: str,
+) -> None:
+    """A7, A2 ★: the route is up to 30 s old, and the task has the plan's addresses."""
+    reading = StreamBehindRelays(relayed, topic)
+    reading.await_all({A: 3, B: 5})
+    stream = reading.stream
     store(cluster, client, topic, {A: 4, B: 2})
     if when == "before the plan":
         relayed.swap()
@@ -286,42 +310,23 @@ def test_a_stream_reads_each_message_once_while_brokers_swap_addresses(
             stream.run()
         relayed.register()
         stream.restart()
-        take(stream.run())
+        reading.take(stream.run())
 
-    def has_all() -> bool:
-        take(stream.next())
-        return read == {MessageQueue(topic, A, 0): [*range(7)], MessageQueue(topic, B, 0): [*range(7)]}
-
-    wait_until(has_all, 2 * ANSWER_S)
+    reading.await_all({A: 7, B: 7})
 
 
 def test_a_stream_reads_on_when_all_its_connections_fell_silent(
     cluster: ClusterUnderTest, client: BrokerClient, relayed: RelayedCluster, topic: str
 ) -> None:
     """A7 ★: those of the planner, and those that tasks keep for the next micro-batch."""
-    stream = StreamUnderTest(
-        nameServers=relayed.name_servers,
-        topic=topic,
-        startingOffsets="earliest",
-        requestTimeoutMs="2000",
-        routeRefreshMs="1",
-    )
-    assert stream.next_offsets() == {
-        MessageQueue(topic, A, 0): [0, 1, 2],
-        MessageQueue(topic, B, 0): [*range(5)],
-    }
+    reading = StreamBehindRelays(relayed, topic, routeRefreshMs="1")
+    reading.await_all({A: 3, B: 5})
     before = {name: relay.connections for name, relay in relayed.brokers.items()}
     for relay in (relayed.name_server, *relayed.brokers.values()):
         relay.fall_silent()
     store(cluster, client, topic, {A: 2, B: 1})
-    read: dict[MessageQueue, list[int]] = {}
 
-    def has_all() -> bool:
-        for queue, offsets in (stream.next_offsets() or {}).items():
-            read.setdefault(queue, []).extend(offsets)
-        return read == {MessageQueue(topic, A, 0): [3, 4], MessageQueue(topic, B, 0): [5]}
-
-    wait_until(has_all, 2 * ANSWER_S)
+    reading.await_all({A: 5, B: 6})
     assert all(relay.connections > before[name] for name, relay in relayed.brokers.items())
 
 

@@ -5,22 +5,24 @@ and writes go on (G7). Queries that start then wait.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
 import pytest
 
 from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
+from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
-from pyspark_rocketmq.errors import ConnectFailed, TopicAway, TopicNotFound, TransportError
+from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.errors import BrokerError, ConnectFailed, TopicAway, TopicNotFound, TransportError
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.publish.rows import RowKeys
 from pyspark_rocketmq.publish.writer import send_rows
-from pyspark_rocketmq.source.cluster_view import check_topics
-from pyspark_rocketmq.wire.codes import RequestCode
+from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot, check_topics
+from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from tests.both.support import ANSWER_S
 from tests.both.test_java_interop import read_queue
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
@@ -312,6 +314,34 @@ def test_a_stream_that_goes_on_from_its_checkpoint_waits_for_servers_that_are_aw
             for relay in servers:
                 relay.open()
         assert read[-1] == {queue: [1]}
+
+
+@SIM_ONLY
+def test_a_query_that_starts_leaves_out_only_a_broker_that_has_worked_and_does_not_now(
+    cluster: ClusterUnderTest,
+) -> None:
+    """A8: code 1 of one broker; the other one's queues go on."""
+    topic = cluster.create_topic(queues=1)
+    options = read_options(cluster, topic)
+
+    def look(had_it: Callable[[str], Collection[str]]) -> Snapshot:
+        cluster.faults.add(
+            "answer-code",
+            on=RequestCode.GET_TOPIC_STATS_INFO,
+            where="broker-b",
+            response_code=ResponseCode.SYSTEM_ERROR,
+        )
+        pool = process_pool(ConnectionSettings.of(options))
+        return ClusterView(options, pool, SystemClock(), had_it=had_it).snapshot()
+
+    with pytest.raises(BrokerError):
+        look(nobody)
+    with pytest.raises(BrokerError):
+        look(lambda _: {"broker-a"})
+    seen = look(lambda _: {"broker-a", "broker-b"})
+
+    assert seen.bounds.keys() == {MessageQueue(topic, "broker-a", 0)}
+    assert seen.unreachable.keys() == {"broker-b"}
 
 
 def read_options(cluster: ClusterUnderTest, topic: str) -> ReadOptions:
