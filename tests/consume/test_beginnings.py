@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark_rocketmq.consume.beginnings import Beginnings, begin_new_queues
-from pyspark_rocketmq.errors import ConnectFailed, SystemBusy
+from pyspark_rocketmq.consume.beginnings import begin_new_queues
+from pyspark_rocketmq.errors import ConnectFailed, RocketMQError, SystemBusy
 from pyspark_rocketmq.model import MessageQueue
 
 A0, A1, B0 = (
@@ -18,14 +18,20 @@ RETRY = MessageQueue("%RETRY%g", "broker-a", 0)
 AWAY, BUSY = ConnectFailed("b:1", "refused"), SystemBusy(2, "busy")
 
 
-def begin(*queues: MessageQueue, **known: Any) -> Beginnings:
+Queues = set[MessageQueue]
+NONE: Queues = set()
+
+
+def begin(*queues: MessageQueue, **known: Any) -> tuple[Queues, Queues, dict[MessageQueue, RocketMQError]]:
+    """Queues that begin with their first message, that begin by the options, and that wait."""
     none: dict[str, Any] = {"begun": (), "begun_in_part": (), "not_told": {}, "unreachable": {}}
-    return begin_new_queues(queues, **(none | known))
+    at_first, by_option, waiting = begin_new_queues(queues, **(none | known))
+    return {*at_first}, {*by_option}, {**waiting}
 
 
 def test_a_topic_begins_where_the_options_say() -> None:
     """F2"""
-    assert begin(A0, B0) == (frozenset(), {A0, B0}, {})
+    assert begin(A0, B0) == (NONE, {A0, B0}, {})
 
 
 def test_queues_of_a_topic_that_has_begun_were_made_later() -> None:
@@ -40,7 +46,7 @@ def test_a_beginning_that_only_some_brokers_took_is_the_same_for_the_others() ->
 
 def test_a_retry_topic_begins_with_its_first_message_and_waits_for_nobody() -> None:
     """E3: each message in it has failed in this group."""
-    assert begin(RETRY, unreachable={"broker-b": AWAY}) == ({RETRY}, frozenset(), {})
+    assert begin(RETRY, unreachable={"broker-b": AWAY}) == ({RETRY}, NONE, {})
 
 
 def test_a_topic_waits_while_a_broker_is_away() -> None:
@@ -48,17 +54,17 @@ def test_a_topic_waits_while_a_broker_is_away() -> None:
     unreachable = {"broker-b": AWAY}
     assert begin(A0, PAYMENTS, begun={"orders"}, unreachable=unreachable) == (
         {A0},
-        frozenset(),
+        NONE,
         {PAYMENTS: AWAY},
     )
 
 
 def test_a_topic_waits_while_a_broker_does_not_report_the_group_s_offset_in_it() -> None:
     """A2, A8: the group has perhaps begun there; other topics go on."""
-    assert begin(A0, A1, PAYMENTS, not_told={B0: BUSY}) == (frozenset(), {PAYMENTS}, {A0: BUSY, A1: BUSY})
+    assert begin(A0, A1, PAYMENTS, not_told={B0: BUSY}) == (NONE, {PAYMENTS}, {A0: BUSY, A1: BUSY})
 
 
 def test_the_reason_is_that_of_the_topic_before_that_of_a_broker_that_is_away() -> None:
     """A8: what the log shows."""
-    waiting = begin(A0, PAYMENTS, not_told={B0: BUSY}, unreachable={"broker-c": AWAY}).waiting
+    *_, waiting = begin(A0, PAYMENTS, not_told={B0: BUSY}, unreachable={"broker-c": AWAY})
     assert waiting == {A0: BUSY, PAYMENTS: AWAY}

@@ -221,10 +221,13 @@ def test_a_refusal_that_is_not_of_the_size_is_not_tried_in_halves(
     whole = max(batch.count for batch in batches)
     sender = Sender(begin, FakeClock(), OPTIONS)
 
-    with pytest.raises(RowNotSent, match=re.escape(refusal.remark)):
+    def send() -> None:
         for batch in batches:
             sender.put(batch, () if has_queue else (A0,))
         sender.finish()
+
+    with pytest.raises(RowNotSent, match=re.escape(refusal.remark)):
+        send()
     assert whole > 1
     assert set(sent) == {whole}
 

@@ -322,6 +322,7 @@ class GroupProgress:
             rows |= claimed
         self._rows = rows
         progress = self._own(rows, snapshot)
+        moved: Mapping[MessageQueue, OffsetRow] = {}
         for _ in range(_MOST_LOOKS):
             moved = self._follow_generations(progress, held, snapshot)
             if not moved:
