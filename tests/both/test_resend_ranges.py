@@ -231,7 +231,7 @@ def test_a_message_that_the_target_does_not_take_is_named(
             on=int(code),
             times=MESSAGES,
             response_code=ResponseCode.MESSAGE_ILLEGAL,
-            remark="the message is illegal",
+            remark="the message is illegal, msg body length limit 100B",
         )
 
     with pytest.raises(RocketMQError, match=rf"{queue.topic}/broker-a/0/0.*Raise maxMessageSize"):
