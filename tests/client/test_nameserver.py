@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -128,6 +129,36 @@ def test_a_route_is_kept_while_no_name_server_has_the_topic(
     )
     assert client.route("orders", soon) == route_with(8)
     assert client.denial("orders") is None
+
+
+@pytest.mark.parametrize("code", [ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SYSTEM_ERROR])
+@pytest.mark.parametrize("order", [["orders", "%RETRY%g"], ["%RETRY%g", "orders"]], ids=["before", "behind"])
+def test_a_kept_route_leads_to_where_another_topic_shows_its_broker_now(
+    server: ScriptedServer, pool: ChannelPool, soon: Deadline, order: list[str], code: ResponseCode
+) -> None:
+    """A2: a broker that is back at another address may have one of two topics only."""
+    clock, routes = FakeClock(), dict.fromkeys(order, route_of("broker-a", "broker-b"))
+
+    def script(peer: Peer, request: RemotingCommand) -> None:
+        if (route := routes.get(request.ext_fields["topic"])) is not None:
+            peer.answer(request, body=encode_route(route, standard_json=True))
+        else:
+            peer.answer(request, code, remark="none")
+
+    server.script = script
+    client = NameServerClient((server.address,), pool, clock, PATIENCE_S)
+    before = [client.route(topic, soon) for topic in order]
+    moved = BrokerData(broker_name="broker-a", cluster="C", addresses={0: BrokerAddress("10.0.0.9:10911")})
+    routes["orders"] = replace(before[0], brokers=(moved, before[0].brokers[1]))
+    del routes["%RETRY%g"]
+    for _ in range(2):
+        clock.advance(31)
+        for topic in order:
+            client.route(topic, soon)
+
+    kept = client.route("%RETRY%g", soon)
+    assert kept.brokers == client.route("orders", soon).brokers == routes["orders"].brokers
+    assert kept.queues == before[0].queues
 
 
 def test_an_invalidated_route_is_asked_for_again(

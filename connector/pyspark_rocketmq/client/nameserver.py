@@ -225,7 +225,19 @@ class NameServerClient:
         since_s = self._clock.monotonic_s()
         if not isinstance(error, TransportError):
             since_s += _LOOK_AGAIN_S - self._route_max_age_s
-        return known._replace(since_s=since_s, trouble=error)
+        return known._replace(route=self._where_brokers_are(known), since_s=since_s, trouble=error)
+
+    def _where_brokers_are(self, kept: KnownRoute) -> TopicRoute:
+        """Return a route that no name server gives any more, with the addresses that newer ones have.
+
+        A broker that is back at another address may have registered other topics only.
+        """
+        with self._lock:
+            known = [each for each in self._known.values() if each.trouble is None and not each.is_expected]
+        given = sorted((each for each in known if each.since_s > kept.since_s), key=lambda each: each.since_s)
+        newest = {broker.broker_name: broker for each in given for broker in each.route.brokers}
+        brokers = tuple(newest.get(broker.broker_name, broker) for broker in kept.route.brokers)
+        return replace(kept.route, brokers=brokers)
 
     def _all_answers(self, request: RemotingCommand, deadline: Deadline) -> list[RemotingCommand]:
         outcomes = list(self._outcomes(request, deadline))
