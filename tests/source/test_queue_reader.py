@@ -83,11 +83,15 @@ class Log:
         self.attributes: dict[str, str] | None = {}
         """The topic's; None if the broker does not show them."""
         self.asked_for_attributes = 0
+        self.busy_with_attributes = 0
+        """How often the broker is too busy to show them."""
 
     def __call__(self, peer: Peer, request: RemotingCommand) -> None:
         if request.code == RequestCode.GET_TOPIC_CONFIG:
             self.asked_for_attributes += 1
-            if self.attributes is None:
+            if self.asked_for_attributes <= self.busy_with_attributes:
+                peer.answer(request, ResponseCode.SYSTEM_BUSY, remark="busy")
+            elif self.attributes is None:
                 peer.answer(request, ResponseCode.NO_PERMISSION, remark="no acl permission")
             else:
                 body = json.dumps({"topicName": QUEUE.topic, "attributes": self.attributes})
@@ -530,6 +534,26 @@ def test_a_compacted_topic_is_read_from_what_is_there(
     assert offsets_of(messages) == [offset for offset in range(10, 60) if offset not in missing]
     assert log.asked_for_attributes == 1
     assert "offset hole" not in caplog.text
+
+
+@pytest.mark.parametrize(("busy", "fails"), [(2, True), (2, False), (1000, True), (1000, False)])
+def test_a_busy_broker_does_not_make_a_loss_of_the_gaps_of_a_compacted_topic(
+    partition: QueuePartition, log: Log, busy: int, fails: bool
+) -> None:
+    """L9, A8: what it does not answer for now is not known."""
+    log.missing = set(range(20, 30))
+    log.attributes = {"cleanup.policy": "COMPACTION"}
+    log.busy_with_attributes = busy
+    patience_s = PATIENCE_S if busy < 1000 else 0.0
+    part = replace(partition, retry_timeout_s=patience_s, fail_on_data_loss=fails)
+
+    if busy == 1000 and fails:
+        with pytest.raises(SystemBusy):
+            read(part)
+        return
+    seen, _ = read(part)
+
+    assert seen == [*range(10, 20), *range(30, 60)]
 
 
 def test_a_topic_without_gaps_is_not_asked_for_its_attributes(partition: QueuePartition, log: Log) -> None:

@@ -11,6 +11,7 @@ import logging
 import pickle
 import queue
 import threading
+import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
+from pyspark_rocketmq.clock import UNTIL_DEADLINE, Deadline, SystemClock, call_with_retry
 from pyspark_rocketmq.consume.fetch_window import FetchedChunks, QueueReset, RangeWindow, TailLost
 from pyspark_rocketmq.consume.generations import NO_WITNESSES, LastMessage, shows_another_log
 from pyspark_rocketmq.consume.not_now import waits
@@ -58,6 +60,8 @@ _SHARE_BYTES: Final = 8 << 20
 """Bytes that each of several ranges may have, if a single one may have as many."""
 _CHECK_S: Final = 0.5
 """How often the prefetching thread checks whether the caller has left."""
+_ATTRIBUTES_S: Final = 10.0
+"""How long a broker in trouble is asked for a topic's attributes."""
 _STOP_S: Final = 10.0
 """How long a caller that leaves waits for that thread to end."""
 
@@ -478,11 +482,21 @@ class _RangeReader:
 
     @cached_property
     def _is_compacted(self) -> bool:
-        """Whether the topic keeps only the newest message of each key; only a gap is worth the question."""
-        partition = self.partition
+        """Whether the topic keeps only the newest message of each key; only a gap is worth the question.
+
+        Raises:
+            RocketMQError: If the broker does not answer for now, and a gap would be reported as a loss.
+        """
+        partition, clock = self.partition, SystemClock()
+        brokers, topic = brokers_of(partition), partition.planned.queue.topic
+        patience = Deadline.after(clock, min(partition.retry_timeout_s, _ATTRIBUTES_S))
         try:
-            found = brokers_of(partition).is_compacted(partition.address, partition.planned.queue.topic)
+            found = call_with_retry(
+                lambda: brokers.is_compacted(partition.address, topic), UNTIL_DEADLINE, patience, time.sleep
+            )
         except RocketMQError as error:
+            if error.retryable and partition.fail_on_data_loss:
+                raise
             logger.info("not known whether the topic is compacted %s: %s", partition.planned.queue, error)
             return False
         if found:
