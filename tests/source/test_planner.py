@@ -6,6 +6,7 @@ from typing import Any, Never
 
 import pytest
 
+from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics, RecentMetrics
 from pyspark_rocketmq.consume.planning import REST_S
@@ -29,7 +30,7 @@ from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit, SinkRecord
 from pyspark_rocketmq.options.positions import EARLIEST, LATEST, QueuePositions
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.source.cluster_view import Snapshot
+from pyspark_rocketmq.source.cluster_view import Snapshot, at_first_contact
 from pyspark_rocketmq.source.message_lookup import MessageLookup
 from pyspark_rocketmq.source.planner import MicroBatchPlanner
 from pyspark_rocketmq.source.progress import CheckpointProgress, GroupProgress
@@ -731,11 +732,8 @@ def test_a_query_that_has_worked_starts_while_the_cluster_is_away_and_waits(
 
     assert planning.next() == [(A0, 10, 12)]
 
-    [said] = [
-        each.message
-        for each in caplog.records
-        if "waiting up to" in each.message or "it waits" in each.message
-    ]
+    [said] = [each.message for each in caplog.records if "waiting up to" in each.message]
+    assert "this query has read from it before" in said
     assert str(error) in said
 
 
@@ -792,6 +790,22 @@ def test_a_group_that_has_never_worked_ends_after_three_tries(rows: dict[Message
 
     with pytest.raises(ConnectFailed):
         Planning({A0: (0, 1)}, group=True, store=store, down={"everything": ConnectFailed("n:1", "refused")})
+
+
+def test_a_new_group_that_waits_for_a_topic_ends_when_a_server_refuses_for_no_known_reason() -> None:
+    """A8: what it waited for may pass, and that may not."""
+    view_errors = [TopicAway(17, "not there yet"), BrokerError(1, "failed")]
+    tries: list[int] = []
+
+    def look() -> None:
+        tries.append(1)
+        raise view_errors[min(len(tries) // 5, 1)]
+
+    clock = FakeClock()
+    with pytest.raises(BrokerError, match="failed"):
+        at_first_contact(look, Deadline.after(clock, 120.0), clock.advance)
+
+    assert len(tries) == 5
 
 
 def test_a_cluster_that_goes_away_costs_a_trigger_and_not_the_query(caplog: pytest.LogCaptureFixture) -> None:

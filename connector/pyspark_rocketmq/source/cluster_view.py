@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Final, NamedTuple, TypeVar
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
@@ -677,18 +678,17 @@ def at_first_contact(
     try:
         return call_with_retry(action, _FIRST_CONTACT, patience, sleep, is_tried_again=_may_pass_later)
     except RocketMQError as error:
-        if isinstance(error, (TopicAway, NameServerNotReady)):
-            logger.warning("waiting up to %.0f s: %s", patience.remaining_s(), error)
-        elif patience.has_passed or not _may_pass_later(error) or not has_worked():
+        is_known = _may_pass_later(error) and not patience.has_passed and has_worked()
+        if not is_known and not isinstance(error, (TopicAway, NameServerNotReady)):
             raise
-        else:
-            logger.warning(
-                "the cluster is away or does not work now; this query has read from it before, so it waits "
-                "up to %.0f s more (retryTimeoutMs): %s",
-                patience.remaining_s(),
-                error,
-            )
-    return call_with_retry(action, UNTIL_DEADLINE, patience, sleep, is_tried_again=_may_pass_later)
+        why = (
+            "the cluster is away or does not work now; this query has read from it before, so it is "
+            if is_known
+            else ""
+        )
+        logger.warning("%swaiting up to %.0f s (retryTimeoutMs): %s", why, patience.remaining_s(), error)
+    is_tried_again = _may_pass_later if is_known else attrgetter("retryable")
+    return call_with_retry(action, UNTIL_DEADLINE, patience, sleep, is_tried_again=is_tried_again)
 
 
 def _may_pass_later(error: RocketMQError) -> bool:
