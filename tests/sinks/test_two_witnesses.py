@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,14 +16,15 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from pyspark_rocketmq.delta.log import LogFiles
-from pyspark_rocketmq.errors import SinkConflict
+from pyspark_rocketmq.errors import SinkConflict, SinkMoved
+from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.delta_log import TableLog
-from pyspark_rocketmq.sinks.delta_rules import NUMBER, REACHED, WATERMARKS, app_id, own_metadata
+from pyspark_rocketmq.sinks.delta_rules import NUMBER, REACHED, WATERMARKS, SinkCommit, app_id, own_metadata
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.sinks.group_commits import GroupCommit
 from tests.helpers.sink_rows import GROUP, Q0, Q1, run_batch
-from tests.sinks.sink_conformance import SCHEMA, rows
+from tests.sinks.sink_conformance import SCHEMA, newest_in, rows, with_newest
 
 ID0, ID1 = app_id(GROUP, Q0), app_id(GROUP, Q1)
 RETENTION = {"delta.setTransactionRetentionDuration": "interval 1 days"}
@@ -167,7 +170,7 @@ def test_a_commit_of_an_older_release_records_too_little_where_ids_are_dropped(
 ) -> None:
     """H10: ids that it left without a time may be gone."""
     with monkeypatch.context() as patched:
-        patched.setattr("pyspark_rocketmq.sinks.delta_sink.REACHED", "of another release")
+        patched.setattr("pyspark_rocketmq.sinks.group_commits.REACHED", "of another release")
         run_batch(prepared(path), {Q0: 2, Q1: 3}, rows(Q0, 0, 2), rows(Q1, 0, 3))
     assert prepared(path).begin(GROUP, {Q0: 0}).watermarks == {Q0: 2}
     set_retention(path)
@@ -261,3 +264,142 @@ def test_a_log_without_its_own_newest_commit_is_an_error(path: Path) -> None:
 
     with pytest.raises(DeltaError, match="lacks the commit of version 1"):
         log.shows_restores_since(GROUP)
+
+
+# ------------------------------------------------------------------- what a commit records, and for how long
+
+
+def own_of(path: Path) -> dict[str, Any]:
+    """What the newest commit records."""
+    entry = LogFiles(str(path)).commit_info(DeltaTable(path).version())
+    assert entry is not None
+    return dict(own_metadata(entry))
+
+
+def test_a_commit_records_only_the_last_generation_of_each_queue(path: Path) -> None:
+    """H10, J3: an id of each generation stays in the table, and commits do not grow with their number."""
+    for generation in range(4):
+        with_newest(prepared(path), {Q0: 2}, {Q0: f"[1,{generation},64]"}, {Q0: generation, Q1: 0})
+
+    own = own_of(path)
+    assert own[REACHED] == {app_id(GROUP, Q0, 3): 2}
+    assert own["newest"] == {app_id(GROUP, Q0, 3): [1, 3, 64]}
+    assert prepared(path).begin(GROUP, {Q0: 1, Q1: 0}).watermarks == {Q0: 2, Q1: 0}
+
+
+def test_a_generation_that_is_recorded_nowhere_any_more_is_not_written_again(path: Path) -> None:
+    """H10: an offset store that was put back; its messages are in the table, or were lost by the broker."""
+    sink = prepared(path)
+    run_batch(sink, {Q0: 5}, rows(Q0, 0, 5))
+    sink.begin(GROUP, {Q0: 1, Q1: 0}).commit([], {Q0: 2})
+    set_retention(path)
+    forget_ids(path)
+
+    with pytest.raises(SinkMoved, match=r"later generations of .*queue=0"):
+        prepared(path).begin(GROUP, {Q0: 0, Q1: 0})
+    [standing] = prepared(path).standings(GROUP, {Q0: 0, Q1: 0})
+    assert standing.later == {Q0}
+    assert prepared(path).begin(GROUP, {Q0: 1, Q1: 0}).watermarks == {Q0: 2, Q1: 0}
+
+
+MANY = [MessageQueue(f"of-day-{day}", "broker-a", 0) for day in range(300)]
+
+
+def with_many(path: Path) -> None:
+    """A sink of very many queues, of which two go on."""
+    sink = prepared(path)
+    newest = {queue: f"[{number},1000,64]" for number, queue in enumerate(MANY)}
+    with_newest(
+        sink, {queue: 1 + number for number, queue in enumerate(MANY)}, newest, dict.fromkeys(MANY, 0)
+    )
+    for end in range(1, 4):
+        with_newest(prepared(path), {Q0: end, Q1: end}, {Q0: f"[{end - 1},{end},64]"}, {Q0: 0, Q1: 0})
+
+
+def check_many(path: Path, end: int) -> None:
+    now = prepared(path)
+    expected = {queue: 1 + number for number, queue in enumerate(MANY)} | {Q0: end, Q1: end}
+    assert now.watermarks(GROUP) == {QueueGeneration(queue, 0): at for queue, at in expected.items()}
+    [standing] = now.standings(GROUP, dict.fromkeys((*MANY, Q0, Q1), 0))
+    assert standing.watermarks == expected
+    assert standing.newest == {
+        **{queue: f"[{number},1000,64]" for number, queue in enumerate(MANY)},
+        Q0: f"[{end - 1},{end},64]",
+    }
+
+
+def test_queues_that_stand_still_are_not_in_each_commit_and_are_known_from_one(path: Path) -> None:
+    """J3, H10: also when all ids are dropped; topics of each day would make each commit longer for ever."""
+    with_many(path)
+    assert own_of(path)[REACHED] == {ID0: 3, ID1: 3}
+    assert len((path / "_delta_log" / f"{4:020d}.json").read_text()) < 2_000
+
+    check_many(path, 3)
+    set_retention(path)
+    forget_ids(path)
+    check_many(path, 3)
+    with_newest(prepared(path), {Q0: 4, Q1: 4}, {Q0: "[3,4,64]"}, {Q0: 0, Q1: 0})
+    check_many(path, 4)
+
+
+def test_all_queues_are_recorded_again_after_a_while(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """H10: logs are cleaned up by age, so both commits are there or neither is."""
+    with_many(path)
+    later_ns = time.time_ns() + 16 * 60 * 10**9
+    monkeypatch.setattr("pyspark_rocketmq.sinks.delta_sink.time.time_ns", lambda: later_ns)
+
+    with_newest(prepared(path), {Q0: 4, Q1: 4}, {Q0: "[3,4,64]"}, {Q0: 0, Q1: 0})
+
+    assert len(own_of(path)[REACHED]) == 302
+    monkeypatch.undo()
+    clean_log(path)
+    check_many(path, 4)
+
+
+def test_the_commit_with_all_queues_is_gone_and_ids_are_asked(path: Path) -> None:
+    """H10: where writers keep them; where they drop them nothing shows how far the group is."""
+    with_many(path)
+    DeltaTable(path).create_checkpoint()
+    (path / "_delta_log" / f"{1:020d}.json").unlink()
+
+    assert len(prepared(path).watermarks(GROUP)) == 302
+    set_retention(path)
+    with pytest.raises(SinkConflict, match="cannot be told"):
+        prepared(path).watermarks(GROUP)
+
+
+@pytest.mark.parametrize("generation", [0, 1])
+def test_a_commit_of_an_older_release_leaves_no_newest_message_of_before(
+    path: Path, generation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H10: nor does the next commit of this one bring it back."""
+    now = {Q0: generation, Q1: 0}
+    with_newest(prepared(path), {Q0: 2, Q1: 5}, {Q0: "[1,1001,64]", Q1: "[4,1004,900]"})
+    with monkeypatch.context() as patched:
+        for name in ("REACHED", "NEWEST"):
+            patched.setattr(f"pyspark_rocketmq.sinks.group_commits.{name}", f"{name} of another release")
+        prepared(path).begin(GROUP, now).commit([], {Q0: 9})
+
+    assert Q0 not in newest_in(prepared(path), now)
+    with_newest(prepared(path), {Q1: 6}, {Q1: "[5,1005,950]"}, now)
+    assert newest_in(prepared(path), now) == {Q1: "[5,1005,950]"}
+
+
+def test_a_message_is_the_newest_only_below_the_watermark_that_it_was_recorded_with() -> None:
+    """H10: delta-rs put that commit behind one which its writer had not seen; the ids have both."""
+    recorded = {REACHED: {"a": 4, "b": 7}, "newest": {"a": [3, 1003, 64], "b": [6, 1006, 900]}}
+    entry = {"version": 9, "userMetadata": json.dumps(recorded)}
+
+    behind = GroupCommit.judged({"a": 5, "b": 7}, entry)
+    assert behind.newest == {"b": [6, 1006, 900]}
+    record = behind.record_of_files(SinkCommit.of(GROUP, {"b": 8}, {"b": "[7,1007,950]"}), 0)
+    assert record == {REACHED: {"a": 5, "b": 8}, "newest": {"b": [7, 1007, 950]}}
+
+
+def test_an_operators_watermark_has_no_message_of_the_one_before(path: Path) -> None:
+    """H10: beyond it, too: rows that another program has added."""
+    with_newest(prepared(path), {Q0: 9, Q1: 1}, {Q0: "[8,1008,640]", Q1: "[0,1000,32]"})
+
+    prepared(path).rewind(GROUP, {Q0: 20, Q1: 1})
+
+    assert newest_in(prepared(path), {Q0: 0, Q1: 0}) == {Q1: "[0,1000,32]"}

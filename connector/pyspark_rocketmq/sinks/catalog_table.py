@@ -516,6 +516,7 @@ class CatalogTable(SinkTable):
     def rewind(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
         """See :meth:`SinkTable.rewind`: Spark makes all commits."""
         self.refused(log.form())
+        before = before.set_by(commit)
         return self.append_by_spark(log, (), before, commit, schema=self.schema_without_rows(log))
 
     def schema_without_rows(self, log: SinkLog) -> pa.Schema:
@@ -546,7 +547,8 @@ class CatalogTable(SinkTable):
             return GroupCommit.judged({}, newest)
         stored = self._stored_by_path(log, consumer_group)
         forgets = forgets_transactions(log.form())
-        if forgets and (newest is None or not records_progress(newest)):
+        whole = log.whole_record_of(newest)
+        if forgets and (newest is None or not records_progress(newest, whole)):
             raise unknown(log, consumer_group)
         if stored is None:
             if newest is None:
@@ -560,7 +562,7 @@ class CatalogTable(SinkTable):
         number = stored.pop(group_app_id(consumer_group), 0)
         if newest is None and number:
             raise forgotten(log, consumer_group)
-        return GroupCommit.judged(stored, newest, number=number)
+        return GroupCommit.judged(stored, newest, whole, number=number)
 
     def _stored_by_path(self, log: CatalogLog, consumer_group: str) -> dict[str, int] | None:
         """The group's transaction ids, if the folder can be read as it is: it is another way to one table."""

@@ -44,11 +44,13 @@ from pyspark_rocketmq.delta.table import (
 from pyspark_rocketmq.errors import OffsetError, SchemaError
 from pyspark_rocketmq.sinks.delta_files import NULL_PARTITION, WrittenFile, is_folder_name
 from pyspark_rocketmq.sinks.delta_rules import (
+    CHANGED_SINCE,
     SinkCommit,
     features_of_every_commit,
     forgets_transactions,
     group_app_id,
     is_replacement,
+    own_metadata,
     restored_to,
 )
 from pyspark_rocketmq.sinks.restores import SeenCommits, look_back
@@ -195,6 +197,8 @@ class SinkLog(LogHandle):
         """What of the log was looked at."""
         self._newest_commits: dict[str, Mapping[str, Any]] = {}
         """By group: what its newest commit says, as of the last look."""
+        self._whole_record: Mapping[str, Any] | None = None
+        """The entry that :meth:`whole_record_of` returned last."""
         self._said: tuple[SinkCommit, Mapping[str, Any]] | None = None
         """The commit made last, and what it says of what was there before."""
 
@@ -346,6 +350,17 @@ class SinkLog(LogHandle):
             self._newest_commits[consumer_group] = entry
         return entry
 
+    def whole_record_of(self, entry: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Return the history's entry of the commit that a group's commit goes on from; None without one."""
+        version = None if entry is None else own_metadata(entry).get(CHANGED_SINCE)
+        if not isinstance(version, int):
+            return None
+        if self._whole_record is None or self._whole_record["version"] != version:
+            found = self.log.commit_info(version)
+            # Parsed once: it is long.
+            self._whole_record = None if found is None else {**found, "userMetadata": own_metadata(found)}
+        return self._whole_record
+
     def _look_back(self, is_enough: Callable[[SeenCommits], bool]) -> SeenCommits:
         if self._seen.first <= self._seen.last == self.version and is_enough(self._seen):
             return self._seen
@@ -405,11 +420,9 @@ class SinkLog(LogHandle):
             self._newest_commits[commit.consumer_group] = {"version": self.version, "userMetadata": own}
 
     def before(self, commit: SinkCommit) -> dict[str, Any]:
-        """Return the record of a commit: the state before it, and the newest messages of all queues."""
+        """Return what a commit records: what its writer has seen of the log, and how far the group is."""
         seen = self._look_back(lambda seen: seen.last >= seen.first).to_metadata()
-        group = commit.consumer_group
-        newest = commit.newest_after(self.newest_commit(group) if self.knows(group) else None)
-        self._said = (commit, {"seen": seen, **newest, **commit.record})
+        self._said = (commit, {"seen": seen, **commit.record})
         return dict(self._said[1])
 
 

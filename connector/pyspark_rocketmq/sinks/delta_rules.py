@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from pyspark_rocketmq.delta.ddl import names_within
-from pyspark_rocketmq.delta.table import TableForm, column_differences
+from pyspark_rocketmq.delta.table import TableForm, column_differences, sql_literal
 from pyspark_rocketmq.errors import OptionError, SchemaError
 from pyspark_rocketmq.model import MessageQueue
+
+Q = TypeVar("Q")
+V = TypeVar("V")
 
 
 def app_id(consumer_group: str, queue: MessageQueue, generation: int = 0) -> str:
@@ -279,6 +283,15 @@ def check_characters(path: str, schema_json: str) -> None:
         )
 
 
+def rows_condition(queue: MessageQueue, begin: int, quote: str = '"') -> str:
+    """The condition, in SQL, that chooses a queue's rows from an offset on; ``quote`` is that of names."""
+    topic, broker, queue_id, offset = (f"{quote}{name}{quote}" for name in POSITION_TYPES)
+    return (
+        f"({topic} = {sql_literal(queue.topic)} AND {broker} = {sql_literal(queue.broker_name)} "
+        f"AND {queue_id} = {queue.queue_id} AND {offset} >= {begin})"
+    )
+
+
 class SinkCommit(NamedTuple):
     """A commit of a sink, with or without rows."""
 
@@ -291,7 +304,7 @@ class SinkCommit(NamedTuple):
     """The newest message below each watermark that moves, as text of ``consume.generations``, by its id;
     empty where the one before is the newest still."""
     record: Mapping[str, Any] = MappingProxyType({})
-    """How far the whole group is with this commit, under :data:`REACHED` or :data:`WATERMARKS`."""
+    """How far the whole group is with this commit; see ``group_commits.GroupCommit``."""
 
     @classmethod
     def of(
@@ -308,13 +321,11 @@ class SinkCommit(NamedTuple):
         """The same, as :func:`own_metadata` returns it."""
         return {"consumerGroup": self.consumer_group, "rocketmqCommit": self.commit_id, **more}
 
-    def newest_after(self, entry: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-        """The newest messages of all queues, for :meth:`metadata`; ``entry`` is of the group's commit before.
+    def newest_after(self, known: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the newest messages of all queues, as numbers; ``known`` are those before this commit.
 
         A queue has only that of its last generation.
         """
-        known = {} if entry is None else own_metadata(entry).get(NEWEST)
-        known = known if isinstance(known, dict) else {}
         newest = dict(known)
         if not known.keys() <= self.newest.keys():
             moved = {_queue_part(name) for name in self.newest}
@@ -323,7 +334,7 @@ class SinkCommit(NamedTuple):
                     del newest[name]
         texts = {name: text for name, text in self.newest.items() if text}
         newest.update(zip(texts, json.loads(f"[{','.join(texts.values())}]"), strict=True))
-        return {NEWEST: newest} if newest else {}
+        return newest
 
     def is_in(self, entry: Mapping[str, Any]) -> bool:
         """Whether a history entry is this commit's."""
@@ -331,27 +342,65 @@ class SinkCommit(NamedTuple):
 
 
 REACHED: Final = "reached"
-"""In the ``userMetadata`` of a commit of files: watermarks of all the group's queues, by application id."""
+"""In the ``userMetadata`` of a commit of files: watermarks of the group's queues, by application id."""
 WATERMARKS: Final = "watermarks"
 """The same in a commit as Spark makes it, after which transaction ids of queues do not count."""
 NUMBER: Final = "commits"
 """Beside it: the version of the group's own id, which counts such commits."""
 NEWEST: Final = "newest"
 """In a commit's ``userMetadata``: the newest message of each queue, by application id."""
+WHOLE_AT: Final = "wholeAt"
+"""In a commit of files with very many queues, all of which it records: when it was made, in milliseconds."""
+CHANGED_SINCE: Final = "changedSince"
+"""In a commit of files that records only what has changed since such a commit: the version of that one."""
 
 
-def newest_messages(entry: Mapping[str, Any]) -> dict[str, str]:
-    """The newest message of each queue by what a history entry says, as text, by application id."""
-    newest = own_metadata(entry).get(NEWEST)
-    if not isinstance(newest, dict):
-        return {}
-    return {name: json.dumps(numbers, separators=(",", ":")) for name, numbers in newest.items()}
+def message_text(numbers: Sequence[int]) -> str:
+    """Return a newest message as text of ``consume.generations``."""
+    return json.dumps(numbers, separators=(",", ":"))
+
+
+def last_generations(by_id: Mapping[str, V]) -> Mapping[str, V]:
+    """Return the entries, by application id, of the last generation of each queue."""
+    last = _last_of_each(by_id)
+    if len(last) == len(by_id):
+        return by_id
+    return {name: value for name, value in by_id.items() if _is_last(name, last)}
+
+
+def superseded(ids: Mapping[Q, str], by_id: Mapping[str, object]) -> frozenset[Q]:
+    """Return those of ``ids`` of which ``by_id`` has a later generation."""
+    if by_id.keys() <= set(ids.values()):
+        return frozenset()
+    last = _last_of_each(by_id)
+    asked = {key: _parts(name) for key, name in ids.items()}
+    return frozenset(key for key, (queue, generation) in asked.items() if last.get(queue, 0) > generation)
+
+
+def _last_of_each(names: Iterable[str]) -> dict[str, int]:
+    last: dict[str, int] = {}
+    for name in names:
+        queue, generation = _parts(name)
+        last[queue] = max(generation, last.get(queue, 0))
+    return last
+
+
+def _is_last(name: str, last: Mapping[str, int]) -> bool:
+    queue, generation = _parts(name)
+    return last[queue] == generation
 
 
 def _queue_part(name: str) -> str:
     """An application id without the generation."""
+    return _parts(name)[0]
+
+
+@lru_cache(maxsize=1 << 16)
+def _parts(name: str) -> tuple[str, int]:
+    """The same, and the generation."""
     before, colon, last = name.rpartition(":")
-    return f"{before}{colon}{last.partition('.')[0]}"
+    queue_id, _, generation = last.partition(".")
+    return f"{before}{colon}{queue_id}", int(generation) if generation.isdecimal() else 0
 
 
 def puts_other_rows(entry: Mapping[str, Any]) -> bool:

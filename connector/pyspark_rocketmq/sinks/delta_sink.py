@@ -47,7 +47,14 @@ from pyspark_rocketmq.sinks.base import QueueGeneration, generation_of, moved_by
 from pyspark_rocketmq.sinks.catalog_table import CatalogTable
 from pyspark_rocketmq.sinks.delta_files import TaskWriter, WrittenFile
 from pyspark_rocketmq.sinks.delta_log import SinkLog
-from pyspark_rocketmq.sinks.delta_rules import REACHED, SinkCommit, app_id, form_changes, newest_messages
+from pyspark_rocketmq.sinks.delta_rules import (
+    SinkCommit,
+    app_id,
+    form_changes,
+    message_text,
+    rows_condition,
+    superseded,
+)
 from pyspark_rocketmq.sinks.delta_table import SinkTable
 from pyspark_rocketmq.sinks.group_commits import GroupCommit
 from pyspark_rocketmq.sinks.standing import SinkStanding, with_newest
@@ -217,7 +224,7 @@ class DeltaBatch:
         commit = commit._replace(
             # Transaction ids count from here on, those of the queues that stood still, too.
             watermarks={**self.before.not_in_ids, **commit.watermarks},
-            record={REACHED: {**self.before.watermarks, **commit.watermarks}},
+            record=self.before.record_of_files(commit, time.time_ns() // 1_000_000),
         )
         if self.table.merge_keys:
             made_at = self.log.merge(files, self.table.merge_keys, self.table.columns, commit)
@@ -402,6 +409,9 @@ class DeltaSink:
         ids = _ids(consumer_group, queues)
         watermarks = _watermarks_by(ids, before)
         self._table.check_not_restored(log, consumer_group)
+        unknown = {queue: name for queue, name in ids.items() if name not in before.watermarks}
+        if unknown and (later := superseded(unknown, before.watermarks)):
+            raise _begun_again(self.path, consumer_group, later)
         writer = TaskWriter(
             table_uri=self._table.rows_uri,
             # Spark reads the rows again, and brings them into the table's own form.
@@ -422,7 +432,7 @@ class DeltaSink:
             ids=ids,
             is_by_spark=bool(refused),
             sleep=self._sleep,
-            standings=(self._standing(log, watermarks),),
+            standings=(self._standing(log, watermarks, frozenset()),),
             version=log.version,
             form=form,
         )
@@ -444,17 +454,28 @@ class DeltaSink:
         before = self._table.group_commit(log, consumer_group, queues.items())
         ids = _ids(consumer_group, queues)
         watermarks = _watermarks_by(ids, before)
-        newest_commit = log.newest_commit(consumer_group) if before.watermarks else None
-        known = {} if newest_commit is None else newest_messages(newest_commit)
-        newest = {queue: known[name] for queue, name in ids.items() if name in known}
-        return with_newest(self._standing(log, watermarks), newest)
+        known = before.newest
+        newest = {queue: message_text(known[name]) for queue, name in ids.items() if name in known}
+        return with_newest(self._standing(log, watermarks, superseded(ids, before.watermarks)), newest)
 
-    def _standing(self, log: SinkLog, watermarks: Mapping[MessageQueue, int]) -> SinkStanding:
-        return SinkStanding(masked(self._table.place), log.table_id, watermarks, self._path_for_commands)
+    def _standing(
+        self, log: SinkLog, watermarks: Mapping[MessageQueue, int], later: frozenset[MessageQueue]
+    ) -> SinkStanding:
+        name = masked(self._table.place)
+        return SinkStanding(name, log.table_id, watermarks, self._path_for_commands, later=later)
 
     @property
     def _path_for_commands(self) -> str:
         return "" if isinstance(self._table, CatalogTable) else masked(self.path)
+
+    def count_rows(self, from_offsets: Mapping[MessageQueue, int]) -> int:
+        """Count the rows of these queues from their offsets on; of a table that is found by its path.
+
+        Raises:
+            OffsetError: If the table cannot be read.
+        """
+        where = " OR ".join(rows_condition(queue, begin) for queue, begin in sorted(from_offsets.items()))
+        return self._ask(f"Rows of {self.path}", lambda: self._table.count_rows(where))
 
     def watermarks(self, consumer_group: str) -> dict[QueueGeneration, int]:
         """Next offsets of the last generation of each queue that the group ever wrote rows of.
@@ -587,6 +608,14 @@ class DeltaSink:
             f"too. Run DeltaSink({self.path!r}).follow_restore({consumer_group!r}, STORE), or rewind all "
             "queues of the group at once."
         )
+
+
+def _begun_again(path: str, consumer_group: str, queues: Iterable[MessageQueue]) -> SinkMoved:
+    return SinkMoved(
+        f"The Delta table {path} has rows of later generations of {'; '.join(map(str, sorted(queues)))} than "
+        f"group {consumer_group} was to write: their offsets began again, and another consumer has followed "
+        "them. Nothing was added."
+    )
 
 
 def _until_first(attempt: Callable[[FileExistsError | None], int]) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -38,6 +39,7 @@ from pyspark_rocketmq.delta.table import (
     create_table,
     open_table,
     parse_columns,
+    query_rows,
     read_form,
 )
 from pyspark_rocketmq.display import masked
@@ -47,9 +49,6 @@ from pyspark_rocketmq.sinks.compaction import Compactor
 from pyspark_rocketmq.sinks.delta_files import WrittenFile
 from pyspark_rocketmq.sinks.delta_log import SinkLog, TableLog, open_log
 from pyspark_rocketmq.sinks.delta_rules import (
-    NUMBER,
-    REACHED,
-    WATERMARKS,
     SinkCommit,
     cannot_take_files,
     check_characters,
@@ -269,6 +268,13 @@ class SinkTable:
     def _check_columns(self, form: TableForm, wanted: TableForm) -> None:
         check_columns(self.path, form, wanted, may_differ=self.schema_evolution)
 
+    def count_rows(self, where: str) -> int:
+        """Count the rows that a condition chooses."""
+        self.storage.renew()
+        sql = f"SELECT count(*) AS found FROM rows WHERE {where}"  # noqa: S608 - quoted literals
+        [count] = query_rows(open_table(self.path, self.storage), sql).column("found").to_pylist()
+        return int(count)
+
     def newest_log(self) -> SinkLog:
         """This thread's handle, moved to the newest version."""
         return self._handles.newest()
@@ -461,7 +467,7 @@ class SinkTable:
             DeltaError: If Spark skipped it, because another commit of the group came first.
         """
         begun_at, number = log.version, before.number + 1
-        commit = commit._replace(record=self._record(before, commit))
+        commit = commit._replace(record={**before.record_by_spark(commit), **self._more_metadata})
         metadata = commit.metadata(**log.before(commit))
         rows_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
         paths = [plain_path(f"{self._spark_address}/{file.path}") for file in files]
@@ -475,11 +481,6 @@ class SinkTable:
         )
         log.refresh()
         return log.version_of(commit, begun_at)
-
-    def _record(self, before: GroupCommit, commit: SinkCommit) -> dict[str, Any]:
-        """Return what a commit by Spark, or in its form, records of the group."""
-        watermarks = {**before.watermarks, **commit.watermarks}
-        return {WATERMARKS: watermarks, NUMBER: before.number + 1, **self._more_metadata}
 
     _more_metadata: Mapping[str, Any] = MappingProxyType({})
     """Further fields of such commits."""
@@ -495,12 +496,14 @@ class SinkTable:
 
     def rewind(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
         """Make a commit without rows that sets watermarks; the version it made."""
+        before = before.set_by(commit)
         if not refused_features(log.form()):
-            reached = {**before.watermarks, **commit.watermarks}
-            return log.add((), commit._replace(watermarks=reached, record={REACHED: reached}))
+            record = before.record_of_files(commit, time.time_ns() // 1_000_000)
+            watermarks = {**before.watermarks, **commit.watermarks}
+            return log.add((), commit._replace(watermarks=watermarks, record=record))
         if log.records_without_spark:
             counter = {group_app_id(commit.consumer_group): before.number + 1}
-            record = self._record(before, commit)
+            record = {**before.record_by_spark(commit), **self._more_metadata}
             return log.add((), commit._replace(watermarks=counter, record=record))
         self.refused(log.form())
         return self.append_by_spark(log, (), before, commit, schema=self.schema_without_rows(log))

@@ -11,28 +11,100 @@ of them may lose a part, so both are judged:
   are newer than the record.
 
 Where neither is left the answer is unknown, which is refused: taken for nothing, it would double rows.
+
+A commit records the last generation of each queue: of an earlier one nothing is written any more. Where very
+many queues stand still (deleted topics), most commits record only what has changed since one that has all of
+them, and name it. That one is so little older that no log loses it long before them.
+
+The newest message of a queue is believed where the record's watermark is the queue's. Where it is not, a
+member has moved the queue since that keeps no messages, or that the record's writer had not seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.delta_log import SinkLog
 from pyspark_rocketmq.sinks.delta_rules import (
+    CHANGED_SINCE,
+    NEWEST,
     NUMBER,
     REACHED,
     TRANSACTION_RETENTION,
     WATERMARKS,
+    WHOLE_AT,
+    SinkCommit,
     app_id,
     forgets_transactions,
     group_app_id,
+    last_generations,
     own_metadata,
 )
+
+_WORTH_LEAVING_OUT: Final = 64
+"""Queues that stand still; a commit records about a hundred bytes of each."""
+_LONGEST_SINCE_MS: Final = 15 * 60 * 1_000
+"""Age up to which a commit that has all queues is gone on from; logs are cleaned up by age."""
+
+
+class Recorded(NamedTuple):
+    """How far a group was by what one of its commits records."""
+
+    watermarks: Mapping[str, int]
+    newest: Mapping[str, Any]
+    """Numbers of the newest message of each queue, by application id."""
+    whole: WholeRecord | None = None
+    """The commit that has all queues, for others to go on from; None where it has few, or is not there."""
+    is_whole: bool = True
+    """False where that commit is missing, or nothing is recorded."""
+
+
+class WholeRecord(NamedTuple):
+    """A commit of files that records all of its group's queues, which are very many."""
+
+    version: int
+    at_ms: int
+    watermarks: Mapping[str, int]
+    newest: Mapping[str, Any]
+
+
+def recorded(entry: Mapping[str, Any] | None, whole_entry: Mapping[str, Any] | None = None) -> Recorded:
+    """Return what a group's commit of files records.
+
+    Args:
+        entry: What the log says of it; None without one.
+        whole_entry: The same of the commit that it names as the one with all queues.
+    """
+    own = {} if entry is None else own_metadata(entry)
+    watermarks, newest = _mapping(own, REACHED), _mapping(own, NEWEST)
+    if CHANGED_SINCE in own:
+        whole = _whole(whole_entry)
+        if whole is None:
+            return Recorded(watermarks, _known(newest), None, is_whole=False)
+        newest = {**whole.newest, **newest}
+        return Recorded({**whole.watermarks, **watermarks}, _known(newest), whole)
+    return Recorded(watermarks, newest, _whole(entry), is_whole=REACHED in own)
+
+
+def _whole(entry: Mapping[str, Any] | None) -> WholeRecord | None:
+    own = {} if entry is None else own_metadata(entry)
+    if entry is None or not isinstance(own.get(WHOLE_AT), int):
+        return None
+    return WholeRecord(int(entry["version"]), own[WHOLE_AT], _mapping(own, REACHED), _mapping(own, NEWEST))
+
+
+def _mapping(own: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = own.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _known(newest: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: numbers for name, numbers in newest.items() if numbers is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,28 +117,80 @@ class GroupCommit:
     """How many commits Spark has made for the group."""
     not_in_ids: Mapping[str, int] = field(default_factory=dict)
     """Watermarks that the transaction ids lack, or have with another value."""
+    newest: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers of the newest message below each watermark, by application id; missing where it is unknown."""
+    whole: WholeRecord | None = None
+    """The commit that has all queues, where there are very many."""
 
     @classmethod
     def judged(
-        cls, stored: Mapping[str, int], entry: Mapping[str, Any] | None, *, number: int = 0
+        cls,
+        stored: Mapping[str, int],
+        entry: Mapping[str, Any] | None,
+        whole_entry: Mapping[str, Any] | None = None,
+        *,
+        number: int = 0,
     ) -> GroupCommit:
         """Return what the ids in ``stored`` and the group's newest commit show together."""
         own = {} if entry is None else own_metadata(entry)
+        known = recorded(entry, whole_entry)
         if WATERMARKS in own:
-            watermarks, number = {**stored, **own[WATERMARKS]}, max(number, own[NUMBER])
+            known = Recorded(own[WATERMARKS], known.newest)
+            # Ids of earlier generations are older than what such commits recorded of these.
+            watermarks = last_generations({**stored, **own[WATERMARKS]})
+            number = max(number, own[NUMBER])
         else:
-            watermarks = {**own.get(REACHED, {}), **stored}
+            watermarks = {**known.watermarks, **stored}
         missing = (
             {}
             if watermarks == stored
             else {name: offset for name, offset in watermarks.items() if stored.get(name) != offset}
         )
-        return cls(watermarks=watermarks, number=number, not_in_ids=missing)
+        newest = known.newest
+        if watermarks != known.watermarks:
+            at = known.watermarks
+            newest = {name: each for name, each in newest.items() if at.get(name) == watermarks.get(name)}
+        return cls(watermarks=watermarks, number=number, not_in_ids=missing, newest=newest, whole=known.whole)
+
+    def reached_with(self, commit: SinkCommit) -> Mapping[str, int]:
+        """Return the watermarks of the last generations once ``commit`` is made."""
+        return last_generations({**self.watermarks, **commit.watermarks})
+
+    def record_of_files(self, commit: SinkCommit, now_ms: int) -> dict[str, Any]:
+        """Return what a commit of files records of the group."""
+        reached, newest = self.reached_with(commit), commit.newest_after(self.newest)
+        if len(reached) <= _WORTH_LEAVING_OUT:
+            return _record(reached, newest)
+        whole = self.whole
+        if whole is not None and 0 <= now_ms - whole.at_ms <= _LONGEST_SINCE_MS:
+            changed = {name: at for name, at in reached.items() if whole.watermarks.get(name) != at}
+            if len(reached) - len(changed) > _WORTH_LEAVING_OUT:
+                names = newest.keys() | whole.newest.keys()
+                differs = {
+                    name: newest.get(name) for name in names if newest.get(name) != whole.newest.get(name)
+                }
+                return {**_record(changed, differs), CHANGED_SINCE: whole.version}
+        return {**_record(reached, newest), WHOLE_AT: now_ms}
+
+    def record_by_spark(self, commit: SinkCommit) -> dict[str, Any]:
+        """Return what a commit by Spark, or in its form, records of the group."""
+        newest = commit.newest_after(self.newest)
+        kept = {NEWEST: newest} if newest else {}
+        return {WATERMARKS: self.reached_with(commit), NUMBER: self.number + 1, **kept}
+
+    def set_by(self, commit: SinkCommit) -> GroupCommit:
+        """Return the same without newest messages that are unknown once an operator's commit is made."""
+        moved = {name for name, at in commit.watermarks.items() if self.watermarks.get(name) != at}
+        return replace(self, newest={name: each for name, each in self.newest.items() if name not in moved})
 
 
-def records_progress(entry: Mapping[str, Any]) -> bool:
+def _record(watermarks: Mapping[str, int], newest: Mapping[str, Any]) -> dict[str, Any]:
+    return {REACHED: watermarks, **({NEWEST: newest} if newest else {})}
+
+
+def records_progress(entry: Mapping[str, Any], whole_entry: Mapping[str, Any] | None = None) -> bool:
     """Whether a commit of a group records how far the group has come; those of older releases do not."""
-    return not {WATERMARKS, REACHED}.isdisjoint(own_metadata(entry))
+    return WATERMARKS in own_metadata(entry) or recorded(entry, whole_entry).is_whole
 
 
 def group_commit(
@@ -89,9 +213,12 @@ def group_commit(
     newest = log.newest_commit(consumer_group) if stored or number or forgets else None
     if newest is None and number:
         raise forgotten(log, consumer_group)
-    if forgets and (not log.begins_at_first_commit if newest is None else not records_progress(newest)):
+    whole = log.whole_record_of(newest)
+    if forgets and (
+        not log.begins_at_first_commit if newest is None else not records_progress(newest, whole)
+    ):
         raise unknown(log, consumer_group)
-    return GroupCommit.judged(stored, newest, number=number)
+    return GroupCommit.judged(stored, newest, whole, number=number)
 
 
 def forgotten(log: SinkLog, consumer_group: str) -> SinkConflict:
@@ -126,4 +253,5 @@ def last_known_commit(log: SinkLog, consumer_group: str) -> GroupCommit:
         number = stored.pop(counter, 0)
         newest = log.newest_commit(consumer_group)
         # In a table that Spark writes, ids are older than what was forgotten.
-        return replace(GroupCommit.judged({} if number else stored, newest), number=number)
+        known = GroupCommit.judged({} if number else stored, newest, log.whole_record_of(newest))
+        return replace(known, number=number)
