@@ -36,7 +36,7 @@ from pyspark_rocketmq.cli.output import OutputForm
 from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consumer.sink_offsets import check_sink, reset_to_sink
-from pyspark_rocketmq.errors import OffsetError, OptionError, SinkSetBack
+from pyspark_rocketmq.errors import OffsetError, OptionError, SinkConflict, SinkSetBack
 from pyspark_rocketmq.group.join import client_id, join_group
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.model import Message, MessageQueue, QueueState
@@ -47,6 +47,7 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.sinks.delta_log import TableLog
 from pyspark_rocketmq.sinks.delta_rules import NUMBER, WATERMARKS, SinkCommit, app_id, group_app_id
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.multi import MultiSink
 from pyspark_rocketmq.sinks.standing import SinkStanding, remembered_text
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest
 from tests.helpers.retries import but_retries
@@ -581,8 +582,28 @@ def test_a_group_does_not_go_back_to_the_beginning_of_a_sink_that_has_its_rows(
 
     with pytest.raises(JobFailed, match=r"has 1 row of its queues.*rewind\('etl', .*rmq\.reset_to_sink"):
         lossy.shop.do(reset, ToSink(), sink=sink.path)
+    for sinks in (sink, [MultiSink([sink])]):
+        with pytest.raises(SinkConflict, match=r"has 1 row of its queues.*beside_rows=True"):
+            reset_to_sink(lossy.shop.store, sinks, GROUP)
 
     assert lossy.shop.now() == {A0: 8}
+    assert reset_to_sink(lossy.shop.store, sink, GROUP, beside_rows=True) == {A0: 0}
+    assert lossy.shop.now() == {A0: 0}
+
+
+def test_a_group_goes_back_to_each_of_its_sinks_that_has_lost_rows(tmp_path: Path, sink: DeltaSink) -> None:
+    """H7: to the lowest of them, and to the beginning of an empty one."""
+    empty = DeltaSink(tmp_path / "empty")
+    empty.prepare(POSITIONS)
+    generations = {A0: 0, A1: 0, RETRIES: 0}
+    lossy = Lossy(
+        Shop(DeltaOffsetStore(tmp_path / "offsets")),
+        sink,
+        passed={A0: 20, A1: 44},
+        others=tuple(empty.standings(GROUP, generations)),
+    )
+
+    assert reset_to_sink(lossy.shop.store, [sink, empty], GROUP) == {A0: 0, A1: 0}
 
 
 def test_a_group_of_several_sinks_does_not_go_back_to_one_of_them(tmp_path: Path, sink: DeltaSink) -> None:

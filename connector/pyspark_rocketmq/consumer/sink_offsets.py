@@ -8,17 +8,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from pyspark_rocketmq.errors import OffsetError
+from pyspark_rocketmq.errors import OffsetError, SinkConflict
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import CLAIMED, OffsetRow, OffsetStore
-from pyspark_rocketmq.sinks.base import Sink
-from pyspark_rocketmq.sinks.multi import Route, one_sink
+from pyspark_rocketmq.sinks.base import CountsRows, Sink
+from pyspark_rocketmq.sinks.multi import Route, one_sink, single_sinks
 from pyspark_rocketmq.sinks.standing import (
+    Lost,
     ahead_of,
     check_has_all,
     forgotten_by,
     lost_by,
     records_of,
+    rows_there_text,
     strangers,
 )
 
@@ -91,7 +93,11 @@ def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
 
 
 def reset_to_sink(
-    store: OffsetStore, sink: Sink | Route | Sequence[Sink | Route], consumer_group: str
+    store: OffsetStore,
+    sink: Sink | Route | Sequence[Sink | Route],
+    consumer_group: str,
+    *,
+    beside_rows: bool = False,
 ) -> dict[MessageQueue, int]:
     """Move a group's offsets back to where its sink is; returns where each queue continues.
 
@@ -99,17 +105,29 @@ def reset_to_sink(
     deleted since then is a gap, as of ``failOnDataLoss``. Queues of which the sink lacks nothing stay where
     they are.
 
+    Args:
+        store: Where the group's offsets are.
+        sink: Every sink of the query.
+        consumer_group: The group.
+        beside_rows: Go back to the beginning of a Delta table without watermarks even if it has rows of the
+            queues, which are not the group's.
+
     Raises:
-        OffsetError: If somebody claimed or moved one of the queues meanwhile, which stays.
+        SinkConflict: If such a table has rows of the queues, which would be there twice.
+        OffsetError: If a sink cannot be read, or if somebody claimed or moved one of the queues meanwhile,
+            which stays.
         OffsetStoreUnavailable, OffsetCommitConflict: If the store cannot be read or written.
     """
     rows = store.read(consumer_group)
-    sink = one_sink(sink)
-    standings = sink.standings(consumer_group, {queue: row.generation for queue, row in rows.items()})
+    generations = {queue: row.generation for queue, row in rows.items()}
     targets: dict[MessageQueue, int] = {}
-    for lost in lost_by(rows, standings):
-        for queue, target in lost.targets.items():
-            targets[queue] = min(target, targets.get(queue, target))
+    for each in single_sinks(one_sink(sink)):
+        for lost in lost_by(rows, each.standings(consumer_group, generations)):
+            problem = None if beside_rows else rows_problem(each, consumer_group, lost)
+            if problem is not None:
+                raise SinkConflict(problem)
+            for queue, target in lost.targets.items():
+                targets[queue] = min(target, targets.get(queue, target))
     if not targets:
         return {}
     # A sink's place says nothing of the log that the broker has now: a loss there is noticed as before.
@@ -121,6 +139,18 @@ def reset_to_sink(
             "moved that meanwhile. Stop every query of the group, and call reset_to_sink again."
         )
     return targets
+
+
+def rows_problem(sink: Sink, consumer_group: str, lost: Lost) -> str | None:
+    """Why a group must not go back to where a sink is; None if it may.
+
+    Raises:
+        OffsetError: If the sink cannot be read.
+    """
+    if not lost.may_be_forgotten or not isinstance(sink, CountsRows):
+        return None
+    count = sink.count_rows(dict.fromkeys(lost.behind, 0))
+    return rows_there_text(consumer_group, lost.standing.path, count) if count else None
 
 
 def note_sink_ahead(store: OffsetStore, sink: Sink, consumer_group: str) -> None:

@@ -205,6 +205,15 @@ def note_newest(batch: SinkBatch, newest: Mapping[MessageQueue, str]) -> None:
         batch.note_newest(newest)
 
 
+@runtime_checkable
+class CountsRows(Protocol):
+    """A sink that can be asked for a group's rows, whatever its watermarks show."""
+
+    def count_rows(self, from_offsets: Mapping[MessageQueue, int]) -> int:
+        """Count the rows of these queues from their offsets on."""
+        ...
+
+
 class Sink(Protocol):
     """A place for rows; used by one thread of the driver at a time."""
 

@@ -155,6 +155,13 @@ def one_sink(sinks: Sink | Route | Sequence[Sink | Route]) -> Sink:
     return MultiSink(sinks) if isinstance(sinks, Sequence) else sinks
 
 
+def single_sinks(sink: Sink) -> tuple[Sink, ...]:
+    """The sinks that one is made of, itself if it is a single one."""
+    if not isinstance(sink, MultiSink):
+        return (sink,)
+    return tuple(single for each in sink.sinks for single in single_sinks(each))
+
+
 @dataclass(frozen=True, slots=True)
 class _Filter:
     where: pc.Expression | None

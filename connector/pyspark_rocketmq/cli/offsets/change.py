@@ -46,17 +46,18 @@ from pyspark_rocketmq.cli.options import OffsetsChangeSettings
 from pyspark_rocketmq.cli.output import OutputForm, print_records
 from pyspark_rocketmq.cli.settings import JobFailed
 from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consumer.sink_offsets import rows_problem
 from pyspark_rocketmq.delta.paths import TableName
 from pyspark_rocketmq.delta.storage_options import NO_OPTIONS, StorageOptions
-from pyspark_rocketmq.delta.table import STORAGE_ERRORS, open_table, query_rows, sql_literal
+from pyspark_rocketmq.delta.table import STORAGE_ERRORS, open_table
 from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.store import OffsetRow
 from pyspark_rocketmq.sinks.delta_log import TableLog
-from pyspark_rocketmq.sinks.delta_rules import app_id
+from pyspark_rocketmq.sinks.delta_rules import app_id, rows_condition
 from pyspark_rocketmq.sinks.group_commits import group_commit
-from pyspark_rocketmq.sinks.standing import Lost, lost_by
+from pyspark_rocketmq.sinks.standing import lost_by
 
 if TYPE_CHECKING:
     from pyspark_rocketmq.sinks.delta_sink import DeltaSink
@@ -109,34 +110,11 @@ class SinkWatermarks:
                 "and going back to where one of them is would forget what the others lack. Name them all, in "
                 "Python: rmq.reset_to_sink(store, [every sink of the query], consumer_group)."
             )
-        if found[0].may_be_forgotten:
-            self._check_rows_are_gone(consumer_group, found[0])
-        return found[0].targets
-
-    def _check_rows_are_gone(self, consumer_group: str, lost: Lost) -> None:
-        """Refuse to go back to the beginning where rows would be there twice.
-
-        Raises:
-            JobFailed: If the table has rows of these queues.
-        """
-        count = self._count(" OR ".join(_rows_from(queue, 0, '"') for queue in lost.behind))
-        if count:
-            raise JobFailed(
-                f"Nothing was changed: {self._path} shows no watermark of group {consumer_group}, and has "
-                f"{counted(count, 'row')} of its queues, which the group would write again, and would have "
-                "twice. If they are the group's, whose watermarks were forgotten "
-                "(delta.setTransactionRetentionDuration), say how far they go, in Python: "
-                f"DeltaSink({self._path!r}).rewind({consumer_group!r}, {{queue: highest queueOffset + 1}}) "
-                "for every queue. If they are not, use rmq.reset_to_sink(store, sink, consumer_group)."
-            )
-
-    def _count(self, where: str) -> int:
-        """How many rows a condition chooses."""
-        # delta-rs' SQL takes a name without quotation marks for one in small letters.
-        sql = f"SELECT count(*) AS found FROM rows WHERE {where}"  # noqa: S608 - quoted literals
         with self._answering():
-            [count] = query_rows(self._table(), sql).column("found").to_pylist()
-        return int(count)
+            problem = rows_problem(self._sink(), consumer_group, found[0])
+        if problem is not None:
+            raise JobFailed(problem)
+        return found[0].targets
 
     def problem(self, consumer_group: str, moves: Sequence[QueueMove]) -> str | None:
         """Why the watermarks must not follow ``moves``: rows would be there twice, or be forgotten."""
@@ -147,10 +125,11 @@ class SinkWatermarks:
             forgotten = self._sink().rewind_problem(consumer_group, [move.queue for move in back])
         if forgotten is not None:
             return f"Nothing was changed. {forgotten}"
-        count = self._count(" OR ".join(_rows_from(move.queue, move.target, '"') for move in back))
+        with self._answering():
+            count = self._sink().count_rows({move.queue: move.target for move in back})
         if count == 0:
             return None
-        shown = " OR ".join(_rows_from(move.queue, move.target, "`") for move in back)
+        shown = " OR ".join(rows_condition(move.queue, move.target, "`") for move in back)
         remedy = f"DELETE FROM delta.`{self._path}` WHERE {shown}"  # noqa: S608 - shown, not run
         return (
             f"Nothing was changed: {self._path} still has {counted(count, 'row')} that group "
@@ -186,17 +165,6 @@ class SinkWatermarks:
         from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 
         return DeltaSink(self._path, storage_options=self._storage)
-
-
-def _rows_from(queue: MessageQueue, begin: int, quote: str) -> str:
-    """The condition that chooses the queue's rows from an offset on."""
-    topic, broker, queue_id, offset = (
-        f"{quote}{name}{quote}" for name in ("topic", "brokerName", "queueId", "queueOffset")
-    )
-    return (
-        f"({topic} = {sql_literal(queue.topic)} AND {broker} = {sql_literal(queue.broker_name)} "
-        f"AND {queue_id} = {queue.queue_id} AND {offset} >= {begin})"
-    )
 
 
 _RUNS_IF_YOUNGER_S = 60.0
