@@ -17,6 +17,8 @@ from pyspark_rocketmq.errors import (
     RocketMQError,
 )
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
+from pyspark_rocketmq.offsets.rules import Change
+from pyspark_rocketmq.offsets.store import CLAIMED, SinkRecord
 from pyspark_rocketmq.options.positions import EARLIEST, LATEST, QueuePositions
 from pyspark_rocketmq.source.message_lookup import Found, MessageLookup
 from tests.source.test_planner import A0, A1, B0, Planning
@@ -525,6 +527,35 @@ def test_an_operator_answers_a_loss_at_the_broker() -> None:
 
     assert scenario.next() == [(A0, 0, 9)]
     assert scenario.generations() == {A0: 1}
+
+
+def test_an_answer_that_an_earlier_release_has_followed_in_vain_is_one() -> None:
+    """F4, F5: it marked the row as a claimed one, ended at each start, and is upgraded for that."""
+    scenario = Scenario({A0: [1, 2, 3, 4, 5, 6]})
+    scenario.consume_all()
+    scenario.restart()
+    scenario.log.stored[A0] = [100 + at for at in range(9)]
+    store = scenario.planning.store
+    store.reset("g", {A0: 0})
+    row = store.read("g")[A0]._replace(batch_id=CLAIMED, shown="[0]")
+    store._change("g", lambda rows: Change({**rows, A0: row}, None), "")
+    scenario.brokers.offsets[A0] = 0
+
+    assert scenario.next() == [(A0, 0, 9)]
+    assert scenario.generations() == {A0: 1}
+
+
+@pytest.mark.parametrize("last", ["", "[3,4,0]"], ids=["only its offset", "known"])
+def test_a_position_that_a_sink_has_set_is_nobodys_answer(last: str) -> None:
+    """F4, H10: an offset store that was lost; a filter left the newest message below the watermark."""
+    scenario = Scenario({A0: [1, 2, 3, 4, 5, 6]})
+    store = scenario.planning.store
+    store.claim("g", "", {A0: 6})
+    store.note_sinks("g", {A0: SinkRecord(generation=0, next_offset=6, last_message=last)})
+    scenario.log.stored[A0] = [100 + at for at in range(9)] if last else [100, 101]
+
+    with pytest.raises(DataLoss):
+        scenario.next()
 
 
 def test_an_old_offset_of_a_promoted_slave_is_no_answer_to_its_loss() -> None:

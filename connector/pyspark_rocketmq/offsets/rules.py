@@ -25,6 +25,7 @@ from pyspark_rocketmq.offsets.store import (
     FIRST_GENERATIONS,
     FOLLOWED,
     NO_ROWS,
+    NOTED,
     RESET,
     SKIPPED,
     CommitResult,
@@ -193,7 +194,7 @@ def _noted(row: OffsetRow, record: SinkRecord, now_s: float) -> OffsetRow:
     if record.generation < row.generation:
         return row
     if record.generation > row.generation:
-        moved = _moved(row, record.next_offset, CLAIMED)._replace(generation=record.generation)
+        moved = _moved(row, record.next_offset, NOTED)._replace(generation=record.generation)
         return _with(moved, epoch=row.epoch + 1, last_message=newest)._replace(updated_at_s=_whole_us(now_s))
     if not _is_behind(row.state.last_message, newest):
         return row
@@ -201,6 +202,8 @@ def _noted(row: OffsetRow, record: SinkRecord, now_s: float) -> OffsetRow:
     if row.was_reset or row.was_followed:
         # It was consumed from there on: nobody's word about another log.
         row = row._replace(batch_id=SKIPPED)
+    elif row.batch_id == CLAIMED:
+        row = row._replace(batch_id=NOTED)
     return _with(row, epoch=row.epoch + 1, last_message=merged)._replace(updated_at_s=_whole_us(now_s))
 
 

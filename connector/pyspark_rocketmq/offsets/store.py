@@ -61,6 +61,8 @@ member of the group, or an operator, has put it."""
 SKIPPED = -4
 """``batch_id`` of a row that no batch has moved since a member moved it on, past messages that were gone or
 to the beginning of the queue's next generation; or since a command put it where a record says."""
+NOTED = -5
+"""``batch_id`` of a row that no batch has moved since a claim, and that remembers a message of a sink."""
 FIRST_GENERATIONS: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
 """Generations where none has begun again."""
 
@@ -78,7 +80,8 @@ class OffsetRow(NamedTuple):
     """Query whose batch moved the row last; empty after a reset or before the first commit."""
     batch_id: int
     """Batch that moved the row last; ``RESET`` after a reset, ``CLAIMED`` when only a claim has set it,
-    ``FOLLOWED`` when another one has put it at its broker, ``SKIPPED`` when a member has moved it on."""
+    ``FOLLOWED`` when another one has put it at its broker, ``SKIPPED`` when a member has moved it on,
+    ``NOTED`` when a sink has set it."""
     updated_at_s: float
     """Wall-clock seconds; like all seconds of a row, whole microseconds."""
     statistics: str = ""
@@ -116,6 +119,14 @@ class OffsetRow(NamedTuple):
     def was_followed(self) -> bool:
         """Whether another one moved the group at the queue's broker last, and no batch has begun there."""
         return self.batch_id == FOLLOWED
+
+    @property
+    def may_be_followed(self) -> bool:
+        """The same, or of an earlier release: that marked such a row as a claimed one.
+
+        A claimed row remembers no message, or the one before its position.
+        """
+        return self.batch_id in {FOLLOWED, CLAIMED}
 
     @property
     def was_moved(self) -> bool:

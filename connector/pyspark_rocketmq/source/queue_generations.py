@@ -242,7 +242,7 @@ class QueueGenerations:
         is_answer = self._fails and is_newest and self._checked.get(row.queue) != row.epoch
         return standing._replace(
             was_reset=row.was_reset_by_operator and (is_answer or not is_known),
-            was_followed=row.was_followed and not is_known,
+            was_followed=row.may_be_followed and not is_known,
         )
 
     def _is_suspect(self, row: OffsetRow, bounds: QueueBounds) -> bool:
