@@ -379,6 +379,17 @@ class DatabaseConformance(SinkConformance):
         assert prepared(database).watermarks(GROUP) == {QueueGeneration(Q0, 0): 5}
         assert [offset for _, offset, _ in stored_in(database)] == [3, 4]
 
+    def test_an_offset_store_put_back_before_a_generation_does_not_make_the_sink_look_behind(
+        self, sink: DatabaseSink
+    ) -> None:
+        """H7, H10: the table has one row for each queue, of the last generation."""
+        run(sink, {Q0: 9}, rows(Q0, 0, 9))
+        run(sink, {Q0: 2}, rows(Q0, 0, 2), generations={Q0: 1, Q1: 0})
+
+        [standing] = sink.standings(GROUP, {Q0: 0, Q1: 0})
+        assert standing.later == {Q0}
+        assert sink.standings(GROUP, {Q0: 1, Q1: 0})[0].later == frozenset()
+
     def test_a_table_of_the_release_before_is_asked_how_far_it_is_before_it_is_prepared(
         self, database: Database
     ) -> None:

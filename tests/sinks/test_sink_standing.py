@@ -62,6 +62,16 @@ def test_a_row_that_was_moved_without_this_sink_may_be_ahead_of_it(found: Offset
     assert not lost_by(rows(found), [LAKE])
 
 
+def test_a_sink_that_has_begun_a_later_generation_lacks_nothing_of_the_one_before() -> None:
+    """H7, H10: the offset store was put back; another table has begun nothing."""
+    ahead = LAKE._replace(watermarks={Q0: 2, Q1: 4}, later=frozenset({Q0}))
+    found = rows(row(Q0, 9, LAKE), row(Q1, 4, LAKE))
+
+    assert not lost_by(found, [ahead])
+    [lost] = lost_by(found, [ahead._replace(identity="table-2")])
+    assert lost.behind.keys() == {Q0, Q1}
+
+
 def test_a_sink_without_a_watermark_lacks_even_the_first_message() -> None:
     """H7"""
     [lost] = lost_by(rows(row(Q0, 1, LAKE), row(Q1, 0, LAKE)), [LAKE._replace(watermarks={})])
