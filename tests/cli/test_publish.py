@@ -132,15 +132,17 @@ def test_every_setting_of_the_sink_reaches_it() -> None:
         "tlsCertFile": "c.pem",
         "tlsKeyFile": "k.pem",
         "tlsKeyPassword": "p",
-        "tlsVerifyCertificate": "false",
         "tlsVerifyHostname": "false",
     }
+    unchecked = {key: text for key, text in given.items() if key != "tlsCaFile"}
+    unchecked["tlsVerifyCertificate"] = "false"
     of_the_sink = {each.metadata["spec"].key for each in fields(WriteOptions)}
     of_another_cluster = {"namespaceV2"}
     said_by_select = {"tags", "keys", "shardingKey", "queueId", "delayLevel"}
 
-    assert given.items() <= settings(input="/lake/x", **given).sink_options().items()
-    assert given.keys() == of_the_sink - said_by_select - of_another_cluster
+    for each in (given, unchecked):
+        assert each.items() <= settings(input="/lake/x", **each).sink_options().items()
+    assert given.keys() | unchecked.keys() == of_the_sink - said_by_select - of_another_cluster
 
 
 def test_without_settings_the_sink_has_its_own_defaults() -> None:
