@@ -96,7 +96,7 @@ class Log(MessageLookup):
 
     def lose_end(self, count: int) -> None:
         """The machine loses power, or a slave is promoted: what comes next overwrites the end of its log."""
-        # Also for a group that has nothing to compare with.
+        # An empty queue after expired messages has nothing to compare with: the page names it.
         least = 1 if self.first else 0
         kept = self.messages[: max(least, len(self.messages) - count)]
         lost = self.messages[len(kept) :]
@@ -394,6 +394,7 @@ class History:
         if row is not None and row.next_offset and not self._is_comparable(row):
             return
         self.log.make_anew(2 * count)
+        # Another member's offset that its broker keeps looks like one in the new log: the page names it.
         if self.loses_store or self.brokers.offsets.get(A0) not in self._shown():
             self.brokers.offsets.pop(A0, None)
 
