@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
 from pyspark_rocketmq.client.cluster import Cluster, outcomes_at_queues
@@ -13,13 +13,14 @@ from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.consume.not_now import Rests
 from pyspark_rocketmq.errors import BrokerOffsetUnavailable, RemoteProtocolError, RocketMQError
-from pyspark_rocketmq.group.broker_offsets import ReportedResets
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, PulledBody, QueueBounds
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.source.cluster_view import Snapshot
 from pyspark_rocketmq.wire.columnar.decode import offsets_of
 from pyspark_rocketmq.wire.messages import decode_stored_messages
+
+if TYPE_CHECKING:
+    from pyspark_rocketmq.source.cluster_view import Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,9 @@ class MessageLookup:
     def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
         self._group = options.consumer_group or PLAIN_SOURCE_GROUP
         self._brokers = Cluster.of(options, clock, pool=pool).brokers()
+        # Tasks look without it, and need not load the group's side.
+        from pyspark_rocketmq.group.broker_offsets import ReportedResets
+
         self._resets = ReportedResets()
         self._clock = clock
         self._rests: Rests[MessageQueue] = Rests()
