@@ -176,7 +176,7 @@ class PublishSettings(ClusterAccess):
     retry_timeout_ms: int = like_sink("retry_timeout_ms", default=120_000)
 
     def sink_options(self) -> dict[str, str]:
-        """What goes to the data source as it is."""
+        """Options that the data source gets unchanged."""
         named = {"writeId": self.write_id} if self.write_id is not None else {}
         return {
             "nameServers": ";".join(self.name_servers),
@@ -332,7 +332,7 @@ class ConsumeSettings(ClusterAccess):
     retry_timeout_ms: int = like_source("retry_timeout_ms", default=120_000)
 
     def cross_field_problems(self) -> list[str]:
-        """What would be ignored in silence, or fail only after Spark has started."""
+        """Problems that nobody would report, or only Spark after its start."""
         problems = topic_problems(self) + ClusterAccess.cross_field_problems(self)
         if self.body_schema is not None:
             problems += [
@@ -357,12 +357,12 @@ class ConsumeSettings(ClusterAccess):
         return problems
 
     def subscribed(self) -> tuple[Subscription, ...]:
-        """What to subscribe to."""
+        """Subscriptions of the consumer."""
         topics = self.topics if self.topic is None else (self.topic,)
         return self.subscriptions or subscriptions_of(topics, self.subscription, self.sql_filter)
 
     def source_options(self) -> dict[str, str]:
-        """What goes to the data source as it is."""
+        """Options that the data source gets unchanged."""
         return {
             "failOnDataLoss": str(self.fail_on_data_loss).lower(),
             "pullBatchSize": str(self.pull_batch_size),

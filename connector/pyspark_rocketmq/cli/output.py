@@ -136,7 +136,7 @@ def totals_table(sums: Sequence[LagTotal], console: Console) -> Table:
 
 
 _FORMULA: Final = ("=", "+", "-", "@")
-"""What a text of CSV begins with that spreadsheets would calculate."""
+"""First characters of a text that spreadsheets would take for a formula."""
 
 
 class OutputForm(StrEnum):

@@ -76,7 +76,7 @@ class SettingsCommand(click.Command):
 
     @property
     def option_keys(self) -> tuple[str, ...]:
-        """What ``--option`` takes."""
+        """The keys of ``--option``."""
         return tuple(spec.key for spec in specs_of(self.settings))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -134,7 +134,7 @@ def _plain(doc: str) -> str:
 
 
 def _default_of(spec: OptionSpec, keys: Collection[str]) -> str:
-    """What holds if it is not given; where it is required, which of ``keys`` will do in its place."""
+    """Return the default; for a required option, also the ``keys`` that may be given in its place."""
     return ", or ".join([spec.default_text, *(f"`{key}`" for key in spec.instead if key in keys)])
 
 

@@ -1,7 +1,7 @@
 """A running command: its Spark session, its progress on the screen, and the signals that stop it.
 
 ``spark-submit`` runs two processes: the JVM, which was started, and its child, this one. A supervisor sends
-SIGTERM to the first alone; Ctrl-C goes to both, and to the process that plans the query. The JVM would stop
+SIGTERM only to the first; Ctrl-C goes to both, and to the process that plans the query. The JVM would stop
 Spark during the listener's calls. So it ignores SIGINT, as its children then do, and passes SIGTERM on to
 this process.
 """
@@ -207,7 +207,7 @@ class _PassesOn:
         os.kill(os.getpid(), signal.SIGTERM)
 
     class Java:
-        """What Py4J asks for."""
+        """The interface, in the form that Py4J asks for."""
 
         implements = ("sun.misc.SignalHandler",)
 

@@ -139,7 +139,7 @@ def _flatten(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _to_text(value: Any) -> str | None:
-    """What a user would have typed after ``key=``; None for what cannot be typed."""
+    """Return the text that a user would type after ``key=``; None if there is none."""
     match value:
         case bool():
             return str(value).lower()
@@ -238,11 +238,11 @@ class ClusterAccess(OptionSet):
         return implied_namespace(values)
 
     def cross_field_problems(self) -> list[str]:
-        """Those of the data source: a job reports them before it starts Spark or reads a store."""
+        """Problems that the data source would find later, after Spark has started or a store was read."""
         return connection_problems(self)
 
     def access_options(self, namespace: str | None = None) -> dict[str, str]:
-        """Those given, as the data source takes them; with another ``namespace`` if it is not None."""
+        """Options given, in the data source's form; with another ``namespace`` if it is not None."""
         values = {
             field.metadata["spec"].key: getattr(self, field.name)
             for field in dataclasses.fields(ClusterAccess)

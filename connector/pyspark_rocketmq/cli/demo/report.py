@@ -21,7 +21,7 @@ Position = tuple[str, str, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderReport:
-    """What was found; ``is_clean`` when nothing was."""
+    """Findings of the check; ``is_clean`` if there are none."""
 
     messages: int
     """Different messages, by topic, broker, queue and queue offset."""
@@ -177,6 +177,6 @@ def print_head(rows: pa.Table, path: str, console: Console, count: int = 10) -> 
 
 
 def print_findings(findings: Iterable[str], console: Console) -> None:
-    """What the check found wrong, as far as it keeps examples."""
+    """Examples of errors that the check has kept."""
     for finding in findings:
         console.print(f"  - {finding}", markup=False)

@@ -60,7 +60,7 @@ class RunNames:
 
     @classmethod
     def for_run(cls, settings: DemoSettings, started: datetime) -> RunNames:
-        """What the settings say, else names made from the start time."""
+        """Names of the settings, or else names made from the start time."""
         run = started.strftime("%Y%m%d-%H%M%S")
         work_dir = Path(settings.work_dir or Path(gettempdir(), _DEFAULT_FOLDER + run))
         return cls(

@@ -326,7 +326,7 @@ class _OffsetChange:
     def needed_bounds(
         self, queues: Mapping[MessageQueue, object] | set[MessageQueue]
     ) -> dict[MessageQueue, QueueBounds]:
-        """What the brokers hold of ``queues``, which the change cannot do without."""
+        """Return the bounds of ``queues`` at their brokers; the change needs them all."""
         if self._cluster is None:
             raise JobFailed("Where a queue begins or ends only its broker knows; give option 'nameServers'.")
         bounds = self._bounds({queue.topic for queue in queues})

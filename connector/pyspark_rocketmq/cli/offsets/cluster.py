@@ -36,11 +36,11 @@ class Reach(Protocol):
 
     @property
     def request_timeout_ms(self) -> int:
-        """Of one request."""
+        """Time-out of one request."""
         ...
 
     def access_options(self, namespace: str | None = None) -> dict[str, str]:
-        """As the data source takes them."""
+        """Options of the connection in the form that the data source takes."""
         ...
 
 

@@ -35,7 +35,7 @@ _CONF: Final = "--conf order-etl.toml"
 
 
 class Parsed(click.ParamType[Any]):
-    """What a parser of ours reads; its ValueErrors end a sentence that begins with the option."""
+    """A parameter that a parser of ours reads; its ValueErrors end a sentence that begins with the option."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name

@@ -21,16 +21,16 @@ GroupRows = dict[OffsetKey, list[OffsetRow]]
 
 
 class StoreSettings(Protocol):
-    """What of a job's settings names a group."""
+    """The settings of a job that name a group."""
 
     @property
     def offset_store(self) -> str:
-        """As option ``offsetStore``."""
+        """Value of option ``offsetStore``."""
         ...
 
     @property
     def storage_secrets(self) -> str | None:
-        """As option ``storageSecrets``."""
+        """Value of option ``storageSecrets``."""
         ...
 
     @property
@@ -49,7 +49,7 @@ class StoredGroup:
 
     @cached_property
     def changes(self) -> Sequence[StoredChange]:
-        """What can be gone back to, oldest first, as of the first look: each reads the whole log.
+        """Changes that can be gone back to, oldest first. Only the first look reads the log, which is long.
 
         Raises:
             JobFailed: If the store has no memory.

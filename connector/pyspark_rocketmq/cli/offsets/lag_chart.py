@@ -33,10 +33,10 @@ class LagHistory:
     times_s: tuple[float, ...]
     """Wall-clock seconds of the samples."""
     moments: tuple[Moment | None, ...]
-    """What the store had at each; None before its first change."""
+    """Offset in the store at each time; None before the first change."""
     ends: tuple[Ends, ...]
     dead_letters: tuple[int, ...]
-    """Of the whole group, up to each time."""
+    """Number for the whole group, up to each time."""
     resets_s: tuple[float, ...]
     """When an operator moved the group."""
 
@@ -152,7 +152,7 @@ class _JsonInScript(json.JSONEncoder):
     """JSON for a page's script: no name of a broker, topic or group can end the script or begin a comment."""
 
     def encode(self, o: Any) -> str:
-        """As JSON, with the marks of HTML as escapes."""
+        """Return JSON in which the marks of HTML are escapes."""
         text = super().encode(o)
         return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -182,7 +182,7 @@ def _chart(history: LagHistory) -> alt.VConcatChart:
 
 
 def _explained(records: list[dict[str, Any]], history: LagHistory) -> list[str]:
-    """What the marks mean, of those that are there."""
+    """Return the meaning of the marks that the chart has."""
     states = {record["state"] for record in records}
     words = [
         ("triangle: queue suspended by its listener", SUSPENDED in states),

@@ -69,7 +69,7 @@ def lag_history(settings: OffsetsLagSettings, hours: float, clock: Clock | None 
 
 
 def _moments(group: StoredGroup, changes: Sequence[StoredChange], times_s: Sequence[float]) -> list[Moment]:
-    """Those of the group's changes that a sample shows, with their rows."""
+    """Return the changes of the group that a sample shows, with their rows."""
     shown = moments_at(times_s, [Moment(change, {}) for change in changes])
     wanted = {moment.change.version: moment.change for moment in shown if moment is not None}
     rows = group.rows_of_all(list(wanted.values()))

@@ -117,7 +117,7 @@ def parse_target(text: str) -> Target:
 
 
 def _time_in_digits(digits: str) -> str | None:
-    """What to write for a time in the form of ``consumeTimestamp`` or ``mqadmin`` (ms); None for neither.
+    """Return what to write for a time in the form of ``consumeTimestamp`` or of ``mqadmin``; else None.
 
     No queue has that many messages.
     """
@@ -148,14 +148,14 @@ class QueueChoice:
         return not self.topics or queue.topic in self.topics
 
     def takes_retries_too(self, queue: MessageQueue) -> bool:
-        """As ``takes``, but queues of the retry topic are meant without being named, too."""
+        """Whether ``queue`` is meant, where queues of the retry topic need not be named."""
         return self.takes_topic(queue) and (
             not self.queues or (queue.broker_name, queue.queue_id) in self.queues
         )
 
 
 def not_chosen(choice: QueueChoice, queues: Collection[MessageQueue]) -> str | None:
-    """What of ``choice`` is the name of none of ``queues``, as a sentence; None if all of it is."""
+    """Return a sentence about a name in ``choice`` that no queue has; None if all names are known."""
     topics = {queue.topic for queue in queues}
     for topic in sorted(choice.topics - topics):
         near = difflib.get_close_matches(topic, topics, n=1)
@@ -201,7 +201,7 @@ class QueueMove:
 
     @property
     def moved(self) -> int | None:
-        """By how many messages; negative means that they are consumed again."""
+        """Number of messages passed over; a negative number of messages is consumed again."""
         return None if self.row is None else self.target - self.row.next_offset
 
     @property
@@ -211,7 +211,7 @@ class QueueMove:
 
     @property
     def note(self) -> str:
-        """What the operator should know."""
+        """Remarks for the operator."""
         notes = []
         if self.bounds is not None and self.target < self.bounds.min_offset:
             notes.append(f"the broker begins at {self.bounds.min_offset}")

@@ -70,7 +70,7 @@ def iso(seconds: float | None) -> str | None:
 
 
 Members = Mapping[str, Mapping[MessageQueue, ProcessQueueInfo]]
-"""What each member that answered says of its queues, by client id."""
+"""Queues that each member reports, by client id; only of members that answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ LAG_COLUMNS = (
     "consumerGroup", "topic", "brokerName", "queueId", "nextOffset", "brokerMaxOffset", "lag", "lagSeconds",
     "note", "reconsumeTimes", "suspendedUntil", "heldBy", "lockAgeSeconds", "claimedBy", "epoch",
 )  # fmt: skip
-"""Those of ``LagView.columns``, for where there may be no queue."""
+"""Columns of ``LagView.columns``, for output that may have no queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
