@@ -96,7 +96,7 @@ def main(config: Mapping[str, Any]) -> None:
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
         max_offsets_per_trigger=2_000,
         instance_name=config["instance"],
-        # Offsets begin again where a topic is made anew; what is lost all the same, the sink shows.
+        # Offsets begin again where a topic is made again; what is lost all the same, the sink shows.
         options={"failOnDataLoss": "false"} if config["topicsChange"] else None,
     )
     for topic in config["topics"]:

@@ -2,7 +2,7 @@
 ``python -m tests.applications.chaos``.
 
 Orders are produced all the while. At the end the sink must hold each message once, and each order's
-steps in order. Another topic is sent to by sharding key, and a third one is deleted and made anew. For
+steps in order. Another topic is sent to by sharding key, and a third one is deleted and made again. For
 some events all applications stop first: an operator resets offsets, restores the sink or loses the
 offset store meanwhile. The schedule is a function of the seed; what exactly it meets is the machine's.
 Its clock begins when all applications are members; who is to be disturbed is waited for until it is a
@@ -78,7 +78,7 @@ _SLOTS = ("one", "two", "three")
 _KEYED_BROKER = "broker-b"
 _QUEUES = 4
 _PER_GENERATION = 20
-"""Messages to each queue of the topic that is made anew."""
+"""Messages to each queue of the topic that is made again."""
 _SLOW = "2 minutes"
 _AWAY_S = 300.0
 _REGISTERED_S = 5.0

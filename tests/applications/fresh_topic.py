@@ -67,7 +67,7 @@ class FreshTopic:
         self._make()
 
     def next_generation(self, messages: int) -> None:
-        """Have all messages of this generation consumed, make the topic anew, and begin the next one.
+        """Have all messages of this generation consumed, make the topic again, and begin the next one.
 
         Raises:
             AssertionError: If the sink did not have them in time.

@@ -44,7 +44,7 @@ class Group:
     more_topics: tuple[str, ...] = ()
     """Subscribed to besides."""
     topics_change: bool = False
-    """Whether topics are deleted and made anew, so that offsets begin again (``failOnDataLoss=false``)."""
+    """Whether topics are deleted and made again, so that offsets begin again (``failOnDataLoss=false``)."""
 
     on: Storage | None = None
 

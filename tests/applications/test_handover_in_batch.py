@@ -96,7 +96,7 @@ class Group:
         }
 
     def await_share(self, member: PushConsumer, what: str) -> set[MessageQueue]:
-        """Wait until a member that has just joined has half of the queues; tells how long that took."""
+        """Wait until a member that has just joined has half of the queues; shows how long that took."""
         began_s = time.monotonic()
         wait_until(
             lambda: len(self.locked(member)) == len(self.queues) // 2,

@@ -116,7 +116,7 @@ def make_anew(
 def test_a_topic_made_anew_while_the_group_was_away_is_read_whole_in_a_new_generation(
     stays: Stays, put: Put, make_anew: Callable[[int], None], count: int
 ) -> None:
-    """F4, H1: bounds tell it, or else the message in the place of the last one consumed."""
+    """F4, H1: bounds show it, or else the message in the place of the last one consumed."""
     put(b"1", b"2", b"3")
     assert stays.offsets(stays.come(), 3) == [0, 1, 2]
     stays.go()
@@ -130,7 +130,7 @@ def test_a_topic_made_anew_while_the_group_was_away_is_read_whole_in_a_new_gener
 def test_a_topic_made_anew_before_the_group_consumed_anything_is_read_whole(
     stays: Stays, put: Put, make_anew: Callable[[int], None]
 ) -> None:
-    """F4: told by the message before the group's beginning, which is gone."""
+    """F4: shown by the message before the group's beginning, which is gone."""
     put(b"1", b"2", b"3")
     query = stays.come(startingOffsets="latest")
     wait_until(lambda: not query.consumed() and stays.queue in stays.store.read(stays.group), SOON_S)

@@ -91,7 +91,7 @@ def offsets_in(batches: Iterable[pa.RecordBatch]) -> list[int]:
 def test_a_groups_range_ends_at_a_reset_and_says_where_to_go_on(
     address: str, queue: MessageQueue, group: str
 ) -> None:
-    """F5, F4: a reset is no data loss; the broker tells of it once."""
+    """F5, F4: a reset is no data loss; the broker reports it once."""
     of_group = partition(address, queue, group, is_of_group=True)
 
     *before, told = read_queue(of_group)

@@ -101,7 +101,7 @@ def test_a_row_with_a_moment_is_given_out_then(
 def test_rows_without_a_key_go_on_while_a_broker_is_away_and_those_of_it_fail(
     cluster: ClusterUnderTest, client: BrokerClient, queues: list[MessageQueue]
 ) -> None:
-    """G3, G5: a row of a queue goes nowhere else, and is told."""
+    """G3, G5: a row of a queue goes nowhere else, and is reported."""
     topic = queues[0].topic
     cluster.stop_broker("broker-b")
     try:

@@ -51,7 +51,7 @@ def _filter_properties(broker: Channel, soon: Deadline, *, is_on: bool) -> None:
 
 @pytest.fixture
 def filled(put: Put, queue: MessageQueue) -> None:
-    """One message for each set of properties; its body tells which."""
+    """One message for each set of properties; its body shows which."""
     put(
         *(
             Message(topic=queue.topic, body=b"%d" % number, properties=dict(properties))

@@ -121,7 +121,7 @@ def test_the_pulls_of_a_connection_that_went_away_are_dropped(cluster: SimCluste
 
 
 def test_a_member_whose_connection_ends_leaves_its_group(cluster: SimCluster, client: RawClient) -> None:
-    """B7: the others are told at once."""
+    """B7: the others hear of it at once."""
     client.send(heartbeat("c1"))
     client.receive(), client.receive()
     with RawClient(cluster.broker_addresses["broker-a"]) as other:

@@ -1,4 +1,4 @@
-"""Old messages that go, and topics that grow or are made anew."""
+"""Old messages that go, and topics that grow or are made again."""
 
 from __future__ import annotations
 

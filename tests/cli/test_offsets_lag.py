@@ -173,7 +173,7 @@ def test_instances_of_a_broadcasting_group_are_shown_one_by_one(
 def test_a_group_without_members_still_has_a_lag(
     cluster: ClusterUnderTest, topic: str, table: DeltaOffsetStore
 ) -> None:
-    """B7: nobody holds its queues; the table tells who claimed them last."""
+    """B7: nobody holds its queues; the table shows who claimed them last."""
     group = cluster.unique_name("group")
     table.claim(group, "gone", {MessageQueue(topic, "broker-a", 0): 2})
     output = io.StringIO()
@@ -200,7 +200,7 @@ def test_a_member_that_does_not_answer_leaves_its_columns_empty(
     join: Join,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """B5: the rest is told all the same."""
+    """B5: the rest is shown all the same."""
     group = cluster.unique_name("group")
     member_id = join(group, "one", 2)
     faults = cluster.faults

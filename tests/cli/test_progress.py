@@ -1,4 +1,4 @@
-"""What a user is told of a query that failed, out of the pages that Spark prints."""
+"""The failure of a query as users see it, out of the pages that Spark prints."""
 
 from __future__ import annotations
 

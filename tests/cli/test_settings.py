@@ -1,4 +1,4 @@
-"""Settings of a job: file and --option merged, every problem told at once, nothing else accepted."""
+"""Settings of a job: file and --option merged, every problem reported at once, nothing else accepted."""
 
 from __future__ import annotations
 

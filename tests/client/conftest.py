@@ -12,7 +12,7 @@ from tests.helpers.wait import PATIENCE_S
 
 @pytest.fixture
 def server() -> Iterator[ScriptedServer]:
-    """A peer that answers every request with an empty success until told otherwise."""
+    """A peer that answers every request with an empty success until a test changes that."""
     with ScriptedServer() as server:
         yield server
 

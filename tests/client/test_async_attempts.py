@@ -76,7 +76,7 @@ class Run:
 
 
 def test_an_unanswered_send_is_repeated_at_another_broker() -> None:
-    """G3, G4: and each attempt tells of its broker."""
+    """G3, G4: and each attempt notes its broker."""
     run = Run(AWAY, CLOSED, STORED)
 
     run.attempts.begin(A0)

@@ -183,7 +183,7 @@ def test_the_next_name_server_is_asked_when_the_first_is_gone(
 def test_an_ordered_send_to_a_stopped_broker_fails_and_works_again_after_its_return(
     cluster: ClusterUnderTest, producer: Producer
 ) -> None:
-    """G5, A2: the error surfaces, the connection is made anew."""
+    """G5, A2: the error surfaces, the connection is made again."""
     topic = cluster.create_topic(queues=1)
     queue = next(queue for queue in producer.queues(topic) if queue.broker_name == "broker-b")
     producer.send(Message(topic=topic, body=b"before"), queue=queue)

@@ -152,7 +152,7 @@ def test_the_first_attempts_id_goes_with_every_copy(cluster: ScriptedCluster, se
 def test_while_the_storing_broker_is_away_another_one_takes_the_message(
     cluster: ScriptedCluster, send_back: SendBack
 ) -> None:
-    """E3: and the next message asks for the route anew."""
+    """E3: and the next message asks for the route again."""
     away = cluster.brokers["broker-a"]
     away.fault = lambda peer, request: peer.close()
 

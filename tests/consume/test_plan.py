@@ -388,7 +388,7 @@ B0 = MessageQueue("orders", "broker-b", 0)
 
 
 def test_each_broker_has_its_own_time_of_what_was_stored() -> None:
-    """F4: one whose clock is ahead hides no other's topic that is made anew."""
+    """F4: one whose clock is ahead hides no other's topic that is made again."""
     bounds = {A0: QueueBounds(0, 3, 1_000), B0: QueueBounds(0, 3, 90_000)}
 
     times = stored_by({}, bounds, ())

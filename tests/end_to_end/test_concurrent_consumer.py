@@ -200,7 +200,7 @@ def test_every_message_reaches_the_table_once(consumption: Consumption, listener
 
 @REAL_ONLY
 def test_the_brokers_may_keep_the_offsets(consumption: Consumption, tmp_path: Path) -> None:
-    """F1, H2: a query that starts anew goes on from there, as Java's members would; without a sink."""
+    """F1, H2: a query that starts again goes on from there, as Java's members would; without a sink."""
     log = DeliveryLog(tmp_path / "deliveries")
 
     def note(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:

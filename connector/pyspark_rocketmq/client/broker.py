@@ -129,7 +129,7 @@ class BrokerClient:
         *,
         deadline: Deadline | None = None,
     ) -> None:
-        """As :meth:`send`, without waiting."""
+        """Begin a :meth:`send`, without waiting for its answer."""
         command = self._send_command(message, queue, settings)
         self._send_async(address, command, queue, (message,), on_result, deadline=deadline)
 
@@ -147,7 +147,7 @@ class BrokerClient:
         return self._send(address, command, batch.queue, batch.messages, deadline)
 
     def send_batch_async(self, address: str, batch: Batch, settings: SendSettings, on_result: OnSend) -> None:
-        """As :meth:`send_batch`, without waiting.
+        """Begin a :meth:`send_batch`, without waiting for its answer.
 
         Batches for one queue keep their order only if each is sent after the one before was answered: a
         broker works on several requests of one connection at once.
@@ -158,7 +158,7 @@ class BrokerClient:
     def send_encoded(
         self, address: str, batch: EncodedBatch, settings: SendSettings, on_result: OnSend
     ) -> None:
-        """As :meth:`send_batch_async`, of a batch that is bytes already."""
+        """Begin to send a batch that is bytes already, as :meth:`send_batch_async` does."""
         named = replace(batch, queue=self._named_queue(batch.queue))
         command = encoded_batch_command(named, self._named_settings(settings), self._now_ms())
         self._send_async(address, command, batch.queue, (), on_result)
@@ -393,7 +393,7 @@ class BrokerClient:
         self._call(address, command_of(RequestCode.CHECK_CLIENT_CONFIG, body=body))
 
     def running_info(self, address: str, consumer_group: str, client_id: str) -> ConsumerRunningInfo:
-        """What a running consumer tells of itself, under the names it uses itself.
+        """Return the figures of a running consumer, under the names that it uses itself.
 
         Raises:
             BrokerError: If it is not connected to this broker (code 1).

@@ -37,7 +37,7 @@ class Cluster:
     pool: ChannelPool
     clock: Clock
     timeout_s: float
-    """Of one call."""
+    """Time-out of one call."""
     namespace: str = ""
 
     @classmethod
@@ -88,7 +88,7 @@ class Cluster:
 
 
 def subscription_data(wanted: Subscription, *, sub_version: int) -> SubscriptionData:
-    """What a heartbeat or a check says of it."""
+    """Return the subscription as heartbeats and checks contain it."""
     kind = expression_type(is_sql92=wanted.is_sql92)
     return build_subscription(wanted.topic, wanted.expression, sub_version=sub_version, expression_type=kind)
 
@@ -97,7 +97,7 @@ T = TypeVar("T")
 
 
 def run_concurrently(calls: Sequence[Callable[[], T]], *, at_most: int = 64) -> list[T]:
-    """What each call returns, in their order; a slow one holds up no other while threads are left.
+    """Return the results of the calls, in their order; a slow call holds up no other while threads are left.
 
     Each must end by a deadline of its own. This thread and up to ``at_most - 1`` others make them. A process
     that is about to end starts no threads (Python 3.12 and later): this one makes them all.
@@ -156,12 +156,12 @@ def stored_at_s(
 
 
 def at_brokers(names: Collection[str], ask: Callable[[str], T]) -> dict[str, T]:
-    """What ``ask`` says of each broker, as :func:`run_concurrently`."""
+    """Return the answer of ``ask`` for each broker, as :func:`run_concurrently` does."""
     return dict(zip(names, run_concurrently([partial(ask, name) for name in names]), strict=True))
 
 
 def at_queues(queues: Iterable[MessageQueue], ask: Callable[[MessageQueue], T]) -> dict[MessageQueue, T]:
-    """What ``ask`` says of each queue: brokers at once, queues of a broker one after another.
+    """Return the answer of ``ask`` for each queue: brokers at once, queues of a broker one after another.
 
     A broker is asked no further after a call that raised, which is then raised as by :func:`at_brokers`.
     """
@@ -239,7 +239,7 @@ class PatientLookup:
     """Whether the messages have sharding keys or queues of their own."""
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """As :meth:`Producer.queues`, whose error it raises late if it may pass."""
+        """Return :meth:`Producer.queues`, after tries as long as its error may pass."""
         deadline = Deadline.after(self.clock, self.timeout_s)
         try:
             return call_with_retry(
@@ -348,7 +348,7 @@ class TopicRoutes:
         self._topics = tuple(sorted(topic for topic in topics if topic != self._retry_topic))
 
     def invalidate(self) -> None:
-        """Ask for every route anew: one led to a broker that is gone."""
+        """Ask for every route again: one led to a broker that is gone."""
         for topic in self._topics:
             self._name_server.invalidate(topic)
         if self._retry_topic is not None:

@@ -1,4 +1,4 @@
-"""What name servers know: routes of topics, kept for a while, and the whole cluster."""
+"""Asks name servers for routes of topics, which are kept for a while, and for the whole cluster."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SILENT_S: Final = 30.0
 
 
 class KnownRoute(NamedTuple):
-    """What a client last knew of a topic."""
+    """Last known route of a topic."""
 
     route: TopicRoute
     since_s: float
@@ -130,12 +130,12 @@ class NameServerClient:
         return None if known is None else known.denial
 
     def last_known(self, topic: str) -> KnownRoute | None:
-        """What is remembered of the topic, however old; asks nobody."""
+        """Return the last known route of the topic, however old; asks nobody."""
         with self._lock:
             return self._known.get(topic)
 
     def invalidate(self, topic: str) -> None:
-        """Ask for the topic's route anew next time: it led to a broker that is gone or denies the topic.
+        """Ask for the topic's route again next time: it led to a broker that is gone or denies the topic.
 
         It is kept for the case that no name server answers then.
         """
@@ -150,7 +150,7 @@ class NameServerClient:
             self._known[topic] = KnownRoute(route, self._clock.monotonic_s(), is_expected=True)
 
     def know(self, topic: str, route: TopicRoute) -> None:
-        """Take ``route`` as if a name server had just told it: another process has seen it."""
+        """Take ``route`` as if a name server had just sent it: another process has seen it."""
         with self._lock:
             self._known[topic] = KnownRoute(route, self._clock.monotonic_s())
 

@@ -7,10 +7,10 @@ broker's side too, which sees bursts instead of single requests.
 
 Rule 1: one thread. Rule 2: after any error the connection is of no use: close it. Rule 3: silence is measured
 while waiting, never while the caller was busy or the process was suspended: the answers may have come
-meanwhile. Rule 4: a pull without an answer while others get theirs is given up alone; a broker may drop one
-that it cannot write (``DefaultPullMessageResultHandler.channelIsWritable``). Rule 5: no pull leaves before
-the server has said which broker it is, since a broker reports a reset once, with whatever pull comes next.
-Rule 6, about bodies, is :class:`ReceiveBuffer`'s.
+meanwhile. Rule 4: a pull that is not answered while others are is given up, and the connection goes on; a
+broker may drop one that it cannot write (``DefaultPullMessageResultHandler.channelIsWritable``). Rule 5: no
+pull leaves before the server has said which broker it is, since a broker reports a reset once, with whatever
+pull comes next. Rule 6, about bodies, is :class:`ReceiveBuffer`'s.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class ConnectionOptions(OptionSet):
         return implied_namespace(values)
 
     def connection_problems(self) -> list[str]:
-        """As :func:`connection_problems`."""
+        """Problems found by :func:`connection_problems`."""
         return connection_problems(self)
 
     def name_problems(self, names: Iterable[tuple[str, str, int]]) -> list[str]:

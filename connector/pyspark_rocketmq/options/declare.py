@@ -25,7 +25,7 @@ class Use(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionSpec:
-    """What is known of one option besides its value."""
+    """One option, without its value."""
 
     key: str
     """camelCase, as Spark users write it; matched without regard to case, as Spark does."""
@@ -44,7 +44,7 @@ class OptionSpec:
 
     @property
     def type(self) -> str:
-        """What its text is, in words."""
+        """Form of its text, in words."""
         return self.parse.type_name
 
 
@@ -98,7 +98,7 @@ def _shown_default(value: object) -> str:
 
 
 def specs_of(options: type[OptionSet]) -> tuple[OptionSpec, ...]:
-    """What users can set, in the order of declaration."""
+    """Return the options that users can set, in the order of declaration."""
     specs = (field.metadata["spec"] for field in dataclasses.fields(options))
     return tuple(spec for spec in specs if not spec.internal)
 
@@ -194,7 +194,7 @@ def _parse_values(
 
 
 def _text_of(value: object) -> str | None:
-    """What Spark's own ``option()`` makes of a value; None for what would make no sense."""
+    """Return the text that Spark's ``option()`` makes of a value; None for a value without one."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

@@ -120,7 +120,7 @@ class ReadOptions(PositionOptions):
         "always may be out, however large its answer."
     )
     read_from: ReadFrom = read_option("readFrom", one_of(ReadFrom), ReadFrom.SUGGESTED).doc(
-        "Whom messages are pulled from: `suggested`, the master until it suggests a slave, as Java's "
+        "Where messages are pulled from: `suggested`, the master until it suggests a slave, as Java's "
         "consumers; `master` alone; `slave`, if there is one, to spare the master. What a slave does not "
         "have yet is read from the master. While a master is down its slave is read from, but not by "
         "orderly consumers that share their queues, and not with `master`."
@@ -295,7 +295,7 @@ class ReadOptions(PositionOptions):
         return topic in self.subscribed()
 
     def subscription_of(self, topic: str) -> Subscription:
-        """What is wanted of a topic that is read."""
+        """Return the subscription to a topic that is read."""
         if topic == self.retry_topic():
             return Subscription(topic, EVERYTHING)
         named = (each for each in self.subscriptions if each.topic == topic)

@@ -32,7 +32,7 @@ _BROKER_KEEPS_LITTLE: Final = (
 
 
 class StoreKind(StrEnum):
-    """What keeps a group's offsets."""
+    """Kinds of offset stores."""
 
     DELTA = "delta"
     BROKER = "broker"

@@ -21,7 +21,7 @@ _SHAPE = '{"topic": "tag || tag", "other topic": "*", "third topic": {"sql": "am
 
 
 class Subscription(NamedTuple):
-    """What is wanted of one topic."""
+    """Subscription to one topic."""
 
     topic: str
     expression: str

@@ -24,7 +24,7 @@ from pyspark_rocketmq.options.parsers import (
 SINK_GROUP: Final = "pyspark-rocketmq-sink"
 """Producer group of a sink that names none."""
 MOST_MESSAGE_BYTES: Final = 128 * 1024 * 1024
-"""What decoders make of one body at most (``wire.compression.MAX_BODY_BYTES``)."""
+"""Largest body that decoders make (``wire.compression.MAX_BODY_BYTES``)."""
 
 
 class BodyCompression(StrEnum):

@@ -143,7 +143,7 @@ class SinkRow(NamedTuple):
     """One message to send."""
 
     number: int
-    """Of the row in its task, from 0."""
+    """Number of the row in its task, from 0."""
     topic: str
     body: bytes
     properties_data: bytes
@@ -183,7 +183,7 @@ class RowReader:
 
     options: WriteOptions
     positions: Mapping[str, int]
-    """Of the columns, by :func:`column_positions`."""
+    """Positions of the columns, by :func:`column_positions`."""
     row_keys: RowKeys
 
     def rows(self, batch: pa.RecordBatch, first: int) -> Iterator[SinkRow]:
@@ -261,7 +261,7 @@ class RowReader:
 
 
 def _encode_usual(keys: str | None, tags: str | None, unique_key: str) -> bytes:
-    """As :func:`_encode_all` without other properties, at a fraction of the cost."""
+    """Encode a message without other properties, at a fraction of the cost of :func:`_encode_all`."""
     text = f"{names.UNIQ_KEY}\1{unique_key}\2"
     count = 1
     if tags:

@@ -56,7 +56,7 @@ class _Sending:
     batch: SendBatch
     failures: int = 0
     deadline: Deadline | None = None
-    """Of its attempts; set at the first one."""
+    """End of its attempts; set at the first one."""
     begun_s: float = 0.0
     """When its last attempt began."""
     due_s: float = 0.0
@@ -112,7 +112,7 @@ class Sender:
         self._moved: list[_Sending] = []
         """Batches that failed at one broker, until they go to an idle queue of another."""
         self._unplaced: dict[str, deque[_Sending]] = {}
-        """By topic, in order: batches that wait for any idle queue."""
+        """Batches that wait for any idle queue, in order, by topic."""
         self.messages = 0
         """Acknowledged."""
 

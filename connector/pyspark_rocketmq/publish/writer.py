@@ -40,7 +40,7 @@ from pyspark_rocketmq.wire.requests.send import EncodedBatch
 logger = logging.getLogger(__name__)
 
 SeenRoutes = Mapping[str, TopicRoute]
-"""By topic."""
+"""Routes by topic."""
 
 
 def seen_routes(options: WriteOptions) -> SeenRoutes:

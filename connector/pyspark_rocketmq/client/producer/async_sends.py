@@ -38,8 +38,7 @@ class _SendFuture(Future[SendResult]):
             self._done_callbacks.clear()
             self.set_exception(
                 RocketMQError(
-                    "This process was forked while the message was under way; its parent is told what became "
-                    "of it."
+                    "This process was forked while the message was under way; its parent gets the outcome."
                 )
             )
 
@@ -66,7 +65,7 @@ class AsyncSends:
         Args:
             producer: Stays open when this is not used any more.
             max_sends: Most messages under way.
-            max_bytes: Most bytes of their bodies; a larger message goes alone.
+            max_bytes: Most bytes of their bodies; a larger message goes by itself.
             wait_s: How long :meth:`send` may wait for others to be answered.
         """
         self._producer = producer

@@ -99,7 +99,7 @@ _LATENCY_OF_A_FAILURE_MS: Final = 10_000
 
 
 class SendOutcome(Enum):
-    """What an attempt says about its broker."""
+    """State of a broker after an attempt."""
 
     ANSWERED = auto()
     REFUSED = auto()
@@ -140,7 +140,7 @@ class _Broker:
 
 
 class FaultTable:
-    """What a producer knows of its brokers. Shared by any number of threads."""
+    """State of a producer's brokers. Shared by any number of threads."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -176,7 +176,7 @@ class FaultTable:
     def preferred(
         self, queues: Sequence[MessageQueue], failed_broker: str | None = None
     ) -> Sequence[MessageQueue]:
-        """Those of brokers that are available, else reachable, and did not just fail; all if there is none.
+        """Return the queues of brokers that are available, else reachable, and did not just fail; else all.
 
         Source: ``MQFaultStrategy.selectOneMessageQueue``, which takes the next one of these.
         """

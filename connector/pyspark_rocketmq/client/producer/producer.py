@@ -229,7 +229,7 @@ class Producer(Closing):
         """Where the broker of ``queue`` takes messages.
 
         Raises:
-            RocketMQError: If no route tells.
+            RocketMQError: If no route names it.
         """
         return self._master(self._publication(queue.topic, self._deadline())[0], queue)
 
@@ -534,7 +534,7 @@ class Producer(Closing):
         return on_outcome
 
     def _raise_explained(self, topic: str, error: RocketMQError) -> NoReturn:
-        """Have the route asked for anew, and raise the error as :meth:`_explained` has it."""
+        """Have the route asked for again, and raise the error as :meth:`_explained` has it."""
         self._name_servers.invalidate(topic)
         explained = self._explained(topic, error)
         if explained is error:

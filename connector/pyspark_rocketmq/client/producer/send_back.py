@@ -50,7 +50,7 @@ _DEAD_LETTER_LEVEL: Final = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendBackSettings:
-    """What a worker needs to send messages back; picklable, and silent about its secrets when printed."""
+    """Settings by which a worker sends messages back; picklable, and printed without secrets."""
 
     name_servers: tuple[str, ...]
     consumer_group: str

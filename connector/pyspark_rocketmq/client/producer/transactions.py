@@ -5,8 +5,8 @@ one-way. If that is lost, the outcome was not known, or the sender has died, the
 producer group: so a transaction producer is a member, with heartbeats, and any member must be able to answer.
 
 Heartbeats go to every broker of the topics it was given or has sent to, at once and every 30 s, on a thread
-of their own: a producer that begins anew answers for the one before it, and a broker that is down holds up no
-transaction at another one.
+of their own: a producer that starts again answers for the one before it, and a broker that is down holds up
+no transaction at another one.
 
 Rule 1: a half message that is not stored as durably as it should be is rolled back, and the transaction is
 not run.
@@ -67,7 +67,7 @@ LocalTransaction = Callable[[Message], LocalTransactionState]
 """Does what belongs together with the message, whose ``msg_id`` is the transaction's id, the same that a
 check is asked about (``TransactionListener.executeLocalTransaction``)."""
 TransactionCheck = Callable[[MessageExt], LocalTransactionState]
-"""Tells what became of the transaction of this ``msg_id``, also after a restart
+"""Returns the outcome of the transaction of this ``msg_id``, also after a restart
 (``TransactionListener.checkLocalTransaction``)."""
 
 
@@ -103,7 +103,7 @@ class TransactionProducer(Closing):
 
         Args:
             name_servers: As of :class:`Producer`.
-            producer_group: All its members can tell what became of a transaction.
+            producer_group: All its members know the outcomes of transactions.
             check: Called on a thread of a connection, one call at a time for each broker.
             topics: Their brokers may ask at once, also about an earlier process; another topic's brokers
                 after its first message.
