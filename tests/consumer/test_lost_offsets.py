@@ -128,7 +128,7 @@ def test_a_group_whose_offsets_were_lost_remembers_the_newest_messages_of_its_si
     assert found == {Q0: "[6,1006,384]", Q1: "[1,0,-1]"}
 
 
-def test_a_kill_after_offsets_were_made_from_the_sink_does_not_hide_its_newest_messages(
+def test_a_kill_while_offsets_are_made_from_the_sink_hides_no_newest_message(
     sink: DeltaSink, store: DeltaOffsetStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F4, H10: the rows are there and as far as the sink, and nothing says that they were made from it."""

@@ -925,6 +925,20 @@ def test_a_broadcasting_instance_knows_its_own_claim_whose_answer_was_lost(rival
         assert planning.next() == [(A0, 5, 6)]
 
 
+def test_a_broadcasting_instance_goes_on_whose_sink_was_ahead() -> None:
+    """H8, H10: a batch of its earlier run was held up before its commit."""
+    planning = Planning({A0: (0, 4)}, group=True, is_sole_owner=True)
+    planning.next()
+    newest = LastMessage(1, 1001, 64).to_text()
+    assert planning.store.note_sinks("g", {A0: SinkRecord(0, 2, newest)})
+
+    assert planning.next() == [(A0, 0, 4)]
+
+    planning.store.claim("g", "me", {A0: 0})
+    with pytest.raises(OffsetError, match="is another query's"):
+        planning.next()
+
+
 def test_a_broadcasting_instance_goes_on_after_its_own_batches_and_an_operators_reset() -> None:
     """H8, F5: neither is another query."""
     planning = Planning({A0: (0, 5), A1: (0, 3)}, group=True, is_sole_owner=True)

@@ -416,14 +416,15 @@ class GroupProgress:
     def _check_sole_owner(self, rows: Mapping[MessageQueue, OffsetRow]) -> None:
         """Whether somebody else has claimed rows that must be this consumer's alone since the last look.
 
-        Only resets and claims raise epochs, and this consumer's own claims are in what it saw last, except
-        one that failed after it was stored.
+        This consumer's own claims are in what it saw last, except one that failed after it was stored. Resets
+        raise epochs, too, and so does a sink that was ahead: an earlier run of this query, perhaps, was held
+        up before its commit.
         """
         if not self._is_sole_owner:
             return
         for queue, row in rows.items():
             before = self._rows.get(queue)
-            if before is None or row.was_reset:
+            if before is None or row.was_reset or _is_sink_noted(before, row):
                 continue
             own = 1 if self._claiming.get(queue) == before.epoch else 0
             if row.epoch > before.epoch + own:
@@ -577,6 +578,13 @@ def _moves_on(consumer_group: str, queue: MessageQueue) -> BrokerOffsetUnavailab
         f"Group {consumer_group}, {queue}: it was reset again each time it was looked at. It is planned with "
         "the next look."
     )
+
+
+def _is_sink_noted(before: OffsetRow, row: OffsetRow) -> bool:
+    """Whether all that has happened to a row is ``OffsetStore.note_sinks``."""
+    state = before.state._replace(epoch=before.epoch + 1, last_message=row.state.last_message)
+    noted = before._replace(state=state, updated_at_s=row.updated_at_s)
+    return row == noted and row.state.last_message != before.state.last_message
 
 
 def _without(
