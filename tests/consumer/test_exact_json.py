@@ -104,6 +104,73 @@ def test_a_value_that_spark_would_change_is_a_bad_record(spark: SparkSession, va
     assert_all_are_bad(spark, [b"{%s}" % value.encode()])
 
 
+MOMENTS = (
+    "d date, at timestamp, local timestamp_ntz, s struct<d: date, at: timestamp>, r array<timestamp>, "
+    "m map<string, struct<d: date>>, note string"
+)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '"d":"2024-01-02T10:00:00Z"', '"d":"2024-01-02 10:00"', '"d":"2024-01-02Tanything"', '"s":{"d":"2024-1-2T1:00"}',
+        '"m":{"a":{"d":"2024-01-02T10:00:00Z"}}',
+        '"at":"2024-01-02T10:00:00.1234567Z"', '"at":"2024-01-02T10:00:00.123456001Z"',
+        '"local":"2024-01-02T10:00:00.1234561"', '"s":{"at":"2024-01-02T10:00:00.0000001Z"}',
+        '"r":["2024-01-02T10:00:00Z","2024-01-02T10:00:00.123456789Z"]',
+    ],
+)  # fmt: skip
+def test_a_time_that_its_column_cannot_hold_whole_is_a_bad_record(spark: SparkSession, value: str) -> None:
+    """H1: the time of day of a date, and what is finer than a microsecond, would be left out."""
+    found = decoded(spark, [b"{%s}" % value.encode()], MOMENTS)
+    assert found == [None]
+
+
+def test_times_that_their_columns_hold_whole_come_as_they_were_sent(spark: SparkSession) -> None:
+    body = (
+        b'{"d":"2024-01-02","at":"2024-01-02T10:00:00.1234560Z","local":"2024-01-02T10:00:00.123456000",'
+        b'"s":{"d":"2024-01-03 ","at":"2024-01-02T10:00:00.5Z"},"r":["2024-01-02T10:00:00.123456Z",null],'
+        b'"m":{"a":{"d":"2024-01-04"},"b":null},"note":"2024-01-02T10:00:00.123456789Z"}'
+    )
+    [found] = decoded(spark, [body], MOMENTS)
+
+    assert found is not None
+    assert (str(found.d), str(found.s.d), str(found.m["a"].d)) == ("2024-01-02", "2024-01-03", "2024-01-04")
+    assert (found["at"].microsecond, found.local.microsecond, found.s["at"].microsecond) == (
+        123456,
+        123456,
+        500000,
+    )
+    assert found.note == "2024-01-02T10:00:00.123456789Z"
+
+
+NESTED = "a int, s struct<b: int, t: struct<c: int>>, r array<struct<b: int>>, m map<string, struct<b: int>>, note string"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"a":1,"a":2}', '{"a":1,"a":1}', '{"a":1,"note":"x","a":null}', "{'a':1,'a':2}", r'{"a":1,"\u0061":2}',
+        '{"s":{"b":1,"b":2}}', '{"s":{"t":{"c":1,"c":2}}}', '{"s":{"t":{"c":1},"t":{}}}', '{"r":[{"b":1},{"b":1,"b":2}]}',
+        '{"m":{"x":{"b":1,"b":2}}}', '{"s":{"b":1},"s":{"b":1}}', "{\"a\":1,'a':2}",
+    ],
+)  # fmt: skip
+def test_a_field_that_is_sent_twice_is_a_bad_record(spark: SparkSession, body: str) -> None:
+    """H1: the last one would count, at any depth."""
+    assert decoded(spark, [body.encode()], NESTED) == [None]
+
+
+def test_a_name_that_is_there_twice_but_in_no_object_twice_is_no_bad_record(spark: SparkSession) -> None:
+    bodies = [
+        '{"a":1,"s":{"b":1,"t":{"c":1}},"r":[{"b":1},{"b":2},null],"m":{"x":{"b":1},"y":{"b":2}}}',
+        '{"a":1,"note":"\\"a\\" it\'s"}', '{"note":"a","a":1,"unknown":{"a":2}}', '{"a":1,"x":1,"x":2}',
+        '{"a":1,"r":[]}', '{"note":null,"a":1}',
+    ]  # fmt: skip
+    found = decoded(spark, [body.encode() for body in bodies], NESTED)
+
+    assert [row and row.a for row in found] == [1] * len(bodies)
+
+
 def test_values_that_fit_their_columns_come_as_they_were_sent(spark: SparkSession) -> None:
     body = (
         b'{"price":-123.40,"x":1.5e300,"f":0.5,"small":-128,"n":{"p.q":9.9},"r":[127,null],"m":{"a":-0.0,"b":null},'

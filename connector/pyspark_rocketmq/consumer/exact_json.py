@@ -6,7 +6,8 @@ is ours: the array has two elements exactly if the body is one value. Columns th
 are parsed into wider ones first, and compared.
 
 All of it is one expression in which ``from_json`` stands once: Spark would evaluate it again wherever a
-``CASE`` repeats it.
+``CASE`` repeats it.  Only bodies that may hold a field twice, or times and dates with more than their columns
+take, are parsed once more, into texts (``json_as_sent``).
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from pyspark.sql.types import (
     TimestampNTZType,
     TimestampType,
 )
+
+from pyspark_rocketmq.consumer.json_as_sent import has_fields_once, has_whole_times
 
 _CORRUPT: Final = "_corrupt"
 _MOST_DIGITS: Final = 38
@@ -64,7 +67,9 @@ def exact_json(body: Column, schema: StructType, options: Mapping[str, str]) -> 
         value = elements[0]
         is_one = parsed[_CORRUPT].isNull() & (sf.size(elements) == 2) & value.isNotNull()
         checks = _checks(value, schema, _infinity_is_sent(text))
-        return sf.when(is_one if checks is None else is_one & checks, _narrowed(value, schema))
+        is_exact = is_one if checks is None else is_one & checks
+        as_sent = has_fields_once(text, schema, options) & has_whole_times(text, schema, options)
+        return sf.when(is_exact & as_sent, _narrowed(value, schema))
 
     parsed = sf.from_json(wrapped, whole, spark_options)
     return sf.when(_is_text(text), sf.transform(sf.array(parsed), decoded)[0])
