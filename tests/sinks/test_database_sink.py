@@ -15,6 +15,7 @@ import pytest
 from pyspark_rocketmq.errors import OptionError, SinkConflict
 from pyspark_rocketmq.sinks.base import QueueGeneration
 from pyspark_rocketmq.sinks.database import DatabaseSink
+from pyspark_rocketmq.sinks.database_watermarks import PAUSES_S
 from tests.helpers.sink_rows import GROUP, Q0, Q1
 from tests.sinks.database_conformance import (
     DatabaseConformance,
@@ -24,7 +25,7 @@ from tests.sinks.database_conformance import (
     sink_on,
     stored_in,
 )
-from tests.sinks.sink_conformance import SCHEMA, rows, run, written_by
+from tests.sinks.sink_conformance import SCHEMA, rows, run, with_newest, written_by
 
 
 class SqliteFile:
@@ -105,6 +106,26 @@ class _CursorCommittingImplicitly(sqlite3.Cursor):
         if statement.startswith(("CREATE", "ALTER", "DROP")):
             self.connection.commit()
         return super().execute(statement, parameters)
+
+
+def test_a_table_that_is_locked_for_a_moment_is_not_taken_for_one_that_is_gone(database: SqliteFile) -> None:
+    """H7, H10: the query would end, and its advice would be to begin again."""
+    with_newest(prepared(database), {Q0: 2}, {Q0: "[1,1001,64]"})
+    [known] = prepared(database).standings(GROUP, {Q0: 0})
+    other = sqlite3.connect(database.path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    pauses: list[float] = []
+
+    def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == len(PAUSES_S):
+            other.execute("ROLLBACK")
+
+    sink = DatabaseSink(database.connect, inserting(database), sleep=sleep)
+    assert sink.standings(GROUP, {Q0: 0}) == (known,)
+    other.close()
+    execute(database, "DROP TABLE rocketmq_watermarks")
+    assert sink_on(database).standings(GROUP, {Q0: 0})[0].identity is None
 
 
 def test_a_connection_whose_commit_and_rollback_do_nothing_is_refused(database: SqliteFile) -> None:

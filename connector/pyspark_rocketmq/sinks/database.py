@@ -132,7 +132,7 @@ class DatabaseSink:
 
     def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:
         """See ``Sink.standings``."""
-        identity = self.table.identity or self.table.stored_identity()
+        identity = self.table.identity or self.table.stored_identity(self.sleep)
         watermarks = self.table.read(consumer_group).watermarks if identity is not None else {}
         return (self._standing(identity, watermarks, queues),)
 

@@ -135,17 +135,23 @@ class WatermarkTable:
             )
             raise OptionError((problem,), where="database sink") from error
 
-    def stored_identity(self) -> str | None:
+    def stored_identity(self, sleep: Callable[[float], None]) -> str | None:
         """The identity of the existing table; None if it cannot be read or was never prepared.
 
-        An older table is read as it is.
+        An older table is read as it is. One that cannot be read for a moment (locked, a connection that ends)
+        is read again, since it would be taken for one that is gone.
         """
-        self._check_connects()
-        self._sql.lacks = ()
-        if self._reading_fails(*_COLUMNS) is not None:
-            if self._reading_fails(*(name for name in _COLUMNS if name not in _ADDED)) is not None:
+        for pause_s in (*PAUSES_S, None):
+            self._check_connects()
+            self._sql.lacks = ()
+            if self._reading_fails(*_COLUMNS) is None:
+                break
+            if self._reading_fails(*(name for name in _COLUMNS if name not in _ADDED)) is None:
+                self._sql.lacks = tuple(name for name in _ADDED if self._reading_fails(name) is not None)
+                break
+            if pause_s is None:
                 return None
-            self._sql.lacks = tuple(name for name in _ADDED if self._reading_fails(name) is not None)
+            sleep(pause_s)
         return next(iter(self.read("").open_attempts), None)
 
     def read(self, consumer_group: str) -> Stored:
