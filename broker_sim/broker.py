@@ -6,10 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from broker_sim import client_requests, config_requests, consumer_requests, progress_requests, topic_requests
-from broker_sim import client_requests as connection_requests
-from broker_sim import config_requests as group_requests
-from broker_sim import topic_requests as message_requests
-from broker_sim import topic_requests as queue_requests
 from broker_sim.consumer_requests import notify_members
 from broker_sim.layout import UNKNOWN_HOST, Host
 from broker_sim.progress_requests import handle_reset
@@ -27,7 +23,7 @@ from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 
 _HANDLERS: Mapping[int, Callable[[BrokerState, RemotingCommand], RemotingCommand]] = {
-    RequestCode.QUERY_MESSAGE: message_requests.handle_query,
+    RequestCode.QUERY_MESSAGE: topic_requests.handle_query,
     RequestCode.QUERY_CONSUMER_OFFSET: consumer_requests.handle_query_offset,
     RequestCode.UPDATE_CONSUMER_OFFSET: consumer_requests.handle_update_offset,
     RequestCode.UPDATE_AND_CREATE_TOPIC: topic_requests.handle_create_topic,
@@ -36,11 +32,11 @@ _HANDLERS: Mapping[int, Callable[[BrokerState, RemotingCommand], RemotingCommand
     RequestCode.UPDATE_BROKER_CONFIG: config_requests.handle_update_config,
     RequestCode.GET_BROKER_CONFIG: config_requests.handle_config,
     RequestCode.GET_BROKER_RUNTIME_INFO: config_requests.handle_runtime_info,
-    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: queue_requests.handle_search_offset,
-    RequestCode.GET_MAX_OFFSET: queue_requests.handle_max_offset,
-    RequestCode.GET_MIN_OFFSET: queue_requests.handle_min_offset,
-    RequestCode.GET_EARLIEST_MSG_STORETIME: queue_requests.handle_earliest_store_time,
-    RequestCode.VIEW_MESSAGE_BY_ID: message_requests.handle_view,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: topic_requests.handle_search_offset,
+    RequestCode.GET_MAX_OFFSET: topic_requests.handle_max_offset,
+    RequestCode.GET_MIN_OFFSET: topic_requests.handle_min_offset,
+    RequestCode.GET_EARLIEST_MSG_STORETIME: topic_requests.handle_earliest_store_time,
+    RequestCode.VIEW_MESSAGE_BY_ID: topic_requests.handle_view,
     RequestCode.CONSUMER_SEND_MSG_BACK: handle_send_back,
     RequestCode.END_TRANSACTION: handle_end,
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: consumer_requests.handle_consumer_list,
@@ -48,12 +44,12 @@ _HANDLERS: Mapping[int, Callable[[BrokerState, RemotingCommand], RemotingCommand
     RequestCode.UNLOCK_BATCH_MQ: consumer_requests.handle_unlock,
     RequestCode.GET_ALL_CONSUMER_OFFSET: progress_requests.handle_all_offsets,
     RequestCode.CHECK_CLIENT_CONFIG: consumer_requests.handle_check_client,
-    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: group_requests.handle_put_group,
-    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: group_requests.handle_all_groups,
-    RequestCode.GET_TOPIC_STATS_INFO: queue_requests.handle_topic_stats,
-    RequestCode.GET_CONSUMER_CONNECTION_LIST: connection_requests.handle_consumer_connections,
-    RequestCode.GET_PRODUCER_CONNECTION_LIST: connection_requests.handle_producer_connections,
-    RequestCode.DELETE_SUBSCRIPTIONGROUP: group_requests.handle_delete_group,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: config_requests.handle_put_group,
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: config_requests.handle_all_groups,
+    RequestCode.GET_TOPIC_STATS_INFO: topic_requests.handle_topic_stats,
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: client_requests.handle_consumer_connections,
+    RequestCode.GET_PRODUCER_CONNECTION_LIST: client_requests.handle_producer_connections,
+    RequestCode.DELETE_SUBSCRIPTIONGROUP: config_requests.handle_delete_group,
     RequestCode.GET_CONSUME_STATS: progress_requests.handle_consume_stats,
     RequestCode.GET_BROKER_CONSUME_STATS: progress_requests.handle_stats_of_broker,
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: topic_requests.handle_system_topics,
@@ -63,16 +59,16 @@ _HANDLERS: Mapping[int, Callable[[BrokerState, RemotingCommand], RemotingCommand
     RequestCode.GET_BROKER_HA_STATUS: config_requests.handle_replicas,
     RequestCode.DELETE_TOPIC_IN_BROKER: topic_requests.handle_delete_topic,
     RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: handle_reset,
-    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: group_requests.handle_put_groups,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: config_requests.handle_put_groups,
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: progress_requests.handle_groups_of_topic,
     RequestCode.QUERY_CONSUME_TIME_SPAN: progress_requests.handle_time_span,
     RequestCode.CLONE_GROUP_OFFSET: progress_requests.handle_clone_offsets,
-    RequestCode.QUERY_CONSUME_QUEUE: message_requests.handle_query_queue,
-    RequestCode.GET_ALL_PRODUCER_INFO: connection_requests.handle_all_producers,
+    RequestCode.QUERY_CONSUME_QUEUE: topic_requests.handle_query_queue,
+    RequestCode.GET_ALL_PRODUCER_INFO: client_requests.handle_all_producers,
     RequestCode.QUERY_TOPICS_BY_CONSUMER: progress_requests.handle_topics_of_group,
     RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: progress_requests.handle_subscription_of_group,
     RequestCode.GET_TOPIC_CONFIG: topic_requests.handle_topic,
-    RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: group_requests.handle_group,
+    RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: config_requests.handle_group,
 }
 _PEER_HANDLERS: Mapping[int, Callable[[BrokerState, Peer, RemotingCommand], RemotingCommand | None]] = {
     RequestCode.SEND_MESSAGE: handle_send,

@@ -2,7 +2,7 @@
 
 ``prose.py`` compares each folder with ``scripts/prose.toml``, names the new places, and ends with 1 if there
 are any; ``prose.py --write`` records today's counts; ``prose.py --list [FOLDER]`` prints every place.  The
-habits are in ``docs/how-to/contributing.md``.
+habits are in ``CONTRIBUTING.md``.
 """
 
 from __future__ import annotations

@@ -24,8 +24,11 @@ class Block(NamedTuple):
 
 
 def pages() -> list[Path]:
-    """README.md, CHANGELOG.md and everything below docs/."""
-    return [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """Return README.md, CONTRIBUTING.md, CHANGELOG.md and everything below docs/."""
+    return [
+        *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")),
+        *sorted((ROOT / "docs").rglob("*.md")),
+    ]
 
 
 def blocks(language: str) -> list[Block]:

@@ -41,7 +41,7 @@ def test_no_page_draws_boxes_with_characters(page: Path) -> None:
     assert _BOX.findall(page.read_text(encoding="utf-8")) == []
 
 
-@pytest.mark.parametrize("page", [*pages()[:1], *DOCS.rglob("*.md")], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*pages()[:2], *DOCS.rglob("*.md")], ids=lambda page: page.name)
 def test_every_module_that_a_page_names_is_there(page: Path) -> None:
     named = set(_MODULE.findall(page.read_text(encoding="utf-8")))
 
@@ -70,3 +70,10 @@ def test_the_picture_of_a_message_s_path_has_the_stations_of_the_page() -> None:
 
     assert len(told) == 20
     assert told == drawn
+
+
+def test_the_index_of_helpers_names_each_module_once() -> None:
+    helpers = ROOT / "tests" / "helpers"
+    named = re.findall(r"^\| `(\w+)` \|", (helpers / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert named == sorted(path.stem for path in helpers.glob("*.py"))
