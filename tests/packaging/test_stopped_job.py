@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -40,9 +41,13 @@ def brokers() -> Iterator[SimCluster]:
         yield cluster
 
 
-@pytest.mark.parametrize(("number", "tell"), HOW, ids=["SIGTERM to the job", "Ctrl-C"])
+@pytest.mark.parametrize(
+    ("number", "tell", "is_driver"),
+    [(*HOW[0], False), (*HOW[1], False), (*HOW[0], True)],
+    ids=["SIGTERM to spark-submit", "Ctrl-C", "SIGTERM to the driver"],
+)
 def test_a_job_that_is_told_to_end_waits_for_the_call_in_hand_and_commits_it(
-    number: signal.Signals, tell: By, brokers: SimCluster, tmp_path: Path
+    number: signal.Signals, tell: By, is_driver: bool, brokers: SimCluster, tmp_path: Path
 ) -> None:
     """B7: and calls the listener for nothing more."""
     with Producer((brokers.name_servers,), "P") as producer:
@@ -67,7 +72,15 @@ def test_a_job_that_is_told_to_end_waits_for_the_call_in_hand_and_commits_it(
         held_listener.FOLDER: str(tmp_path),
     }
 
-    with running(consume_command(options), log, folder=tmp_path, environment=environment) as job:
+    command = consume_command(options)
+    if is_driver:
+        # As the console script does: this process is the driver, and starts the JVM.
+        command[:1] = [sys.executable, "-m", "pyspark_rocketmq.cli"]
+        environment = {
+            name: value for name, value in environment.items() if name not in {"SPARK_CONF_DIR", "SPARK_HOME"}
+        }
+
+    with running(command, log, folder=tmp_path, environment=environment) as job:
         wait_until(
             lambda: (tmp_path / "first").exists() or job.poll() is not None, PATIENCE_S, reason="A call"
         )
