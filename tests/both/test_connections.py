@@ -15,7 +15,7 @@ from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.clock import Deadline, SystemClock
-from pyspark_rocketmq.errors import RocketMQError, TransportError, WrongBroker
+from pyspark_rocketmq.errors import BrokerError, RocketMQError, TransportError, WrongBroker
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
@@ -330,11 +330,8 @@ def test_a_stream_reads_on_when_all_its_connections_fell_silent(
     assert all(relay.connections > before[name] for name, relay in relayed.brokers.items())
 
 
-def test_a_group_has_all_its_queues_while_brokers_still_list_a_silent_connection(
-    cluster: ClusterUnderTest, client: BrokerClient, relayed: RelayedCluster, topic: str, pool: ChannelPool
-) -> None:
-    """A7 ★, B1 ★: the member has a new connection, and counts twice until brokers miss the old one."""
-    group = cluster.unique_name("group")
+def group_query(relayed: RelayedCluster, group: str, topic: str, pool: ChannelPool) -> GroupQuery:
+    """A query of the group, which reaches everything through relays."""
     offsets = MemoryOffsetStore(group, clock=CLOCK)
     options = {
         "nameServers": relayed.name_servers,
@@ -345,14 +342,53 @@ def test_a_group_has_all_its_queues_while_brokers_still_list_a_silent_connection
         "requestTimeoutMs": "2000",
         "routeRefreshMs": "1",
     }
-    query = GroupQuery("one", ReadOptions.parse(options), offsets, pool)
+    return GroupQuery("one", ReadOptions.parse(options), offsets, pool)
+
+
+def test_a_group_finds_brokers_whose_old_addresses_never_answer(
+    cluster: ClusterUnderTest, client: BrokerClient, relayed: RelayedCluster, topic: str, pool: ChannelPool
+) -> None:
+    """A2 ★, B1: its member always has something to ask again at the old ones, and finds the new ones."""
+    query = group_query(relayed, cluster.unique_name("group"), topic, pool)
+    try:
+        await_consumed(query, 8)
+        old = [relayed.swallow(A), relayed.swallow(B)]
+        before = [relay.connections for relay in old]
+        # The member closes a connection without an answer: by then it has asked in vain several times.
+        wait_until(
+            lambda: all(now.connections > was + 3 for now, was in zip(old, before, strict=True)), ANSWER_S
+        )
+        relayed.move(A)
+        relayed.move(B)
+        store(cluster, client, topic, {A: 2, B: 1})
+
+        consumed = await_consumed(query, 3)
+
+        def is_listed() -> bool:
+            try:
+                return bool(client.consumer_list(cluster.broker_addresses[A], query.group))
+            except BrokerError:
+                return False
+
+        wait_until(is_listed, ANSWER_S)
+    finally:
+        query.member.stop(SOON_S)
+
+    assert len(consumed) == 3
+
+
+def test_a_group_has_all_its_queues_while_brokers_still_list_a_silent_connection(
+    cluster: ClusterUnderTest, client: BrokerClient, relayed: RelayedCluster, topic: str, pool: ChannelPool
+) -> None:
+    """A7 ★, B1 ★: the member has a new connection, and counts twice until brokers miss the old one."""
+    query = group_query(relayed, cluster.unique_name("group"), topic, pool)
     try:
         await_consumed(query, 8)
         for relay in relayed.brokers.values():
             relay.fall_silent()
 
         def counts_twice() -> bool:
-            listed = client.consumer_list(cluster.broker_addresses[A], group)
+            listed = client.consumer_list(cluster.broker_addresses[A], query.group)
             return list(listed) == ["one", "one"]
 
         wait_until(counts_twice, ANSWER_S)

@@ -88,6 +88,18 @@ class RelayedCluster(Closing):
         a.cut()
         b.cut()
 
+    def swallow(self, broker_name: str) -> Relay:
+        """Have whatever is at the broker's address from now on take connections and never answer."""
+        old = self.brokers[broker_name]
+        old.target = self._stack.enter_context(ScriptedServer(lambda *_: None)).address
+        old.cut()
+        return old
+
+    def move(self, broker_name: str) -> None:
+        """Have the broker come back at another address, of which name servers know."""
+        address = self._cluster.broker_addresses[broker_name]
+        self.brokers[broker_name] = self._stack.enter_context(Relay(address))
+
     def register(self) -> None:
         """Announce where the brokers are now, after :meth:`swap`."""
         behind = {relay.target: relay for relay in self.brokers.values()}

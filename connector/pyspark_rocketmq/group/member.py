@@ -314,18 +314,21 @@ class RunningMember:
 
     def _run(self) -> None:
         while not self._is_stopping:
+            has_worked = False
             try:
+                # Before each round: where a broker is silent, something is due again at the end of one.
                 self._look_at_routes()
                 self._look_at_connections()
-                self._do_what_is_due()
+                has_worked = self._do_what_is_due()
                 self._notify_watcher()
             except Exception:
                 # Nobody watches this thread; without it the group would lose this member and never be told.
                 logger.exception(
                     "group member failed, going on group=%s client_id=%s", self._group, self._client_id
                 )
-            self._wake.wait(self._sleep_s())
-            self._wake.clear()
+            if not has_worked:
+                self._wake.wait(self._sleep_s())
+                self._wake.clear()
         self._leave()
 
     def _sleep_s(self) -> float:
@@ -365,12 +368,11 @@ class RunningMember:
             self._watcher.must_leave(plan, leaving)
         self._notified = plan, leaving
 
-    def _do_what_is_due(self) -> None:
-        while not self._is_stopping:
-            actions = self._query(lambda machine, now_s: machine.due(now_s))
-            if not actions:
-                return
-            self._do_all(actions)
+    def _do_what_is_due(self) -> bool:
+        """Do it once; whether there was anything, which may have made more due."""
+        actions = self._query(lambda machine, now_s: machine.due(now_s))
+        self._do_all(actions)
+        return bool(actions)
 
     def _do_all(self, actions: Sequence[GroupAction]) -> None:
         """In their order, those of one kind at the same time."""
