@@ -18,6 +18,7 @@ from pyspark_rocketmq.model import BrokerAddress, MessageQueue
 
 CALL, FREE = "call", "free"
 _EVERY_S = 0.02
+_RIVAL = "somebody else"
 
 
 def note(folder: Path, event: str) -> None:
@@ -94,6 +95,10 @@ class LockWatch:
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
         self._thread.join()
+        if self._needs_locks:
+            # Whoever starts anew would wait a minute for them.
+            with suppress(RocketMQError):
+                self._brokers.unlock_batch(self._address, self._group, _RIVAL, self._queues)
         self._pool.close()
 
     def _run(self) -> None:
@@ -105,7 +110,7 @@ class LockWatch:
 
     def _is_free(self) -> bool:
         if self._needs_locks:
-            return bool(self._brokers.lock_batch(self._address, self._group, "somebody else", self._queues))
+            return bool(self._brokers.lock_batch(self._address, self._group, _RIVAL, self._queues))
         try:
             return not self._brokers.consumer_list(self._address, self._group)
         except BrokerError:
