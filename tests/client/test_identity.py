@@ -156,25 +156,6 @@ def test_an_asynchronous_call_to_nobody_calls_back(pool: ChannelPool, name: str)
     assert outcomes.empty()
 
 
-def test_asynchronous_calls_that_wait_for_a_connection_leave_in_their_order(server: ScriptedServer) -> None:
-    """A7: as on one that is there."""
-    may_connect = threading.Event()
-
-    def connect(address: str, timeout_s: float) -> TcpTransport:
-        assert may_connect.wait(PATIENCE_S)
-        return TcpTransport.connect(address, timeout_s)
-
-    with ChannelPool(SystemClock(), connect=connect) as pool:
-        brokers = BrokerClient(pool, SystemClock(), PATIENCE_S)
-        for offset in range(5):
-            request = PullRequest(consumer_group="g", queue=QUEUE, queue_offset=offset)
-            brokers.pull_async(server.address, request, lambda outcome: None)
-        may_connect.set()
-
-        sent = [server.next_request().ext_fields["queueOffset"] for _ in range(5)]
-    assert sent == ["0", "1", "2", "3", "4"]
-
-
 def test_a_callback_may_call_another_broker_that_came_to_the_same_address(brokers: BrokerClient) -> None:
     """A7: it runs on the thread that takes in the answers, the broker's name among them."""
     outcomes: SimpleQueue[object] = SimpleQueue()

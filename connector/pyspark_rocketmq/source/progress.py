@@ -25,7 +25,7 @@ from pyspark_rocketmq.group.broker_offsets import BrokerOffsets, ResetWatch
 from pyspark_rocketmq.group.member import QueueOwnership
 from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.offsets.open import checked_rows
-from pyspark_rocketmq.offsets.store import NO_ROWS, OffsetRow, OffsetStore
+from pyspark_rocketmq.offsets.store import NO_ROWS, NOTED, OffsetRow, OffsetStore
 from pyspark_rocketmq.options.positions import QueuePositions
 from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
 from pyspark_rocketmq.source.message_lookup import MessageLookup
@@ -583,7 +583,8 @@ def _moves_on(consumer_group: str, queue: MessageQueue) -> BrokerOffsetUnavailab
 def _is_sink_noted(before: OffsetRow, row: OffsetRow) -> bool:
     """Whether all that has happened to a row is ``OffsetStore.note_sinks``."""
     state = before.state._replace(epoch=before.epoch + 1, last_message=row.state.last_message)
-    noted = before._replace(state=state, updated_at_s=row.updated_at_s)
+    batch_id = NOTED if row.batch_id == NOTED else before.batch_id
+    noted = before._replace(state=state, batch_id=batch_id, updated_at_s=row.updated_at_s)
     return row == noted and row.state.last_message != before.state.last_message
 
 
