@@ -1,3 +1,3 @@
-"""What the offset store, the sinks and replay need of Delta tables; knows nothing of RocketMQ."""
+"""Delta tables for the offset store, the sinks and replay; contains nothing of RocketMQ."""
 
 from __future__ import annotations

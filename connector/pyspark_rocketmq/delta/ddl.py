@@ -1,7 +1,7 @@
 """Types of a Delta table as Spark's SQL writes them.
 
-``schemaString`` and Spark's own ``DataType.json()`` have one form. A field within a struct has metadata
-there: comments, ids of column mapping, defaults. They are no part of its type.
+``schemaString`` and Spark's ``DataType.json()`` have the same form. In it, a field within a struct has
+metadata: comments, ids of column mapping, defaults. Metadata is not part of the type.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _SQL_NAMES: Final = {"integer": "int", "long": "bigint", "short": "smallint", "b
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _COMMENT: Final = "comment"
 NOT_NULL: Final = " NOT NULL"
-"""Behind the type of what is never null."""
+"""Suffix of a type whose values are never null."""
 
 
 def quoted_if_needed(name: str) -> str:
-    """Return the name as users write it: in backquotes only where it needs them."""
+    """Return the name as users write it, in backquotes only where they are needed."""
     return name if _PLAIN.fullmatch(name) else quoted_name(name)
 
 
 def type_ddl(type_: Any, quote: Callable[[str], str] = quoted_if_needed, *, is_sql: bool = False) -> str:
-    """Return a type of a schema's JSON as SQL; ``is_sql`` leaves out the NOT NULL of elements.
+    """Return a type of a schema's JSON as SQL text.
 
-    SQL has no words for arrays and maps without nulls.
+    ``is_sql`` leaves out the NOT NULL of elements, because SQL cannot express arrays and maps without nulls.
     """
     if isinstance(type_, str):
         return _SQL_NAMES.get(type_, type_)
@@ -81,7 +81,7 @@ def _fields_within(type_: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def metadata_keys_within(type_: Any) -> frozenset[str]:
-    """Return the names of what the fields within a type are marked with, apart from comments."""
+    """Return the metadata keys of all fields within a type, except comments."""
     return frozenset(
         key for field in _fields_within(type_) for key in field.get("metadata") or {} if key != _COMMENT
     )

@@ -1,4 +1,4 @@
-"""Translates Hadoop's settings of a Spark session into delta-rs' storage options."""
+"""Translation of a Spark session's Hadoop settings into delta-rs' storage options."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ _SSE: Final = {"AES256": "AES256", "SSE-KMS": "aws:kms", "DSSE-KMS": "aws:kms:ds
 _CREDENTIAL: Final = re.compile(
     r"key|secret|token|password|credential|sas|encryption|impersonation|account\.email|assumed\.role\.arn"
 )
-"""Names of settings without which the storage may refuse, or keep what it is not to keep in the clear."""
+"""Names of settings without which the storage may refuse access, or store data without encryption."""
 _OF_OTHERS: Final = re.compile(r"bucket\.|.*\.(?:dfs|blob)\.|sas\.[^.]+$")
 _OWN_PROVIDER: Final = re.compile(
     r"(?:.*\.)?(?:Simple|Temporary|Default|Instance|IAM|Environment|Container|WebIdentity)\w*"
 )
-"""Classes that find what delta-rs finds, too, or take the keys that it is given."""
+"""Credential providers that find what delta-rs finds itself, or that use keys which are translated."""
 _AWS_ENDPOINT: Final = re.compile(r"(?:https?://)?s3(?:[.-]([a-z]{2}-[a-z-]+-\d))?\.amazonaws\.com/?")
 _ACCOUNT: Final = re.compile(r"fs\.azure\..*\.([^.]+)(?:\.z\d+)?\.(?:dfs|blob)\.")
 
 
 def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str, str]:
-    """Return the storage options of a table that Spark reaches by Hadoop's settings.
+    """Return the storage options of a table that Spark reaches through Hadoop's settings.
 
     | Hadoop | delta-rs |
     |---|---|
     | ``fs.s3a.access.key`` | ``aws_access_key_id`` |
     | ``fs.s3a.secret.key`` | ``aws_secret_access_key`` |
     | ``fs.s3a.session.token`` | ``aws_session_token`` |
-    | ``fs.s3a.endpoint`` | ``aws_endpoint_url``; of AWS's own the region |
+    | ``fs.s3a.endpoint`` | ``aws_endpoint_url``; only the region for one of AWS |
     | ``fs.s3a.endpoint.region`` | ``aws_region`` |
     | ``fs.s3a.path.style.access=false`` | ``aws_virtual_hosted_style_request=true``, the bucket in the host |
     | ``fs.s3a.connection.ssl.enabled=false``, an endpoint ``http://…`` | ``allow_http=true`` |
@@ -67,13 +67,13 @@ def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str,
 
     Settings of one bucket (``fs.s3a.bucket.BUCKET.…``) and one account
     (``fs.azure.….ACCOUNT.dfs.core.windows.net``, or with ``blob``) win; ``spark.hadoop.`` may stand before
-    all of them. The older ``fs.s3a.server-side-encryption-algorithm`` is known, too. A URI that names no
-    account, as ``az://``, has the only one that settings name. Another setting that may be a credential of
-    this storage is warned of.
+    all of them. The older ``fs.s3a.server-side-encryption-algorithm`` is translated, too. For a URI without
+    an account, such as ``az://``, the account is the only one that the settings name. Any other setting that
+    may be a credential of this storage is logged as a warning.
 
     Args:
-        settings: Such as ``dict(spark.sparkContext.getConf().getAll())``.
-        uri: Of the table: it says which bucket's or account's settings count.
+        settings: Spark's settings, such as ``dict(spark.sparkContext.getConf().getAll())``.
+        uri: The table's URI; it selects the settings of its bucket or account.
     """
     plain = {key.removeprefix("spark.hadoop."): text for key, text in settings.items() if text}
     place = urlsplit(table_uri(uri))
@@ -85,7 +85,7 @@ def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str,
             container, _, host = place.netloc.rpartition("@")
             account = host.partition(".")[0] if "." in host else _only_account(plain, uri)
             form, account_form = r"fs\.azure\.(.+)\.", rf"{re.escape(account)}(?:\.z\d+)?"
-            # Of a table's two names at Azure, the newer one's settings win.
+            # A table has two host names at Azure; settings of the newer one (dfs) win.
             own = [form + account_form + rf"\.{service}\..+" for service in ("blob", "dfs") if account]
             found = _HadoopSettings(plain, "fs.azure.", *own, form + re.escape(host))
             options = _azure_options(found, account, container or host)
@@ -105,7 +105,7 @@ def storage_options_of_spark(settings: Mapping[str, str], uri: str) -> dict[str,
 
 
 class _HadoopSettings:
-    """Settings for one place, by their names without prefix, bucket and account."""
+    """The settings for one place, by name without prefix, bucket and account."""
 
     def __init__(self, settings: Mapping[str, str], prefix: str, *own: str) -> None:
         """Patterns of a bucket or account override the general prefix; later ones override earlier ones."""
@@ -122,7 +122,7 @@ class _HadoopSettings:
         return next((self._settings[self._names[name]] for name in names if name in self._names), "")
 
     def options(self, by_name: Mapping[str, str]) -> dict[str, str]:
-        """Return the options of settings that only have another name."""
+        """Return the options for those settings that only differ in name."""
         return {option: text for name, option in by_name.items() if (text := self.take(name))}
 
     def get(self, name: str) -> str:
@@ -147,7 +147,7 @@ def _s3a_options(found: _HadoopSettings, bucket: str) -> dict[str, str]:
     if found.take("path.style.access").lower() == "false":
         options["aws_virtual_hosted_style_request"] = "true"
         if endpoint := options.get("aws_endpoint_url"):
-            # delta-rs does not put it there, and would take the path's first part for the bucket.
+            # delta-rs does not put the bucket into the host, and would read the path's first part as bucket.
             scheme, _, host = endpoint.partition("://")
             options["aws_endpoint_url"] = f"{scheme}://{bucket}.{host}"
     providers = "aws.credentials.provider"
@@ -162,7 +162,7 @@ def _endpoint_options(found: _HadoopSettings) -> dict[str, str]:
     endpoint = found.take("endpoint")
     of_aws = _AWS_ENDPOINT.fullmatch(endpoint)
     if of_aws is not None:
-        # The one without a region is that of every region to Hadoop: delta-rs finds each by itself.
+        # Without a region Hadoop uses this endpoint for every region; delta-rs finds the right one itself.
         options |= {"aws_region": of_aws[1]} if of_aws[1] else {}
         endpoint = ""
     if endpoint:
@@ -174,7 +174,7 @@ def _endpoint_options(found: _HadoopSettings) -> dict[str, str]:
 
 
 def _encryption_options(found: _HadoopSettings) -> dict[str, str]:
-    """Nothing of what the client does by itself, which delta-rs cannot."""
+    """Return the options of server-side encryption; delta-rs has no client-side encryption."""
     names = ("encryption.algorithm", "encryption.key")
     if not found.get(names[0]):
         names = ("server-side-encryption-algorithm", "server-side-encryption.key")
@@ -219,7 +219,7 @@ def _gs_options(found: _HadoopSettings) -> dict[str, str]:
     if not options and found.get(f"{account}.email") and found.get(f"{account}.private.key"):
         parts = {
             "client_email": found.take(f"{account}.email"),
-            # A setting has them on one line.
+            # In a setting the key is on one line, with \n for line ends.
             "private_key": found.take(f"{account}.private.key").replace("\\n", "\n"),
             "private_key_id": found.take(f"{account}.private.key.id"),
         }

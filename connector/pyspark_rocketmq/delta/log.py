@@ -1,11 +1,12 @@
-"""The log of a Delta table, where delta-rs does not read or clean it up, or not fast enough.
+"""The log of a Delta table: what delta-rs cannot read or clean up, or not fast enough.
 
-Figures are of one machine with a local disk and delta-rs 1.6.6.  delta-rs makes checkpoints, removes expired
-files of the log, and reads everything about a table's newest version.  It lists the whole log several times
-for each commit, and keeps the name of every file: a commit takes 8 ms, after 100,000 commits 370 ms, and with
-200,000 files 400 ms (``docs/upstream/delta-rs-cost-of-a-commit.md``; once that is fixed, commits on a local
-disk can go through delta-rs as all others do).  :meth:`LogFiles.put` takes 0.1 ms in all of them and what the
-disk takes to keep it, and :meth:`LogFiles.keeps_form` 0.1 ms for each commit of others.
+delta-rs makes checkpoints, removes expired files of the log, and reads everything about a table's newest
+version.  For each commit it lists the whole log several times, and it keeps the name of every file.  A commit
+therefore takes 8 ms at first, 370 ms after 100,000 commits, and 400 ms with 200,000 files
+(``docs/upstream/delta-rs-cost-of-a-commit.md``; once that is fixed, commits on a local disk can go through
+delta-rs as all others do).  :meth:`LogFiles.put` always takes 0.1 ms plus the disk's time to store the file,
+and :meth:`LogFiles.keeps_form` 0.1 ms for each commit of another writer.  Measured on one machine with a
+local disk and delta-rs 1.6.6.
 """
 
 from __future__ import annotations
@@ -42,22 +43,22 @@ _ANY = re.compile(r"(\d{20})\..+")
 _TXN: Final = b'"txn"'
 _FILE_ACTIONS: Final = (b'{"add":', b'{"remove":', b'{"cdc":')
 _FORMLESS: Final = frozenset({"add", "remove", "cdc", "txn", "commitInfo"})
-"""Actions that say nothing of columns, properties and features."""
+"""Actions that cannot change columns, properties or features."""
 _UNFINISHED: Final = ".rocketmq-"
-"""Begins the names of commits that are being written; readers of Delta tables pass over such names."""
+"""Prefix of the names of commits that are being written; readers of Delta tables ignore such names."""
 _UNFINISHED_FOR_S: Final = 3600.0
-"""What is older was left by a process that was killed."""
+"""Age above which an unfinished commit was left by a killed process."""
 _READ_AT_ONCE = 256 * 1024
-"""Bytes: an object store is asked once for each."""
+"""Bytes read by one request to an object store."""
 _READS_AT_ONCE = 32
 _FOLLOWED_COMMITS = 20
-"""After more commits than that, reading all transaction ids anew is quicker than reading the commits."""
+"""With more new commits than this, reading all transaction ids again is quicker than reading the commits."""
 
 _Read = TypeVar("_Read")
 
 
 class CommitFile(NamedTuple):
-    """A commit's file; neither size nor time if it is not there."""
+    """A commit's file; size and time are None if it is missing."""
 
     version: int
     size: int | None
@@ -72,7 +73,7 @@ class Transactions(NamedTuple):
 
 
 def transaction_line(app_id: str, version: int, now_ms: int) -> str:
-    """Return the line of a commit that sets a transaction id; a sink's has one for each queue."""
+    """Return the line of a commit that sets a transaction id; a sink's commit has one line for each queue."""
     return f'{{"txn": {{"appId": {json.dumps(app_id)}, "version": {version}, "lastUpdated": {now_ms}}}}}'
 
 
@@ -84,7 +85,7 @@ class LogFiles:
         self.storage: Final = storage
         self._folder_here = local_path(table_uri)
         self.is_local: Final = self._folder_here is not None
-        """Whether it is on a disk of this machine, or on a mount."""
+        """Whether the log is on a disk or a mount of this machine."""
 
     @property
     def takes_commits(self) -> bool:
@@ -98,7 +99,10 @@ class LogFiles:
         return fs.PyFileSystem(DeltaStorageHandler(self.table_uri, self.storage.values_for(self.table_uri)))
 
     def readable_versions(self) -> range:
-        """The versions that can still be opened, none without a table; delta-rs tells the newest one only."""
+        """Return the versions that can still be opened; empty if there is no table.
+
+        delta-rs reports only the newest one.
+        """
         names = self._names()
         commits = sorted(_versions(_COMMIT, names))
         if not commits:
@@ -107,23 +111,25 @@ class LogFiles:
         return range(first, commits[-1] + 1)
 
     def commit_file(self, version: int) -> CommitFile:
-        """What tells the commit of ``version`` from another table's of that number, which delta-rs does not.
+        """Return size and time of the file of commit ``version``.
 
-        0.01 ms; that delta-rs lists the log for a newer commit takes 0.3 ms, and 6 ms after 5,000 commits.
+        They distinguish it from a commit with the same number in another table at this place; delta-rs does
+        not notice the difference.  This takes 0.01 ms.  delta-rs takes 0.3 ms to list the log for a newer
+        commit, and 6 ms after 5,000 commits.
         """
         [info] = self._files.get_file_info([_commit_path(version)])
         return CommitFile(version, info.size, info.mtime_ns)
 
     def commit_info(self, version: int) -> dict[str, Any] | None:
-        """What a commit says of itself, with its version; None if it is not in the log any more.
+        """Return a commit's ``commitInfo`` with its version; None if it is no longer in the log.
 
-        A commit may have any number of files; no more than one action of it is in memory.  0.02 ms, where
-        delta-rs' history takes 0.5 ms and, for it lists the log, 5 ms after 5,000 commits.
+        A commit may have any number of files, so only one of its actions is in memory at a time.  This takes
+        0.02 ms.  delta-rs' history takes 0.5 ms, and 5 ms after 5,000 commits, because it lists the log.
         """
         try:
             with self._lines(version) as lines:
                 for line in lines:
-                    # Most writers have it first; of the others' lines few are worth being parsed.
+                    # Most writers put it first; for the others this parses few lines in vain.
                     if b'"commitInfo"' in line and (info := json.loads(line).get("commitInfo")) is not None:
                         return {**info, "version": version}
         except FileNotFoundError:
@@ -131,9 +137,9 @@ class LogFiles:
         return {"version": version}
 
     def keeps_form(self, version: int) -> bool | None:
-        """Whether a commit leaves columns, properties and features alone; None if it is not in the log.
+        """Whether a commit leaves columns, properties and features as they are; None if it is not in the log.
 
-        An action that is not known here counts as a change of them.
+        An unknown action counts as a change.
         """
         try:
             with self._lines(version) as lines:
@@ -142,25 +148,26 @@ class LogFiles:
             return None
 
     def removed_paths(self, version: int) -> set[str]:
-        """The files that a commit removes, as in the log."""
+        """Return the paths of the files that a commit removes, as the log writes them."""
         with self._lines(version) as lines:
             actions = [json.loads(line) for line in lines if b'"remove"' in line]
         return {action["remove"]["path"] for action in actions if "remove" in action}
 
     def put(self, version: int, actions: Iterable[Mapping[str, Any] | str]) -> None:
-        """Make the commit of a version whole or not at all, where :attr:`takes_commits`.
+        """Make the commit of a version whole or not at all; only where :attr:`takes_commits` is true.
 
-        As delta-rs does it: a second name for a file that is complete.  Here the file is on the disk before:
-        else a power cut may leave a commit without its actions behind a later one that has them, and readers
-        pass over it.
+        Like delta-rs, this gives a complete file a second name.  Unlike delta-rs, it first waits until the
+        file is on the disk.  Otherwise a power cut might leave a commit without its actions before a later
+        one that has them, and readers would pass over it.
 
         Args:
-            version: The commit's.
-            actions: What it does; texts are lines already, as of :func:`transaction_line`.
+            version: The version to commit.
+            actions: The commit's actions; texts are finished lines, such as :func:`transaction_line` returns.
 
         Raises:
-            FileExistsError: If there is one; perhaps this one, on a mount whose server answered twice.
-            OSError: If it was not made, or perhaps was.
+            FileExistsError: If the version exists.  It may be this very commit, on a mount that sent the
+                request twice.
+            OSError: If the commit failed; it may have been made all the same.
         """
         assert self._folder_here is not None
         log = Path(self._folder_here, _LOG)
@@ -174,11 +181,11 @@ class LogFiles:
             with suppress(OSError):
                 unfinished.unlink()
         with suppress(OSError):
-            # The commit is made, and readers see it.
+            # The commit is made and visible to readers by now.
             fsync_path(log)
 
     def remove_unfinished(self) -> None:
-        """Remove what processes left that were killed in :meth:`put`."""
+        """Remove the files of processes that were killed in :meth:`put`."""
         if not self.takes_commits:
             return
         assert self._folder_here is not None
@@ -188,12 +195,12 @@ class LogFiles:
                     left.unlink()
 
     def last_checkpoint_file(self) -> tuple[int | None, int | None]:
-        """Size and time of the file that names the newest checkpoint, as :class:`CommitFile` has them."""
+        """Return size and time of the file that names the newest checkpoint, as in :class:`CommitFile`."""
         [info] = self._files.get_file_info([_LAST_CHECKPOINT])
         return info.size, info.mtime_ns
 
     def may_lack_commits_after(self, version: int) -> bool:
-        """Whether commits after ``version`` may have been cleaned up: there is a later checkpoint."""
+        """Whether commits after ``version`` may have been cleaned up, because there is a later checkpoint."""
         try:
             newest = self._last_checkpoint()
             return newest is not None and int(newest["version"]) > version
@@ -201,12 +208,15 @@ class LogFiles:
             return True
 
     def commit_infos_below(self, version: int) -> Iterator[dict[str, Any]]:
-        """The same of all versions below, the newest first, until one is not in the log any more."""
+        """Yield :meth:`commit_info` of the versions below, the newest first, until one is not in the log."""
         found = self._read_each(self.commit_info, range(version - 1, -1, -1))
         return (info for info in takewhile(lambda info: info is not None, found) if info is not None)
 
     def row_change_info(self, version: int) -> dict[str, Any] | None:
-        """As :meth:`commit_info`, but None if no rows were changed, which delta-rs' history does not tell."""
+        """Return :meth:`commit_info`, or None if the commit changed no rows.
+
+        delta-rs' history does not show whether it did.
+        """
         try:
             actions = self._actions(_commit_path(version))
         except FileNotFoundError:
@@ -217,15 +227,16 @@ class LogFiles:
         return next((action["commitInfo"] for action in actions if "commitInfo" in action), None)
 
     def transactions(self, version: int, known: Transactions | None = None) -> Transactions:
-        """The transaction ids as of a version that the log still has; ``known`` are those of an earlier one.
+        """Return the transaction ids as of a version that the log still has.
 
-        delta-rs tells them only one by one and by name, and goes through the log for each: 0.5 to 7 ms, where
-        all together take 4 ms, and those of one more commit 0.05 ms.
+        ``known``, the ids as of an earlier version, saves reading the log before it.  delta-rs looks up one
+        id by its name and goes through the log for each, which takes 0.5 to 7 ms.  Here all of them together
+        take 4 ms, and those of one more commit 0.05 ms.
 
         Raises:
             OSError: If a file of the log is missing or cannot be read, or the newest checkpoint is of a later
                 version.
-            ValueError, KeyError: If the log is in a form of a later protocol.
+            ValueError, KeyError: If the log has the form of a later protocol.
         """
         if known is not None and 0 <= version - known.table_version <= _FOLLOWED_COMMITS:
             try:
@@ -235,15 +246,15 @@ class LogFiles:
         return self._followed(self._checkpointed_transactions(version), version)
 
     def forget_before(self, version: int) -> int:
-        """Remove what only versions before the newest checkpoint need, up to ``version``; how many files.
+        """Remove log files before the newest checkpoint that is not above ``version``; return their number.
 
-        delta-rs cleans the log up by age only, and every commit lists it: at ten commits a second that is a
-        day's 860,000 files in each list.  The newest version is never touched, and killed at any point this
-        leaves versions without a gap.
+        delta-rs cleans the log up only by age, and every commit lists it: at ten commits a second each list
+        would have a day's 860,000 files.  The newest version is never touched.  If this is killed, the
+        versions that are left have no gap.
         """
         names = self._names()
         first = max((each for each in _versions(_CHECKPOINT, names) if each <= version), default=0)
-        # In order of their names, so in order of versions: what is left is always the end of the log.
+        # In the order of names, which is that of versions: what is left is always the end of the log.
         outdated = sorted(name for name in names if (found := _ANY.fullmatch(name)) and int(found[1]) < first)
         for name in outdated:
             try:
@@ -257,7 +268,7 @@ class LogFiles:
         return [info.base_name for info in found]
 
     def _actions(self, path: str, kind: bytes = b"") -> list[dict[str, Any]]:
-        """The actions in a file of JSON lines; of other kinds than ``kind`` few or none."""
+        """Return the actions in a file of JSON lines whose text contains ``kind``."""
         with self._files.open_input_stream(path) as stream:
             return [
                 json.loads(line) for line in stream.readall().splitlines() if line.strip() and kind in line
@@ -296,10 +307,10 @@ class LogFiles:
         return Transactions(version, by_app_id)
 
     def _checkpointed_transactions(self, version: int) -> Transactions:
-        """Those of the newest checkpoint; of no version without one.
+        """Return the transaction ids of the newest checkpoint; version -1 if there is none.
 
         Delta protocol, "Transaction Identifiers", "Checkpoints" and "V2 spec": a checkpoint of the second
-        form has a name of its own, may be JSON, and keeps nothing but files in others.
+        form has its own kind of name, may be JSON, and keeps only file actions in its sidecar files.
         """
         newest = self._last_checkpoint()
         if newest is None:
@@ -324,9 +335,9 @@ class LogFiles:
 
 
 def read_ahead(read: Callable[[int], _Read], versions: Sequence[int]) -> Iterator[_Read]:
-    """What ``read`` gives for each version; the further it goes, the more are read at once.
+    """Yield ``read(version)`` for each version; the further it goes, the more are read at once.
 
-    Mostly the first one is enough; an object store takes some 20 ms for each.
+    Callers mostly need only the first one; an object store takes some 20 ms for each.
     """
     yield from map(read, versions[:1])
     begin, at_once = 1, 2

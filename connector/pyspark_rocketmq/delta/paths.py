@@ -1,6 +1,6 @@
-"""Where a Delta table is: paths, URIs and names of tables, and what a local disk must be able to do.
+"""Paths, URIs and names of Delta tables, and a check of what a local disk must be able to do.
 
-Without delta-rs and Arrow, so that tasks can import it.
+Loads neither delta-rs nor Arrow, so that tasks can import it.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from pyspark_rocketmq.display import counted
 from pyspark_rocketmq.errors import OptionError
 
 _WITHOUT_LINKS: Final = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
-"""What the system answers where a file system has no hard links."""
+"""Error numbers of a file system without hard links."""
 _SINGLE_SLASH: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
 _NAME: Final = re.compile(r"(?:`(?:[^`]|``)+`|\w+)(?:\.(?:`(?:[^`]|``)+`|\w+))*")
 _NAME_PART: Final = re.compile(r"`((?:[^`]|``)+)`|(\w+)")
 _PLAIN: Final = re.compile(r"\w+")
 _BLOB_URI: Final = re.compile(r"wasb(s?)://([^/@]+@[^/.]+)\.blob\.")
 _NO_SYNC: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
-"""What a mount answers that has no ``fsync``."""
+"""Error numbers of a mount without ``fsync``."""
 
 
 class TableName(NamedTuple):
-    """A table of a catalog that Spark knows."""
+    """The name of a table in one of Spark's catalogs."""
 
     parts: tuple[str, ...]
     """Schema and table, or catalog, schema and table."""
 
     def __str__(self) -> str:
-        """As SQL has it, with backquotes where they are needed."""
+        """Return the name as SQL writes it, with backquotes only where they are needed."""
         return ".".join(part if _PLAIN.fullmatch(part) else quoted_name(part) for part in self.parts)
 
     @property
     def sql(self) -> str:
-        """The same with all backquotes, for a word of SQL may be a name, too."""
+        """The name with every part in backquotes, since a part may be a word of SQL."""
         return ".".join(map(quoted_name, self.parts))
 
     @classmethod
     def of(cls, place: str | Path) -> TableName | None:
-        """The name that users mean; None if it is a path or a URI, which has a slash.
+        """Read ``place`` as a table's name; return None for a path or a URI, which has a slash.
 
         Raises:
-            OptionError: If it could be either, or is none.
+            OptionError: If it could be both a name and a folder, or is not a valid name.
         """
         text = str(place)
-        # A part of a name has a slash within backquotes alone, and none begins with it.
+        # Within a name a slash stands only between backquotes, so a name cannot begin with one.
         is_path = isinstance(place, Path) or "://" in text or text.startswith(("/", ".", os.sep))
         if is_path or (("/" in text or os.sep in text) and "`" not in text):
             return None
@@ -82,7 +82,7 @@ class TableName(NamedTuple):
 
     @classmethod
     def is_one(cls, place: str | Path) -> bool:
-        """Whether ``place`` is a name and nothing else."""
+        """Whether ``place`` can only be a table's name."""
         try:
             return cls.of(place) is not None
         except OptionError:
@@ -90,16 +90,17 @@ class TableName(NamedTuple):
 
 
 def quoted_name(name: str) -> str:
-    """A name of Spark's SQL in backquotes."""
+    """Return a name in backquotes for Spark's SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def table_uri(path: str | Path) -> str:
-    """Return a storage URI as it is and a local path made absolute: other processes work in other folders.
+    """Return a storage URI as it is, and a local path as an absolute one.
+
+    A relative path would mean another folder in another process.
 
     Raises:
-        OptionError: If it is a URI with a single slash, which would be a folder of that name below the one
-            that the process works in.
+        OptionError: If it is a URI with a single slash.  That would name a folder below the current one.
     """
     text = str(path)
     blob = _BLOB_URI.match(text)
@@ -110,7 +111,7 @@ def table_uri(path: str | Path) -> str:
     if scheme is None or isinstance(path, Path):
         return text if "://" in text else str(Path(path).absolute())
     if scheme[1].lower() == "file":
-        # As Hadoop writes it, for which a percent sign is one.
+        # Hadoop writes it this way, and does not decode percent signs in it.
         return text[scheme.end() - 1 :]
     rest = text[scheme.end() :]
     if scheme[1].lower() == "dbfs":
@@ -126,7 +127,7 @@ def table_uri(path: str | Path) -> str:
 
 
 def local_path(path: str) -> str | None:
-    """The folder on this machine that a path or a URI names; None for other storage."""
+    """Return the folder on this machine that a path or a URI names; None for other storage."""
     if path.startswith("file:"):
         return unquote(urlsplit(path).path)
     # Spark writes dbfs:/… and viewfs:/… with one slash.
@@ -147,7 +148,7 @@ def check_exclusive_create(uri: str) -> None:
     if folder is None:
         return
     try:
-        # Delta ignores names that begin so, if a process dies in between.
+        # Delta ignores names with this prefix, so the file does no harm if the process dies here.
         with NamedTemporaryFile(prefix="_rocketmq-", dir=folder) as probe:
             os.link(probe.name, f"{probe.name}.link")
             Path(f"{probe.name}.link").unlink()
@@ -163,10 +164,10 @@ def check_exclusive_create(uri: str) -> None:
 
 
 def fsync_path(path: str | Path) -> None:
-    """Wait until a file or folder of this machine is on its disk, and would be there after a power cut.
+    """Wait until a file or folder of this machine is on its disk, so that it survives a power cut.
 
     Raises:
-        OSError: If the disk did not take it.
+        OSError: If it could not be written to the disk.
     """
     opened = os.open(path, os.O_RDONLY)
     try:

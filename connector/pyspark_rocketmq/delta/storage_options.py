@@ -1,6 +1,6 @@
-"""How a Delta table's storage is reached: storage options, the environment's, and file systems made of them.
+"""Access to a Delta table's storage: options of the user and of the environment, and file systems.
 
-Without delta-rs, so that tasks can import it: a task whose table is on storage of other machines loads it
+Does not load delta-rs, so that tasks can import it.  A task whose table is on remote storage loads delta-rs
 when it begins to write.
 """
 
@@ -25,33 +25,33 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Given = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
-"""Storage options as users give them."""
+"""Storage options as the user passes them."""
 
 
 class StorageOptions:
-    """How to reach storage: delta-rs' options by name, such as ``aws_access_key_id`` or ``allow_http``.
+    """Options for delta-rs to reach storage, by name, such as ``aws_access_key_id`` or ``allow_http``.
 
-    Given once, or by a callable where credentials expire: it is called when a table is opened and when
-    :meth:`renew` is, not in between. What the environment of this process says is added, where the options do
-    not say it: tasks and planner may have another environment.
+    They are a fixed mapping, or a callable where credentials expire. The callable is called when a table is
+    opened and by :meth:`renew`, not in between. Options that are not given are taken from the environment of
+    this process, since tasks and planner may have another environment.
 
-    No text shows a value: not ``repr``, not an error's.
+    Neither ``repr`` nor an error shows a value.
     """
 
     def __init__(self, given: Given | None = None) -> None:
-        """Keep the options; a callable is called when they are first needed.
+        """Store the options; a callable is called when they are first needed.
 
         Raises:
-            OptionError: If they are no mapping of names to texts, numbers or booleans.
+            OptionError: If they are not a mapping of names to texts, integers or booleans.
         """
         self._given = given
         self._values: dict[str, str] | None = None if callable(given) else _texts_of(given or {})
         self._used: dict[str, str] = {}
-        """The last values for a table."""
+        """The values that :meth:`values_for` returned last."""
 
     @classmethod
     def of(cls, given: StorageOptions | Given | None) -> StorageOptions:
-        """The same object if it is one already."""
+        """Make one of ``given``, or return it if it is one already."""
         return given if isinstance(given, StorageOptions) else cls(given)
 
     @classmethod
@@ -59,7 +59,7 @@ class StorageOptions:
         """Read a JSON object.
 
         Raises:
-            ValueError: With the end of a sentence; the text is not shown.
+            ValueError: If it is invalid.  The message is the end of a sentence and does not show ``text``.
         """
         if text is None:
             return NO_OPTIONS
@@ -74,16 +74,19 @@ class StorageOptions:
 
     @property
     def is_renewable(self) -> bool:
-        """Whether a callable gives them."""
+        """Whether the options come from a callable."""
         return callable(self._given)
 
     @property
     def values(self) -> Mapping[str, str]:
-        """What was given, as of the last renewal; another object after each."""
+        """The options as of the last renewal; another object after a renewal that changed them."""
         return self.renew() if self._values is None else self._values
 
     def values_for(self, uri: str) -> dict[str, str]:
-        """What reaches the storage of ``uri``: environment and tries included; empty for a folder here."""
+        """Return all options for the storage of ``uri``; empty for a folder on this machine.
+
+        They include those of the environment and of retries.
+        """
         if local_path(uri) is not None:
             return {}
         given = _joined(self.values, _environment_for(uri))
@@ -91,14 +94,13 @@ class StorageOptions:
         return self._used
 
     def renew(self) -> Mapping[str, str]:
-        """Call the callable, if there is one; what the values are then: the same object if they are equal.
+        """Call the callable, if there is one, and return the values: the same object if they are equal.
 
-        If it fails, the values of before go on.
+        If it fails, the earlier values stay in use.
 
         Raises:
-            OSError: If it fails the first time: what needs the options may be tried again, as when storage
-                does not answer.
-            OptionError: If what it returns are no options.
+            OSError: If its first call fails.  The caller may try again, as if storage did not answer.
+            OptionError: If it does not return options.
         """
         if callable(self._given):
             try:
@@ -112,7 +114,7 @@ class StorageOptions:
                         f"There are no storage options: their callable failed with {failure}. Look at the "
                         "error below it in the traceback, and start again."
                     ) from error
-                # Not its text, which may hold anything.
+                # Do not log the error's text, which may contain anything.
                 logger.warning(
                     "storage options could not be renewed, going on with those of before: %s", failure
                 )
@@ -122,16 +124,19 @@ class StorageOptions:
         return self._values
 
     def as_of_now(self, uri: str) -> StorageOptions:
-        """What tasks get: the values alone, the environment's included."""
+        """Return the options for tasks: only values, including those of the environment."""
         return StorageOptions(self.values_for(uri))
 
     def describe_error(self, error: BaseException) -> str:
-        """Return the text of an error of storage, on one line; secrets become ``***``, in its causes too."""
+        """Return the text of a storage error on one line, with secrets as ``***``.
+
+        Secrets in the texts of the error and of its causes are replaced in place, too.
+        """
         values = {**self._used, **(self._values or {})}
         hidden = [
             text for name, text in values.items() if _SECRET.search(name) and len(text) >= _SHORTEST_HIDDEN
         ]
-        # One may be a part of another.
+        # The longest first, since one may be part of another.
         hidden.sort(key=len, reverse=True)
         seen: BaseException | None = error
         while seen is not None:
@@ -155,16 +160,16 @@ class StorageOptions:
 
 
 _SECRET: Final = re.compile("key|secret|token|password|credential|sas|service_account", re.IGNORECASE)
-"""Names whose values errors do not show."""
+"""Names of options whose values are hidden in errors."""
 _SHORTEST_HIDDEN: Final = 6
-"""Characters: shorter values may be part of any word."""
+"""Length of the shortest value that is hidden, in characters; shorter ones may be part of any word."""
 
 
 _COLOUR: Final = re.compile("\x1b\\[[0-9;]*m")
 
 
 def _without(text: str, hidden: Iterable[str]) -> str:
-    # delta-rs writes causes on lines of their own, in colours.
+    # delta-rs writes each cause on its own line, in colours.
     text = masked(" ".join(_COLOUR.sub("", text).split()))
     for value in hidden:
         text = text.replace(value, "***")
@@ -224,7 +229,7 @@ _FROM_ENVIRONMENT: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "gs": ("GOOGLE_SERVICE_ACCOUNT_KEY",),
 }
-"""What is true on any machine. A role's or a file's name is not: each process finds its own."""
+"""Variables that are valid on any machine. Names of roles or files are not: each process finds its own."""
 _ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "s3": (
         "AWS_PROFILE",
@@ -238,7 +243,7 @@ _ROLES: Final[Mapping[str, tuple[str, ...]]] = {
     "gs": ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
 }
 _REGIONS: Final = frozenset({"AWS_REGION", "AWS_DEFAULT_REGION"})
-"""Many machines have one, whatever their programs reach."""
+"""Regions; many machines have one set, whatever storage they use."""
 _BRAND: Final = re.compile("^(?:aws|azure_storage|azure|google)_")
 _SYNONYMS: Final = {
     "default_region": "region",
@@ -257,14 +262,14 @@ FAMILY_OF: Final = {
 
 
 _PATIENCE: Final = {"backoff_config.max_backoff": "1s", "max_retries": "20"}
-"""Some ten seconds.  delta-rs by itself tries ten times and sleeps for up to 15 s in between, however soon
-the storage is back."""
+"""Retries for some ten seconds.  By default delta-rs tries ten times and sleeps for up to 15 s in between,
+even if the storage is back sooner."""
 
 
 def _patience_for(uri: str, given: Iterable[str]) -> dict[str, str]:
     if urlsplit(uri).scheme.lower() not in FAMILY_OF:
         return {}
-    # delta-rs knows each by several names, and which of two wins is left to chance.
+    # delta-rs has several names for each option, and it is random which of two wins.
     known = {name.rpartition(".")[2].lower() for name in given}
     return {name: text for name, text in _PATIENCE.items() if name.rpartition(".")[2] not in known}
 
@@ -275,14 +280,14 @@ def _environment_for(uri: str) -> dict[str, str]:
 
 
 def is_reached_by_environment(uri: str) -> bool:
-    """Whether this process's environment says more of the storage of ``uri`` than a region."""
+    """Whether this process's environment configures the storage of ``uri`` by more than a region."""
     place = table_uri(uri)
     roles = _ROLES.get(FAMILY_OF.get(urlsplit(place).scheme.lower(), ""), ())
     return not _environment_for(place).keys() <= _REGIONS or any(map(os.environ.get, roles))
 
 
 def _joined(*layers: Mapping[str, str]) -> dict[str, str]:
-    """One of each option, the first one; delta-rs would take any of those that have several names."""
+    """Join options; of several names for the same one, keep the first, since delta-rs would take any."""
     joined: dict[str, str] = {}
     known: set[str] = set()
     for name, text in (item for layer in layers for item in layer.items()):
@@ -295,22 +300,23 @@ def _joined(*layers: Mapping[str, str]) -> dict[str, str]:
 
 
 NO_OPTIONS: Final = StorageOptions()
-"""What the environment says, alone."""
+"""Only the options of the environment."""
 
 
 def filesystem_of(uri: str, storage: StorageOptions | None = None) -> tuple[fs.FileSystem, str]:
     """Return the file system and folder of a table.
 
-    Storage of other machines is reached as delta-rs reaches it, in tasks too: one set of options, of schemes
-    and of ways to find credentials. A worker loads it in 18 ms and 19 MB, Arrow's S3 in 15 ms and 9 MB; from
-    the first file on either has taken some 110 MB, and a small file takes 15 ms, with Arrow 19. Opening a
-    file keeps the process's other threads waiting for one answer of the storage, which Arrow does not. A
-    worker does not fork, and the daemon that does has not loaded it.
+    Remote storage is reached through delta-rs, in tasks too, so that one set of options, schemes and ways to
+    find credentials applies. A worker loads delta-rs in 18 ms and 19 MB, and Arrow's S3 in 15 ms and 9 MB.
+    From the first file on, either needs some 110 MB. A small file takes 15 ms with delta-rs, 19 ms with
+    Arrow. When delta-rs opens a file, the process's other threads wait for one answer of the storage; with
+    Arrow they do not. Loading it in a worker is safe: workers do not fork, and the daemon that forks them
+    does not load it.
 
     Raises:
         OptionError: If delta-rs does not know the URI's scheme.
     """
-    # Arrow is not loaded by whoever only needs a table's place.
+    # Imported here, so that code which only needs a table's place does not load Arrow.
     from pyarrow import fs
 
     folder = local_path(uri)

@@ -1,8 +1,8 @@
-"""A Delta table through delta-rs: columns and features, queries, a handle per thread, upkeep.
+"""A Delta table through delta-rs: columns and features, queries, a handle per thread, maintenance.
 
 Names of features are those of the Delta protocol (``PROTOCOL.md``, "Valid Feature Names in Table Features").
 
-Not for executors: importing delta-rs in a process that forks later makes the children fail.
+Do not import this on executors: if a process imports delta-rs and forks later, its children fail.
 """
 
 from __future__ import annotations
@@ -35,18 +35,21 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STORAGE_ERRORS = (DeltaError, OSError)
-"""What delta-rs raises when a table or its storage does not answer; storage errors are no ``DeltaError``."""
+"""Errors of delta-rs when a table or its storage does not answer; those of storage are ``OSError``."""
 
 ONLY_COMMIT: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-"""A commit does not wait for what :class:`UpkeepThread` does: delta-rs would look for expired files each
-time, which takes seconds in a log of 100,000."""
+"""Commit without checkpoint and cleanup, which :class:`UpkeepThread` does.  delta-rs would look for expired
+files at each commit, which takes seconds in a log of 100,000 files."""
 _ENDS_WITHIN_S: Final = 30.0
 _PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""Before storage of other machines is asked again."""
+"""Pauses before remote storage is asked again."""
 _TIMES_OPENED: Final = 9
-"""Before an error of it is believed."""
+"""Attempts to open a local table before its error is raised; see :func:`open_table`."""
 SURELY_KEPT_S: Final = 3600.0
-"""So long a look is believed: Delta keeps commits for 30 days unless a table's properties say otherwise."""
+"""Look for newer commits if the last look is older than this.
+
+Delta keeps commits for 30 days unless a table's properties say otherwise.
+"""
 
 _LEGACY_WRITER_FEATURES = (
     (2, "appendOnly"),
@@ -57,7 +60,7 @@ _LEGACY_WRITER_FEATURES = (
     (5, "columnMapping"),
     (6, "identityColumns"),
 )
-"""Features that a writer version below 7 stands for (``PROTOCOL.md``, "Requirements for Writers")."""
+"""Features that a writer version below 7 implies (``PROTOCOL.md``, "Requirements for Writers")."""
 _TABLE_FEATURES_VERSION = 7
 
 
@@ -71,18 +74,18 @@ class Column:
     is_nullable: bool = True
     metadata: Mapping[str, Any]
     marks_within: frozenset[str] = frozenset()
-    """Names in the metadata of fields within the type, apart from comments."""
+    """Metadata keys of the fields within the type, except comments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableForm:
-    """What the newest metadata and protocol actions of a table say."""
+    """A table's columns, properties and features, by its newest metadata and protocol actions."""
 
     columns: tuple[Column, ...]
     partition_by: tuple[str, ...]
     configuration: Mapping[str, str]
     features: frozenset[str]
-    """Features a writer must know, whether they are in use or not."""
+    """Features that a writer must support, whether they are in use or not."""
 
     @property
     def column_types(self) -> dict[str, str]:
@@ -112,14 +115,17 @@ def parse_columns(schema_json: str) -> tuple[Column, ...]:
 def writer_features(
     min_writer_version: int, named_writer: Iterable[str] | None, named_reader: Iterable[str] | None
 ) -> frozenset[str]:
-    """Return the features that a protocol action stands for, named or implied by an old version number."""
+    """Return the features of a protocol action: those it names, or those an old version number implies."""
     if min_writer_version >= _TABLE_FEATURES_VERSION:
         return frozenset(named_writer or ()) | frozenset(named_reader or ())
     return frozenset(name for version, name in _LEGACY_WRITER_FEATURES if version <= min_writer_version)
 
 
 def column_differences(wanted: Mapping[str, str], found: Mapping[str, str], where: str) -> tuple[str, ...]:
-    """Say how ``found``, the columns of ``where`` by type, differ from ``wanted``; empty if not."""
+    """Describe how ``found``, the types of the columns in ``where``, differ from ``wanted``.
+
+    Return an empty tuple if they do not differ.
+    """
     missing = [f"{name} {type_ddl(wanted[name])}" for name in wanted if name not in found]
     superfluous = [f"{name} {type_ddl(found[name])}" for name in found if name not in wanted]
     differing = [
@@ -136,7 +142,7 @@ def column_differences(wanted: Mapping[str, str], found: Mapping[str, str], wher
 
 
 def _fits(wanted: str, found: str) -> bool:
-    """Whether values of one type are of the other: parts that are never null may be where nulls may be."""
+    """Whether ``found`` can hold values of type ``wanted``; it may allow nulls where ``wanted`` does not."""
     return found in (wanted, wanted.replace(NOT_NULL, ""))
 
 
@@ -160,12 +166,13 @@ def _nullable_type(type_: pa.DataType) -> pa.DataType:
 def ask_patiently(
     what: str, uri: str, storage: StorageOptions, ask: Callable[[], T], sleep: Callable[[float], object]
 ) -> T:
-    """What ``ask`` returns; of storage of other machines it is asked again if it does not answer.
+    """Return ``ask()``; call it again if remote storage does not answer.
 
-    delta-rs tries twenty times itself, unless the storage options say otherwise, which take some ten seconds.
+    Within each call delta-rs itself tries twenty times, which takes some ten seconds, unless the storage
+    options say otherwise.
 
     Raises:
-        DeltaError, OSError: If it did not answer for long.
+        DeltaError, OSError: If the storage still does not answer.
     """
     pauses_s = _PAUSES_S if local_path(uri) is None else ()
 
@@ -173,7 +180,7 @@ def ask_patiently(
         try:
             return ask()
         except STORAGE_ERRORS as error:
-            # What is logged of it shows no secret.
+            # This removes secrets from the error before it is logged.
             storage.describe_error(error)
             raise
 
@@ -181,13 +188,13 @@ def ask_patiently(
 
 
 def open_table(uri: str, storage: StorageOptions = NO_OPTIONS, *, version: int | None = None) -> DeltaTable:
-    """Open a table, its newest version by default, with the storage options of their last renewal.
+    """Open a table, its newest version by default, with the storage options as last renewed.
 
-    delta-rs lists the log's folder, which takes a while if it is large.  Of two commits that are made
-    meanwhile a local disk may show the later one alone, and delta-rs then finds a gap in the log.
+    delta-rs lists the log's folder, which takes a while if it is large.  If two commits are made meanwhile, a
+    local disk may list only the later one, and delta-rs then reports a gap in the log.  So this tries again.
 
     Raises:
-        DeltaError: If there is none, or its storage does not answer.
+        DeltaError: If there is no table, or its storage does not answer.
     """
     options = storage.values_for(uri)
     for _ in range(_TIMES_OPENED if version is None and local_path(uri) is not None else 0):
@@ -207,17 +214,17 @@ def create_table(
     storage: StorageOptions = NO_OPTIONS,
     **settings: Any,
 ) -> DeltaTable:
-    """Make a table with delta-rs' default protocol (1/2); if another process is quicker, open that one.
+    """Create a table with delta-rs' default protocol (1/2), or open the one that another process created.
 
     Raises:
-        DeltaError: If there is none afterwards.
-        OptionError: As :func:`check_exclusive_create`.
+        DeltaError: If it could neither be created nor opened.
+        OptionError: See :func:`check_exclusive_create`.
     """
     folder = local_path(uri)
     if folder is not None:
         Path(folder).mkdir(parents=True, exist_ok=True)
     check_exclusive_create(uri)
-    # When delta-rs is beaten to version 0 and tries again, version 1 gives the table another id.
+    # If delta-rs lost the race for version 0 and tried again, version 1 would give the table another id.
     once = CommitProperties(max_commit_retries=0)
     try:
         return DeltaTable.create(
@@ -233,30 +240,30 @@ def create_table(
 
 
 def sql_literal(text: str) -> str:
-    """``text`` as delta-rs' SQL has it."""
+    """Return ``text`` as a literal of delta-rs' SQL."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def query_rows(table: DeltaTable, sql: str) -> pa.Table:
-    """The answer to ``sql`` about ``rows``, as which it knows the version that ``table`` stands at.
+    """Run ``sql`` on the version that ``table`` is at, and return the rows; the table's name is ``rows``.
 
     Raises:
         DeltaError, OSError: If the table's files cannot be read.
     """
-    # QueryBuilder, because delta-rs' Arrow data set reads NULLs from tables with mapped columns; from_stream,
-    # because pa.table() loads pandas to see whether it is given a DataFrame.
+    # QueryBuilder, because delta-rs' Arrow data set reads NULLs from tables with mapped columns. from_stream,
+    # because pa.table() loads pandas to see whether its argument is a DataFrame.
     try:
         found = QueryBuilder().register("rows", table).execute(sql).read_all()
     except Exception as error:
         if type(error) is Exception:
-            # So it tells of a file that the storage does not give.
+            # delta-rs raises a plain Exception for a file that it cannot read from the storage.
             raise DeltaError(str(error)) from error
         raise
     return pa.RecordBatchReader.from_stream(found).read_all()
 
 
 def read_form(table: DeltaTable) -> TableForm:
-    """Return the columns, partitioning, properties and features of the version that ``table`` stands at."""
+    """Return the columns, partitioning, properties and features of the version that ``table`` is at."""
     metadata = table.metadata()
     protocol = table.protocol()
     return TableForm(
@@ -270,37 +277,37 @@ def read_form(table: DeltaTable) -> TableForm:
 
 
 class CommitLog(Protocol):
-    """A table's commits, as its files or a catalog tells them; see ``LogFiles``."""
+    """A table's commits, read from its files or from a catalog; see ``LogFiles``."""
 
     @property
     def table_uri(self) -> str:
-        """What the table is called."""
+        """The table's URI, or its name in a catalog."""
         ...
 
     @property
     def storage(self) -> StorageOptions:
-        """How to reach it."""
+        """Options to reach the table's storage."""
         ...
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on a disk of this machine."""
+        """Whether the table is on a disk of this machine."""
         ...
 
     def commit_file(self, version: int) -> CommitFile:
-        """What tells the commit of a version from another table's."""
+        """Return a mark that distinguishes the commit of a version from another table's."""
         ...
 
     def commit_info(self, version: int) -> dict[str, Any] | None:
-        """What it says of itself; None if it is not known any more."""
+        """Return the information in a commit; None if it is no longer known."""
         ...
 
     def commit_infos_below(self, version: int) -> Iterator[dict[str, Any]]:
-        """The same of all versions below, the newest first."""
+        """Yield ``commit_info`` of the versions below, the newest first."""
         ...
 
     def last_checkpoint_file(self) -> tuple[int | None, int | None]:
-        """What changes when a checkpoint is made."""
+        """Return a mark that changes when a checkpoint is made."""
         ...
 
     def may_lack_commits_after(self, version: int) -> bool:
@@ -309,26 +316,26 @@ class CommitLog(Protocol):
 
 
 class LogHandle:
-    """What a thread knows of a table's log: its newest version, and when that was looked for."""
+    """A thread's view of a table's log: the newest version, and when it was looked up."""
 
     def __init__(self, log: CommitLog, version: int, clock: Clock | None = None) -> None:
-        """Begin at ``version``, just opened with the storage options of ``log``."""
+        """Start at ``version``, which was just opened with the storage options of ``log``."""
         self.log = log
         self._values = log.storage.values
         self._clock = clock or SystemClock()
         self._looked_s = self._clock.monotonic_s()
-        """When newer commits were looked for last."""
+        """Time of the last look for newer commits, monotonic."""
         self._tip = log.commit_file(version)
         self._checkpoint = self._last_checkpoint_file()
-        """What named the newest checkpoint then."""
+        """Size and time, at that look, of the file that names the newest checkpoint."""
 
     @property
     def version(self) -> int:
-        """The version of the table it stands at."""
+        """The version of the table that this handle is at."""
         return self._tip.version
 
     def renew(self) -> None:
-        """Have the storage options renewed, and go on with them at the same version.
+        """Renew the storage options and continue with them at the same version.
 
         Raises:
             DeltaError: If the storage does not answer.
@@ -337,7 +344,7 @@ class LogHandle:
         self.take_options()
 
     def take_options(self) -> None:
-        """Go on with the storage options of their last renewal; nothing if it has them.
+        """Continue with the storage options as last renewed, if this handle does not use them already.
 
         Raises:
             DeltaError: If the storage does not answer.
@@ -348,18 +355,18 @@ class LogHandle:
             self._open_again()
 
     def is_still_there(self) -> bool:
-        """Whether the log has the very commit that was the newest one at the last look.
+        """Whether the log still has the very commit that was the newest one at the last look.
 
-        It has not when the table was deleted, made anew or put back to an earlier state.  delta-rs does not
-        notice when another table has as many commits, and would add a commit to the log of that one.
+        It does not if the table was deleted, created again or put back to an earlier state.  delta-rs does
+        not notice another table that has as many commits, and would add a commit to that one's log.
         """
         return self.log.commit_file(self._tip.version) == self._tip
 
     def may_have_newer(self) -> bool:
-        """Whether there may be a newer commit, of a table that is still there.
+        """Whether there may be a newer commit, provided that the table is still there.
 
-        Where the next commit is not there it may have been cleaned up, with a checkpoint of a later version
-        before.  On storage of other machines only delta-rs can tell.
+        If the next commit is missing, it may have been cleaned up after a checkpoint of a later version.  On
+        remote storage only delta-rs can find out, so the answer is always True.
         """
         if not self.log.is_local or self._age_s() > SURELY_KEPT_S:
             return True
@@ -369,7 +376,7 @@ class LogHandle:
     def refresh(self) -> None:
         """Move to the newest version."""
         looked_s, age_s = self._clock.monotonic_s(), self._age_s()
-        # If this fails, the next look believes nothing.
+        # If this raises, the next look does a full refresh.
         self._looked_s = -math.inf
         checkpoint = self._last_checkpoint_file()
         version = self._newest_version(age_s)
@@ -378,11 +385,11 @@ class LogHandle:
             self._tip = self.log.commit_file(version)
 
     def _last_checkpoint_file(self) -> tuple[int | None, int | None] | None:
-        # Where delta-rs alone can tell what is new, nobody looks at it, and it takes two requests.
+        # Only used for local tables; for remote ones it would take two requests.
         return self.log.last_checkpoint_file() if self.log.is_local else None
 
     def _may_lack_commits_after(self, version: int) -> bool:
-        # What the last look has coped with is not read again.
+        # A checkpoint that the last look has seen is not read again.
         is_known = self.log.last_checkpoint_file() == self._checkpoint
         return not is_known and self.log.may_lack_commits_after(version)
 
@@ -390,16 +397,19 @@ class LogHandle:
         return self._clock.monotonic_s() - self._looked_s
 
     def _newest_version(self, age_s: float) -> int:
-        """Look for it; the look before is so long ago."""
+        """Return the newest version; the last look was ``age_s`` seconds ago."""
         raise NotImplementedError
 
     def _open_again(self) -> None:
-        """Open what there is with the storage options of now, at the same version."""
+        """Open the log and table again at the same version, with the current storage options."""
         raise NotImplementedError
 
 
 class TableHandle(LogHandle):
-    """A table at its newest version; for one thread: a commit is checked against the version it stands at."""
+    """A table at its newest version, for one thread.
+
+    A commit is checked against the version that the table is at, so threads must not share it.
+    """
 
     log: LogFiles
 
@@ -422,14 +432,14 @@ HandleT = TypeVar("HandleT", bound=LogHandle)
 
 
 class HandlePerThread(Generic[HandleT]):
-    """The handles on one table, one for each thread that asks."""
+    """The handles on one table, one for each thread that uses it."""
 
     def __init__(self, open_handle: Callable[[], HandleT]) -> None:
         self._open = open_handle
         self._local = threading.local()
 
     def newest(self) -> HandleT:
-        """This thread's handle, moved to the newest version; raises what ``open_handle`` does."""
+        """Return this thread's handle, moved to the newest version; raise the errors of ``open_handle``."""
         handle: HandleT | None = getattr(self._local, "handle", None)
         if handle is not None:
             try:
@@ -440,23 +450,23 @@ class HandlePerThread(Generic[HandleT]):
                     return handle
                 logger.warning("table is not what it was: %s", masked(handle.log.table_uri))
             except STORAGE_ERRORS as error:
-                # An idle handle needs log files that were cleaned up since: begin again from a checkpoint.
+                # An idle handle may need log files that were cleaned up since: open again from a checkpoint.
                 handle.log.storage.describe_error(error)
                 logger.info("to be opened again: %s", masked(handle.log.table_uri), exc_info=True)
         return self.keep(self._open())
 
     def keep(self, handle: HandleT) -> HandleT:
-        """Have this thread go on with ``handle``."""
+        """Make ``handle`` this thread's handle."""
         self._local.handle = handle
         return handle
 
     def forget(self) -> None:
-        """Open the table anew at the next use."""
+        """Open the table again at the next use."""
         self._local = threading.local()
 
 
 process_ends: Final = threading.Event()
-"""Set when the main thread has ended: long work beside it stops at the next occasion."""
+"""Set when the main thread has ended, so that long background work stops at its next check."""
 _cut_short: Final[WeakSet[threading.Thread]] = WeakSet()
 
 
@@ -468,7 +478,10 @@ def _cut_upkeep_short() -> None:
 
 
 class UpkeepThread:
-    """Looks after one table, once at a time in this process; what fails is logged, and done the next time."""
+    """A background thread for the maintenance of one table: one run at a time in this process.
+
+    A failed run is logged; the next one makes up for it.
+    """
 
     def __init__(
         self,
@@ -478,10 +491,11 @@ class UpkeepThread:
         *,
         heeds_process_ends: bool = False,
     ) -> None:
-        """``kind`` says what the table is, in one word, for the log and the thread's name.
+        """Create the thread's object; nothing runs before the first commit.
 
-        The process waits for the work when it ends in good order, and 30 s at most for work that looks at
-        :data:`process_ends`.
+        ``kind`` describes the table in one word, for the log and the thread's name.  A process that ends in
+        good order waits for the work; it waits at most 30 s for work that checks :data:`process_ends`
+        (``heeds_process_ends``).
         """
         self._kind = kind
         self._table_uri = table_uri
@@ -493,9 +507,10 @@ class UpkeepThread:
         self._seen: int | None = None
 
     def written(self, before: int, every: int, work: Callable[[int], None]) -> None:
-        """A commit was made on version ``before``: every so many versions has ``work`` done; returns at once.
+        """Note a commit on top of version ``before``, and start ``work`` if it is due; return at once.
 
-        ``work`` is told which time it is, counted from the table's beginning.
+        It is due every ``every`` versions.  ``work`` gets the number of its run, counted from the table's
+        beginning.
         """
         with self._guard:
             last, self._seen = self._seen, before + 1
@@ -518,17 +533,17 @@ class UpkeepThread:
             finally:
                 done.set_result(None)
 
-        # An executor's threads are waited for before anybody can know that the process ends.
+        # ThreadPoolExecutor joins its threads before atexit handlers run, so it could not stop them.
         thread = threading.Thread(target=run, name=name, daemon=True)
         _cut_short.add(thread)
         thread.start()
         return done
 
     def wait(self, timeout_s: float) -> None:
-        """Until what was begun is done.
+        """Wait until the current run is done.
 
         Raises:
-            TimeoutError: If that takes longer.
+            TimeoutError: If that takes longer than ``timeout_s``.
         """
         with self._guard:
             running = self._running
@@ -548,5 +563,5 @@ class UpkeepThread:
         except Exception:
             if process_ends.is_set():
                 return
-            # Nobody watches this thread, and commits do not depend on it.
+            # Nobody waits for this thread, and commits do not depend on it.
             logger.exception("%s table not looked after path=%s", self._kind, masked(self._table_uri))
