@@ -1,3 +1,3 @@
-"""Where a consumer group's progress is kept; importing this package loads neither Arrow nor Delta."""
+"""Stores of consumer groups' progress; importing this package loads neither Arrow nor Delta."""
 
 from __future__ import annotations

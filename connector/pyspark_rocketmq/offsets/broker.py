@@ -1,13 +1,13 @@
-"""The offsets that the group's brokers keep, as the offset store of a concurrent consumer.
+"""Offset store of a concurrent consumer that uses the offsets which the group's brokers keep.
 
-Java's ``RemoteBrokerOffsetStore``: one number per queue, written by whoever comes last. What that means:
+Like Java's ``RemoteBrokerOffsetStore``: one number per queue, and the last writer wins. Consequences:
 
 * *Nothing is fenced.* A member that lost a queue, or a batch that an operator's reset overtook, still stores
-  its offset. It never moves one back that it sees, but it does not see all: messages may come twice.
-* *No attempts, no suspension.* So it is no store for orderly consumers, and none for a sink that wants each
-  row once.
-* A broker that crashes forgets the last five seconds.
-* Every read costs a request per queue.
+  its offset. It never lowers an offset that it sees, but it does not see all: messages may come twice.
+* *No attempts, no suspension.* So it cannot serve orderly consumers, or a sink that needs each row exactly
+  once.
+* A broker that crashes loses the last five seconds.
+* Every read costs one request per queue.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pyspark_rocketmq.offsets.store import (
 )
 
 _ONLY_EPOCH = 1
-"""Of every row: brokers know no epochs, so none is ever outdated."""
+"""Epoch of every row. Brokers have no epochs, so it never becomes outdated."""
 
 
 class GroupAtBrokers(Protocol):
@@ -39,11 +39,11 @@ class GroupAtBrokers(Protocol):
 
     @property
     def consumer_group(self) -> str:
-        """The name the group's progress goes by."""
+        """Name under which the group's progress is stored."""
         ...
 
     def read(self, queues: Collection[MessageQueue] | None = None) -> Mapping[MessageQueue, int]:
-        """The offset of each of ``queues`` that has one, or of every queue whose broker is there.
+        """Return the offset of each of ``queues`` that has one, or of every queue whose broker is running.
 
         Raises:
             BrokerOffsetUnavailable: If a broker did not answer.
@@ -51,16 +51,16 @@ class GroupAtBrokers(Protocol):
         ...
 
     def write(self, next_offsets: Mapping[MessageQueue, int]) -> None:
-        """Store offsets, lower ones too.
+        """Store offsets, also lower ones.
 
         Raises:
-            BrokerOffsetUnavailable: If a broker did not take one; others may be stored.
+            BrokerOffsetUnavailable: If a broker did not store one; others may be stored.
         """
         ...
 
 
 class BrokerOffsetStore:
-    """Implements what of ``OffsetStore`` brokers can keep, for one group.
+    """Implements the part of ``OffsetStore`` that brokers can keep, for one group.
 
     Source: ``RemoteBrokerOffsetStore``.
     """
@@ -69,19 +69,19 @@ class BrokerOffsetStore:
         self._group = group
         self._guard = threading.Lock()
         self._owners: dict[MessageQueue, str] = {}
-        """Who claimed what through this object; brokers do not know."""
+        """Owners of the queues claimed through this object; brokers do not store them."""
 
     @property
     def spec(self) -> str:
-        """``broker:``; needs the group's cluster and topics beside it."""
+        """``broker:``; to open it again, the group's cluster and topics are needed too."""
         return "broker:"
 
     def groups(self) -> tuple[str, ...]:
-        """This one, once it has an offset."""
+        """Return this group, once it has an offset."""
         return (self._group.consumer_group,) if self._group.read() else ()
 
     def read(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
-        """Return the group's rows; of other groups nothing is known.
+        """Return the group's rows; nothing is known about other groups.
 
         Raises:
             BrokerOffsetUnavailable: If a broker did not answer.
@@ -100,7 +100,7 @@ class BrokerOffsetStore:
         at_brokers: Mapping[MessageQueue, int] | None = None,  # noqa: ARG002 - they are its rows
         rows_before: Mapping[MessageQueue, OffsetRow] = NO_ROWS,  # noqa: ARG002 - likewise
     ) -> dict[MessageQueue, OffsetRow]:
-        """Remember the owner in this process, store where unknown queues begin; there are no generations."""
+        """Remember the owner in this process and store the starts of unknown queues; ignore generations."""
         rows = self._checked(consumer_group, starts)
         claimed = apply_claim(rows, consumer_group, owner, starts, now_s=0.0, generations=generations).result
         self._group.write({queue: row.next_offset for queue, row in claimed.items() if queue not in rows})
@@ -111,13 +111,13 @@ class BrokerOffsetStore:
     def commit(
         self, consumer_group: str, commits: Sequence[QueueCommit], *, query_id: str, batch_id: int
     ) -> CommitResult:
-        """Store the larger of each queue's offset and the stored one, whoever commits.
+        """Store each queue's offset unless the stored one is larger, whoever commits.
 
         Source: ``RemoteBrokerOffsetStore.updateOffset`` with ``increaseOnly``, as concurrent consumers call
         it.
         """
         rows = self._checked(consumer_group, [commit.queue for commit in commits])
-        # Only what is behind is let pass without the rules: they would call it a regression.
+        # Accept offsets that are behind without applying the rules, which would refuse them as a regression.
         forward = [
             commit
             for commit in commits
@@ -140,23 +140,23 @@ class BrokerOffsetStore:
         )
 
     def note_arrivals(self, consumer_group: str, arrived: Mapping[MessageQueue, int]) -> None:
-        """Nothing: brokers have what they have."""
+        """Do nothing: the brokers are the store."""
 
     def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, Passed]) -> None:
-        """Nothing: brokers remember no message."""
+        """Do nothing: brokers remember no messages."""
 
     def note_sinks(
         self,
         consumer_group: str,  # noqa: ARG002
         records: Mapping[MessageQueue, SinkRecord],  # noqa: ARG002
     ) -> dict[MessageQueue, OffsetRow]:
-        """Nothing: this store has no sinks."""
+        """Do nothing: this store has no sinks."""
         return {}
 
     def begin_generations(
         self, consumer_group: str, generations: Mapping[MessageQueue, NewGeneration]
     ) -> dict[MessageQueue, OffsetRow]:
-        """Go on at the offsets given; brokers know nothing of generations."""
+        """Continue at the given offsets; brokers have no generations."""
         return self.reset(consumer_group, {queue: new.next_offset for queue, new in generations.items()})
 
     def reset(
@@ -166,7 +166,7 @@ class BrokerOffsetStore:
         *,
         under: Mapping[MessageQueue, int] | None = None,  # noqa: ARG002 - brokers know no epochs
     ) -> dict[MessageQueue, OffsetRow]:
-        """Store other offsets; a batch under way may store its own after that."""
+        """Store other offsets; a running batch may still store its own afterwards."""
         moved = apply_reset(self._checked(consumer_group, ()), consumer_group, targets, 0.0).result
         self._group.write({queue: row.next_offset for queue, row in moved.items()})
         return {queue: self._row(queue, row.next_offset, row.owner) for queue, row in moved.items()}

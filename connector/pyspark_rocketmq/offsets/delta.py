@@ -1,19 +1,19 @@
-"""The offset store as a Delta table: readable by anyone, with history and time travel.
+"""Offset store in a Delta table: readable by anyone, with history and time travel.
 
 One row per group and queue, partitioned by ``consumer_group``. A change is: newest snapshot → the group's
 rows → pure rule → overwrite of the group's partition in one commit.
 
 Rule 1: the snapshot that was read is the snapshot the commit is checked against, so a table handle is never
 shared between threads.
-Rule 2: groups must not conflict, writers of one group always must. The literal partition predicate gives the
-first, the transaction id ``offsets:GROUP`` in every commit the second.
+Rule 2: groups must not conflict, and writers of one group must always conflict. The literal partition
+predicate ensures the first, the transaction id ``offsets:GROUP`` in every commit the second.
 Rule 3: an error of a commit means "unknown": it may have been stored (delta-rs#2279). Read again, decide
 again.
-Rule 4: a commit costs the same whatever came before it.  What grows with their number is seen to beside them,
-by :mod:`pyspark_rocketmq.offsets.delta_history`.
+Rule 4: the cost of a commit does not depend on the number of earlier ones. Whatever grows with that number is
+cleaned up in the background by :mod:`pyspark_rocketmq.offsets.delta_history`.
 
-Written by delta-rs: about 8 ms a commit, no Spark job, usable in the planner process. delta-rs must not be
-used in a process that forks later, so nothing an executor imports may import this module.
+delta-rs writes the table: about 8 ms per commit, no Spark job, usable in the planner process. It must not be
+used in a process that forks later, so nothing that an executor imports may import this module.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ logger = logging.getLogger(__name__)
 
 _PARTITION_BY = ("consumer_group",)
 _ALLOWED_FEATURES = frozenset({"appendOnly", "invariants"})
-"""Protocol 1/2: what delta-rs and delta-spark make by default and both read and write rightly."""
+"""Protocol 1/2, the default of delta-rs and delta-spark, which both read and write correctly."""
 _TABLE_PROPERTIES: Mapping[str, str | None] = {
-    # Old files stay listed in every checkpoint for so long; what is older than the log is in the history
+    # Every checkpoint lists removed files for this long. Changes older than the log are in the history
     # table.
     "delta.deletedFileRetentionDuration": "interval 1 hour",
     # delta-spark refuses a log retention below the file retention.
@@ -88,15 +88,14 @@ _TABLE_PROPERTIES: Mapping[str, str | None] = {
     "delta.checkpointInterval": "100",
 }
 _PAUSES_S = (0.0, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0, 1.0)
-"""Before each further try; in every round of a conflict somebody wins, so a handful is plenty."""
+"""Pauses before each retry. One writer wins every conflict, so a handful of retries is plenty."""
 
 
 class DeltaOffsetStore(RowOffsetStore):
-    """Implements ``OffsetStore`` on one Delta table, which is made at the first use.
+    """Implements ``OffsetStore`` on one Delta table, which is created on first use.
 
-    A table that is there already must have exactly the columns of the design, or those of an earlier release,
-    and protocol 1/2: anything else is refused with SchemaError or OptionError. Safe against concurrent
-    writers in any process.
+    An existing table must have exactly the columns of this release or of an earlier one, and protocol 1/2:
+    anything else is refused with SchemaError or OptionError. Safe against concurrent writers in any process.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class DeltaOffsetStore(RowOffsetStore):
         clock: Clock | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Name the table; ``storage_options`` as of :class:`DeltaSink`."""
+        """Name the table; ``storage_options`` are those of :class:`DeltaSink`."""
         if TableName.is_one(path):
             problem = (
                 f"{path} is the name of a table of a catalog; an offset table is written by delta-rs, with "
@@ -119,7 +118,7 @@ class DeltaOffsetStore(RowOffsetStore):
         self._clock = clock or SystemClock()
         self._sleep = sleep
         self._known: dict[str, _Known] = {}
-        """The newest rows read or written of each group, which hold while the version is the same."""
+        """Newest rows read or written of each group, valid while the table version is the same."""
         self._upkeep = Upkeep(self._path, self._clock, _read_rows, self.storage)
         self._handles = HandlePerThread(self._opened)
         self._table_id: str | None = None
@@ -136,7 +135,7 @@ class DeltaOffsetStore(RowOffsetStore):
         return f"delta:{self._path}"
 
     def renew_storage(self) -> dict[str, str]:
-        """Have the storage options renewed; what they are for another process."""
+        """Renew the storage options and return them in the form for another process."""
         self.storage.renew()
         return self.storage.values_for(self._path)
 
@@ -144,7 +143,7 @@ class DeltaOffsetStore(RowOffsetStore):
         """See ``OffsetStore.groups``.
 
         Raises:
-            SchemaError: If the table there is no offset table.
+            SchemaError: If the table is not an offset table.
             OffsetStoreUnavailable: If the storage does not answer.
         """
         with self._told("The names of groups"):
@@ -157,7 +156,7 @@ class DeltaOffsetStore(RowOffsetStore):
             return tuple(sorted(partition["consumer_group"] for partition in table.partitions()))
 
     def read(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
-        """Return the group's rows as of the newest table version.
+        """Return the group's rows in the newest table version.
 
         Raises:
             OffsetStoreUnavailable: If the storage does not answer.
@@ -177,7 +176,7 @@ class DeltaOffsetStore(RowOffsetStore):
 
     @contextmanager
     def _told(self, what: str) -> Iterator[None]:
-        """Raise OffsetStoreUnavailable where the storage does not answer."""
+        """Raise OffsetStoreUnavailable if the storage does not answer within the block."""
         try:
             yield
         except STORAGE_ERRORS as error:
@@ -220,7 +219,7 @@ class DeltaOffsetStore(RowOffsetStore):
             try:
                 found[version] = _read_rows(self._at(version), consumer_group)
             except STORAGE_ERRORS:
-                # The log does not reach back so far; all that is older is in the history, if anywhere.
+                # The log does not reach back so far; older versions can only be in the history.
                 break
         older = {change.version for change in changes} - found.keys()
         return (
@@ -233,13 +232,13 @@ class DeltaOffsetStore(RowOffsetStore):
         return open_table(self._path, self.storage, version=version)
 
     def open_anew(self) -> None:
-        """Begin with whatever table is there now, as a new object would: for a query that starts."""
+        """Use whatever table is there now, as a new object would; for a query that starts."""
         self._handles.forget()
         self._known.clear()
         self._table_id = None
 
     def wait_for_upkeep(self, timeout_s: float) -> None:
-        """Until the upkeep that is running beside the commits, if one is, has ended.
+        """Wait for the end of an upkeep that is running in the background.
 
         Raises:
             TimeoutError: If it has not by then.
@@ -247,10 +246,10 @@ class DeltaOffsetStore(RowOffsetStore):
         self._upkeep.wait(timeout_s)
 
     def _change(self, consumer_group: str, decide: Callable[[Rows], Change[ResultT]], action: str) -> ResultT:
-        """Read, decide and write until the write is known to hold, or until the tries are used up."""
+        """Read, decide and write until the write is known to be stored, or the retries are used up."""
 
         def attempt(_: Exception | None) -> ResultT:
-            # Whether an attempt before was stored is decided like all else: by the rows as they are now.
+            # The current rows show whether an earlier attempt was stored, so no attempt needs the last error.
             try:
                 table = self._handles.newest().table
                 _upgrade(self._path, table)
@@ -259,7 +258,7 @@ class DeltaOffsetStore(RowOffsetStore):
                 if change.rows != before.rows:
                     self._store(table, consumer_group, before, change.rows, action)
             except STORAGE_ERRORS:
-                # A handle reads on from what it knows when the table is deleted or its log was cleaned up.
+                # An old handle would keep its state after the table is deleted or its log is cleaned up.
                 self._handles.forget()
                 raise
             return change.result
@@ -276,7 +275,7 @@ class DeltaOffsetStore(RowOffsetStore):
             ) from error
 
     def _rows(self, table: DeltaTable, consumer_group: str) -> _Known:
-        # A table version never changes, and asking for the newest one is cheaper than reading rows.
+        # A table version never changes, and looking up the newest one is cheaper than reading rows.
         known = self._known.get(consumer_group)
         if known is None or known.version != table.version():
             known = _Known(table.version(), _read_rows(table, consumer_group))
@@ -289,12 +288,12 @@ class DeltaOffsetStore(RowOffsetStore):
             transaction = table.transaction_version(_transaction_id(consumer_group)) or 0
         transaction += 1
         _overwrite_group(table, consumer_group, rows, action, transaction)
-        # If the next look finds just one version more, it is this one.
+        # If the newest version is one higher at the next look, it is this one.
         self._known[consumer_group] = _Known(before.version + 1, rows, transaction)
         self._upkeep.written(before.version)
 
     def _opened(self) -> TableHandle:
-        # Perhaps the same table put back to what it was, whose versions are others now.
+        # The same table may have been restored to an older state: its versions mean other content now.
         self._known.clear()
         self.storage.renew()
         try:
@@ -333,7 +332,7 @@ class _Known(NamedTuple):
     version: int
     rows: Rows
     transaction: int | None = None
-    """Of the group's last commit, where it was looked at."""
+    """Transaction version of the group's last commit; None if it was not read yet."""
 
 
 def _read_rows(table: DeltaTable, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
@@ -358,7 +357,7 @@ def _overwrite_group(
 
 
 def _with_dropped_columns(rows: pa.Table, table: DeltaTable) -> pa.Table:
-    """``rows`` with nulls in the columns that only tables of earlier releases have."""
+    """Return ``rows`` with nulls in the columns that only tables of earlier releases have."""
     for field in table.schema().fields:
         if field.name in DROPPED:
             rows = rows.append_column(field.name, pa.nulls(rows.num_rows, pa.string()))
@@ -374,7 +373,7 @@ def _group_predicate(consumer_group: str) -> str:
 
 
 def _upgrade(path: str, table: DeltaTable) -> None:
-    """Bring a table of an earlier release to the newest form; half done, it is done at the next change."""
+    """Upgrade a table of an earlier release; the next change completes an interrupted upgrade."""
     if check_version(path, table.metadata().configuration) == NEWEST_VERSION:
         return
     known = {field.name for field in table.schema().fields}
@@ -384,7 +383,7 @@ def _upgrade(path: str, table: DeltaTable) -> None:
         logger.info(
             "offset table upgraded path=%s to=%d added=%s", masked(path), NEWEST_VERSION, ",".join(missing)
         )
-    # Here for new tables too: delta-rs makes a table only with properties that it knows.
+    # New tables come here too: delta-rs creates tables only with properties that it knows.
     table.alter.set_table_properties({VERSION_PROPERTY: str(NEWEST_VERSION)}, raise_if_not_exists=False)
 
 

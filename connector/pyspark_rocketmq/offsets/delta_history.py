@@ -1,15 +1,15 @@
-"""Keeps an offset table small and its past readable: history table and upkeep.
+"""Keeps an offset table small and its history readable.
 
-The history is a second Delta table in the folder ``_history`` of the offset table: its columns, and before
-them the version, time and action of the change that led to them. It is partitioned by day, so that forgetting
-a day touches no other. Anybody may read it: a group's progress over the days is one query away.
+The history is a second Delta table in the folder ``_history`` of the offset table. It has the same columns
+and, before them, the version, time and action of the change that wrote the row. It is partitioned by day, so
+that deleting a day touches no other. Anybody may read it: one query returns a group's progress over days.
 
-The upkeep runs every hundred versions on a thread beside the commits: the past goes into the history table,
-the log gets a checkpoint and loses what is too old, and files that nothing names any more are removed.
+The upkeep runs every hundred versions on a background thread. It copies older versions into the history
+table, writes a checkpoint of the log, deletes old log entries, and removes files that are no longer used.
 
 Rule 1: nothing is removed before the history has it.
-Rule 2: each step may be the last one that is done; the next upkeep goes on from there, in whichever process.
-Rule 3: an upkeep that fails harms nobody: it is logged, and done by the next.
+Rule 2: the upkeep may be interrupted after any step; the next one continues from there, in any process.
+Rule 3: an upkeep that fails is harmless: the failure is logged, and the next upkeep does the work.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from pyspark_rocketmq.offsets.store import OffsetRow
 logger = logging.getLogger(__name__)
 
 HISTORY_DAYS: Final = 7
-"""How far back a group can be set or drawn."""
+"""How far back a group can be reset or charted."""
 _FOLDER: Final = "_history"
 _TRANSACTION: Final = "offsets"
 _ADDED = pa.schema(
@@ -56,7 +56,7 @@ _ADDED = pa.schema(
     ]
 )
 _COMPACT_ABOVE: Final = 64
-"""Files of the table, most of them one append each."""
+"""Number of files of the history table above which it is compacted; most hold one append each."""
 _TABLE_PROPERTIES = {
     "delta.deletedFileRetentionDuration": "interval 1 hour",
     "delta.logRetentionDuration": "interval 1 hour",
@@ -64,16 +64,16 @@ _TABLE_PROPERTIES = {
 
 
 class HistoryTable:
-    """The history of the offset table at ``table_uri``; made by the first ``append``."""
+    """The history of the offset table at ``table_uri``; the first ``append`` creates it."""
 
     def __init__(self, table_uri: str, storage: StorageOptions = NO_OPTIONS) -> None:
         self.path: Final = f"{table_uri.rstrip('/')}/{_FOLDER}"
         self._storage = storage
         self._recorded: DeltaTable | None = None
-        """As of the last look at what is recorded."""
+        """The table as read by the last ``recorded_up_to``."""
 
     def recorded_up_to(self) -> int:
-        """The version of the offset table up to which the history is written; -1 for nothing."""
+        """Return the version of the offset table up to which the history is written; -1 if it is empty."""
         self._recorded = self._opened()
         recorded = None if self._recorded is None else self._recorded.transaction_version(_TRANSACTION)
         return -1 if recorded is None else recorded
@@ -82,7 +82,7 @@ class HistoryTable:
         """Add ``moments`` and remember ``up_to``.
 
         Raises:
-            DeltaError: If another process has done so since ``recorded_up_to``, or storage fails.
+            DeltaError: If another process has appended since ``recorded_up_to``, or storage fails.
         """
         table = self._recorded or self._created()
         write_deltalake(
@@ -94,7 +94,7 @@ class HistoryTable:
         )
 
     def changes(self, consumer_group: str, before_version: int) -> list[StoredChange]:
-        """The group's changes before a version of the offset table, oldest first."""
+        """Return the group's changes before a version of the offset table, oldest first."""
         found = self._query(
             "SELECT DISTINCT version, changed_at, action FROM rows "  # noqa: S608 - quoted literals
             f"WHERE consumer_group = {sql_literal(consumer_group)} AND version < {before_version} ORDER BY "
@@ -108,7 +108,7 @@ class HistoryTable:
     def rows_of(
         self, consumer_group: str, versions: Iterable[int]
     ) -> dict[int, dict[MessageQueue, OffsetRow]]:
-        """The group's rows by version of the offset table; a version that is not there is left out."""
+        """Return the group's rows by version of the offset table, for the versions that are recorded."""
         wanted = ", ".join(str(version) for version in sorted(versions)) or "NULL"
         found = self._query(
             "SELECT * FROM rows "  # noqa: S608 - quoted literals
@@ -121,7 +121,7 @@ class HistoryTable:
         return split
 
     def forget_and_compact(self, now_s: float) -> None:
-        """Drop the days that are too old, and make few files of many."""
+        """Delete the days that are too old and compact the table, once it has many files."""
         table = self._opened()
         if table is None:
             return
@@ -136,7 +136,7 @@ class HistoryTable:
         if table is None:
             return _SCHEMA.empty_table()
         found = query_rows(table, sql)
-        # DataFusion answers in view types, which Arrow's own functions do not all take.
+        # DataFusion returns view types, which some of Arrow's own functions do not accept.
         known = [name for name in found.column_names if name in _SCHEMA.names]
         return found.select(known).cast(pa.schema([_SCHEMA.field(name) for name in known]))
 
@@ -173,18 +173,18 @@ def _to_table(moment: Moment) -> pa.Table:
 EVERY: Final = 100
 """Versions from one upkeep to the next."""
 KEPT_COMMITS: Final = 200
-"""How many of the newest versions can be gone back to exactly; each makes every commit a little slower, by
-listing."""
+"""Number of the newest versions that can be restored exactly. Each one makes every commit a little slower,
+since it lengthens the listing of the log."""
 _FILES_KEPT_S: Final = 3600.0
-"""For how long a reader may look at a snapshot of the table, at least."""
+"""Minimum time for which a snapshot of the table stays readable."""
 _FORGET_EVERY: Final = 10
-"""Upkeeps from one removal of data files to the next: each makes two versions of its own."""
+"""Upkeeps from one removal of data files to the next; each removal adds two versions to the table."""
 
 RowsOf = Callable[[DeltaTable, str], Mapping[MessageQueue, OffsetRow]]
 
 
 class Upkeep:
-    """Sees to one table."""
+    """Maintains one offset table in the background."""
 
     def __init__(
         self, table_uri: str, clock: Clock, rows_of: RowsOf, storage: StorageOptions = NO_OPTIONS
@@ -196,18 +196,18 @@ class Upkeep:
         self._thread = UpkeepThread("offset", table_uri, storage)
 
     def written(self, before: int) -> None:
-        """A commit was made on ``before``; returns at once."""
+        """Note a commit on top of version ``before``, and begin an upkeep if one is due. Return at once."""
         self._thread.written(before, EVERY, lambda number: self.run(forget_files=number % _FORGET_EVERY == 0))
 
     def wait(self, timeout_s: float) -> None:
-        """Until what was begun is done."""
+        """Wait for the end of a running upkeep."""
         self._thread.wait(timeout_s)
 
     def run(self, *, forget_files: bool) -> None:
-        """Do all of it once, here and now.
+        """Run all steps once, on this thread.
 
         Raises:
-            DeltaError: If a step failed; those before it are done.
+            DeltaError: If a step failed; the steps before it are done.
         """
         self._storage.renew()
         table = open_table(self._table_uri, self._storage)
@@ -231,7 +231,7 @@ class Upkeep:
         recorded = history.recorded_up_to()
         readable = log.readable_versions()
         if recorded > version:
-            # Another table was here before; its history is not this one's past.
+            # Another table was here before; its history does not belong to this one.
             recorded = -1
         found = (
             StoredChange.of_commit(each, log.row_change_info(each))
@@ -244,7 +244,7 @@ class Upkeep:
                 kept.append(self._moments(change))
             except STORAGE_ERRORS as error:
                 if not kept:
-                    # The newest rows can be read, or the storage is away.
+                    # Either the newest rows can still be read, or the storage does not answer at all.
                     raise
                 logger.warning(
                     "a state of offsets is not kept, since a file of it is gone or damaged path=%s "
@@ -266,7 +266,7 @@ class Upkeep:
         return [Moment(change, rows) for group in sorted(groups) if (rows := self._rows_of(table, group))]
 
     def _forget_files(self, table: DeltaTable, log: LogFiles) -> None:
-        """Remove data files that no version of the log names, and those that a killed writer left."""
+        """Remove data files that no version of the log refers to, also those that a killed writer left."""
         kept_s = _FILES_KEPT_S
         readable = log.readable_versions()
         oldest = next(
@@ -275,5 +275,5 @@ class Upkeep:
         if oldest is not None:
             kept_s = max(kept_s, self._clock.now_s() - oldest["timestamp"] / 1000)
         table.update_incremental()
-        # Full: a checkpoint forgets which files were removed long ago.
+        # A full vacuum, since checkpoints no longer list files that were removed long ago.
         table.vacuum(math.ceil(kept_s / 3600), dry_run=False, enforce_retention_duration=False, full=True)

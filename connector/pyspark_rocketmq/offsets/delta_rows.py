@@ -1,10 +1,10 @@
-"""Columns and versions of the offset table; rows to Arrow and back.
+"""Columns and versions of the offset table; conversion of rows to Arrow and back.
 
-A table says its form in a property; one without it has the first.  Old tables are read as they are and
-brought to the newest form by the first change; a table of a newer form is refused.
+A table property holds the version; a table without the property has version 1. Old tables can be read as
+they are, and the first change upgrades them to the newest version. A table of a newer version is refused.
 
-``pyarrow.array(list)`` loads pandas, to see whether it is given a Series: half a second of a core and 30 MiB
-in every process that plans, which needs pandas for nothing else.
+This module avoids ``pyarrow.array(list)``, which loads pandas to check whether its argument is a Series. That
+would cost half a second of CPU and 30 MiB in every planner process, which does not need pandas otherwise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyspark_rocketmq.offsets.store import STORED_FIELDS, OffsetRow
 
 
 def to_strings(values: Sequence[str | None]) -> pa.StringArray:
-    """An array of the texts; null where there is None."""
+    """Return an array of the texts, with null for None."""
     encoded = [b"" if value is None else value.encode() for value in values]
     bounds = np.zeros(len(encoded) + 1, np.int32)
     np.cumsum([len(each) for each in encoded], out=bounds[1:])
@@ -33,7 +33,7 @@ def to_strings(values: Sequence[str | None]) -> pa.StringArray:
 
 
 def to_numbers(values: Sequence[int | None], arrow_type: pa.DataType) -> pa.Array:
-    """An array of integers, or of what Arrow keeps in integers, such as timestamps; null where there is None.
+    """Return an array of integers, or of a type stored as integers such as timestamps, with null for None.
 
     Raises:
         OverflowError: If a number does not fit into ``arrow_type``.
@@ -51,18 +51,19 @@ def _validity(values: Sequence[object]) -> pa.Buffer | None:
 
 VERSION_PROPERTY: Final = "pyspark_rocketmq.offsetTableVersion"
 NEWEST_VERSION: Final = 5
-"""Version 5 has the columns of 4. Earlier releases refuse it: they would take the several messages that a row
-remembers (``consume.generations``) for damage, and one of which only the offset is known for another message.
+"""Version 5 has the columns of version 4. Earlier releases must refuse it: they would treat a row that
+remembers several messages (``consume.generations``) as damaged, and a message of which only the offset is
+known as another message.
 """
 DROPPED: Final[Mapping[str, str]] = {"uncommitted": "string"}
-"""Columns (name → type) of earlier versions: a table that has them keeps them, with nulls from now on."""
+"""Columns (name → type) of earlier versions. A table that has them keeps them, and new rows have nulls."""
 
 
 def check_version(path: str, configuration: Mapping[str, str]) -> int:
-    """The version of the table at ``path``, whose properties are ``configuration``.
+    """Return the version of the table at ``path``, whose properties are ``configuration``.
 
     Raises:
-        SchemaError: If it is newer than this release, or no number.
+        SchemaError: If the version is newer than this release, or not a number.
     """
     text = configuration.get(VERSION_PROPERTY, "1")
     if text.isdecimal() and 1 <= int(text) <= NEWEST_VERSION:
@@ -74,8 +75,11 @@ def check_version(path: str, configuration: Mapping[str, str]) -> int:
 
 
 def columns_of_version(version: int, columns: Mapping[str, str], found: Mapping[str, str]) -> dict[str, str]:
-    """Which of the newest ``columns`` (name → type) a table of ``version`` must have, which has ``found``."""
-    # One that was being upgraded has newer columns and still the old version.
+    """Return those of the newest ``columns`` (name → type) that a table of ``version`` must have.
+
+    ``found`` are the columns that the table has.
+    """
+    # If an upgrade was interrupted, the table has newer columns and still the old version.
     wanted = {
         name: type_ for name, type_ in columns.items() if _SINCE.get(name, 1) <= version or name in found
     }
@@ -100,9 +104,9 @@ COLUMN_TYPES = dict.fromkeys(_OF_QUEUE, "string") | {
     "queue_id": "integer",
     **{field.column: field.type for field in STORED_FIELDS},
 }
-"""The offset table's columns, with Delta's names of their types."""
+"""Columns of the offset table, with Delta's names for their types."""
 SCHEMA = pa.schema([(name, _ARROW_TYPES[type_]) for name, type_ in COLUMN_TYPES.items()])
-"""The same; ``suspended_until`` and those behind ``updated_at`` may be null."""
+"""Arrow schema of these columns; ``suspended_until`` and the columns after ``updated_at`` may be null."""
 
 _US_PER_S = 1_000_000
 
@@ -119,13 +123,13 @@ def rows_to_table(rows: Iterable[OffsetRow]) -> pa.Table:
         elif field.type == "string" and field.since > 1:
             values = [value or None for value in values]
         columns.append(values)
-    # pa.table() loads pandas, as pa.array() does.
+    # Not pa.table(): like pa.array(), it loads pandas.
     return pa.Table.from_arrays(list(map(_to_array, columns, SCHEMA.types)), schema=SCHEMA)
 
 
 def rows_from_table(consumer_group: str, table: pa.Table) -> dict[MessageQueue, OffsetRow]:
-    """Read one group's rows back; ``table`` has no other group's rows, and may lack the newest columns."""
-    # Column by column: a thousand rows take about a millisecond this way, Table.to_pylist several times that.
+    """Read one group's rows; ``table`` has only this group's rows, and may lack the newest columns."""
+    # Column by column, a thousand rows take about a millisecond; Table.to_pylist takes several times as long.
     known = frozenset(table.column_names)
     cells = {
         field.name: table.column(field.name).cast(_reading_type(field.type)).to_pylist()

@@ -1,16 +1,16 @@
-"""The offset store as files on this machine: a folder per group, for broadcasting consumers.
+"""Offset store in files on this machine, one folder per group, for broadcasting consumers.
 
-Java's ``LocalFileOffsetStore``: the same file name, the same ``offsetTable`` in it, the content before the
-last change in ``offsets.json.bak``. What Java does not keep stands beside the table in ``rows``; a file of
-Java's is taken over as it is.
+The format is that of Java's ``LocalFileOffsetStore``: the same file name, the same ``offsetTable``, and the
+previous content in ``offsets.json.bak``. Fields that Java does not keep are in ``rows``, beside the table.
+A file written by Java can be read as it is.
 
-Rule 1: a change is made under the group's lock file, so that the processes of one machine see each other's.
-Other machines do not: this store is for a consumer that shares its queues with nobody.
-Rule 2: at every moment there is a whole file of the last change or of the one before it that was reported
+Rule 1: a change is made under the group's lock file, so that the processes of one machine see each other's
+changes. Other machines do not see them: this store is for a consumer that shares its queues with nobody.
+Rule 2: at every moment there is a complete file, of the last change or of the last one that was reported
 done.
-Rule 3: a file that cannot be read is an error, never "no offsets": those would begin the group anew.
+Rule 3: a file that cannot be read is an error. Treating it as "no offsets" would restart the group.
 
-Shape, pretty-printed or not; ``rows`` is ours, and Java's objects are keys in ``offsetTable``::
+Shape, pretty-printed or not; ``rows`` is our addition, and ``offsetTable`` has objects as keys, as in Java::
 
     {"offsetTable": {{"brokerName": …, "queueId": …, "topic": …}: 12, …},
      "version": 2,
@@ -50,7 +50,8 @@ from pyspark_rocketmq.wire.requests.bodies import offsets_from_json, queue_from_
 logger = logging.getLogger(__name__)
 
 _VERSION: Final = 2
-"""Version 2 has the keys of 1; earlier releases refuse it, as they do version 5 of ``offsets.delta_rows``."""
+"""Version 2 has the keys of version 1. Earlier releases refuse it, as they refuse version 5 of
+``offsets.delta_rows``."""
 _NAME: Final = "offsets.json"
 _KINDS: Final = {"string": (str,), "integer": (int,), "long": (int,), "timestamp": (float, int)}
 _KEPT: Final = tuple(
@@ -62,7 +63,7 @@ _KEPT: Final = tuple(
     for field in STORED_FIELDS
     if field.name != "next_offset"
 )
-"""Key in ``rows``, field of the row or its state, and of which types its value may be."""
+"""Key in ``rows``, field of the row or its state, and the types that its value may have."""
 
 
 def encode_rows(rows: Iterable[OffsetRow]) -> bytes:
@@ -87,7 +88,7 @@ def decode_rows(content: bytes, consumer_group: str) -> dict[MessageQueue, Offse
     """Read the file of one group, ours or Java's.
 
     Raises:
-        RemoteProtocolError: If it is cut off or something else.
+        RemoteProtocolError: If it is truncated or not an offset file.
         SchemaError: If a newer release wrote it.
     """
     document = read_object(content, _NAME)
@@ -231,7 +232,7 @@ class FileOffsetStore(RowOffsetStore):
                 "The consumer group has no name, so there is no folder for its offsets. Name it."
             )
         name = quote(consumer_group, safe=" @")
-        # These two are other folders, and quote() leaves dots as they are.
+        # "." and ".." would name other folders, and quote() does not escape dots.
         return self._folder / (name.replace(".", "%2E") if name in (".", "..") else name) / _NAME
 
 
@@ -240,9 +241,9 @@ def _bak(main: Path) -> Path:
 
 
 def _replace(main: Path, content: bytes) -> None:
-    """Write the new file whole, then let it take the old one's place, which becomes the ``.bak``."""
+    """Write the complete new file, keep the old one as ``.bak``, and put the new one in its place."""
     new = main.with_name(f"{_NAME}.tmp")
-    # What lies there is left from a crash, or a link that somebody laid: nothing is written through it.
+    # A file there is left from a crash, or it is a link that somebody made: do not write through it.
     new.unlink(missing_ok=True)
     with new.open("xb") as file:
         file.write(content)

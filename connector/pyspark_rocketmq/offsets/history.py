@@ -1,7 +1,7 @@
-"""The past of an offset store, and which of it is worth keeping. Pure.
+"""History of an offset store, and the choice of what to keep of it. Pure.
 
-Recent versions are all there; of older ones the last of each minute is, every operator's reset, and what was
-before it, so that a mistake can be undone.
+All recent versions are kept. Of the older ones, the last of each minute is kept, and every operator's reset
+with the version before it, so that a mistake can be undone.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetRow
 
 RESET_ACTION: Final = "reset"
-"""How the action of an operator's change begins."""
+"""Prefix of the action of an operator's change."""
 GROUP_KEY: Final = "consumerGroup"
 ACTION_KEY: Final = "userMetadata"
-"""Keys of a commit's information; the second is the one Spark's ``DESCRIBE HISTORY`` shows."""
+"""Keys of a commit's information. Spark's ``DESCRIBE HISTORY`` shows the second one."""
 _APART_S: Final = 60.0
 
 
@@ -26,15 +26,15 @@ class StoredChange(NamedTuple):
 
     version: int
     at_s: float
-    """Wall-clock seconds, whole milliseconds."""
+    """Wall-clock seconds, rounded to milliseconds."""
     consumer_group: str | None
-    """None when it was written by another program and may concern every group."""
+    """None if another program wrote the version, which then may concern every group."""
     action: str
-    """What was done, without the group's name."""
+    """Description of the change, without the group's name."""
 
     @classmethod
     def of_commit(cls, version: int, info: Mapping[str, Any] | None) -> StoredChange | None:
-        """The change that a commit's information describes; None without one."""
+        """Return the change that a commit's information describes; None without information."""
         if info is None:
             return None
         consumer_group = info.get(GROUP_KEY)
@@ -48,50 +48,53 @@ class StoredChange(NamedTuple):
 
     @property
     def is_reset(self) -> bool:
-        """Whether it was an operator's."""
+        """Whether an operator made the change."""
         return self.action.startswith(RESET_ACTION)
 
 
 def action_text(consumer_group: str, action: str) -> str:
-    """What :data:`ACTION_KEY` says: ``DESCRIBE HISTORY`` shows it, and not :data:`GROUP_KEY`."""
+    """Return the value of :data:`ACTION_KEY`.
+
+    It names the group, since ``DESCRIBE HISTORY`` does not show :data:`GROUP_KEY`.
+    """
     return f"group {consumer_group}: {action}"
 
 
 class Moment(NamedTuple):
-    """The rows of one group as they were from one version on."""
+    """The rows of one group, as they were from one version on."""
 
     change: StoredChange
     rows: Mapping[MessageQueue, OffsetRow]
 
 
 class OffsetHistory(Protocol):
-    """The past of an offset store."""
+    """The history of an offset store."""
 
     def changes(self, consumer_group: str) -> Sequence[StoredChange]:
-        """The changes of the group that can be gone back to, oldest first."""
+        """Return the changes of the group that can be restored, oldest first."""
         ...
 
     def newest_version(self) -> int:
-        """The version that the store has now."""
+        """Return the current version of the store."""
         ...
 
     def rows_of(self, consumer_group: str, change: StoredChange) -> Mapping[MessageQueue, OffsetRow]:
-        """The group's rows right after ``change``.
+        """Return the group's rows right after ``change``.
 
         Raises:
-            OffsetError: If they are not kept any more.
+            OffsetError: If they are no longer kept.
         """
         ...
 
     def rows_of_all(
         self, consumer_group: str, changes: Sequence[StoredChange]
     ) -> Mapping[int, Mapping[MessageQueue, OffsetRow]]:
-        """The same of several changes, by version; without those that are not kept any more."""
+        """Return the rows after several changes, by version; leave out those that are no longer kept."""
         ...
 
 
 def worth_keeping(changes: Sequence[StoredChange]) -> list[StoredChange]:
-    """Those of ``changes`` (oldest first) that are kept when the others go."""
+    """Return the ``changes`` (oldest first) that are kept when the others are deleted."""
     kept: dict[int, StoredChange] = {}
     newest: dict[str | None, StoredChange] = {}
     for change in changes:
@@ -106,7 +109,7 @@ def worth_keeping(changes: Sequence[StoredChange]) -> list[StoredChange]:
 
 
 def change_at(changes: Iterable[StoredChange], consumer_group: str, at_s: float) -> StoredChange:
-    """The change whose rows were the group's at ``at_s``.
+    """Return the change that the group's rows came from at ``at_s``.
 
     Raises:
         OffsetError: If nothing that old is kept.
@@ -115,7 +118,9 @@ def change_at(changes: Iterable[StoredChange], consumer_group: str, at_s: float)
 
 
 def change_of_version(changes: Iterable[StoredChange], consumer_group: str, version: int) -> StoredChange:
-    """The change whose rows were the group's in ``version`` of the table; later versions are "now".
+    """Return the change that the group's rows came from in ``version`` of the table.
+
+    Versions later than the newest one mean "now".
 
     Raises:
         OffsetError: If nothing that old is kept.

@@ -1,7 +1,7 @@
-"""Opens the store that option ``offsetStore`` names, and checks that a store was not put back meanwhile.
+"""Opens the store that option ``offsetStore`` names, and detects a store that was restored to an older state.
 
-The planner runs in a process of its own, so a store travels there as its ``spec``. Delta is loaded by name
-and only when asked for: executors import this module too, and delta-rs must not be in a process that forks.
+The planner runs in its own process, so a store travels there as its ``spec``. Delta is imported only when it
+is needed: executors import this module too, and delta-rs must not be loaded in a process that forks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 
 
 class MemoryOffsetStore(RowOffsetStore):
-    """Implements ``OffsetStore`` for the threads of one process, for tests and for trying things out."""
+    """Implements ``OffsetStore`` for the threads of one process, for tests and experiments."""
 
     def __init__(self, name: str, *, clock: Clock) -> None:
         self._name = name
@@ -34,7 +34,7 @@ class MemoryOffsetStore(RowOffsetStore):
 
     @property
     def spec(self) -> str:
-        """``memory:NAME``; means this store only within this process."""
+        """``memory:NAME``; it names this store only within this process."""
         return f"memory:{self._name}"
 
     def groups(self) -> tuple[str, ...]:
@@ -69,13 +69,13 @@ def open_offset_store(
 ) -> OffsetStore:
     """Return the store that ``spec`` names.
 
-    ``group`` reaches the brokers, for the kind that needs them, ``storage`` a table that is not here.
+    ``group`` gives access to the brokers, for the kind that needs them; ``storage`` to a remote table.
 
     Forms: ``delta:PATH``, a bare path or storage URI (the same), ``broker:``, ``file:PATH``, ``memory:NAME``
     (one store per name and process).
 
     Raises:
-        OptionError: If it names none, or needs brokers and there are none.
+        OptionError: If it names no store, or needs brokers and no ``group`` is given.
     """
     try:
         parsed = StoreSpec.parse(spec)
@@ -112,17 +112,17 @@ def checked_rows(
     *,
     seen: Mapping[MessageQueue, OffsetRow],
 ) -> dict[MessageQueue, OffsetRow]:
-    """The rows that were read, unless the store was put back since those of ``seen``.
+    """Return ``rows``, unless the store was restored to an older state since ``seen`` was read.
 
-    What follows would look like the group's beginning, or fence nobody. Brokers as a store know no epochs,
-    and show nothing while all of them are away.
+    From an older state the group would seem to start, or nobody would be fenced off. Brokers as a store
+    have no epochs, and report nothing while all of them are away.
 
     Raises:
-        OffsetError: If it was.
+        OffsetError: If it was restored.
     """
     if isinstance(store, BrokerOffsetStore) or not what_went_back(seen, rows):
         return rows
-    # A file is gone for a moment while another takes its place; the content before is read then.
+    # A file is missing for a moment while it is replaced; the previous content is read then.
     rows = store.read(consumer_group)
     went_back = what_went_back(seen, rows)
     if not went_back:
@@ -145,9 +145,9 @@ def checked_rows(
 def what_went_back(
     before: Mapping[MessageQueue, OffsetRow], now: Mapping[MessageQueue, OffsetRow]
 ) -> tuple[str, ...]:
-    """Words for each queue that no change could have brought from ``before`` to ``now``, sorted by queue.
+    """Describe each queue that no change could have brought from ``before`` to ``now``, sorted by queue.
 
-    No change takes a row away, lowers its epoch, or moves it back within one epoch.
+    No change removes a row, lowers its epoch, or moves it back within one epoch.
     """
     return tuple(words for queue, row in sorted(before.items()) if (words := _of_one(row, now.get(queue))))
 

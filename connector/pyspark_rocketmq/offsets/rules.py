@@ -1,9 +1,9 @@
-"""What a claim, a commit and a reset do to a group's rows: pure functions, and the base of stores of rows.
+"""Effects of a claim, a commit and a reset on a group's rows: pure functions, and the base of such stores.
 
-Rule 1: each takes the rows as stored and returns all rows as they must be stored; unchanged rows are the same
+Rule 1: each function takes the stored rows and returns all rows to store. Unchanged rows are the same
 objects, so "nothing to write" is ``after == before``.
-Rule 2: nothing is half applied; an error means that no row changes.
-Rule 3: applying a change to its own result is harmless.  A store that does not know whether its write arrived
+Rule 2: a change is applied as a whole; an error means that no row changes.
+Rule 3: applying a change to its own result is harmless. A store that does not know whether its write arrived
 reads again and applies the rule again.
 """
 
@@ -47,7 +47,7 @@ class Change(Generic[ResultT]):
     rows: dict[MessageQueue, OffsetRow]
     """Every row of the group."""
     result: ResultT
-    """What the caller of the store gets."""
+    """Value that the store returns to its caller."""
 
 
 def apply_claim(
@@ -63,7 +63,7 @@ def apply_claim(
 ) -> Change[dict[MessageQueue, OffsetRow]]:
     """Raise the epoch of every queue in ``starts`` and make ``owner`` its owner.
 
-    A queue that somebody else has moved at its broker begins there; see ``OffsetStore.claim``.
+    A queue that somebody else has moved at its broker starts at that offset; see ``OffsetStore.claim``.
     """
     _check_not_negative(consumer_group, starts)
     claimed = {}
@@ -88,7 +88,7 @@ def apply_commit(
     batch_id: int,
     now_s: float,
 ) -> Change[CommitResult]:
-    """Apply each commit whose epoch is the stored one.
+    """Apply each commit whose epoch is still the stored one.
 
     Raises:
         OffsetRegressed: If a batch other than the one that wrote the row would move it back.
@@ -134,7 +134,7 @@ def apply_reset(
 def apply_begin_generations(
     before: Rows, consumer_group: str, generations: Mapping[MessageQueue, NewGeneration], now_s: float
 ) -> Change[dict[MessageQueue, OffsetRow]]:
-    """Begin the next generation of every queue in ``generations`` whose epoch is the stored one."""
+    """Begin the next generation of every queue in ``generations`` whose epoch is still the stored one."""
     _check_not_negative(consumer_group, {queue: new.next_offset for queue, new in generations.items()})
     begun = {
         queue: _with(
@@ -150,7 +150,7 @@ def apply_begin_generations(
 
 
 def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[None]:
-    """Forget what brokers were shown before what they are known to have taken."""
+    """Forget the offsets sent to brokers before the ones that the brokers are known to have stored."""
     known = {
         queue: before[queue]._replace(shown=to_text(since(from_text(before[queue].shown), offset)))
         for queue, offset in arrived.items()
@@ -160,7 +160,7 @@ def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[
 
 
 def apply_passed(before: Rows, passed: Mapping[MessageQueue, Passed]) -> Change[None]:
-    """Remember what stands before positions, where the epoch is the stored one and nothing was consumed."""
+    """Remember the messages before positions, where the epoch is still the same and nothing was consumed."""
     known = {
         queue: _with(row, last_message=newer(row.state.last_message, each.last_message))
         for queue, each in passed.items()
@@ -172,7 +172,7 @@ def apply_passed(before: Rows, passed: Mapping[MessageQueue, Passed]) -> Change[
 
 
 def _is_behind(known: str, newest: str) -> bool:
-    """Whether the messages that a row remembers are all at lower offsets than another one."""
+    """Whether all messages that a row remembers are at lower offsets than another message."""
     last, found = LastMessage.from_text(known), LastMessage.from_text(newest)
     return found is not None and (last is None or last.queue_offset < found.queue_offset)
 
@@ -200,7 +200,7 @@ def _noted(row: OffsetRow, record: SinkRecord, now_s: float) -> OffsetRow:
         return row
     merged = newer(row.state.last_message, newest)
     if row.was_reset or row.was_followed:
-        # It was consumed from there on: nobody's word about another log.
+        # The group has consumed from that position, so it no longer means that the log was replaced.
         row = row._replace(batch_id=SKIPPED)
     elif row.batch_id == CLAIMED:
         row = row._replace(batch_id=NOTED)
@@ -208,7 +208,7 @@ def _noted(row: OffsetRow, record: SinkRecord, now_s: float) -> OffsetRow:
 
 
 def new_row(consumer_group: str, queue: MessageQueue, start: int) -> OffsetRow:
-    """A row that no claim has seen yet: epoch 0 is never stored."""
+    """Return a row for a queue that was never claimed; its epoch 0 is never stored."""
     return OffsetRow(
         consumer_group=consumer_group,
         queue=queue,
@@ -225,14 +225,14 @@ def _with(row: OffsetRow, **changes: Any) -> OffsetRow:
 
 
 def _following(row: OffsetRow, at_broker: int | None, before: OffsetRow | None) -> OffsetRow:
-    """The row, moved to where somebody else has put the queue at its broker since."""
+    """Move the row to where somebody else has put the queue at its broker since."""
     shown = from_text(row.shown)
     was_shown = from_text(before.shown) if before is not None else None
     if was_shown and at_broker in was_shown and at_broker not in (shown or ()):
-        # The broker was asked before another of this side's offsets had arrived.
+        # The broker was queried before a later offset of our own had arrived.
         return row
     next_offset = resolve_start_offset(row.next_offset, shown, at_broker, was_reset=row.was_reset)
-    # ``QueueClaims`` writes a reset to the broker before anything is planned.
+    # ``QueueClaims`` writes a reset to the broker before it plans anything.
     written = row.next_offset if row.was_reset or shown is None else None
     row = row._replace(shown=to_text(seen(since(shown, at_broker), at_broker, written)))
     if next_offset == row.next_offset:
@@ -241,7 +241,7 @@ def _following(row: OffsetRow, at_broker: int | None, before: OffsetRow | None) 
 
 
 def _moved(row: OffsetRow, next_offset: int, batch_id: int) -> OffsetRow:
-    """The row at another place, without what was known of the one before."""
+    """Return the row at another offset, without what only holds for the previous one."""
     state = QueueState(next_offset, row.epoch, last_message=row.state.last_message)
     return row._replace(state=state, query_id="", batch_id=batch_id, sinks="")
 
@@ -251,7 +251,7 @@ def _claimed(row: OffsetRow, owner: str, now_s: float) -> OffsetRow:
 
 
 def _reset(row: OffsetRow, target: int, now_s: float, batch_id: int = RESET) -> OffsetRow:
-    # The batch is forgotten too: "a replay never moves back" must not hold a queue above an operator's reset.
+    # Forget the batch too: "a replay never moves back" must not keep a queue above an operator's reset.
     return _with(_moved(row, target, batch_id), epoch=row.epoch + 1)._replace(updated_at_s=_whole_us(now_s))
 
 
@@ -311,12 +311,12 @@ def _check_not_negative(consumer_group: str, offsets: Mapping[MessageQueue, int]
 
 
 def _whole_us(seconds: float) -> float:
-    """Seconds as every store can keep them: Delta's timestamps have microseconds."""
+    """Round to microseconds, the precision of Delta's timestamps, so that every store can keep the value."""
     return round(seconds, 6)
 
 
 class RowOffsetStore(ABC):
-    """Implements the changes of ``OffsetStore`` by the rules; a store reads and writes the rows."""
+    """Implements the changes of ``OffsetStore`` by the rules; subclasses read and write the rows."""
 
     _clock: Clock
 
@@ -337,7 +337,7 @@ class RowOffsetStore(ABC):
         at_brokers: Mapping[MessageQueue, int] | None = None,
         rows_before: Rows = NO_ROWS,
     ) -> dict[MessageQueue, OffsetRow]:
-        """Take queues over; see ``OffsetStore.claim``."""
+        """Take over queues; see ``OffsetStore.claim``."""
         now_s = self._clock.now_s()
         return self._change(
             consumer_group,
@@ -368,7 +368,7 @@ class RowOffsetStore(ABC):
         )
 
     def note_arrivals(self, consumer_group: str, arrived: Mapping[MessageQueue, int]) -> None:
-        """Remember what brokers have taken; see ``OffsetStore.note_arrivals``."""
+        """Remember the offsets that brokers have stored; see ``OffsetStore.note_arrivals``."""
         self._change(
             consumer_group, lambda rows: apply_arrivals(rows, arrived), "offsets shown to the brokers"
         )
@@ -404,7 +404,7 @@ class RowOffsetStore(ABC):
         *,
         under: Mapping[MessageQueue, int] | None = None,
     ) -> dict[MessageQueue, OffsetRow]:
-        """Move queues anywhere; see ``OffsetStore.reset``."""
+        """Move queues to any offset; see ``OffsetStore.reset``."""
         now_s = self._clock.now_s()
         return self._change(
             consumer_group,

@@ -1,17 +1,17 @@
-"""The values and the promise of an offset store; under which key it knows a group.
+"""The interface of an offset store, its values, and the keys of groups.
 
 Rule 1: a row is changed only under its epoch.  A claim and a reset raise the epoch; a commit must name the
-epoch it was planned under, so a consumer that lost a queue cannot move it any more.  A broker's queue lock
-fences nothing; this does.
-Rule 2: ``next_offset`` is RocketMQ's convention, the last consumed queue offset + 1, and never negative: the
+epoch it was planned under, so a consumer that lost a queue can no longer move it.  This fences off old
+owners; a broker's queue lock does not.
+Rule 2: ``next_offset`` follows RocketMQ: the last consumed queue offset + 1. It is never negative: the
 protocol's -1 means "not found" and must not become a position.
 
-This module knows no storage.  Its rules are in :mod:`pyspark_rocketmq.offsets.rules`.
+This module does not depend on any storage.  The rules are in :mod:`pyspark_rocketmq.offsets.rules`.
 
-``GROUP``, ``NAMESPACE%GROUP``, and for each instance of a broadcasting group ``GROUP@INSTANCE``: groups of
-one name in two namespaces may share a store, and broadcasting instances have nothing in common but the
-group's name. A namespace ends at the first ``%``, as RocketMQ has it; neither names of groups nor of
-instances hold an ``@``.
+Keys are ``GROUP``, ``NAMESPACE%GROUP``, and ``GROUP@INSTANCE`` for each instance of a broadcasting group.
+Groups with the same name in two namespaces may share a store, and broadcasting instances share only the
+group's name. A namespace ends at the first ``%``, as in RocketMQ. Names of groups and instances contain no
+``@``.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _AFTER_NAMESPACE = "%"
 
 
 class OffsetKey(NamedTuple):
-    """Whose progress it is."""
+    """Identifies the consumer whose progress is stored."""
 
     namespace: str
-    """Empty for none."""
+    """Namespace of the group; empty without one."""
     group: str
-    """As its members name it, without the namespace."""
+    """Name that its members use, without the namespace."""
     instance: str | None = None
-    """Of a broadcasting group."""
+    """Instance of a broadcasting group; None for a shared group."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The parts of a stored name."""
+        """Split a stored name into its parts."""
         name, at, instance = text.partition(_BEFORE_INSTANCE)
         namespace, percent, group = name.partition(_AFTER_NAMESPACE)
         namespace, group = (namespace, group) if percent else ("", name)
@@ -54,46 +54,46 @@ class OffsetKey(NamedTuple):
 RESET = -1
 """``batch_id`` of a row that no batch has moved since an operator made or reset it."""
 CLAIMED = -2
-"""``batch_id`` of a row that no batch has moved since a claim has made it."""
+"""``batch_id`` of a row that no batch has moved since a claim created it."""
 FOLLOWED = -3
-"""``batch_id`` of a row that no batch has moved since it was taken from its queue's broker, where another
-member of the group, or an operator, has put it."""
+"""``batch_id`` of a row that no batch has moved since its offset was taken from the queue's broker, where
+another member of the group or an operator had stored it."""
 SKIPPED = -4
-"""``batch_id`` of a row that no batch has moved since a member moved it on, past messages that were gone or
-to the beginning of the queue's next generation; or since a command put it where a record says."""
+"""``batch_id`` of a row that no batch has moved since a member skipped messages that were gone or went on to
+the queue's next generation, or since a command moved it to a recorded offset."""
 NOTED = -5
 """``batch_id`` of a row that no batch has moved since a claim, and that remembers a message of a sink."""
 FIRST_GENERATIONS: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
-"""Generations where none has begun again."""
+"""Generations of queues whose offsets have never started again."""
 
 
 class OffsetRow(NamedTuple):
-    """What is known of one queue of one group."""
+    """Stored progress of one group in one queue."""
 
     consumer_group: str
     queue: MessageQueue
     state: QueueState
-    """Its epoch is 1 at the first claim, then + 1 with every claim and every reset."""
+    """State of the queue. Its epoch is 1 at the first claim; every claim and every reset adds 1."""
     owner: str
-    """Client id that made the last claim; empty when an operator's reset made the row."""
+    """Client id that made the last claim; empty if an operator's reset created the row."""
     query_id: str
-    """Query whose batch moved the row last; empty after a reset or before the first commit."""
+    """Query whose batch last moved the row; empty after a reset or before the first commit."""
     batch_id: int
-    """Batch that moved the row last; ``RESET`` after a reset, ``CLAIMED`` when only a claim has set it,
-    ``FOLLOWED`` when another one has put it at its broker, ``SKIPPED`` when a member has moved it on,
-    ``NOTED`` when a sink has set it."""
+    """Batch that last moved the row; ``RESET`` after a reset, ``CLAIMED`` if only a claim has set it,
+    ``FOLLOWED`` if somebody else moved it at its broker, ``SKIPPED`` if a member skipped messages, ``NOTED``
+    if a sink has set it."""
     updated_at_s: float
     """Wall-clock seconds; like all seconds of a row, whole microseconds."""
     statistics: str = ""
-    """How fast the owner has been lately, as ``consume.metrics`` writes it; JSON. A claim forgets it."""
+    """Recent speed of the owner, as JSON in the form of ``consume.metrics``. A claim clears it."""
     generation: int = 0
-    """Of which generation the offsets are, from 0; grows when offsets begin again, and never else."""
+    """Generation of the queue's offsets, from 0; incremented only when they start again."""
     shown: str = ""
-    """What the queue's broker may have of the group by this side, as ``consume.positions`` writes it; empty
-    when that was never looked at."""
+    """Offsets of ours that the queue's broker may have, in the form of ``consume.positions``; empty if the
+    broker was never queried."""
     sinks: str = ""
-    """The sinks of the batch that moved the row last, as ``sinks.standing`` writes them; JSON. Empty without
-    sinks, and once a reset or another member of the group has moved it."""
+    """Sinks of the batch that last moved the row, as JSON in the form of ``sinks.standing``. Empty without
+    sinks, and after a reset or another member of the group has moved the row."""
 
     @property
     def next_offset(self) -> int:
@@ -107,22 +107,27 @@ class OffsetRow(NamedTuple):
 
     @property
     def was_reset(self) -> bool:
-        """Whether an operator, or a member that skipped something, moved the row last."""
+        """Whether an operator, or a member that skipped something, last moved the row."""
         return self.batch_id in {RESET, SKIPPED}
 
     @property
     def was_reset_by_operator(self) -> bool:
-        """Whether an operator moved the row last, and no batch has begun there."""
+        """Whether an operator last moved the row, and no batch has started there."""
         return self.batch_id == RESET
 
     @property
     def was_followed(self) -> bool:
-        """Whether another one moved the group at the queue's broker last, and no batch has begun there."""
+        """Whether the row was last moved to an offset that somebody else stored at the queue's broker.
+
+        False once a batch has started there.
+        """
         return self.batch_id == FOLLOWED
 
     @property
     def may_be_followed(self) -> bool:
-        """The same, or of an earlier release: that marked such a row as a claimed one.
+        """Whether the row was, or may have been, moved in that way.
+
+        An earlier release marked such a row as a claimed one.
 
         A claimed row remembers no message, or the one before its position.
         """
@@ -130,29 +135,29 @@ class OffsetRow(NamedTuple):
 
     @property
     def was_moved(self) -> bool:
-        """Whether no batch has moved the row last."""
+        """Whether something other than a batch last moved the row."""
         return self.batch_id < 0
 
 
 NO_ROWS: Final[Mapping[MessageQueue, OffsetRow]] = MappingProxyType({})
-"""Where no row was read."""
+"""Rows of a group of which none was read."""
 
 
 class StoredField(NamedTuple):
     """How a field of an offset row, or of its state, is stored."""
 
     name: str
-    """In Python."""
+    """Name in Python."""
     column: str
-    """Of the Delta table; the file store has the same name in camel case."""
+    """Column of the Delta table; the file store uses the same name in camel case."""
     type: str
-    """Delta's name of it."""
+    """Delta's name of the type."""
     default: str | float | None = None
-    """Stands for a null of the column."""
+    """Value for a null in the column."""
     since: int = 1
-    """The version of the Delta table that brought the column; newer ones may be null."""
+    """Version of the Delta table that added the column; columns added later than version 1 may be null."""
     in_plan: str = ""
-    """Key in Spark's offsets and in marker rows, where it is there."""
+    """Key in Spark's offsets and in marker rows; empty if the field is not part of them."""
 
 
 STORED_FIELDS: Final = (
@@ -171,33 +176,33 @@ STORED_FIELDS: Final = (
     StoredField("shown", "shown", "string", "", since=4),
     StoredField("sinks", "sinks", "string", "", since=4),
 )
-"""In the order of the Delta table's columns, behind those of group and queue."""
+"""Stored fields in the order of the Delta table's columns, which follow those of group and queue."""
 PLAN_KEYS: Final = {field.name: field.in_plan for field in STORED_FIELDS if field.in_plan}
-"""What of a queue's state a plan holds."""
+"""Fields of a queue's state that are part of a plan, with their keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueCommit:
-    """What one micro-batch achieved in one queue."""
+    """Result of one micro-batch in one queue."""
 
     queue: MessageQueue
     state: QueueState
-    """For the next range, whoever consumes it; the epoch is the one that the batch was planned under."""
+    """State for the next range, whoever consumes it; its epoch is the one the batch was planned under."""
     statistics: str = ""
-    """As of this batch; a commit that changes nothing else does not store it."""
+    """Statistics after this batch; a commit that changes nothing else does not store them."""
     is_shown: bool = False
     """Whether ``next_offset`` will be written to the queue's broker."""
     arrived: int | None = None
-    """The last offset that the queue's broker is known to have."""
+    """Last offset that the queue's broker is known to have."""
     sinks: str = ""
-    """Those that have the batch's rows; see ``OffsetRow.sinks``."""
+    """Sinks that have the batch's rows; see ``OffsetRow.sinks``."""
 
 
 class NewGeneration(NamedTuple):
-    """Where a queue's offsets begin again."""
+    """Position at which a queue continues whose offsets have started again."""
 
     epoch: int
-    """The stored one, as of the look at the queue: whoever claims or resets it meanwhile looks himself."""
+    """Epoch stored when the queue was inspected; whoever claims or resets it since inspects it again."""
     next_offset: int
 
 
@@ -205,25 +210,25 @@ class SinkRecord(NamedTuple):
     """How far a sink is ahead of a queue's row."""
 
     generation: int
-    """The queue's, in the sink."""
+    """Generation of the queue in the sink."""
     next_offset: int
     """The sink's watermark."""
     last_message: str
-    """The newest message below it, as ``consume.generations`` writes it; empty if the sink keeps none."""
+    """Newest message below the watermark, in the form of ``consume.generations``; empty if not kept."""
 
 
 class Passed(NamedTuple):
-    """The messages before a queue's position, where somebody has put it."""
+    """The last message before a position to which somebody has moved a queue."""
 
     epoch: int
-    """The stored one, as of the look at the queue."""
+    """Epoch stored when the queue was inspected."""
     last_message: str
-    """Text, in the form that ``consume.generations`` writes."""
+    """Text in the form of ``consume.generations``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitResult:
-    """Which parts of a commit hold; a refused queue belongs to somebody else by now."""
+    """Accepted and refused parts of a commit; a refused queue belongs to somebody else by now."""
 
     accepted: tuple[QueueCommit, ...]
     """Stored, or already stored by an earlier run of the same batch."""
@@ -234,8 +239,8 @@ class CommitResult:
 class OffsetStore(Protocol):
     """Durable progress of consumer groups, safe against any number of concurrent writers.
 
-    Every method is atomic for its group and sees all that was finished before it began. Groups do not disturb
-    each other. Usable from several threads.
+    Every method is atomic for its group and sees all changes that were finished before it began. Groups do
+    not affect each other. Usable from several threads.
     """
 
     @property
@@ -244,11 +249,11 @@ class OffsetStore(Protocol):
         ...
 
     def groups(self) -> tuple[str, ...]:
-        """Names of the groups that have rows, sorted; makes nothing, so none where there is no store yet."""
+        """Return the names of the groups that have rows, sorted; do not create a missing store."""
         ...
 
     def read(self, consumer_group: str) -> dict[MessageQueue, OffsetRow]:
-        """Return the group's rows; empty when the group is unknown."""
+        """Return the group's rows; empty if the group is unknown."""
         ...
 
     def claim(
@@ -263,11 +268,11 @@ class OffsetStore(Protocol):
     ) -> dict[MessageQueue, OffsetRow]:
         """Take queues over: raise each one's epoch and set its owner; return the claimed queues' rows.
 
-        A stored ``next_offset`` is kept, with its suspension, unless ``consume.positions`` says of the
-        group's offsets ``at_brokers`` (None where nobody looks there) that somebody else has moved the queue
-        since. What this side had shown by ``rows_before``, read before the brokers were asked, is its own,
-        however far another member has committed meanwhile. An unknown queue begins at ``starts[queue]``, in
-        its first generation unless ``generations`` names another.
+        A stored ``next_offset`` is kept, with its suspension, unless somebody else has moved the queue since:
+        ``consume.positions`` decides that from the group's offsets ``at_brokers`` (None if the brokers were
+        not queried). ``rows_before`` were read before the brokers were queried; offsets that they record as
+        sent are our own, however far another member has committed meanwhile. An unknown queue starts at
+        ``starts[queue]``, in its first generation unless ``generations`` names another.
 
         Raises:
             OffsetError: If a start is negative.
@@ -278,10 +283,10 @@ class OffsetStore(Protocol):
     def commit(
         self, consumer_group: str, commits: Sequence[QueueCommit], *, query_id: str, batch_id: int
     ) -> CommitResult:
-        """Store what a batch achieved, where the stored epoch is the planned one.
+        """Store the results of a batch for the queues whose stored epoch is the planned one.
 
-        Storing the same batch again never moves a queue back: a replay may get less far than the run before
-        it.
+        Storing the same batch again never moves a queue back, even if the replay got less far than the first
+        run.
 
         Raises:
             OffsetRegressed: If another batch of the same epoch would move a queue back. Nothing is stored.
@@ -291,7 +296,7 @@ class OffsetStore(Protocol):
         ...
 
     def note_arrivals(self, consumer_group: str, arrived: Mapping[MessageQueue, int]) -> None:
-        """Remember what queues' brokers have taken of what they were to be shown; moves nothing.
+        """Remember which of the offsets sent to queues' brokers have arrived there; move no queue.
 
         Raises:
             OffsetCommitConflict: If other writers of the group kept winning.
@@ -299,9 +304,9 @@ class OffsetStore(Protocol):
         ...
 
     def note_passed(self, consumer_group: str, passed: Mapping[MessageQueue, Passed]) -> None:
-        """Remember the last message before queues that somebody has put there; moves nothing.
+        """Remember the last message before positions to which somebody has moved queues; move no queue.
 
-        A queue is left out if its stored epoch is another one, or if a batch has moved it since.
+        A queue is left out if its stored epoch is different, or if a batch has moved it since.
 
         Raises:
             OffsetCommitConflict: If other writers of the group kept winning.
@@ -313,8 +318,8 @@ class OffsetStore(Protocol):
     ) -> dict[MessageQueue, OffsetRow]:
         """Remember the newest messages of sinks that are ahead of the rows; return the rows that changed.
 
-        Their epochs grow: running batches are fenced off, and planners look at those messages. Where a sink
-        has a later generation of a queue, the row goes on there.
+        Their epochs grow: running batches are fenced off, and planners check those messages. If a sink has a
+        later generation of a queue, the row continues in that generation.
 
         Raises:
             OffsetCommitConflict: If other writers of the group kept winning.
@@ -324,7 +329,7 @@ class OffsetStore(Protocol):
     def begin_generations(
         self, consumer_group: str, generations: Mapping[MessageQueue, NewGeneration]
     ) -> dict[MessageQueue, OffsetRow]:
-        """Begin the next generation of queues whose offsets began again, where the epoch is the stored one.
+        """Begin the next generation of queues whose offsets started again and whose epoch is still the same.
 
         Their epochs grow, which fences off running batches. Returns the rows of these queues.
 
@@ -341,11 +346,12 @@ class OffsetStore(Protocol):
         *,
         under: Mapping[MessageQueue, int] | None = None,
     ) -> dict[MessageQueue, OffsetRow]:
-        """Move queues anywhere, as an operator; running batches are fenced off.
+        """Move queues to any offset, as an operator; running batches are fenced off.
 
         Return the moved queues' rows.
 
-        With ``under``, only queues that still have the epoch given there, as a member does who moves on.
+        With ``under``, move only queues that still have the epoch given there, as a member does that skips
+        messages.
 
         Raises:
             OffsetError: If a target is negative.
