@@ -1,4 +1,4 @@
-"""What only tests ask of brokers as administrators do."""
+"""Administrative requests that only tests make."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark_rocketmq.wire.fastjson import dumps_java
 
 
 class Administrator(BrokerClient):
-    """An administrator who changes topics and groups, too."""
+    """An administrator that also changes topics and groups."""
 
     def delete_topic(self, address: str, topic: str) -> None:
         self._request(address, RequestCode.DELETE_TOPIC_IN_BROKER, topic=topic)
@@ -23,7 +23,7 @@ class Administrator(BrokerClient):
         self._call(address, RemotingCommand(code=code, body=dumps_java(config)))
 
     def reset_back(self, address: str, group: str, topic: str, time_ms: int) -> None:
-        """Reset the group to the first messages stored at or after a time, where that is not forward."""
+        """Reset the group to the first messages stored at or after a time; never move it forward."""
         self._request(
             address,
             RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
@@ -38,7 +38,7 @@ class Administrator(BrokerClient):
     def consume_directly(
         self, address: str, group: str, topic: str, client_id: str, offset_msg_id: str
     ) -> dict[str, Any]:
-        """Have one member consume one stored message now; its answer."""
+        """Have one member consume one stored message now, and return its answer."""
         answer = self._request(
             address,
             RequestCode.CONSUME_MESSAGE_DIRECTLY,

@@ -1,4 +1,4 @@
-"""What a member of a group gets of its queues."""
+"""The share of a topic's queues that a member of a group gets."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from pyspark_rocketmq.model import MessageQueue
 def allocate(
     strategy: AllocationStrategy, client_id: str, queues: Iterable[MessageQueue], members: Iterable[str]
 ) -> tuple[MessageQueue, ...]:
-    """The queues of member ``client_id``, whatever the order of the lists."""
+    """Return the queues of member ``client_id``; the order of the lists does not matter."""
     return tuple(strategy.allocate(client_id, sorted_queues(queues), sorted_members(members)))

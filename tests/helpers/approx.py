@@ -8,5 +8,5 @@ import pytest
 
 
 def about(number: float) -> Any:
-    """``pytest.approx`` for where a number is to stand."""
+    """Return ``pytest.approx``, typed so that it can stand in the place of a number."""
     return pytest.approx(number)

@@ -14,8 +14,8 @@ BACKENDS = ("sim", "real", "java")
 """The simulator, the real broker, and Java's own clients on the simulator."""
 
 COUNTS_FILE = "BACKEND_COUNTS_FILE"
-"""Environment variable: where a run that is a part of another leaves how many tests it carried out on each
-backend, and how many it skipped.
+"""Environment variable: file to which a partial run writes the numbers of tests that it ran and skipped on
+each backend.
 """
 SKIPPED = "skipped"
 
@@ -51,7 +51,7 @@ class BackendCounts:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Backends that should have been tested and were not."""
+        """Return the backends that should have been tested and were not."""
         return tuple(
             name
             for name in BACKENDS
@@ -59,7 +59,7 @@ class BackendCounts:
         )
 
     def summary(self) -> str:
-        """One sentence with the counts."""
+        """Return one sentence with the counts."""
         counts = (f"{self._executed[name]} of {self._selected[name]} on {name}" for name in BACKENDS)
         return f"Tests run by backend: {', '.join(counts)}."
 
@@ -73,9 +73,9 @@ class BackendCounts:
             self.select(markers, is_everything=is_everything)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count a test whose body was entered, whatever came of it; a skip inside it is not a run."""
+        """Count a test whose body was entered, whatever its outcome; a skip inside it is not a run."""
         self._skipped += report.skipped
-        # Not by the report's keywords: they have the names of folders too.
+        # The report's keywords would not do: they include the names of folders.
         if report.when == "call" and not report.skipped:
             self.carried_out(report.nodeid)
 
@@ -89,7 +89,7 @@ class BackendCounts:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the counts and, if need be, why the run has failed."""
+        """Print the counts and, if the run has failed, why."""
         if not self._selected and not self._is_everything:
             return
         terminalreporter.write_line(self.summary())

@@ -10,14 +10,14 @@ from pyspark_rocketmq.spark.version import arrow_schema
 
 
 def planned_batch(**options: str) -> list[QueuePartition]:
-    """The tasks a batch read is planned as."""
+    """Return the tasks that a batch read is planned as."""
     source = DefaultSource(options)
     partitions = source.reader(source.schema()).partitions()
     return [each for each in partitions if isinstance(each, QueuePartition)]
 
 
 def read_batch(**options: str) -> pa.Table:
-    """What the tasks of a batch read bring, one after another, in the columns Spark was promised."""
+    """Return the rows of the tasks of a batch read, one task after another, in the columns promised to Spark."""
     source = DefaultSource(options)
     promised = source.schema()
     reader = source.reader(promised)

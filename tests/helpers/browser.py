@@ -22,7 +22,7 @@ _TIMEOUT_S = 240
 
 
 def find_browser() -> Path | None:
-    """The program to run; None where there is none."""
+    """Return the program to run, or None if there is none."""
     found = next((path for name in _NAMES if (path := shutil.which(name))), None)
     if found is not None:
         return Path(found)
@@ -30,7 +30,7 @@ def find_browser() -> Path | None:
 
 
 class Browser:
-    """Opens one page at a time, each time anew."""
+    """Opens one page at a time, each in a new browser."""
 
     def __init__(self, program: Path, profile: Path) -> None:
         self._program = program
@@ -56,7 +56,7 @@ class Browser:
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Browser:
-    """The browser; without one the test is skipped."""
+    """Return the browser; skip the test if there is none."""
     program = find_browser()
     if program is None:
         pytest.skip(
@@ -66,7 +66,7 @@ def browser(tmp_path: Path) -> Browser:
 
 
 def fetch() -> bool:
-    """Unpack Chromium and what it needs into ``.cache/chromium``; whether there is a browser then."""
+    """Unpack Chromium and what it needs into ``.cache/chromium``; return whether there is a browser now."""
     if find_browser() is not None:
         return True
     asked = ["apt-get", "install", "--print-uris", "--yes", "--no-install-recommends", "chromium"]
@@ -91,5 +91,5 @@ def fetch() -> bool:
 
 
 if __name__ == "__main__":
-    # Nobody's tests fail because Debian's packages are not to be had here: they are skipped.
+    # Tests are skipped, not failed, where Debian's packages cannot be downloaded.
     fetch()

@@ -15,9 +15,9 @@ from tests.helpers.wait import wait_until
 from tests.real_broker import plain_remoting
 
 SIM_ONLY = pytest.mark.parametrize("cluster", [pytest.param("sim", marks=pytest.mark.sim)], indirect=True)
-"""For a test of what only the simulator can be brought to."""
+"""Marks a test of a situation that only the simulator can be put into."""
 REAL_ONLY = pytest.mark.parametrize("cluster", [pytest.param("real", marks=pytest.mark.real)], indirect=True)
-"""For a test of what only the real RocketMQ can do."""
+"""Marks a test of something that only the real RocketMQ can do."""
 LONG_ON_REAL = pytest.mark.parametrize(
     "cluster",
     [
@@ -36,7 +36,7 @@ _numbers = itertools.count(1)
 
 
 class Backend(Protocol):
-    """What the simulator and the harness of the real broker both offer."""
+    """Operations that both the simulator and the harness of the real broker offer."""
 
     @property
     def name_servers(self) -> str:
@@ -68,7 +68,7 @@ class Backend(Protocol):
 class ClusterUnderTest:
     """One test's view of a backend that is shared by the whole run.
 
-    Topics and groups are told apart by :meth:`unique_name`, so tests do not disturb each other;
+    Topics and groups have names from :meth:`unique_name`, so tests do not disturb each other;
     brokers a test stopped are started again by :meth:`restore`.
     """
 
@@ -96,7 +96,7 @@ class ClusterUnderTest:
         return self.backend.faults
 
     def unique_name(self, prefix: str = "topic") -> str:
-        """A topic or group name no other test of this run has."""
+        """Return a topic or group name that no other test of this run has."""
         return f"{prefix}-{next(_numbers)}"
 
     def create_topic(

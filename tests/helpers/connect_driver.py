@@ -36,7 +36,7 @@ from tests.helpers.wait import wait_until
 def append_step(
     messages: Sequence[rmq.MessageExt], context: rmq.ConsumeOrderlyContext
 ) -> rmq.ConsumeOrderlyStatus:
-    """Emit what ``check_sink`` reads."""
+    """Emit the columns that ``check_sink`` reads."""
     for message in messages:
         order_id, step = message.body.decode().split(":")
         context.emit(order_id=order_id, step=step, delivered_ns=time.time_ns())
@@ -46,18 +46,18 @@ def append_step(
 def append_concurrently(
     messages: Sequence[rmq.MessageExt], context: rmq.ConsumeConcurrentlyContext
 ) -> rmq.ConsumeConcurrentlyStatus:
-    """The same."""
+    """Do the same for concurrent calls."""
     append_step(messages, context)
     return rmq.ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 
 
 def rows_of(path: str) -> int:
-    """Of a Delta table."""
+    """Return the number of rows of a Delta table."""
     return int(DeltaTable(path).to_pyarrow_table().num_rows)
 
 
 class Held:
-    """A listener that says in which process it is called, and waits until it is let go."""
+    """A listener that records the process it is called in, and waits until it is let go."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -90,7 +90,7 @@ def _bytes_of(path: Path) -> bytes:
 
 
 class Client:
-    """What users do."""
+    """Everything a user does, one method each."""
 
     def __init__(self, spark: SparkSession, config: dict[str, str]) -> None:
         self._spark = spark
@@ -126,7 +126,7 @@ class Client:
         return self._read(self._target).count()
 
     def read_from_offset_store(self) -> int:
-        """As group ``seen`` stands, which :meth:`orderly` has brought to the end."""
+        """Check group ``seen``, which :meth:`orderly` has brought to the end."""
         options = self._source | {
             "startingOffsets": "group",
             "startingGroup": "orderly",
@@ -144,7 +144,7 @@ class Client:
         return self._checked("orderly")
 
     def orderly_again(self) -> int:
-        """Started anew with what it has: nothing comes twice."""
+        """Start it again with its tables and checkpoint: nothing comes twice."""
         self._consume("orderly", append_step, orderly=True)
         return self._checked("orderly")
 
@@ -163,7 +163,7 @@ class Client:
         return {end: self._ended_within_a_call(end) for end in ("stop", "kill")}
 
     def _ended_within_a_call(self, end: str) -> bool:
-        """Whether the call in hand ended, and a restart had everything once."""
+        """Return whether the call in hand ended, and a restart had everything once."""
         folder = Path(self._folder, f"held-{end}")
         folder.mkdir()
         consumer = self._consumer(end, consume_thread_max=1)

@@ -1,4 +1,4 @@
-"""What listeners were given, on whichever worker they ran."""
+"""Record of the messages that listeners were given, on any worker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Delivery(NamedTuple):
     queue_id: int
     queue_offsets: tuple[int, ...]
     reconsume_times: int
-    """Of the first message."""
+    """Value of the first message."""
 
     @property
     def places(self) -> Iterator[Place]:
@@ -33,7 +33,7 @@ class Delivery(NamedTuple):
 
 
 def whole_lines(file: Path) -> list[str]:
-    """The lines of a file that others write; what has no end yet is left out,
+    """Return the complete lines of a file that others write; an unfinished last line is left out,
     for a write is seen page by page.
     """
     return file.read_text().rpartition("\n")[0].splitlines()

@@ -1,4 +1,4 @@
-"""File systems of their own for a test, which can be full or read-only whoever runs it."""
+"""Separate file systems for a test, which can be full or read-only for any user, also root."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def disk_at(path: Path) -> Iterator[Disk]:
     try:
         yield Disk(path)
     finally:
-        # Lazily: what the test has left open goes when it is closed.
+        # Lazily: files that the test has left open go when they are closed.
         _run("umount", "--lazy", str(path))
 
 

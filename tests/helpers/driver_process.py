@@ -1,4 +1,4 @@
-"""Programs of the tests in processes of their own: drivers that are killed, die, or must leave no trace."""
+"""Programs of the tests in separate processes: drivers that are killed, die, or must leave no trace."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 REPO = Path(__file__).parent.parent.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": f"{REPO / 'connector'}{os.pathsep}{REPO}"}
-"""In which the tests' modules can be imported."""
+"""Environment in which the tests' modules can be imported."""
 
 
 def run_driver(module: str, config: Mapping[str, object], log: Path, *, timeout_s: float) -> int:
-    """Run ``module`` with its configuration until it ends; its exit code, negative for a signal.
+    """Run ``module`` with its configuration until it ends, and return its exit code, negative for a signal.
 
-    What it prints is added to ``log``.
+    Its output is added to ``log``.
     """
     command = [sys.executable, "-m", module, json.dumps(config)]
     with running(command, log, folder=REPO, environment=ENVIRONMENT) as driver:
@@ -36,9 +36,9 @@ def consume_command(options: Mapping[str, str]) -> list[str]:
 def running(
     command: Sequence[str], log: Path, *, folder: Path, environment: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A program in ``folder`` with a group of processes of its own, which ends with the block.
+    """Run a program in ``folder`` in its own process group until the block ends.
 
-    What it prints is added to ``log``.
+    Its output is added to ``log``.
     """
     with log.open("ab") as output:
         process = subprocess.Popen(

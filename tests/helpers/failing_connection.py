@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ConnectionLost(Exception):
-    """What the driver says of it."""
+    """Error that the driver raises for it."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Faults:
     """Statements and commits so far."""
 
     def carry_out(self, what: str, lose: Callable[[], Any], action: Callable[[], Any]) -> Any:
-        """Do it, and lose the connection if it is its turn."""
+        """Run a statement or commit, and lose the connection if it is its turn."""
         number = len(self.seen)
         self.seen.append(what)
         if number != self.at:
@@ -66,7 +66,7 @@ class FailingConnection:
         self._faults.carry_out("COMMIT", self.lose, self.real.commit)
 
     def lose(self) -> None:
-        """What the server does when its client is gone."""
+        """Act as the server does when its client is gone."""
         with suppress(Exception):
             self.real.rollback()
         self.real.close()

@@ -18,12 +18,12 @@ class FakeClock:
         self._elapsed_s = 0.0
 
     def now_s(self) -> float:
-        """Seconds since the epoch."""
+        """Return seconds since the epoch."""
         with self._lock:
             return self._start_s + self._elapsed_s
 
     def monotonic_s(self) -> float:
-        """Seconds since this clock was made."""
+        """Return seconds since this clock was made."""
         with self._lock:
             return self._elapsed_s
 
@@ -39,6 +39,6 @@ class FakeClock:
             self._elapsed_s += seconds
 
     def step(self, seconds: float) -> None:
-        """Set the wall clock alone, forward or back, as an operator does."""
+        """Set only the wall clock, forward or back, as an operator does."""
         with self._lock:
             self._start_s += seconds

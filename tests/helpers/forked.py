@@ -13,16 +13,16 @@ from tests.helpers.wait import PATIENCE_S
 
 
 def in_child(work: Callable[[], Any]) -> Any:
-    """Fork, do ``work`` in the child, and wait: what it returned or raised, which must be picklable.
+    """Do ``work`` in a child; return or raise what it returned or raised, which must be picklable.
 
     Raises:
-        AssertionError: If the child did not end, as with a lock that nobody gives back.
+        AssertionError: If the child did not end, for example because of a lock that nobody releases.
     """
     return begin_child(work)()
 
 
 def begin_child(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Fork and do ``work`` in the child; the function that waits for its outcome, as :func:`in_child`."""
+    """Fork, do ``work`` in the child, and return a function that waits for its outcome as :func:`in_child`."""
     receiving, sending = os.pipe()
     with warnings.catch_warnings():
         # Python 3.12 warns of what is tested.
@@ -46,13 +46,13 @@ def begin_child(work: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _run(work: Callable[[], Any], sending: int) -> None:
-    """Never returns: nothing of pytest's may be done twice."""
+    """Run the work and exit; never return, so that nothing of pytest runs twice."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(int(2 * PATIENCE_S))
     try:
         try:
             found = work()
-        except BaseException as error:  # noqa: BLE001 - told to the parent
+        except BaseException as error:  # noqa: BLE001 - reported to the parent
             found = error
         with os.fdopen(sending, "wb") as pipe:
             pipe.write(pickle.dumps(found))

@@ -1,4 +1,4 @@
-"""A log that has told nothing yet: for tests of listeners."""
+"""A log in which nothing was logged yet, for tests of listeners."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from pyspark_rocketmq.listeners.errors import RateLimiter
 
 @pytest.fixture(autouse=True)
 def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a new process: each error of a test's is told in full."""
+    """Start as in a new process, so that each error of a test is logged in full."""
     monkeypatch.setattr(listener_errors, "_limiter", RateLimiter())

@@ -1,4 +1,4 @@
-"""The vectors in tests/golden: what the real Java code does."""
+"""Vectors in tests/golden, recorded from the real Java code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A query of a consumer group without Spark: plans, reads and commits as one does."""
+"""A consumer group's query without Spark: it plans, reads and commits as a query in Spark does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.helpers.source_rows import end_of
 from tests.helpers.wait import wait_until
 
 SOON_S = 120.0
-"""More than anything here needs, so that a slow machine fails no test."""
+"""Time limit, longer than any step here needs, so that a slow machine fails no test."""
 
 
 class GroupQuery:
@@ -59,7 +59,7 @@ class GroupQuery:
         self.member.start()
 
     def consumed(self) -> dict[MessageQueue, list[MessageExt]]:
-        """What the next micro-batch reads, as its listener gets it; committed at once."""
+        """Return what the next micro-batch reads, as its listener gets it, and commit it at once."""
         following = self.planner.latest(self.offset)
         if following == self.offset:
             return {}

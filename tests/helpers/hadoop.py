@@ -1,6 +1,6 @@
 """Hadoop's servers as processes of this host: their classes, configuration and environment; and HDFS.
 
-python -m tests.helpers.hadoop     # what Spark's distribution lacks of them into .cache/, as `make long-test` does
+python -m tests.helpers.hadoop     # put the jars that Spark's distribution lacks into .cache/, as `make long-test` does
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Hdfs(Closing):
         for _ in range(PORT_ATTEMPTS):
             port = free_ports(0, 1)
             self.uri = f"hdfs://{HOST}:{port}"
-            """Of its root."""
+            """Address of its root."""
             sites = {
                 "core-site": {"fs.defaultFS": self.uri, "hadoop.tmp.dir": str(self._folder / "hdfs-tmp")},
                 "hdfs-site": {
@@ -108,7 +108,7 @@ class Hdfs(Closing):
                     "dfs.datanode.address": f"{HOST}:0",
                     "dfs.datanode.http.address": f"{HOST}:0",
                     "dfs.datanode.ipc.address": f"{HOST}:0",
-                    # Who closes a file would wait 400 ms for the report of its last block.
+                    # Closing a file would otherwise wait 400 ms for the report of its last block.
                     "dfs.namenode.file.close.num-committed-allowed": "1",
                     "dfs.namenode.edits.noeditlogchannelflush": "true",
                 },

@@ -12,7 +12,7 @@ from tests.helpers.wait import wait_until
 
 FOLDER = "HELD_FOLDER"
 """Variable of the environment: where a call leaves a file with the message's body as its name,
-and waits for ``go``, and then until its task has been told to end.
+and waits for ``go``, and then until its task was asked to end.
 """
 
 
@@ -24,7 +24,7 @@ def _is_told_to_end() -> bool:
 def on_message(
     messages: Sequence[rmq.MessageExt], context: rmq.ConsumeOrderlyContext
 ) -> rmq.ConsumeOrderlyStatus:
-    """Emit what is read."""
+    """Emit the messages."""
     folder = Path(os.environ[FOLDER])
     for message in messages:
         (folder / message.body.decode()).touch(exist_ok=False)

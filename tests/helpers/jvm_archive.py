@@ -42,7 +42,7 @@ def write_archive() -> None:
         written = Path(folder) / archive.name
         session = make_session(Path(folder), jvm=f"{QUICK_JVM} {_QUIETLY} -XX:ArchiveClassesAtExit={written}")
         _load_classes(session, Path(folder))
-        # What it keeps house with for the state complains of the end.
+        # Spark's maintenance of the state store complains when the session ends.
         session.sparkContext.setLogLevel("OFF")
         gateway = session.sparkContext._gateway
         assert gateway is not None
@@ -55,7 +55,7 @@ def write_archive() -> None:
 
 
 def _load_classes(session: SparkSession, folder: Path) -> None:
-    """Those of what most tests do: a stream through Python, with state, into Delta."""
+    """Load the classes that most tests use: a stream through Python, with state, into Delta."""
     source, table = str(folder / "source"), str(folder / "table")
     session.range(10).write.format("delta").save(source)
     with_state = (
@@ -81,7 +81,7 @@ def _load_classes(session: SparkSession, folder: Path) -> None:
 
 @cache
 def _archive(more_jars: tuple[Path, ...]) -> Path:
-    """Where the archive is that fits this Java and these jars, in this order."""
+    """Return the path of the archive that fits this Java and these jars in this order."""
     import pyspark
 
     java = Path(require_program("java", "install a JDK of version 17 or later")).resolve()

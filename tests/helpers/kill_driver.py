@@ -1,7 +1,7 @@
 """Consumers that die together by SIGKILL, each at a given step of its micro-batch, again and again,
 and then finish.
 
-``python -m tests.helpers.kill_driver CONFIG_JSON``: started anew after each death until it exits by itself.
+``python -m tests.helpers.kill_driver CONFIG_JSON``: started again after each death until it exits by itself.
 It is its own process group, and everything in it dies at once: the driver, its JVM and, with their pipes, the
 workers. Each kind of consumer is a group of its own; the first that is at its point waits there for the
 others, so that one start of Spark serves them all.
@@ -61,7 +61,7 @@ KILL_POINTS = ("after_plan", "in_listener", "after_data_commit", "after_offset_c
 
 
 _ALL_THERE_S = 400.0
-"""More than consumers need to come to their points on a busy machine."""
+"""Time limit for all consumers to reach their points on a busy machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Killer:
 
     consumer: str
     points: Mapping[str, Sequence[str]]
-    """By consumer, where it dies in its first, second … start."""
+    """Where each consumer dies in its first, second … start."""
     folder: str
     process_group: int
     turn: int
@@ -259,7 +259,7 @@ class Consumer:
         return f"{self._tables}/{table}"
 
     def has_everything(self) -> bool:
-        """Whether each message that was sent is in the sink."""
+        """Return whether each message that was sent is in the sink."""
         table = DeltaTable(self._uri("sink"), storage_options=self._storage_options)
         rows = table.to_pyarrow_table(columns=["order_id", "step"]).to_pylist()
         return bool(len({(row["order_id"], row["step"]) for row in rows}) == self._config["messages"])
@@ -295,7 +295,7 @@ def main(config: Mapping[str, Any]) -> None:
     queries = []
     for consumer in consumers.values():
         queries.append(consumer.start(spark))
-        # Spark waits no longer than 10 s for the process that plans,
+        # Spark waits at most 10 s for the process that plans,
         # and so many at once may take that on two cores.
         wait_until(partial(_has_planner, queries[-1]), _ALL_THERE_S, reason="The start of a query")
     for query in queries:

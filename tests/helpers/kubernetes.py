@@ -14,12 +14,12 @@ from tests.real_broker.artifacts import CACHE, fetch_packages
 
 _LOCK = Path(__file__).parents[2] / "requirements" / "kubernetes.txt"
 _VERSION = "1.34"
-"""Of Kubernetes; older ones in use know all that the manifest says."""
+"""Version of Kubernetes; older ones in use have all fields of the manifest, too."""
 _TIMEOUT_S = 120.0
 
 
 def fetch_tools() -> Path:
-    """Folder of their packages; downloads them if they are not there yet.
+    """Return the folder of their packages; download them if they are missing.
 
     Raises:
         HarnessError: If they could not be fetched.
@@ -28,13 +28,13 @@ def fetch_tools() -> Path:
 
 
 def what_schemas_say(manifest: Path) -> str:
-    """What is wrong with the objects of a manifest; empty if nothing is. A field that is not known is wrong."""
+    """Return what is wrong with a manifest's objects, unknown fields included; empty if nothing is."""
     command = [sys.executable, "-m", "kubernetes_validate", "--strict", "-k", _VERSION, str(manifest)]
     return _complaints(command)
 
 
 def what_the_linter_says(dockerfile: Path) -> str:
-    """What is wrong with a Dockerfile; empty if nothing is."""
+    """Return what is wrong with a Dockerfile; empty if nothing is."""
     return _complaints([str(fetch_tools() / "bin" / "hadolint"), "--no-color", str(dockerfile)])
 
 

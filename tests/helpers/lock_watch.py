@@ -1,4 +1,4 @@
-"""Notes calls of a listener and the moment when others may have its queues, in one file in their order."""
+"""Records, in one file and in order, the calls of a listener and when others may have its queues."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def called_in(folder: Path) -> list[int]:
 
 
 class LockWatch:
-    """Another client of the group, who asks all the time for queues of one broker, or for the members.
+    """Another client of the group, which keeps asking for queues of one broker, or for the members.
 
     ``needs_locks``: the queues are free when this client gets a lock; otherwise when nobody is in the list.
     """
@@ -96,7 +96,7 @@ class LockWatch:
         self._is_over.set()
         self._thread.join()
         if self._needs_locks:
-            # Whoever starts anew would wait a minute for them.
+            # A member that starts again would wait a minute for them.
             with suppress(RocketMQError):
                 self._brokers.unlock_batch(self._address, self._group, _RIVAL, self._queues)
         self._pool.close()

@@ -1,5 +1,5 @@
-"""Clusters on this host whose machines are processes: each a daemon with an address and a folder of its own,
-and all that descends from it.
+"""Clusters on this host whose machines are processes: each a daemon with its own address and folder,
+and its descendants.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from tests.real_broker.java_process import JavaProcess
 
 SPARK_HOME = Path(pyspark.__file__).parent
 PATIENCE_S = 120.0
-"""More than a JVM takes to start on a busy machine."""
+"""Time limit for a JVM to start on a busy machine."""
 HOST = "127.0.0.1"
-"""Of masters and drivers; what listens there is not found at a machine's address."""
+"""Host of masters and drivers; it is not the address of any machine."""
 
 
 class Machines(Closing, ABC):
-    """What runs an application's executors; a context manager that leaves no process behind."""
+    """A cluster that runs executors; a context manager that leaves no process behind."""
 
     master: str
-    """As ``spark-submit --master`` takes it."""
+    """Value for ``spark-submit --master``."""
 
     settings: Mapping[str, str] = MappingProxyType({})
-    """Of Spark, as whoever runs the cluster chooses them."""
+    """Spark's settings, as the cluster's administrator chooses them."""
     environment: Mapping[str, str] = MappingProxyType({})
-    """Of whoever submits."""
+    """Environment variables of the process that submits."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._managers: list[JavaProcess] = []
-        """Those that no test kills."""
+        """Processes that no test kills."""
         self._machines: dict[str, JavaProcess] = {}
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class Machines(Closing, ABC):
             _kill_with_descendants(process)
 
     def machine_of(self, pid: int) -> str:
-        """The name of the machine on which a process runs.
+        """Return the name of the machine on which a process runs.
 
         Raises:
             AssertionError: If it is on none that lives.
@@ -62,7 +62,7 @@ class Machines(Closing, ABC):
         return by_pid[ancestor]
 
     def folder_of(self, machine: str) -> Path:
-        """Where executors on it run."""
+        """Return the folder in which executors on the machine run."""
         return self.folder / machine
 
     def kill_machine(self, name: str) -> None:
@@ -93,7 +93,7 @@ class Machines(Closing, ABC):
 
     @abstractmethod
     def _living(self) -> int:
-        """How many machines the cluster believes to have."""
+        """Return how many machines the cluster lists as living."""
 
 
 def _number(name: str) -> int:
@@ -103,7 +103,7 @@ def _number(name: str) -> int:
 def _kill_with_descendants(process: JavaProcess) -> None:
     if process.has_ended:
         return
-    # Nobody starts another process, or sees another one die.
+    # Once all are stopped, none can start a process or see another one die.
     _signal(_freeze(process.pid), signal.SIGKILL)
     process.kill()
 

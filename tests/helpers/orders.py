@@ -13,7 +13,7 @@ from pyspark_rocketmq.model import Message
 from tests.helpers.sending import patient_producer
 
 OUTPUT_SCHEMA = "order_id string, step string, delivered_ns bigint"
-"""Of listeners whose sink :func:`check_sink` reads;
+"""Output schema of listeners whose sink :func:`check_sink` reads;
 ``delivered_ns`` is :func:`time.time_ns` at the delivery.
 """
 STEPS = ("created", "paid", "packed", "shipped", "delivered")
@@ -26,8 +26,8 @@ Row = tuple[str, str, int, int, str, str]
 def produce_orders(
     name_servers: str, topic: str, count: int, *, first: int = 0, body_bytes: int = 0
 ) -> Orders:
-    """Send ``count`` orders of five steps each by sharding key, until they can be read; the steps sent,
-    by order id.
+    """Send ``count`` orders of five steps each by sharding key, wait until they can be read,
+    and return the steps by order id.
 
     Steps of different orders are interleaved; bodies read ``orderId:step``, filled up to ``body_bytes``.
     """
@@ -68,7 +68,7 @@ def check_sink(
     ``but`` for one topic. Rows of messages that a broker ``lost`` after they were consumed may be there, once.
 
     Rows are read in the order in which listeners got their messages, which a table does not keep by itself:
-    sorted by position they would be in order whatever the engine did.
+    sorted by position they would always be in order.
     """
     table = (
         QueryBuilder()

@@ -10,7 +10,7 @@ from tests.helpers.wait import PATIENCE_S
 
 
 def partition_of(planned: QueueRange, address: str, **changes: object) -> QueuePartition:
-    """All messages of a range, read without a group by a few small pulls at a time."""
+    """Return a partition of all messages of a range, read without a group by a few small pulls at a time."""
     made = QueuePartition(
         planned=planned,
         address=BrokerAddress(address),

@@ -1,4 +1,4 @@
-"""Messages whose body is not what their sysFlag says, stored as any producer can have them stored."""
+"""Messages whose body does not match their sysFlag, stored as any producer can store them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``/proc`` tells of the processes that Spark starts; nothing of one that is gone."""
+"""Facts from ``/proc`` about the processes that Spark starts; empty for one that is gone."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from typing import Final
 
 _PARENT_FIELD: Final = 1
 _SESSION_FIELD: Final = 3
-"""Of ``/proc/PID/stat``, counted after the name, which may hold anything."""
+"""Index in ``/proc/PID/stat``, counted after the name, which may contain anything."""
 
 _RESIDENT_FIELD: Final = 1
-"""Of ``/proc/PID/statm``, in pages."""
+"""Index in ``/proc/PID/statm``; the value is in pages."""
 
 
 def all_pids() -> Iterator[int]:
-    """Every process of this machine."""
+    """Return the ids of all processes of this machine."""
     return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
 
 
 def is_planner(pid: int) -> bool:
-    """Whether it is a query's source runner, which plans."""
+    """Return whether the process is a query's source runner, which plans."""
     return "python_streaming_source_runner" in _read(pid, "cmdline")
 
 
 def is_worker_daemon(pid: int) -> bool:
-    """Whether it is what forks Python workers, or one of them."""
+    """Return whether the process is the daemon that forks Python workers, or one of them."""
     return "daemon" in _read(pid, "cmdline")
 
 
 def is_standalone_worker(pid: int) -> bool:
-    """Whether it is the Worker of a standalone cluster, which starts executors."""
+    """Return whether the process is a standalone cluster's Worker, which starts executors."""
     return "deploy.worker.Worker" in _read(pid, "cmdline")
 
 
 def is_jvm(pid: int) -> bool:
-    """Whether it is Java."""
+    """Return whether the process is a JVM."""
     return _read(pid, "comm").strip() == "java"
 
 
 def session_of(pid: int) -> int | None:
-    """The session of processes it belongs to."""
+    """Return the session that the process belongs to."""
     return _stat(pid, _SESSION_FIELD)
 
 
 def parent_of(pid: int) -> int | None:
-    """Who started it."""
+    """Return the parent of the process."""
     return _stat(pid, _PARENT_FIELD)
 
 
 def descendants_of(pid: int) -> list[int]:
-    """Its children, and theirs."""
+    """Return the children of the process, and theirs."""
     children: dict[int | None, list[int]] = defaultdict(list)
     for each in all_pids():
         children[parent_of(each)].append(each)
@@ -64,7 +64,7 @@ def descendants_of(pid: int) -> list[int]:
 
 
 def resident_bytes(pid: int) -> int:
-    """The memory it has (RSS), what it shares with others included."""
+    """Return the resident memory of the process (RSS), including memory shared with others."""
     fields = _read(pid, "statm").split()
     return int(fields[_RESIDENT_FIELD]) * os.sysconf("SC_PAGE_SIZE") if fields else 0
 

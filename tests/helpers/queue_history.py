@@ -1,7 +1,7 @@
 """One queue's life, a group that consumes it by the real planner, store rules and committer, and what must hold.
 
 The broker's log is played: messages are numbered, each with a store time and a place in the broker's log. Topics
-are made anew, ends are lost, clocks set back, messages expire; Java members and operators move the group at the
+are made again, ends are lost, clocks set back, messages expire; Java members and operators move the group at the
 broker; the process is killed between any two steps, and the offset store is lost or put back.
 
 One assumption is the page's (``docs/how-to/offsets.md``): of two messages that had one offset, the later one has
@@ -46,7 +46,7 @@ class Stored(NamedTuple):
     """A message at the broker."""
 
     number: int
-    """No other one has it."""
+    """Unique number of the message."""
     store_timestamp: int
     commit_log_offset: int
 
@@ -63,7 +63,7 @@ class Log(MessageLookup):
         self._highest_place = 0
         self._latest_ms = 0
         self.had: list[Stored] = []
-        """All that were ever stored, by number."""
+        """All messages ever stored, by number."""
 
     @property
     def bounds(self) -> QueueBounds:
@@ -134,7 +134,7 @@ class Log(MessageLookup):
 
 
 class Killed(BaseException):
-    """The process, between two steps."""
+    """Raised where the process dies, between two steps."""
 
 
 @dataclass
@@ -209,7 +209,7 @@ class HistoryStore(MemoryOffsetStore):
         return result
 
     def state(self) -> dict[str, Any]:
-        """For :meth:`put_back`."""
+        """Return a copy for :meth:`put_back`."""
         return {group: dict(rows) for group, rows in self._groups.items()}
 
     def put_back(self, state: Mapping[str, Any]) -> None:
@@ -242,7 +242,7 @@ KILLS = ("", "", "", "after the plan", "before data", "before offsets", "behind 
 
 
 class History:
-    """The queue, the group and what may be missing in the sink at the end."""
+    """The queue, the group, and the messages that may be missing in the sink at the end."""
 
     def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.random = random.Random(seed)
@@ -254,7 +254,7 @@ class History:
         self.backups: list[dict[str, Any]] = []
         self.steps = 0
         self.story: list[str] = []
-        """For the error."""
+        """Steps so far, for the error."""
         self.excused: set[int] = set()
         """Messages that somebody else has consumed, or that an operator has passed over."""
         self.loses_store = self.random.random() < 0.5
@@ -295,7 +295,7 @@ class History:
         )
 
     def step(self) -> None:
-        """One of all that may happen."""
+        """Do one random thing of all that may happen."""
         self.steps += 1
         name = self.random.choice(_STEPS)
         count = self.random.randint(0, 6)
@@ -399,7 +399,7 @@ class History:
             self.brokers.offsets.pop(A0, None)
 
     def _is_comparable(self, row: OffsetRow) -> bool:
-        """Whether the broker has a message by which the row's position could be told to be of this log.
+        """Return whether the broker has a message that shows whether the row's position is of this log.
 
         All may have expired, or a reset to the queue's first message may have nothing before it.
         """
@@ -443,14 +443,14 @@ class History:
         self._back()
 
     def _lowest_reset(self) -> int:
-        """Where rows do not come again: the page names a generation of which nothing was consumed."""
+        """Return the lowest offset for a reset that repeats no rows; the page names the excluded case."""
         row = self.store.read(GROUP).get(A0)
         if row is None or QueueGeneration(A0, row.generation) in self.sink.watermarks_by:
             return 0
         return min(row.next_offset, self.log.bounds.max_offset)
 
     def _java_member(self, count: int) -> None:
-        """It has the queue for a while."""
+        """Let a Java member have the queue for a while."""
         self._away()
         low, high = self.log.bounds[:2]
         position = min(max(self.brokers.offsets.get(A0, low), low), high)
@@ -490,7 +490,7 @@ class History:
         self.excused |= {each.number for each in self.log.messages[: max(0, offset - self.log.first)]}
 
     def check(self) -> None:
-        """Consume all; every message that is there is in the sink once, unless it is excused, and none twice."""
+        """Consume all, and check that every message not excused is in the sink exactly once."""
         self.log.append(2)
         for _ in range(20):
             self._batch(1_000, "")
@@ -532,7 +532,7 @@ _STEPS = (
 
 
 def run_histories(seeds: range, monkeypatch: pytest.MonkeyPatch, *, steps: int) -> int:
-    """Live through one history for each seed; how many steps that took."""
+    """Run one history for each seed, and return the number of steps."""
     done = 0
     for seed in seeds:
         history = History(seed, monkeypatch)

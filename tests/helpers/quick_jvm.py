@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 QUICK_JVM = (
-    # C1 alone: most of a short life would be spent on compiling better code for later.
+    # Only C1: a short life would mostly be spent on compiling better code for later.
     "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
     # A Spark driver verifies 20,000 classes before it does anything; these are not the first to load them.
     " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"

@@ -26,7 +26,7 @@ class RangeFetcher:
 
     @property
     def skipped(self) -> range:
-        """The offsets passed over, and told of, because the broker no longer has them;
+        """Offsets that were passed over and reported because the broker no longer has them;
         empty without such a gap.
         """
         return self._fetcher.ranges[0].skipped
@@ -34,7 +34,7 @@ class RangeFetcher:
     def chunks(self) -> Iterator[list[PullChunk]]:
         """Answers in queue order, gathered to about 4 MiB.
 
-        Before an error that another reader may survive, everything that is next in queue order is given out.
+        Before an error that another reader may survive, everything that is next in queue order is yielded.
 
         Raises:
             DataLoss: If the broker no longer has what was asked for and ``failOnDataLoss`` is true.

@@ -1,4 +1,4 @@
-"""What a running task is told, given by a test."""
+"""Instructions for a running task, given by a test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyspark_rocketmq.model import MessageQueue
 
 
 class GivenUpWhen(RangeInstructions):
-    """Gives every queue up from the moment on at which ``is_so``."""
+    """Gives up every queue as soon as ``is_so`` returns true."""
 
     def __init__(self, is_so: Callable[[], bool]) -> None:
         self._is_so = is_so

@@ -10,7 +10,7 @@ from broker_sim.server import ReservedPort
 
 @contextmanager
 def refusing_address() -> Iterator[str]:
-    """``host:port`` that nobody listens on, nor can before the block ends."""
+    """Yield a ``host:port`` that nobody listens on, or can listen on, until the block ends."""
     port = ReservedPort("127.0.0.1")
     try:
         yield f"{port.ip}:{port.port}"

@@ -1,4 +1,4 @@
-"""A way to a server that a test can close, open again, make silent or point elsewhere, whatever it leads to."""
+"""A way to a server that a test can close, open again, make silent or point elsewhere; it works with any server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Relay(Closing):
         self.target = target
         """``host:port`` where new connections lead; may be changed."""
         self.connections = 0
-        """Made so far."""
+        """Connections made so far."""
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._silent: set[socket.socket] = set()
@@ -48,7 +48,7 @@ class Relay(Closing):
     def close(self) -> None:
         """End all connections and refuse new ones."""
         if self._listener is not None:
-            # Closing alone does not wake the thread that accepts.
+            # Closing does not wake the thread that accepts.
             with suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()

@@ -24,7 +24,7 @@ class FrontNameServer(ScriptedServer):
         *,
         instead: Script | None = None,
     ) -> None:
-        """``addresses`` gives what is announced in place of a broker's address."""
+        """Announce the values of ``addresses`` in place of brokers' addresses."""
         super().__init__(self._serve_request)
         self._cluster = cluster
         self._addresses = addresses
@@ -89,14 +89,14 @@ class RelayedCluster(Closing):
         b.cut()
 
     def swallow(self, broker_name: str) -> Relay:
-        """Have whatever is at the broker's address from now on take connections and never answer."""
+        """From now on the broker's address accepts connections and never answers."""
         old = self.brokers[broker_name]
         old.target = self._stack.enter_context(ScriptedServer(lambda *_: None)).address
         old.cut()
         return old
 
     def move(self, broker_name: str) -> None:
-        """Have the broker come back at another address, of which name servers know."""
+        """Have the broker come back at another address, which name servers announce."""
         address = self._cluster.broker_addresses[broker_name]
         self.brokers[broker_name] = self._stack.enter_context(Relay(address))
 

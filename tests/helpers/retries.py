@@ -1,4 +1,4 @@
-"""A group reads its retry topic, too: tests of the topics it was told to read leave that out."""
+"""Results without the retry topic, which a group reads besides its own topics."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 def but_retries(queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-    """Those of the topics asked for."""
+    """Leave out queues of retry topics."""
     return {queue for queue in queues if not is_retry_topic(queue.topic)}
 
 
 def rows_but_retries(rows: Mapping[MessageQueue, T]) -> dict[MessageQueue, T]:
-    """Those of the topics asked for, by queue."""
+    """Leave out rows of queues of retry topics."""
     return {queue: row for queue, row in rows.items() if not is_retry_topic(queue.topic)}

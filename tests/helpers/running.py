@@ -14,7 +14,7 @@ ServerT = TypeVar("ServerT")
 
 
 def running(server: AbstractContextManager[ServerT]) -> Iterator[ServerT]:
-    """The server while it runs; where it does not come up, its tests fail with its sentence alone."""
+    """Yield the server while it runs; if it does not start, its tests fail with only its error message."""
     try:
         with server as started:
             yield started

@@ -1,4 +1,4 @@
-"""A name server and brokers made of scripted peers: they store sends, and fail exactly as told."""
+"""A name server and brokers made of scripted peers: they store sends, and fail exactly as a test scripts it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.helpers.scripted_server import Peer, Script, ScriptedServer
 
 
 class StoringBroker:
-    """A broker that keeps what it is sent, or follows ``fault`` instead."""
+    """A broker that stores what it is sent, or follows ``fault`` instead."""
 
     def __init__(self) -> None:
         self.stored: dict[int, list[bytes]] = defaultdict(list)
@@ -26,7 +26,7 @@ class StoringBroker:
         self.sent_back: list[RemotingCommand] = []
         self.fault: Script | None = None
         self.fault_of_sent_back: Script | None = None
-        """The same for messages that are sent back only."""
+        """Fault only for messages that are sent back."""
         self.server = ScriptedServer(self._take_in)
 
     def _take_in(self, peer: Peer, request: RemotingCommand) -> None:
@@ -78,7 +78,7 @@ class ScriptedCluster(Closing):
         )
 
     def only(self, queue_nums: Mapping[str, int]) -> TopicRoute:
-        """A route that tells of no other brokers than those with queues, as a name server's does."""
+        """Return a route with only the brokers that have queues, as a name server's does."""
         whole = self.route(queue_nums)
         return replace(whole, brokers=tuple(b for b in whole.brokers if b.broker_name in queue_nums))
 

@@ -1,4 +1,4 @@
-"""A loopback peer that answers frames exactly as a test tells it."""
+"""A loopback peer that answers frames exactly as a test scripts it."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ class ScriptedServer(Closing):
     def __init__(
         self, script: Script | None = None, *, wrap: Wrap | None = None, broker_name: str | None = None
     ) -> None:
-        """``broker_name`` is what a client is told that asks for it; None: as a proxy, which does not say.
+        """Answer clients that ask for the broker's name with ``broker_name``; None: refuse, as a proxy does.
 
         Neither the script nor ``requests`` sees that question.
         """
         self.broker_name = broker_name
         self.introductions = 0
-        """How often it was asked for its name."""
+        """Return how often it was asked for its name."""
         self.script: Script = script or (lambda peer, request: peer.answer(request))
         self.requests: SimpleQueue[RemotingCommand] = SimpleQueue()
         self.answers: SimpleQueue[RemotingCommand] = SimpleQueue()
@@ -103,8 +103,8 @@ class ScriptedServer(Closing):
         self._all_peers: list[Peer] = []
         self._wrap = wrap or (lambda connected: connected)
         port = ReservedPort("127.0.0.1")
-        # Whoever asks a closed server is refused, so nobody else may get its port:
-        # as long as the server is known.
+        # A closed server must refuse its clients, so nobody else may get its port
+        # as long as its address is known.
         weakref.finalize(self, port.release)
         self._listener = port.listener()
         self.address = f"127.0.0.1:{port.port}"

@@ -89,7 +89,7 @@ def on_any_order(messages: Sequence[MessageExt], context: ConsumeConcurrentlyCon
 def main(folder: Path, options: Mapping[str, str], storage: Mapping[str, Any]) -> None:
     """Read and write as batch, stream, consumers and jobs, and in every way with a wrong secret."""
     logging.basicConfig(level=logging.DEBUG, stream=sys.stdout)
-    # At DEBUG it logs every argument of every call into the JVM, whosoever makes it.
+    # At DEBUG it logs every argument of every call into the JVM.
     logging.getLogger("py4j").setLevel(logging.INFO)
     events = folder / "events"
     events.mkdir()
@@ -129,7 +129,7 @@ def _batch(spark: SparkSession, options: Mapping[str, str]) -> None:
 
 
 def _stream(spark: SparkSession, options: Mapping[str, str], folder: Path) -> None:
-    """From the topic into the same topic."""
+    """Replay the topic into itself."""
     rows = spark.readStream.format("rocketmq").options(**options, startingOffsets="earliest").load()
     _show_plans(rows)
     query = (
@@ -169,7 +169,7 @@ def _consumer(spark: SparkSession, options: Mapping[str, str], folder: Path) -> 
 
 
 def _connect(password: str, file: Path) -> sqlite3.Connection:
-    """As to a database that asks for a password."""
+    """Connect as to a database that asks for a password."""
     if not password:
         raise PermissionError("There is no password.")
     return sqlite3.connect(file)
@@ -297,8 +297,8 @@ def _jobs(options: Mapping[str, str], folder: Path) -> None:
 
 
 def _refused(spark: SparkSession, options: Mapping[str, str], folder: Path) -> None:
-    """What users see when the broker does not believe them;
-    the secrets are right but for their last letter.
+    """Provoke the errors that users see when the broker rejects them;
+    the secrets are wrong in their last letter.
     """
     wrong = _with_wrong_secret(options)
     malformed = {**options, "securityTokem": options["secretKey"], "tlsKeyPassword": " "}
@@ -346,7 +346,7 @@ def _objects(options: Mapping[str, str]) -> None:
 
 
 def _web_pages(spark: SparkSession, folder: Path) -> None:
-    """What Spark's web pages show, each in a file: all that are linked, and what its REST API tells."""
+    """Save Spark's web pages, each in a file: all that are linked, and the answers of its REST API."""
     folder.mkdir()
     base = spark.sparkContext.uiWebUrl
     told = f"/api/v1/applications/{spark.sparkContext.applicationId}"

@@ -1,5 +1,5 @@
-"""A cluster that serves only signed requests through TLS, of either kind: one broker,
-one user who may do a little.
+"""A cluster, simulated or real, that serves only signed requests through TLS: one broker,
+one user with few rights.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SecuredCluster:
 
     name_servers: str
     address: str
-    """Of its broker, ``broker-a``."""
+    """Address of its broker, ``broker-a``."""
     authority: Authority
     client: Certificate
     """Its key is encrypted with ``KEY_PASSWORD``."""

@@ -1,4 +1,4 @@
-"""Sending on a busy machine: patiently, and until what was sent can be read."""
+"""Sending on a busy machine: retry patiently, and wait until the messages can be read."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _ADDRESS = re.compile(r'"([^"/ ]+:\d+)"')
 
 @contextmanager
 def patient_producer(name_servers: str) -> Iterator[Producer]:
-    """A producer that gives nothing up, since that may be stored all the same;
-    what it has sent can be read when the block ends.
+    """Yield a producer that never gives up a send, since it may be stored all the same;
+    its messages can be read when the block ends.
     """
     with Producer(name_servers, "tests", send_timeout_s=PATIENCE_S) as producer:
         yield producer

@@ -30,7 +30,7 @@ def batch_of(schema: pa.Schema, rows: Iterable[tuple[object, ...]]) -> pa.Record
 
 
 class TaskRows(NamedTuple):
-    """What became of a task's rows."""
+    """Outcome of a task's rows."""
 
     written: Sequence[Written]
     left_out: int
@@ -38,7 +38,7 @@ class TaskRows(NamedTuple):
 
 
 def write_rows(writer: RowWriter, batches: Iterator[pa.RecordBatch]) -> TaskRows:
-    """Write a task's rows; nothing is left of them when ``batches`` or the writing fails."""
+    """Write a task's rows; leave none if ``batches`` or the writing fails."""
     writing = writer.open()
     try:
         left_out = sum(writing.add(batch) for batch in batches)
@@ -49,7 +49,7 @@ def write_rows(writer: RowWriter, batches: Iterator[pa.RecordBatch]) -> TaskRows
 
 
 def files_of(writer: RowWriter, batches: Iterator[pa.RecordBatch]) -> Sequence[Any]:
-    """What a task writes of the rows."""
+    """Return the rows that a task writes."""
     return write_rows(writer, batches).written
 
 
@@ -60,6 +60,6 @@ def run_batch(
     queues: Iterable[MessageQueue] = (Q0, Q1),
     group: str = GROUP,
 ) -> int | None:
-    """One micro-batch; the version of its commit."""
+    """Write one micro-batch, and return the version of its commit."""
     batch = sink.begin(group, dict.fromkeys(queues, 0))
     return batch.commit(files_of(batch.task_writer(), iter(batches)), acked)

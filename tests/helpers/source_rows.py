@@ -38,7 +38,7 @@ def rows_of(*planned: QueueRange, **changes: object) -> list[Row]:
 
 
 def batches_of(rows: Sequence[Row], size: int) -> list[pa.RecordBatch]:
-    """As ``mapInArrow`` gives them."""
+    """Return the rows as ``mapInArrow`` passes them."""
     return [
         pa.RecordBatch.from_pylist(list(rows[at : at + size]), schema=CONSUMER_SCHEMA)
         for at in range(0, len(rows), size)
@@ -46,12 +46,12 @@ def batches_of(rows: Sequence[Row], size: int) -> list[pa.RecordBatch]:
 
 
 def pieces_of(rows: Sequence[Row], size: int) -> Iterator[ReadPiece]:
-    """As an engine gets them."""
+    """Return the rows as an engine gets them."""
     return crossed_ranges(batches_of(rows, size))
 
 
 def end_of(marker: pa.RecordBatch) -> RangeEnd:
-    """What a marker row says."""
+    """Return the content of a marker row."""
     (row,) = marker.to_pylist()
     assert row["kind"] == "end"
     queue = MessageQueue(row["topic"], row["brokerName"], row["queueId"])

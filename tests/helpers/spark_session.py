@@ -23,7 +23,7 @@ SPILL_THRESHOLD = 20_000
 
 
 def delta_jars() -> list[Path]:
-    """What a session needs for Delta; nothing where there is no Delta for this Spark.
+    """Return the settings for Delta; none if there is no Delta for this Spark.
 
     Raises:
         AssertionError: If they are not here.
@@ -41,7 +41,7 @@ def delta_jars() -> list[Path]:
 
 
 def extra_jars() -> list[Path]:
-    """What a session of the tests has on its class path besides Spark's own: for Delta and for Avro."""
+    """Return the jars for Delta and Avro on the class path of the tests' sessions."""
     return [*delta_jars(), *sorted(spark_jars().glob("*.jar"))]
 
 
@@ -53,7 +53,7 @@ def make_session(
     jvm: str | None = None,
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> SparkSession:
-    """A local session on two cores with the jars for Delta and Avro, whose every larger sort spills.
+    """Make a local session on two cores with the jars for Delta and Avro; its larger sorts spill.
 
     A task may fail ``max_failures - 1`` times before its query ends. The tests' modules are on
     the workers' path, since listeners are pickled by reference. ``jvm`` are the options of its
@@ -67,7 +67,7 @@ def make_session(
     # The daemon of workers forks, so what it imports must start no threads.
     os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
     os.environ["OMP_NUM_THREADS"] = "1"
-    # A folder with files on the class path forbids an archive of classes. What it would say is said below.
+    # A folder with files on the class path forbids an archive of classes. Its settings are made below.
     os.environ["SPARK_CONF_DIR"] = str(_CONF / "none")
     # Of the JVM that makes the command line of Spark's.
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", QUICK_JVM)
@@ -85,7 +85,7 @@ def make_session(
 
 
 def _defaults(*, has_delta: bool) -> dict[str, str]:
-    """What every job of the project's has from ``conf/spark-defaults.conf``."""
+    """Return the settings of ``conf/spark-defaults.conf``, which all jobs have."""
     lines = (_CONF / "spark-defaults.conf").read_text().splitlines()
     settings = dict(line.split(maxsplit=1) for line in lines if line and not line.startswith("#"))
     return {key: value for key, value in settings.items() if has_delta or "delta" not in value}

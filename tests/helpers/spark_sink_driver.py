@@ -1,10 +1,10 @@
 """A consumer whose sink Spark writes, a table of a Hive metastore or one on S3: it dies by SIGKILL at one step
 after the other.
 
-``python -m tests.helpers.spark_sink_driver CONFIG_JSON``: started anew after each death until it exits by
+``python -m tests.helpers.spark_sink_driver CONFIG_JSON``: started again after each death until it exits by
 itself. In each start it dies the second time it comes to its point. Before each commit of its own another
 writer of Spark's adds a row. In the end it writes what the table holds, and, of a metastore's, what a start
-says after the table was dropped and made anew.
+says after the table was dropped and made again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Killer:
 
 
 def kill_around_appends(killer: Killer, kind: type[SinkTable], name: str) -> None:
-    """Have the sink die before and after Spark's commit, which another one comes before."""
+    """Have the sink die before and after Spark's commit, which comes after another writer's."""
     append = kind._append
 
     def killing(table: SinkTable, rows: DataFrame, options: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ class StandaloneCluster(Machines):
     def __init__(self, folder: Path, *, machines: int) -> None:
         super().__init__(folder)
         try:
-            # Ports are chosen by who binds them: one that was free a
+            # The programs that bind ports choose them: one that was free a
             # moment ago may be somebody's page by now.
             master = self._start_daemon("master", "master.Master", HOST, "--port", "0")
             self._managers.append(master)
@@ -46,7 +46,7 @@ class StandaloneCluster(Machines):
         return self._start_daemon(name, "worker.Worker", address, *resources, self.master)
 
     def _start_daemon(self, name: str, main_class: str, address: str, *arguments: str) -> JavaProcess:
-        # Spark's own configuration tells the ports; ours is silent.
+        # The ports are logged under Spark's own configuration, not under ours.
         without = {"PYTHONPATH", "SPARK_CONF_DIR"}
         environment = {
             **{name: value for name, value in os.environ.items() if name not in without},
@@ -62,7 +62,7 @@ class StandaloneCluster(Machines):
 
 
 def _said_by(process: JavaProcess, what: str) -> str:
-    """The group of a pattern in what a process prints, once it does.
+    """Return the group of a pattern in a process's output, once it is printed.
 
     Raises:
         AssertionError: If it ends, or has not printed that after two minutes.

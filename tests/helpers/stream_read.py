@@ -38,12 +38,12 @@ class StreamUnderTest:
         self._reader = self._new_reader()
 
     def prepare_available_now(self) -> None:
-        """As Spark does before the first batch of such a run."""
+        """Prepare as Spark does before the first batch of such a run."""
         self._outlast_routes()
         self._reader.prepareForTriggerAvailableNow()
 
     def plan(self) -> bool:
-        """Plan the next batch and log it; whether there is one."""
+        """Plan the next batch and log it; return whether there is one."""
         self._outlast_routes()
         if not self.log:
             self.log.append(json.dumps(self._reader.initialOffset()))
@@ -71,7 +71,7 @@ class StreamUnderTest:
         return None if rows is None else offsets_by_queue(rows)
 
     def latest(self) -> dict[str, Any]:
-        """What Spark shows as the source's latest offset."""
+        """Return what Spark shows as the source's latest offset."""
         return self._reader.reportLatestOffset()
 
     def planned(self) -> Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]]:

@@ -1,6 +1,6 @@
-"""What tests submit to a cluster: a listener for job ``consume``, and a program of one's own.
+"""Programs that tests submit to a cluster: a listener for job ``consume``, and a user's program.
 
-The program knows nothing of the tests but the folder in which it finds its settings, and it consumes until a
+All that the program has from the tests is the folder with its settings; it consumes until a
 file ``enough`` is there. While a file ``armed`` is there, one worker process waits in its listener's call, so
 that its machine can be killed.
 """
@@ -46,7 +46,7 @@ def _await_death_if_first(folder: Path) -> None:
     note = folder / f"{os.getpid()}.note"
     note.write_text(str(os.getpid()))
     try:
-        # Appears whole, and for one process alone.
+        # Appears as a whole, and for only one process.
         os.link(note, folder / "doomed")
     except FileExistsError:
         return

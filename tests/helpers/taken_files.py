@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 TAKEN_FOLDER = "TAKEN_FILES_FOLDER"
-"""Environment variable: where the processes that share tests note who has taken what."""
+"""Environment variable: folder in which processes that share tests note the files they take."""
 RUN = "run"
 """Name of the number of tests that were run, among the counts that a process leaves."""
 
@@ -47,7 +47,7 @@ class Taken:
         self._collected = folder / "collected"
 
     def begin(self, tests: int, files: Sequence[str]) -> None:
-        """Note all there are; those who come later may have looked only for what was left."""
+        """Note all files; processes that start later may have collected only those that were left."""
         self._folder.mkdir(exist_ok=True)
         if not self._collected.exists():
             part = self._folder / f"collected.{os.getpid()}"
@@ -91,7 +91,7 @@ class TakenFiles:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
-        """Run what can be taken; pytest's own loop is for what could not be collected."""
+        """Run the files that can be taken; pytest's own loop reports errors of collection."""
         if session.testsfailed or session.config.option.collectonly:
             return None
         files = in_order(session.items)

@@ -9,8 +9,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PATIENCE_S = 60.0
-"""More than anything takes that a loaded machine lets stand still for a while;
-what comes early costs nothing.
+"""Time limit, longer than anything takes on a loaded machine;
+an early result costs nothing.
 """
 _POLL_S = 0.005
 
@@ -23,7 +23,7 @@ def wait_until(predicate: Callable[[], T | None], timeout_s: float = PATIENCE_S,
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
-        # Asked before the value: whoever stands still in between has not waited in vain.
+        # Read before the value, so that a pause in between does not end the wait without a last look.
         is_late = time.monotonic() >= deadline_s
         value = predicate()
         if value:

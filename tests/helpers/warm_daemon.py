@@ -1,7 +1,6 @@
 """Spark's daemon of Python workers, which has imported what every worker imports before it forks them.
 
-Only other people's packages: what the connector's own modules do when they are imported is done in
-each worker, as it is at users'. Spark runs it as ``python -m tests.helpers.warm_daemon
+Only third-party packages: the connector's own modules are imported in each worker, as at users'. Spark runs it as ``python -m tests.helpers.warm_daemon
 WORKER_MODULE`` (``spark.python.daemon.module``).
 """
 

@@ -1,4 +1,4 @@
-"""Hadoop's YARN on this host: a ResourceManager and NodeManagers, each a JVM with folders and an address of its own.
+"""Hadoop's YARN on this host: a ResourceManager and NodeManagers, each a JVM with its own folders and address.
 
 The default file system is this machine's, which all "machines" share.
 """
@@ -18,9 +18,9 @@ from tests.real_broker.ports import free_ports
 _SERVER = "org.apache.hadoop.yarn.server"
 _PORTS = ("", "scheduler.", "resource-tracker.", "admin.", "webapp.")
 _LOST_AFTER_MS = 3_000
-"""For so long a machine may be silent, instead of ten minutes."""
+"""How long a machine may be silent, instead of ten minutes."""
 _CONTAINER_MB = 896
-"""The smallest that Spark asks for: 512 MiB and 384 MiB beside the JVM's heap."""
+"""Smallest container that Spark asks for: 512 MiB, and 384 MiB beside the JVM's heap."""
 
 
 class YarnCluster(Machines):
@@ -77,7 +77,7 @@ class YarnCluster(Machines):
             "yarn.nodemanager.log-dirs": str(self.folder / f"{name}-logs"),
             "yarn.nodemanager.resource.memory-mb": str(3 * _CONTAINER_MB),
             "yarn.nodemanager.vmem-check-enabled": "false",
-            # However full the disk is: it is looked at once even if never again.
+            # Accept any full disk: it is checked once even if checks are switched off.
             "yarn.nodemanager.disk-health-checker.enable": "false",
             "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": "100",
             # What containers get of this process's environment.
