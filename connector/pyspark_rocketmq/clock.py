@@ -17,7 +17,7 @@ from pyspark_rocketmq.errors import RocketMQError
 class SystemClock:
     """The clock of production: the operating system's."""
 
-    # The functions themselves, because consumption asks for the time several times in each call of a
+    # These are the functions themselves, because consumption reads the time several times per call of a
     # listener.
     now_s = staticmethod(time.time)
     """Seconds since the epoch."""
@@ -26,7 +26,7 @@ class SystemClock:
 
 
 class Clock(Protocol):
-    """Where time comes from: the system in production, a hand-moved value in tests."""
+    """Source of time: the system's in production, one set by hand in tests."""
 
     def now_s(self) -> float:
         """Seconds since the epoch (wall clock), for values that are stored or sent."""
@@ -47,27 +47,27 @@ class Deadline:
 
     @classmethod
     def after(cls, clock: Clock, timeout_s: float) -> Deadline:
-        """The moment ``timeout_s`` seconds from now."""
+        """Return the deadline ``timeout_s`` seconds from now."""
         return cls(clock, clock.monotonic_s() + timeout_s)
 
     def remaining_s(self) -> float:
-        """Seconds left, never negative."""
+        """Return the seconds left, never negative."""
         return max(0.0, self.at_s - self.clock.monotonic_s())
 
     @property
     def has_passed(self) -> bool:
-        """Whether no time is left."""
+        """Whether there is no time left."""
         return self.clock.monotonic_s() >= self.at_s
 
 
 class SleepWatch:
-    """How long the machine has slept since this was made, for what others' clocks go on to count meanwhile.
+    """Measures how long the machine has slept since this object was made, while other clocks went on.
 
     Not thread-safe.
 
-    A laptop that is closed and a virtual machine that is stopped have a monotonic clock that stands still;
-    the wall clock is ahead of it afterwards, at the latest when it was corrected. So a wall clock that is set
-    forward counts as a sleep; one set back does not.
+    The monotonic clock stands still while a laptop is closed or a virtual machine is stopped. Afterwards the
+    wall clock is ahead of it, at the latest once it has been corrected. So a wall clock that is set forward
+    counts as a sleep, and one that is set back does not.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -76,10 +76,10 @@ class SleepWatch:
         self._slept_s = 0.0
 
     def slept_s(self) -> float:
-        """Seconds of all sleeps; never fewer than before."""
+        """Return the seconds of all sleeps; they never decrease."""
         before_s, self._lead_s = self._lead_s, self._lead()
-        # Between two readings a process may wait for its turn, and a wall clock is corrected by little all
-        # the time.
+        # Ignore small differences: the process may be suspended between the two readings, and a wall clock is
+        # always being corrected a little.
         if self._lead_s - before_s > _SHORTEST_SLEEP_S:
             self._slept_s += self._lead_s - before_s
         return self._slept_s
@@ -112,7 +112,7 @@ class RetryPolicy:
 
 
 UNTIL_DEADLINE: Final = RetryPolicy(attempts=2**31, first_pause_s=0.1, max_pause_s=5.0)
-"""As often as the time allows."""
+"""Retries until the deadline."""
 
 
 def call_with_retry(
@@ -125,9 +125,9 @@ def call_with_retry(
 ) -> T:
     """Call ``operation`` until it succeeds, by ``policy`` and never beyond ``deadline``.
 
-    Only errors that ``is_tried_again`` allows, those that are retryable by default, are tried again; every
-    other error, and the last one, reaches the caller unchanged.  A pause that would not end before the
-    deadline is not begun.
+    It is called again after errors that ``is_tried_again`` allows, by default the retryable ones.  Any other
+    error, and the last one, reaches the caller unchanged.  A pause is begun only if it ends before the
+    deadline.
     """
     failures = 0
     while True:
@@ -154,16 +154,17 @@ def commit_with_retry(
     unknown: Errors,
     refused: Errors = (),
 ) -> T:
-    """Attempt a commit until it is known to hold.
+    """Attempt a commit until it is known to be stored.
 
     Args:
-        what: Is to be stored, for the log.
-        attempt: Gets the error of the attempt before, None the first time.  An error leaves it unknown
-            whether the commit was stored (delta-rs#2279), so it must look for it before it commits again.
-        pauses_s: Before each further attempt; when they are used up, the last error reaches the caller.
-        sleep: How to wait.
+        what: Name of the commit, for the log.
+        attempt: Makes the commit; gets the error of the previous attempt, or None.  After an error it is
+            unknown whether the commit was stored (delta-rs#2279), so it must look for it before it commits
+            again.
+        pauses_s: Pauses before further attempts; when they are used up, the last error reaches the caller.
+        sleep: Function that waits.
         unknown: Errors after which to try again; all others reach the caller at once.
-        refused: Of these, those that say that it was not stored and will not be.
+        refused: Those of the ``unknown`` errors that mean that the commit was not stored and will not be.
     """
     pauses = iter(pauses_s)
     failure: Exception | None = None

@@ -1,8 +1,8 @@
-"""Text as it is shown in logs, errors and ``repr``: without secrets, control characters or endless length.
+"""Safe text for logs, errors and ``repr``: without secrets or control characters, and of limited length.
 
-Whoever may register a broker or join a group chooses texts that are shown: a remark, a name, an address, a
-client id. Raw, they could begin new lines in a log, command a terminal or fill a disk. Storage URIs may hold
-keys or passwords.
+Anyone who can register a broker or join a group chooses texts that are shown: a remark, a name, an address, a
+client id. Unescaped, they could begin new lines in a log, control a terminal or fill a disk. Storage URIs may
+contain keys or passwords.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import re
 from typing import Final
 
 MOST_CHARACTERS: Final = 2_000
-"""Of one text."""
+"""Longest text shown, in characters."""
 
 
 def peer_text(text: str) -> str:
-    r"""``text`` on one line for logs, errors, tables and pages; at most ``MOST_CHARACTERS`` characters.
+    r"""Return ``text`` on one line for logs, errors, tables and pages, at most ``MOST_CHARACTERS`` long.
 
-    Characters that cannot be printed (of control, of direction, line breaks, lone surrogates) are written as
-    in Python's literals, such as ``\x1b``; a longer text ends with "…".
+    Characters that cannot be printed (control and direction characters, line breaks, lone surrogates) are
+    escaped as in Python's literals, such as ``\x1b``. A text that is cut ends with "…".
     """
-    # Cut first: a text may be megabytes, and ten times as much with its characters escaped.
+    # Cut first: a text may have megabytes, and escaping may make it ten times as long.
     short = text[: MOST_CHARACTERS + 1]
     if not short.isprintable():
         short = "".join(map(_printable, short))
@@ -32,28 +32,28 @@ def _printable(character: str) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """Such as "1 queue", "1,000 queues"."""
+    """Return number and noun, such as "1 queue" or "1,000 queues"."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 _MASK: Final = "***"
 _USER_INFO: Final = re.compile(
-    # abfss://CONTAINER@ACCOUNT/… and wasbs:// have no secret there, but for a colon.
+    # In abfss://CONTAINER@ACCOUNT/… and wasbs:// this part is secret only if it has a colon.
     r"(?P<scheme>(?<![A-Za-z0-9+.-])(?!(?:abfss?|wasbs?)://[^:/\s'\"@]*@)[A-Za-z][A-Za-z0-9+.-]*://)"
-    # A key may have slashes in it; host:8020/a@b has none.
+    # A key may contain slashes; host:8020/a@b is a host, a port and a path, without a key.
     r"(?:[^/?#\s'\"]*|[^/:\s'\"]+:(?!\d+/)[^?#\s'\"]*)@"
 )
 _QUERY: Final = re.compile(
     r"(?P<before>(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]*://[^?\s'\"]*\?)[^\s'\"]*[^\s'\".,;:)]"
 )
 _BARE_USER_INFO: Final = re.compile(r"(?<![^\s;,/='\"])[^\s;,/=:'\"]{1,200}:[^\s;,/'\"]{0,500}@")
-"""As in ``user:password@host:9876``."""
+"""User information without a scheme, as in ``user:password@host:9876``."""
 
 
 def masked(text: str) -> str:
-    """``text`` with the user information and the query of every URI in it as ``***``.
+    """Replace the user information and the query of every URI in ``text`` by ``***``.
 
-    Of ``user:password@`` without a scheme, too: who writes a list of servers may take it for one of URIs.
+    A ``user:password@`` without a scheme is replaced, too: users may write it in a list of servers.
     """
     if "@" not in text and "?" not in text:
         return text

@@ -27,13 +27,13 @@ from pyspark_rocketmq.spark.session import check_session, check_worker_python, i
 logger = logging.getLogger(__name__)
 
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
-"""What a stream's sink is given of Spark's besides its options, in lower case (``DataStreamWriter``)."""
+"""Options that Spark itself adds to those of a stream's sink, in lower case (``DataStreamWriter``)."""
 
 _EXISTS: Final = "DATA_SOURCE_ALREADY_EXISTS"
-"""Spark's error class."""
+"""Spark's error class for a name that is already registered."""
 
 _TABLE_OPTION = "option."
-"""How the options of a table in Spark's catalog begin."""
+"""Prefix of the options of a table in Spark's catalog."""
 
 
 class DefaultSource(DataSource):
@@ -41,15 +41,15 @@ class DefaultSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The short name of the format."""
+        """Return the short name of the format."""
         return "rocketmq"
 
     @without_frames
     def schema(self) -> StructType:
-        """The message columns; in consumer mode also marker columns, or the ranges to read alone.
+        """Return the message columns, in consumer mode with marker columns; or only the ranges to read.
 
         Raises:
-            OptionError: With every problem of the options: this is the first moment Spark shows them to us.
+            OptionError: With every problem of the options; this is the first call in which Spark passes them.
         """
         options = self._read_options()
         if options.hand_over_ranges:
@@ -62,14 +62,14 @@ class DefaultSource(DataSource):
 
     @without_frames
     def reader(self, schema: StructType) -> RocketMQBatchReader:
-        """A bounded read."""
+        """Make the reader of a bounded read."""
         options = self._read_options()
         _refuse([*options.problems_of_batch(), *self._schema_problems(schema)])
         return RocketMQBatchReader(options)
 
     @without_frames
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:  # noqa: N802 - Spark's signature
-        """An unbounded read."""
+        """Make the reader of an unbounded read."""
         options = self._read_options()
         _refuse([*options.problems_of_stream(), *self._schema_problems(schema)])
         if (
@@ -85,7 +85,7 @@ class DefaultSource(DataSource):
 
     @without_frames
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
-        """A bounded write: ``df.write.format("rocketmq").mode("append")``.
+        """Make the writer of a bounded write: ``df.write.format("rocketmq").mode("append")``.
 
         Raises:
             OptionError: With every problem of the options, or if the mode is ``overwrite``.
@@ -100,7 +100,7 @@ class DefaultSource(DataSource):
 
     @without_frames
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:  # noqa: ARG002, N802
-        """An unbounded write, of output mode ``append`` or ``update``.
+        """Make the writer of an unbounded write, in output mode ``append`` or ``update``.
 
         Raises:
             OptionError: With every problem of the options.
@@ -110,7 +110,7 @@ class DefaultSource(DataSource):
         return RocketMQStreamWriter(options, column_positions(schema, options), seen_routes(options))
 
     def _schema_problems(self, schema: StructType) -> list[str]:
-        """That a user's ``.schema(…)`` has other columns: Spark asks for ours only where there is none."""
+        """Check the columns of a user's ``.schema(…)``; Spark asks for ours only if there is none."""
         given, ours = (
             [(field.name, field.dataType.simpleString()) for field in each]
             for each in (schema, self.schema())
@@ -151,19 +151,19 @@ def _refuse(problems: list[str]) -> None:
 
 
 def _without_sparks_own(options: Mapping[str, str]) -> dict[str, str]:
-    """Spark gives a stream's sink the query's name and checkpoint too; neither is an option of ours."""
+    """Remove the query's name and checkpoint, which Spark adds to the options of a stream's sink."""
     return {key: value for key, value in options.items() if key.lower() not in _SPARKS_OWN}
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("rocketmq")`` known to ``spark``; harmless if it is known already.
+    """Register ``format("rocketmq")`` with ``spark``; harmless if it is registered already.
 
-    A session that runs copies of slow tasks is warned of: readers do not mind, but what writes is run where
-    nobody can see that.
+    Log a warning if the session runs second copies of slow tasks. Reading is safe then, but writing is not,
+    and the writer cannot see that setting.
 
     Raises:
-        RocketMQError: If the workers' Python cannot run this package, a package that it needs is too old, or
-            another data source of this name is on the JVM's class path; if ``spark`` is None.
+        RocketMQError: If the workers' Python cannot run this package, if a package that it needs is too old,
+            if another data source of this name is on the JVM's class path, or if ``spark`` is None.
     """
     check_session(spark, "register")
     check_packages()
@@ -183,7 +183,10 @@ def register(spark: SparkSession) -> None:
 
 
 def _register_as_active(spark: SparkSession) -> None:
-    """Spark refuses a name that the thread's active session knows, even if that is not ``spark``."""
+    """Register while ``spark`` is the thread's active session.
+
+    Spark refuses a name that the active session knows, even if that is not ``spark``.
+    """
     assert spark._jvm is not None  # noqa: SLF001 - there is no other way to the active session
     sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession  # noqa: SLF001
     active = sessions.getActiveSession()
@@ -195,7 +198,7 @@ def _register_as_active(spark: SparkSession) -> None:
             raise
         known = spark._jsparkSession.sessionState().dataSourceManager()  # noqa: SLF001
         if known.dataSourceExists(DefaultSource.name()):
-            # Spark 4.0 has found the installed package and lets nothing take its place.
+            # Spark 4.0 has found the installed package itself and does not let it be replaced.
             return
         raise RocketMQError(
             f"A jar on Spark's class path has a data source '{DefaultSource.name()}' of its own (or one that "

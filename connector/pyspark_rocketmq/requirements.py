@@ -1,7 +1,7 @@
-"""The packages that this one needs, and whether those installed here are new enough.
+"""The packages that this one needs, and a check that the installed ones are new enough.
 
-pip checks that when it installs this package, but not for what comes later: another package may bring an
-older one, and platforms have their own.
+pip checks this only when it installs this package. Later another package may bring an older version, and
+platforms have their own versions.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ REQUIREMENTS: Final = (
     "pyarrow>=20",
     "zstandard>=0.22",
 )
-"""Dependencies of ``pyproject.toml``, except the command line's.
+"""Dependencies of ``pyproject.toml``, except those of the command line.
 
-They are here, too, since a package that came with ``--py-files`` has no metadata.
+They are repeated here because a package that came with ``--py-files`` has no metadata.
 """
 _LOWEST: Final = re.compile(r"([\w-]+)>=([\d.]+)")
 _RELEASE: Final = re.compile(r"(?:\d+!)?(\d+(?:\.\d+)*)")
 
 
 def installed_version(package: str) -> str | None:
-    """Return the version that is installed here; None if that is not known."""
+    """Return the installed version of a package; None if it is not known."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -39,7 +39,7 @@ def installed_version(package: str) -> str | None:
 
 
 def outdated(installed: Callable[[str], str | None] = installed_version) -> dict[str, str]:
-    """Return the packages that are too old: what is needed → the version that is installed."""
+    """Return the packages that are too old: requirement → installed version."""
     lowest = [found for each in REQUIREMENTS if (found := _LOWEST.match(each))]
     versions = {each.string: (installed(each[1]), each[2]) for each in lowest}
     return {
@@ -55,10 +55,10 @@ def _release(text: str) -> tuple[int, ...]:
 
 
 def check_packages(installed: Callable[[str], str | None] = installed_version) -> None:
-    """Refuse packages that are too old, before they fail with an error that names none of them.
+    """Refuse packages that are too old, before they cause an error that does not name them.
 
     Raises:
-        RocketMQError: If one is.
+        RocketMQError: If a package is too old.
     """
     if old := outdated(installed):
         found = ", ".join(f"{needed.partition('>')[0]} {there}" for needed, there in old.items())

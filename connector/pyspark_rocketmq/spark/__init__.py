@@ -1,1 +1,1 @@
-"""Spark itself: sessions and what each version of it can do."""
+"""Spark: checks of sessions, and differences between Spark's versions."""

@@ -33,7 +33,7 @@ _INTERRUPTIONS: Final = frozenset(
         "java.nio.channels.ClosedByInterruptException",
     }
 )
-"""What ``StreamExecution.isInterruptionException`` looks for."""
+"""Java classes that ``StreamExecution.isInterruptionException`` takes for an interruption."""
 _JOB_CANCELLED: Final = "[SPARK_JOB_CANCELLED]"
 """A stop cancels the query's jobs before it interrupts its thread."""
 _MOST_CHARACTERS: Final = 200
@@ -44,9 +44,9 @@ _GROWS_WITH_TASKS: Final = {
     "spark.dynamicAllocation.enabled": "true",
     "spark.databricks.clusterUsageTags.clusterScalingType": "autoscaling",
 }
-"""Settings of clusters that get executors when tasks wait for them: fewer tasks would keep them away."""
+"""Settings of clusters that add executors while tasks wait for one; with fewer tasks none would be added."""
 _MANY: Final = 10_000
-"""Rows, of which every task gets some."""
+"""Number of rows that is enough for every task to get some."""
 _PROBE: Final = """\
 import sys
 from pyspark_rocketmq.requirements import check_packages
@@ -54,7 +54,7 @@ check_packages()
 import pandas, pyarrow, pyspark_rocketmq.wire.columnar.decode
 print("{}.{}".format(*sys.version_info))"""
 _SPARKS_PYTHON: Final = "python3"
-"""Python that ``SparkContext`` uses for its workers where ``PYSPARK_PYTHON`` is not set."""
+"""Python that ``SparkContext`` uses for its workers if ``PYSPARK_PYTHON`` is not set."""
 _PROBE_TIMEOUT_S: Final = 60.0
 
 
@@ -77,7 +77,7 @@ class BatchInterrupted(Exception):
 
 
 def qualified(spark: SparkSession, path: str) -> str:
-    """The URI of a path as Spark takes it, percent-encoded."""
+    """Return the percent-encoded URI to which Spark resolves a path."""
     jvm: Any = spark._jvm  # noqa: SLF001 - only Spark knows its file systems
     place = jvm.org.apache.hadoop.fs.Path(path)
     files = place.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
@@ -87,13 +87,13 @@ def qualified(spark: SparkSession, path: str) -> str:
 def stoppable(function: BatchFunction) -> BatchFunction:
     """Wrap a ``foreachBatch`` function: an interruption surfaces as a short error that Spark recognises.
 
-    Spark looks for interruptions by a regular expression that takes a stack frame per character
-    (``StreamExecution.PROXY_ERROR``): a whole Java stack trace overflows the stack and ends the stream
-    thread, and whoever waits for the query waits for ever.
+    Spark looks for interruptions with a regular expression that needs a stack frame per character
+    (``StreamExecution.PROXY_ERROR``).  A whole Java stack trace would overflow the stack and end the stream
+    thread, and callers that wait for the query would wait for ever.
 
     Raises:
         BatchInterrupted: In place of the error of a job that was interrupted or cancelled.
-        RocketMQError: In place of Spark's error around one that a task has raised.
+        RocketMQError: The error that a task raised, in place of Spark's error around it.
     """
 
     def run(batch: DataFrame, batch_id: int) -> None:
@@ -114,7 +114,7 @@ def stoppable(function: BatchFunction) -> BatchFunction:
 
 
 def _interruption(error: Any) -> str | None:
-    """The text of the interruption among a Java exception and its causes; None if there is none."""
+    """Find an interruption among a Java exception and its causes; return its text, or None."""
     while error is not None:
         name, message = error.getClass().getName(), error.getMessage() or ""
         if name in _INTERRUPTIONS or _JOB_CANCELLED in message:
@@ -124,14 +124,14 @@ def _interruption(error: Any) -> str | None:
 
 
 def is_classic(spark: object) -> TypeGuard[SparkSession]:
-    """Whether the session's driver is this process, unlike with Spark Connect."""
+    """Whether the session's driver is this process, as it is without Spark Connect."""
     return isinstance(spark, SparkSession)
 
 
 def living_session(given: SparkSession | None) -> SparkSession | None:
-    """Return ``given`` while it runs, else this thread's active session, else the one that the process has.
+    """Return ``given`` if it is running, else this thread's active session, else the process's session.
 
-    A plain Python thread has no active session, and an object may outlive the session that it was given.
+    A plain Python thread has no active session, and an object may outlive the session it was created with.
     """
     if given is not None and not _is_stopped(given):
         return given
@@ -147,7 +147,7 @@ def _is_stopped(spark: SparkSession) -> bool:
 
 
 def _settings(spark: SparkSession) -> Any:
-    # The context's setting counts; Connect shows the session's copy alone.
+    # The context's setting counts; Connect only shows the session's copy.
     return spark.sparkContext.getConf() if is_classic(spark) else spark.conf
 
 
@@ -172,7 +172,7 @@ def check_speculation(spark: SparkSession) -> None:
 
 
 def check_session(spark: SparkSession | None, what: str) -> None:
-    """Raise RocketMQError for None, which ``SparkSession.getActiveSession()`` returns without a session."""
+    """Raise RocketMQError for None, as ``SparkSession.getActiveSession()`` returns it without a session."""
     if spark is None:
         raise RocketMQError(
             f"{what} needs a Spark session, not None; make one by SparkSession.builder.getOrCreate()."
@@ -187,9 +187,9 @@ def check_classic(spark: SparkSession, what: str, why: str) -> None:
 
 
 def check_delta(spark: SparkSession) -> None:
-    """Raise RocketMQError for a session without Delta Lake, or with one made for another Spark.
+    """Raise RocketMQError for a session without Delta Lake, or with one for another Spark.
 
-    Over Spark Connect only a use of it shows whether it is there.
+    A session of Spark Connect is not checked; there only its first use shows whether Delta Lake is there.
     """
     if not is_classic(spark):
         return
@@ -206,17 +206,17 @@ def check_delta(spark: SparkSession) -> None:
 
 
 def _is_too_old(jvm: Any) -> bool:
-    """Whether it is a release for Spark 4.2, whose reads of a table fail on a newer one."""
+    """Whether Delta Lake is a release for Spark 4.2 or older, which cannot read tables on a newer Spark."""
     try:
         version = str(jvm.io.delta.package.VERSION())
         return tuple(map(int, version.split(".")[:2])) <= NEWEST_DELTA
     except (Py4JError, TypeError, ValueError):
-        # A platform's own.
+        # A platform's own Delta Lake.
         return False
 
 
 def cores(spark: SparkSession) -> int:
-    """How many tasks Spark runs at once, by its default; over Spark Connect a job finds out."""
+    """Return Spark's default parallelism; over Spark Connect, run a job to find it."""
     if is_classic(spark):
         return int(spark.sparkContext.defaultParallelism)
     numbers = spark.range(_MANY).select(sf.spark_partition_id().alias("number"))
@@ -224,14 +224,14 @@ def cores(spark: SparkSession) -> int:
 
 
 def check_worker_python(spark: SparkSession) -> None:
-    """Try the workers' Python on this machine, before a query fails by a worker's ModuleNotFoundError.
+    """Try the workers' Python on this machine, before a query fails with a worker's ModuleNotFoundError.
 
-    Where Spark would take the ``python3`` of the PATH because nobody has named another one, and that one does
-    not do, the session is given one that does: that of ``spark.pyspark.python``, which Spark passes over when
-    a session is made in Python, or, where all workers are on this machine, this program's own.
+    If no Python was named, Spark uses the ``python3`` of the PATH. If that one does not work, the session is
+    switched to the one of ``spark.pyspark.python``, which Spark ignores in sessions made by Python. Without
+    that setting, and if all workers are on this machine, it is switched to this program's Python.
 
     Raises:
-        RocketMQError: If it cannot be started or lacks what the workers need.
+        RocketMQError: If the Python cannot be started or lacks packages that the workers need.
     """
     context: Any = spark.sparkContext
     executable = str(context.pythonExec)
@@ -247,7 +247,7 @@ def check_worker_python(spark: SparkSession) -> None:
 
 
 def _chosen_python(spark: SparkSession) -> str | None:
-    """The Python that ``python3`` may be replaced by; None where it may not."""
+    """Return the Python to use in place of ``python3``; None if it must not be replaced."""
     if "PYSPARK_PYTHON" in os.environ:
         return None
     return _settings(spark).get("spark.pyspark.python", None) or (
@@ -256,7 +256,7 @@ def _chosen_python(spark: SparkSession) -> str | None:
 
 
 def _problem_of(executable: str) -> str | None:
-    """Why workers cannot run with ``executable``, and what to do; None if they can."""
+    """Describe why workers cannot run with ``executable``, and what to do; None if they can."""
     return None if executable == sys.executable else _found_problem(executable)
 
 
@@ -295,7 +295,7 @@ def _is_local(spark: SparkSession) -> bool:
 
 
 def driver_address(spark: SparkSession) -> tuple[str, str, bool]:
-    """Where workers find this process, where it can listen, and whether all are on this machine."""
+    """Return the host by which workers reach this process, the one to listen on, and whether all is local."""
     if _is_local(spark):
         return "127.0.0.1", "127.0.0.1", True
     settings = _settings(spark)
@@ -304,7 +304,7 @@ def driver_address(spark: SparkSession) -> tuple[str, str, bool]:
 
 
 def task_slots(spark: SparkSession) -> Slots:
-    """How many tasks can run at the same time, as of now."""
+    """Return how many tasks can run at the same time at present."""
     try:
         # spark.default.parallelism may be any number.
         context: Any = spark.sparkContext._jsc.sc()  # noqa: SLF001 - there is no other way
@@ -322,7 +322,7 @@ def task_slots(spark: SparkSession) -> Slots:
 
 
 def calls_end_s(spark: SparkSession) -> float:
-    """How long after its query a listener may be called; see ``CALLS_END_S``."""
+    """Return how long after its query's end a listener may still be called; see ``CALLS_END_S``."""
     try:
         settings: Any = spark.sparkContext._jsc.sc().conf()  # noqa: SLF001 - only Spark reads its spans of time
         kill_s = float(settings.getTimeAsMs(_KILL_TIMEOUT, _USUAL_KILL_TIMEOUT)) / 1000
@@ -333,7 +333,7 @@ def calls_end_s(spark: SparkSession) -> float:
 
 
 def is_active(query: StreamingQuery) -> bool:
-    """Whether a query runs; False without a JVM."""
+    """Whether a query is running; False if the JVM is gone."""
     try:
         return bool(query.isActive)
     except Exception:  # noqa: BLE001 - the JVM is gone, or its connection

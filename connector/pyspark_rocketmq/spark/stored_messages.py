@@ -1,4 +1,4 @@
-"""Messages in the source's columns, as offset rows remember them."""
+"""Messages in the source's columns, in the form in which offset rows store them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MICROS_PER_MILLI: Final = 1000
 
 
 def message_in(batch: pa.RecordBatch, row: int) -> LastMessage | None:
-    """The message in a row, as offset rows remember it; None if its columns were not read."""
+    """Return the message in a row, as offset rows store it; None if its columns were not read."""
     names = ("queueOffset", "storeTimestamp", "commitLogOffset")
     offset, stored_at, log_offset = (batch.column(name)[row] for name in names)
     if not (stored_at.is_valid and log_offset.is_valid):

@@ -1,7 +1,7 @@
-"""What the Spark of this Python can do, from 4.0 on: the one place that asks.
+"""Features of the installed Spark, from 4.0 on; no other module checks its version.
 
-Spark 4.2 and newer tell a Python source of the trigger, and give it the offset to plan from. Before, Spark
-asks for the latest offset without a word, and takes what it gets as one micro-batch.
+Spark 4.2 and newer pass the trigger and the start offset to a Python source. Older ones only ask for the
+latest offset, and plan everything up to it as one micro-batch.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _STREAMS_TAKE_ARROW: Final = hasattr(datasource, "DataSourceStreamArrowWriter")
 
 
 def cuts_by_floats(spark: str) -> bool:
-    """Whether ``applyInPandasWithState`` of this version cuts Arrow data at an offset that became a float.
+    """Whether ``applyInPandasWithState`` of this version slices Arrow data by a float.
 
-    From 4.2 on it stays a number without a fraction; 4.0.5 and 4.1.4 make it one again.
+    From 4.2 on the offset stays an integer; 4.0.5 and 4.1.4 turn it into one again.
     """
     major, minor, patch = (int(each) for each in re.findall(r"\d+", spark)[:3])
     return patch < {(4, 0): 5, (4, 1): 4}.get((major, minor), 0)
@@ -41,11 +41,11 @@ def _arrow_takes_floats() -> bool:
 
 
 STATE_FAILS: Final = cuts_by_floats(pyspark.__version__) and not _arrow_takes_floats()
-"""Whether ``applyInPandasWithState`` fails by itself, with the pyarrow of this process."""
+"""Whether ``applyInPandasWithState`` always fails with this Spark and the pyarrow of this process."""
 HAS_DELTA: Final = tuple(map(int, pyspark.__version__.split(".")[:2])) <= (4, 2)
-"""Whether Delta Lake has a release for it; a platform may have one of its own."""
+"""Whether Delta Lake has a release for this Spark; a platform may have its own Delta Lake."""
 NEWEST_DELTA: Final = (4, 4)
-"""Its newest release, made for Spark 4.2."""
+"""Newest release of Delta Lake, made for Spark 4.2."""
 
 if TYPE_CHECKING or TELLS_TRIGGER:
     from pyspark.sql.streaming.datasource import (
@@ -57,7 +57,7 @@ if TYPE_CHECKING or TELLS_TRIGGER:
 else:
 
     class SupportsTriggerAvailableNow:
-        """Spark before 4.2 has no such class, and calls none of its methods."""
+        """Stand-in for Spark before 4.2, which has no such class and calls none of its methods."""
 
     ReadAllAvailable = ReadLimit = ReadMaxRows = SupportsTriggerAvailableNow
 
@@ -66,27 +66,27 @@ if TYPE_CHECKING or _STREAMS_TAKE_ARROW:
 else:
 
     class DataSourceStreamArrowWriter(datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter):
-        """Spark 4.0 gives record batches to whatever is of the second class, a stream's writer too."""
+        """Stand-in for Spark 4.0, which passes record batches to any writer of the second base class."""
 
 
 _IN_UTC: Final[dict[str, Any]] = (
     {"timezone": "UTC"} if "timezone" in signature(to_arrow_type).parameters else {}
 )
-"""Spark before 4.2 knows no other zone of Arrow's."""
+"""Argument for times in UTC; Spark before 4.2 always uses UTC and has no such argument."""
 
 
 def arrow_type(data_type: DataType) -> pa.DataType:
-    """As Spark gives and wants it, with times in UTC."""
+    """Return the Arrow type in which Spark passes and expects values, with times in UTC."""
     return to_arrow_type(data_type, **_IN_UTC)
 
 
 def arrow_schema(columns: StructType) -> pa.Schema:
-    """See :func:`arrow_type`."""
+    """Return the columns with their types by :func:`arrow_type`."""
     return to_arrow_schema(columns, **_IN_UTC)
 
 
 class _OfArchive:
-    """Python's way to read an archive's directory again, for one that has changed since."""
+    """Replacement for a finder's ``invalidate_caches``: read the archive's directory only if it changed."""
 
     def __init__(self, finder: zipimporter) -> None:
         self._finder = finder
@@ -106,9 +106,9 @@ class _OfArchive:
 
 
 def keep_archives() -> None:
-    """Keep what this worker knows of the archives on Python's path until one changes.
+    """Keep the cached directories of the archives on Python's path until an archive changes.
 
-    Spark before 4.2 forgets it before every task: reading pyspark's own again takes 0.1 s of a core.
+    Spark before 4.2 drops them before every task; reading that of pyspark again takes 0.1 s of a core.
     """
     for finder in () if TELLS_TRIGGER else list(sys.path_importer_cache.values()):
         if isinstance(finder, zipimporter) and "invalidate_caches" not in vars(finder):
