@@ -36,7 +36,7 @@ OUTPUT_SCHEMA = "order_id string, step string, delivered_ns bigint, stored_ms bi
 
 
 class Listener:
-    """Emits what it reads, with who read it and when."""
+    """Emits each message with the instance that read it and the time."""
 
     def __init__(self, instance: str) -> None:
         self._instance = instance
@@ -57,7 +57,7 @@ class Listener:
 
 
 class DyingStore(DeltaOffsetStore):
-    """Ends this process between a commit of the sink and that of the offsets, when it is wanted."""
+    """Ends this process between the commits of sink and offsets, when a test asks for it."""
 
     def __init__(self, folder: Path, offsets: str, keys: KeysInFile | None) -> None:
         """Die once ``folder`` holds a file :data:`DIE` with the name of a broker whose queue is committed."""
@@ -78,12 +78,12 @@ class DyingStore(DeltaOffsetStore):
 
 
 def main(config: Mapping[str, Any]) -> None:
-    """Run until told to end."""
+    """Run until the standard input ends."""
     work = Path(config["work"])
     work.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    # As many tries as a cluster gives a task.
+    # The number of attempts that a cluster gives a task.
     spark = make_session(work, max_failures=4)
     spark.sparkContext.setLogLevel("WARN")
     source = source_with(MembershipTiming(**config["timing"]))
@@ -96,7 +96,7 @@ def main(config: Mapping[str, Any]) -> None:
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
         max_offsets_per_trigger=2_000,
         instance_name=config["instance"],
-        # Offsets begin again where a topic is made again; what is lost all the same, the sink shows.
+        # Offsets begin again where a topic is made again; the sink shows what is lost all the same.
         options={"failOnDataLoss": "false"} if config["topicsChange"] else None,
     )
     for topic in config["topics"]:

@@ -4,9 +4,9 @@
 Orders are produced all the while. At the end the sink must hold each message once, and each order's
 steps in order. Another topic is sent to by sharding key, and a third one is deleted and made again. For
 some events all applications stop first: an operator resets offsets, restores the sink or loses the
-offset store meanwhile. The schedule is a function of the seed; what exactly it meets is the machine's.
-Its clock begins when all applications are members; who is to be disturbed is waited for until it is a
-member, and its later events come that much later.
+offset store meanwhile. The schedule is a function of the seed; what exactly the events meet
+depends on the machine. Its clock begins when all applications are members. An application is disturbed only
+once it is a member, and its later events are delayed accordingly.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from tests.real_broker.harness import RealCluster
 from tests.real_broker.replica import replica
 
 FORGETFUL_S = 8.0
-"""After so long brokers forget locks and members; RocketMQ: 60 and 120 s."""
+"""Time after which brokers forget locks and members; RocketMQ's are 60 and 120 s."""
 TIMING = MembershipTiming(
     heartbeat_s=2.0,
     rebalance_s=2.0,
@@ -82,22 +82,22 @@ _PER_GENERATION = 20
 _SLOW = "2 minutes"
 _AWAY_S = 300.0
 _REGISTERED_S = 5.0
-"""After a restart of the name server; of a real one within 30 s."""
+"""Time for brokers to register after a restart of the name server; real ones need 30 s."""
 _PER_SECOND = 40.0
 """Messages to each of the two brokers."""
 _DRAIN_S = 300.0
 _GET_BROKER_CLUSTER_INFO = 106
 _EXIT_S = 210.0
-"""A slow application learns of its planner's end with its next micro-batch."""
+"""Time limit for an exit; a slow application notices its planner's end at its next micro-batch."""
 _MEMBER_S = 270.0
-"""A slow application whose first micro-batch is the checkpoint's claims its queues with the next one."""
+"""Time limit to become a member; a slow application may claim its queues only in its second micro-batch."""
 _LOG_TAIL = 2500
 
 
 @contextmanager
 def cluster_of(kind: str, faults: Collection[str]) -> Iterator[ClusterUnderTest]:
     """Two brokers with a short memory, of which the first has a replica that stays when it is stopped:
-    ``sim`` or ``real``. Where it loses its tail there is none, whose log would be another one from then on.
+    ``sim`` or ``real``. There is none if the broker loses its tail, since the replica's log would differ from then on.
     """
     has_replica = "lost-tail" not in faults
     if kind == "real":
@@ -130,7 +130,7 @@ class Slot:
         self.application: RunningApplication | None = None
 
     def do(self, event: Event) -> None:
-        """What the schedule wants of it."""
+        """Do what the schedule asks of the application."""
         if event.kind is Kind.JOIN:
             self.join(same_name=event.same_name, is_slow=event.is_slow)
             return
@@ -162,9 +162,9 @@ class Slot:
         )
 
     def away(self, gone: Barrier, done: Barrier) -> None:
-        """Stop, stay away until all others are away, too, and what is to be done is ``done``; then go on."""
+        """Stop, wait until all others are away, too, and the work is ``done``; then start again."""
         self.stop()
-        # Who waits with this one tells of it.
+        # The thread that waits with this one reports it.
         with suppress(BrokenBarrierError):
             gone.wait(_AWAY_S)
             done.wait(_AWAY_S)
@@ -188,7 +188,7 @@ class Slot:
             self._problem(f"{error}\n{_tail(application)}")
 
     def look(self) -> None:
-        """Report an application that ended although nobody wanted it, and start it again.
+        """Report an application that ended unasked, and start it again.
 
         A worker that is killed while Spark plans with it ends the query as a planner does.
         """
@@ -204,7 +204,7 @@ class Slot:
         self.join(same_name=True)
 
     def stop(self) -> None:
-        """In good order."""
+        """Stop the application in good order."""
         if self.application is not None:
             self.application.ask_to_stop()
             code = self._await_end_of(self.application)
@@ -284,8 +284,8 @@ class Chaos:
         self._began_s = time.monotonic()
 
     def run(self) -> bool:
-        """Whether nothing was wrong."""
-        # Producers go the straight way: they are not what is tested here.
+        """Run, and return whether nothing was wrong."""
+        # Producers use no relays: they are not under test here.
         name_servers = self._cluster.name_servers
         with (
             OrderFlow(name_servers, self._group.topic, per_second=_PER_SECOND) as flow,

@@ -1,4 +1,4 @@
-"""A topic that is deleted and made anew again and again while a group consumes it."""
+"""A topic that is deleted and made again, over and over, while a group consumes it."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class _Row(NamedTuple):
 
 
 class FreshTopic:
-    """Each *generation* of the topic gets messages of its own,
+    """Each *generation* of the topic gets its own messages,
     all of which must be in the sink once before it ends.
 
-    A generation begins once the group has seen the empty topic: who looks again only after a queue has outgrown
-    what it was goes on behind the new messages, as Java's consumers do.
+    A generation begins once the group has seen the empty topic. A group that looks again only after a queue has
+    grown past its old length continues behind the new messages, as Java's consumers do.
     """
 
     def __init__(self, cluster: ClusterUnderTest, group: Group, stop: Callable[[], bool]) -> None:
-        """``stop`` says when waiting has no sense any more."""
+        """Stop waiting once ``stop`` returns true."""
         self._cluster = cluster
         self._group = group
         self._stop = stop
@@ -63,7 +63,7 @@ class FreshTopic:
         self._is_empty = threading.Lock()
         """Held while the topic has no message yet."""
         self.seen_version = -1
-        """The sink's version with all messages of former generations, which no RESTORE may go behind."""
+        """Sink's version with all messages of former generations; no RESTORE may go behind it."""
         self._make()
 
     def next_generation(self, messages: int) -> None:
@@ -95,7 +95,7 @@ class FreshTopic:
             self.send(messages)
 
     def send(self, messages: int) -> None:
-        """So many messages of this generation to each queue."""
+        """Send so many messages of this generation to each queue."""
         queues = [MessageQueue(FRESH_TOPIC, _BROKER, queue_id) for queue_id in range(_QUEUES)]
         with Producer(self._cluster.name_servers, "fresh-producer", send_timeout_s=10.0) as producer:
             for number in range(messages):
@@ -120,11 +120,11 @@ class FreshTopic:
         return lost + doubled + late
 
     def counts(self) -> str:
-        """What there was, for the summary."""
+        """Return the counts for the summary."""
         return f"fresh topic: {self._generation + 1} generations, {len(self._sent)} messages, {len(self._rows())} rows"
 
     def may_crash(self, broker_name: str) -> AbstractContextManager[object]:
-        """To be held while that broker is crashed.
+        """Return the lock to hold while that broker is crashed.
 
         A real one builds its queues again from its log, and those that are empty get the messages back that
         were deleted with the topic.
@@ -133,7 +133,7 @@ class FreshTopic:
         return self._is_empty if is_at_risk else nullcontext()
 
     def restorable(self) -> threading.Lock:
-        """To be held while the sink is restored: no generation may end meanwhile."""
+        """Return the lock to hold while the sink is restored: no generation may end meanwhile."""
         return self._lock
 
     def _send(self, producer: Producer, queue: MessageQueue, key: str) -> None:
@@ -160,7 +160,7 @@ class FreshTopic:
         )
 
     def _is_begun_anew(self) -> bool:
-        # None at all while the offset store is deleted: who has lost it knows no message to compare with.
+        # None while the offset store is deleted: without it the group has no message to compare with.
         rows = [row for queue, row in self._group.rows().items() if queue.topic == FRESH_TOPIC]
         return len(rows) == _QUEUES and all(row.next_offset == 0 for row in rows)
 
@@ -173,7 +173,7 @@ class FreshTopic:
         return [] if sink is None else self._rows_of(sink)
 
     def _rows_of(self, sink: DeltaTable) -> list[_Row]:
-        # A file never changes, and an emulator of storage would do nothing but serve them again and again.
+        # Files never change, and an emulator of storage would otherwise only serve them again and again.
         paths = [file.path for file in stored_files(sink)]
         filesystem, folder = filesystem_of(self._group.sink, StorageOptions(self._group.storage.options))
         for path in paths:
@@ -199,7 +199,7 @@ class FreshTopic:
         self._cluster.create_topic(FRESH_TOPIC, queues=_QUEUES, brokers=[_BROKER])
 
     def _patiently(self, change: Callable[[], None]) -> None:
-        """Until it is done: a broker or the name server may be away."""
+        """Repeat until it is done: a broker or the name server may be away."""
 
         def is_done() -> bool:
             try:

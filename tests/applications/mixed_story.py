@@ -1,4 +1,4 @@
-"""Who consumed what and when in a group of Java and Spark members, and whether that was in order."""
+"""Record of which Java or Spark member consumed which message when, and a check of its order."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Consumed(NamedTuple):
 
 
 class OrderlyProducer:
-    """Sends rounds of one message per key, by sharding key, until it is told to end."""
+    """Sends rounds of one message per key, by sharding key, until :meth:`end` is called."""
 
     def __init__(self, name_servers: str, topic: str, keys: int) -> None:
         self.rounds = 0
-        """Sent and stored."""
+        """Rounds sent and stored."""
         self._topic = topic
         self._keys = [f"order-{number}" for number in range(keys)]
         self._producer = Producer((name_servers,), "mixed-producer", send_timeout_s=_SEND_TIMEOUT_S)
@@ -48,7 +48,7 @@ class OrderlyProducer:
         self.end()
 
     def end(self) -> int:
-        """Stop sending; how many messages were sent."""
+        """Stop sending, and return how many messages were sent."""
         self._has_ended.set()
         self._thread.join()
         self._producer.close()
@@ -77,12 +77,12 @@ def by_queue(
     queues: dict[MessageQueue, list[Consumed]] = defaultdict(list)
     for queue, one in consumed:
         queues[queue].append(one)
-    # By time alone: what one member did in the same millisecond is in its order already.
+    # Only by time: deliveries of one member within a millisecond are in their order already.
     return {queue: sorted(each, key=lambda one: one.at_ms) for queue, each in queues.items()}
 
 
 def disorder(queue: MessageQueue, story: Sequence[Consumed]) -> list[str]:
-    """What is wrong with the deliveries of a queue: a message passed over,
+    """Describe what is wrong with the deliveries of a queue: a message passed over,
     or repeated other than at a handover.
     """
     problems = []
@@ -97,5 +97,5 @@ def disorder(queue: MessageQueue, story: Sequence[Consumed]) -> list[str]:
 
 
 def repeated(story: Sequence[Consumed]) -> int:
-    """How many deliveries were not the first of their message."""
+    """Return how many deliveries were not the first of their message."""
     return len(story) - len({one.queue_offset for one in story})

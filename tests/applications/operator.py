@@ -1,4 +1,4 @@
-"""What operators do to a group that works, or that is away: resets, permissions,
+"""Operators' changes to a group, running or away: resets, permissions,
 tables restored and deleted.
 """
 
@@ -36,9 +36,9 @@ class Operator:
         self._pool.close()
 
     def reset_back(self) -> str:
-        """Reset the topic's offsets by time, as ``mqadmin resetOffsetByTime``; what was done.
+        """Reset the topic's offsets by time, as ``mqadmin resetOffsetByTime``, and return what was done.
 
-        Never forward, which is to pass over messages.
+        Never forward: that would pass over messages.
         """
         admin = Administrator(self._pool, SystemClock(), request_timeout_s=30.0)
         brokers = BrokerClient(self._pool, SystemClock(), request_timeout_s=30.0)
@@ -63,7 +63,7 @@ class Operator:
         return ", ".join(done)
 
     def permit(self, queues: int, *, reading: bool) -> None:
-        """Take away or give back the permission to read the topic at its first broker."""
+        """Revoke or restore the permission to read the topic at its first broker."""
         name = min(self._cluster.broker_addresses)
 
         def is_done() -> bool:

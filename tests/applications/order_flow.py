@@ -22,7 +22,7 @@ from pyspark_rocketmq.wire.requests.send import select_by_hash
 from tests.helpers.orders import STEPS, Orders
 
 _OPEN_ORDERS = 20
-"""Of one broker, whose steps are interleaved."""
+"""Open orders of one broker; their steps are interleaved."""
 _RETRY_S = 0.2
 
 
@@ -66,7 +66,7 @@ class OrderFlow:
 
     @property
     def sent(self) -> Orders:
-        """The steps of every order so far, as they were wanted to be stored."""
+        """The steps of every order so far, as they should be stored."""
         return self._sent
 
     def __enter__(self) -> Self:
@@ -80,14 +80,14 @@ class OrderFlow:
         self.finish()
 
     def finish(self) -> None:
-        """Send what orders under way lack, then end; waits for brokers that are away. Idempotent."""
+        """Send the missing steps of open orders, waiting for brokers that are away, then end. Idempotent."""
         self._ending.set()
         for thread in self._threads:
             thread.join()
         self._producer.close()
 
     def paused(self, broker_name: str) -> threading.Lock:
-        """To be held while nothing may be sent to a broker."""
+        """Return the lock to hold while nothing may be sent to a broker."""
         return self._gates[broker_name]
 
     @property
@@ -145,7 +145,7 @@ class Step(NamedTuple):
 def stored_orders(
     broker_addresses: Mapping[str, str], queues: Sequence[MessageQueue]
 ) -> tuple[dict[str, list[str]], dict[MessageQueue, int]]:
-    """What the brokers hold: the steps of each order, in the order of its queue,
+    """Return what the brokers hold: the steps of each order, in the order of its queue,
     and the end of each queue.
     """
     steps, ends = stored_steps(broker_addresses, queues)

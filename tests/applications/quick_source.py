@@ -14,9 +14,9 @@ from pyspark_rocketmq.source.readers import RocketMQStreamReader
 
 
 def source_with(timing: MembershipTiming) -> type[DefaultSource]:
-    """``format("rocketmq")`` whose members of groups have these intervals, and say what they do.
+    """Return ``format("rocketmq")`` with these intervals for members of groups, which log what they do.
 
-    The class goes to Spark's processes by value, being a function's own, and takes the intervals along.
+    The class is local, so it is pickled by value, and takes the intervals along to Spark's processes.
     """
     intervals = timing
 

@@ -28,12 +28,12 @@ DIE = "die-before-offsets"
 DIES = "killed between the sink's commit and that of the offsets"
 _POLL_S = 0.25
 _PAUSES = 4.0
-"""Between two looks, as times of what the last one took."""
+"""Pause between two checks, in multiples of the duration of the last one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """What the applications of one group share."""
+    """Settings that the applications of one group share."""
 
     name_servers: str
     topic: str
@@ -42,7 +42,7 @@ class Group:
     """For logs, checkpoints, and the tables where no storage is named."""
     timing: MembershipTiming
     more_topics: tuple[str, ...] = ()
-    """Subscribed to besides."""
+    """Further topics of the subscription."""
     topics_change: bool = False
     """Whether topics are deleted and made again, so that offsets begin again (``failOnDataLoss=false``)."""
 
@@ -70,7 +70,7 @@ class Group:
 
 
 def wait_patiently(condition: Callable[[], bool], timeout_s: float, *, reason: str) -> None:
-    """As ``wait_until``, for conditions that cost something to look at.
+    """Wait like ``wait_until``, for conditions that are expensive to check.
 
     Raises:
         AssertionError: If it did not come true within ``timeout_s``.
@@ -83,7 +83,7 @@ def wait_patiently(condition: Callable[[], bool], timeout_s: float, *, reason: s
         now_s = time.monotonic()
         if now_s >= deadline_s:
             raise AssertionError(f"{reason} did not come true within {timeout_s:g} s.")
-        # An emulator of storage serves all from one core.
+        # An emulator of storage serves everyone from one core.
         time.sleep(max(_POLL_S, _PAUSES * (now_s - began_s)))
 
 
@@ -104,16 +104,16 @@ class RunningApplication:
         Args:
             group: What it is a member of.
             instance: Its name.
-            checkpoint: The name of the folder of an earlier one to go on from.
-            interval: Between two micro-batches.
+            checkpoint: Name of an earlier application's folder, to continue from its checkpoint.
+            interval: Time between two micro-batches.
         """
         self.instance = instance
         self.client_id = f"{os.uname().nodename}@{instance}"
         self.log = group.folder / f"{instance}.log"
         self._log_begins_at = self.log.stat().st_size if self.log.exists() else 0
-        """Behind what earlier applications of this name have said."""
+        """Size of the log that earlier applications of this name have written."""
         self.was_ended = False
-        """Whether somebody wanted it to end."""
+        """Whether a test asked it to end."""
         config = {
             "nameServers": group.name_servers,
             "topics": [group.topic, *group.more_topics],
@@ -147,7 +147,7 @@ class RunningApplication:
 
     @property
     def is_alive(self) -> bool:
-        """Whether any of its processes is there; those that a killed one left behind end by themselves."""
+        """Whether any of its processes lives; orphans of a killed one end by themselves."""
         return self.exit_code is None or bool(self._pids())
 
     def ask_to_stop(self) -> None:
@@ -157,7 +157,7 @@ class RunningApplication:
         self._process.stdin.close()
 
     def await_exit(self, timeout_s: float) -> int:
-        """Its exit code."""
+        """Wait for the end, and return the exit code."""
         return self._process.wait(timeout_s)
 
     def kill(self) -> None:
@@ -167,13 +167,13 @@ class RunningApplication:
         self._process.wait()
 
     def kill_driver(self) -> None:
-        """SIGKILL to the driver's Python alone; the JVM and what hangs on it notice by themselves."""
+        """SIGKILL only to the driver's Python; the JVM and its children notice by themselves."""
         self.was_ended = True
         self._process.kill()
         self._process.wait()
 
     def kill_jvm(self) -> None:
-        """SIGKILL to the JVM alone: the driver's Python lives on, perhaps in the middle of a commit."""
+        """SIGKILL only to the JVM: the driver's Python lives on, perhaps in the middle of a commit."""
         self.was_ended = True
         self._signal(signal.SIGKILL, *(pid for pid in self._pids() if is_jvm(pid)))
 
@@ -194,14 +194,14 @@ class RunningApplication:
 
     @property
     def ended_planning(self) -> bool:
-        """Whether it ended because a worker that Spark plans with was gone:
-        of these no task is tried again.
+        """True if it ended because a worker that Spark plans with died:
+        Spark does not retry those.
         """
         return any(name in self._said for name in _PLANNING)
 
     @property
     def ended_before_offsets(self) -> bool:
-        """Whether it was killed between the sink's commit and that of the offsets."""
+        """True if it was killed between the commits of the sink and of the offsets."""
         return DIES in self._said
 
     @property
@@ -211,7 +211,7 @@ class RunningApplication:
     def pause(self) -> None:
         """SIGSTOP to everything."""
         self._signal(signal.SIGSTOP, *self._pids())
-        # Whoever was forked meanwhile.
+        # Stop processes that were forked meanwhile, too.
         self._signal(signal.SIGSTOP, *self._pids())
 
     def resume(self) -> None:

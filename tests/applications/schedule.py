@@ -1,4 +1,4 @@
-"""What goes wrong when in a chaos run: a pure function of the seed and the seconds."""
+"""The faults of a chaos run and their times: a pure function of the seed and the seconds."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 _REST_S = 8.0
-"""How long an application is left alone that goes on as it is."""
+"""How long an application that continues unchanged is not disturbed."""
 _START_S = 15.0
-"""How long a new application is left alone, so that it is a member before it is disturbed."""
+"""How long a new application is not disturbed, so that it is a member first."""
 _MOST_DISTURBED = 2
-"""Of three applications: one always works, unless all are sent away."""
+"""Most applications disturbed at once, of three; one always works, unless all are sent away."""
 _SERVERS = "servers"
 
 
 class Kind(StrEnum):
-    """What happens to an application, to a server, or to what the group stands on."""
+    """Kinds of events: of an application, a server, or the group's tables and topics."""
 
     JOIN = "joins"
     STOP = "stops"
@@ -79,7 +79,7 @@ class Event:
 NAME_SERVER, TOPIC, GROUP, STORAGE, NETWORK = "name server", "topic", "group", "storage", "network"
 """Targets besides applications and brokers."""
 LOSING = "broker-a"
-"""The broker that loses its tail: all that it has are orders."""
+"""The broker that loses its tail: it stores only orders."""
 
 _WEIGHTS = {
     Kind.STOP: 3,
@@ -141,7 +141,7 @@ FAULTS = {
 """Names of faults to which a run can be restricted."""
 ALL_FAULTS = frozenset(FAULTS)
 AWAY = frozenset({Kind.RESET_AWAY, Kind.SINK_RESTORED, Kind.STORE_DELETED})
-"""For these all applications stop first, and start again afterwards."""
+"""Events for which all applications stop first, and start again afterwards."""
 _TARGETS = {
     Kind.NAME_SERVER_RESTART: NAME_SERVER,
     Kind.FORBID_READING: TOPIC,
@@ -157,11 +157,11 @@ _TARGETS = {
     Kind.TAIL_LOST: LOSING,
 }
 DISTURBING = frozenset(_WEIGHTS) - {Kind.BROKER_STOP, *_TARGETS}
-"""What happens to an application that works."""
+"""Events of an application that works."""
 KILLS = frozenset(
     {Kind.KILL, Kind.KILL_DRIVER, Kind.KILL_JVM, Kind.KILL_PLANNER, Kind.KILL_WORKER, Kind.BROKER_STOP}
 )
-"""What ends a process without a word; a real broker is stopped that way."""
+"""Events that kill a process; a real broker is stopped that way."""
 _PAIRED = {
     Kind.PAUSE: Kind.RESUME,
     Kind.PAUSE_WORKER: Kind.RESUME_WORKER,
@@ -173,9 +173,9 @@ _PAIRED = {
     Kind.SWITCHED_OFF: Kind.SWITCHED_ON,
 }
 _ALONE = frozenset({Kind.KILL_WORKER, *_TARGETS}) - _PAIRED.keys()
-"""Nothing ends them."""
+"""Events without a counterpart that ends them."""
 _GENTLE = frozenset({Kind.SILENT, Kind.CODE_1, Kind.SWITCHED_OFF})
-"""All servers go on meanwhile."""
+"""Events during which all servers keep running."""
 _OF_STORAGE = {
     Kind.STORAGE_BUSY: 4,
     Kind.STORAGE_SILENT: 5,
@@ -185,7 +185,7 @@ _OF_STORAGE = {
 }
 _STORAGE_PAIRED = {Kind.STORAGE_STOP: Kind.STORAGE_START, Kind.STORAGE_HOLD: Kind.STORAGE_GO_ON}
 _KEYS_EVERY_S = 60.0
-"""A key is good for twice as long."""
+"""Pause between two renewals of keys; a key is valid for twice as long."""
 _LASTS_S = {
     **dict.fromkeys(AWAY, 50.0),
     Kind.TOPIC_ANEW: 60.0,
@@ -194,7 +194,7 @@ _LASTS_S = {
     Kind.OUT_OF_REACH: 40.0,
     **dict.fromkeys((Kind.KILL_WORKER, Kind.SILENT, Kind.CODE_1), 0.0),
 }
-"""How long these take at most, about."""
+"""Approximate longest durations."""
 
 
 def schedule(
@@ -213,7 +213,7 @@ def schedule(
         seconds: From start to the moment at which draining begins.
         slots: Places for applications, in each of which one works at the beginning.
         brokers: Names; one at a time is down.
-        forgetful_s: After so long brokers forget locks and members: pauses are longer.
+        forgetful_s: Time after which brokers forget locks and members; pauses are longer.
         faults: Names of ``FAULTS`` that may happen.
     """
     possible = frozenset().union(*(FAULTS[name] for name in faults))
@@ -226,7 +226,7 @@ def schedule(
     while True:
         at_s += rng.uniform(4.0, 14.0)
         kind = rng.choices(list(weights), list(weights.values()))[0]
-        # Drawn in any case: what comes later does not depend on what was possible now.
+        # Drawn in any case, so that later draws do not depend on what was possible now.
         target, broker = rng.choice(list(slots)), rng.choice(list(brokers))
         pause_s, rest_s = rng.uniform(1.2, 2.2) * forgetful_s, rng.uniform(0.5, 8.0)
         same_name, is_slow = rng.random() < 0.5, rng.random() < 0.2
@@ -279,7 +279,7 @@ def storage_schedule(seed: int, seconds: float) -> list[Event]:
 
 
 def counted(events: Sequence[Event]) -> Counter[Kind]:
-    """How many of each kind."""
+    """Count the events of each kind."""
     return Counter(event.kind for event in events)
 
 
@@ -292,7 +292,7 @@ def seconds_for(
     forgetful_s: float,
     faults: Collection[str] = ALL_FAULTS,
 ) -> float:
-    """Seconds for which the schedule of ``seed`` has at least so many kills."""
+    """Return the seconds for which the schedule of ``seed`` has at least so many kills."""
     seconds = 60.0
     while True:
         events = schedule(seed, seconds, slots=slots, brokers=brokers, forgetful_s=forgetful_s, faults=faults)

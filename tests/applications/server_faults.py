@@ -1,4 +1,4 @@
-"""Faults of servers and of the ways to them, from which a group must recover by itself."""
+"""Faults of servers and of connections to them, from which a group must recover by itself."""
 
 from __future__ import annotations
 

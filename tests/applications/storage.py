@@ -1,4 +1,4 @@
-"""Where the tables of a chaos run are: in its folder, or on an S3 that fails as told."""
+"""The storage of a chaos run's tables: its folder, or an S3 that fails as scheduled."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ class Storage:
         self._handles: dict[str, HandlePerThread[TableHandle]] = {}
 
     def uri(self, table: str) -> str:
-        """Of a table."""
+        """Return the URI of a table."""
         return str(self._folder / table)
 
     @property
     def options(self) -> dict[str, str]:
-        """How the test looks at it: faults are for applications."""
+        """Options with which the test reads it; faults are only for applications."""
         return {}
 
     def table(self, table: str) -> DeltaTable | None:
-        """The table at its newest version, if it is there; until this thread asks again."""
+        """Return the table's newest version, if there is one; it is valid until this thread asks again."""
         if not DeltaTable.is_deltatable(self.uri(table), storage_options=self.options):
             return None
-        # An emulator of storage serves all from one core, and opening a table reads a hundred commits.
+        # An emulator of storage serves everyone from one core, and opening a table reads a hundred commits.
         handles = self._handles.setdefault(table, HandlePerThread(partial(self._opened, table)))
         return handles.newest().table
 
@@ -64,7 +64,7 @@ class Storage:
         return TableHandle(open_table(self.uri(table), options), storage=options)
 
     def store(self, table: str) -> DeltaOffsetStore:
-        """The offset store in a table; opened anew, for the table may have been deleted since."""
+        """Open the offset store in a table again, for the table may have been deleted since."""
         return DeltaOffsetStore(self.uri(table), storage_options=self.options)
 
     def remove(self, table: str) -> None:
@@ -72,7 +72,7 @@ class Storage:
         shutil.rmtree(self.uri(table))
 
     def do(self, kind: Kind) -> None:
-        """What the schedule wants of it."""
+        """Do what the schedule asks of the storage."""
         raise NotImplementedError
 
 
@@ -115,7 +115,7 @@ class StorageOnS3(Storage):
             Kind.STORAGE_GO_ON: lambda: self._server.hold_gate(is_held=False),
         }
         if kind is Kind.STORAGE_KEYS and not self._answers:
-            # Whoever gives keys knows that the storage takes them.
+            # Keys are handed out only once the storage accepts them.
             return
         doing[kind]()
         self._answers = (self._answers or kind in _GOES_ON) and kind not in _ENDS
@@ -131,7 +131,7 @@ class StorageOnS3(Storage):
             self._bucket.behave(*faults, accepted=accepted)
 
     def _renew_keys(self) -> None:
-        """From now on the key before the last one is refused; who has the last one may end what it does."""
+        """Refuse the key before the last one from now on; requests with the last one may finish."""
         self._number += 1
         assert self.keys is not None
         self._behave()

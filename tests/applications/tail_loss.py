@@ -18,7 +18,7 @@ from tests.helpers.cluster import ClusterUnderTest
 from tests.real_broker.harness import RealCluster
 
 _TAIL_S = 5.0
-"""How long messages are sent that will be lost."""
+"""How long messages that will be lost are sent."""
 _DIES_WITHIN_S = 90.0
 
 
@@ -26,7 +26,7 @@ class TailLoss:
     """Remembers what was lost: the sink may have these messages, and must have all others."""
 
     def __init__(self, cluster: ClusterUnderTest, group: Group) -> None:
-        """Nothing is lost yet."""
+        """Begin with nothing lost."""
         self._cluster = cluster
         self._wanted = group.folder / DIE
         self.flow: OrderFlow | None = None
@@ -96,7 +96,7 @@ class _SavedLog:
         self._cluster.call(replace)
 
     def forget(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: nothing is left to do."""
 
 
 class _SavedFiles:

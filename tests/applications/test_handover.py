@@ -20,9 +20,9 @@ from tests.applications.verdict import judge
 from tests.helpers.retries import rows_but_retries
 
 FORGETFUL_S = 5.0
-"""After so long the simulated brokers forget locks and members."""
+"""Time after which the simulated brokers forget locks and members."""
 LONG_S = 240.0
-"""More than an application takes to start on a busy machine."""
+"""Time limit for an application to start on a busy machine."""
 QUEUES = 8
 
 
@@ -35,7 +35,7 @@ def cluster() -> Iterator[SimCluster]:
 
 
 class Handover:
-    """The group's offset store, which says who has which queue, and how far."""
+    """The group's offset store, which has the owner and the progress of each queue."""
 
     def __init__(self, group: Group, cluster: SimCluster) -> None:
         self._group = group
@@ -50,7 +50,7 @@ class Handover:
         wanted = {application.client_id for application in applications}
 
         def are_owners() -> bool:
-            # What real brokers do every ten seconds.
+            # Real brokers do this every ten seconds.
             self._cluster.look_at_clock()
             rows = self.rows()
             return len(rows) == QUEUES and {row.owner for row in rows} == wanted
@@ -91,7 +91,7 @@ def test_queues_change_hands_without_loss_doubling_or_disorder(cluster: SimClust
 
         one.pause()
         handover.await_owners(two)
-        # While the killed one starts again, the one that was paused finds out that it was fenced off.
+        # While the killed one starts again, the paused one discovers that it was fenced off.
         two.kill()
         again = start("two")
         one.resume()

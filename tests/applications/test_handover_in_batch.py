@@ -96,7 +96,7 @@ class Group:
         }
 
     def await_share(self, member: PushConsumer, what: str) -> set[MessageQueue]:
-        """Wait until a member that has just joined has half of the queues; shows how long that took."""
+        """Wait until a member that has just joined has half of the queues; print how long that took."""
         began_s = time.monotonic()
         wait_until(
             lambda: len(self.locked(member)) == len(self.queues) // 2,
@@ -107,7 +107,7 @@ class Group:
         return self.locked(member)
 
     def by_java(self) -> dict[MessageQueue, list[tuple[float, int]]]:
-        """When which offset was consumed by a Java member, in the order of the calls."""
+        """Times and offsets that a Java member consumed, in the order of the calls."""
         found: dict[MessageQueue, list[tuple[float, int]]] = {}
         for name in self._names:
             for event in self._java.call("push.events", name=name, count=0, timeoutMillis=0):
@@ -117,7 +117,7 @@ class Group:
         return found
 
     def by_spark(self) -> dict[MessageQueue, list[tuple[float, int]]]:
-        """The same of the query's listener."""
+        """Times and offsets of the query's listener, in the order of the calls."""
         found: dict[MessageQueue, list[tuple[float, int]]] = {}
         for delivery in self.log.deliveries():
             queue = MessageQueue(self.topic, delivery.broker_name, delivery.queue_id)

@@ -63,7 +63,7 @@ class MixedGroup:
         self._java = java
         self._client = client
         self.java_names: list[str] = []
-        """Of members that are or were there."""
+        """Names of Java members, present or gone."""
 
     # --- members --------------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class MixedGroup:
         return PushConsumer(self._java, name, self.group, self.topic, isOrderly=True)
 
     def start_spark(self, spark: SparkSession) -> StreamingQuery:
-        """Have the Spark member join; its query."""
+        """Have the Spark member join, and return its query."""
         consumer = push_consumer.PushConsumer(
             consumer_group=self.group,
             name_servers=self._cluster.name_servers,
@@ -91,7 +91,7 @@ class MixedGroup:
     # --- what to wait for -----------------------------------------------------------------------------------
 
     def await_shares(self, java: PushConsumer | None, *, is_spark_there: bool) -> None:
-        """Wait until each member has the share that the strategy says, and holds its locks."""
+        """Wait until each member has its share by the strategy, and holds its locks."""
 
         def are_right() -> bool:
             members = self._members()
@@ -106,7 +106,7 @@ class MixedGroup:
         wait_until(are_right, _TIMEOUT_S, reason=f"The shares of {self.group}")
 
     def await_consumed(self, producer: OrderlyProducer, java: PushConsumer | None) -> None:
-        """Wait until two more rounds of messages, in all queues, are consumed by who has the queues now."""
+        """Wait until the present owners have consumed two more rounds of messages in all queues."""
         rounds = producer.rounds + 2
         wait_until(lambda: producer.rounds >= rounds, _TIMEOUT_S, reason="More messages")
         self.await_consumed_to(self.ends(), java)
@@ -146,7 +146,7 @@ class MixedGroup:
         return by_queue(story)
 
     def _members(self) -> tuple[str, ...]:
-        """The client ids that both brokers list; none while they differ."""
+        """Return the client ids that both brokers list; none while they differ."""
         try:
             listed = {
                 tuple(sorted(self._client.consumer_list(address, self.group)))
@@ -174,7 +174,7 @@ class MixedGroup:
     def _is_behind(
         self, ends: Mapping[MessageQueue, int], java: PushConsumer | None
     ) -> dict[MessageQueue, int]:
-        """Queues not consumed to ``ends``, by the store and by what the Java member has told the brokers."""
+        """Queues not consumed to ``ends``, by the store and by the Java member's offsets at the brokers."""
         if java is not None:
             java.persist()
         rows = self.store.read(self.group)
@@ -225,7 +225,7 @@ def test_java_and_spark_members_share_a_group_and_hand_its_queues_over(
             group.await_shares(first, is_spark_there=True)
             group.await_consumed(producer, first)
 
-            # What it says at its end may come late.
+            # Its last report may come late.
             first.persist()
             first.stop().result(_TIMEOUT_S)
             group.await_shares(None, is_spark_there=True)
@@ -236,7 +236,7 @@ def test_java_and_spark_members_share_a_group_and_hand_its_queues_over(
             group.await_consumed(producer, second)
         finally:
             query.stop()
-        # The Spark member has left, and the Java member goes on alone.
+        # The Spark member has left, and the Java member continues without it.
         group.await_shares(second, is_spark_there=False)
         sent = producer.end()
         ends = group.ends()
@@ -252,5 +252,5 @@ def test_java_and_spark_members_share_a_group_and_hand_its_queues_over(
     assert [problem for queue, each in story.items() for problem in disorder(queue, each)] == []
     members = {one.member for each in story.values() for one in each}
     assert members == {"spark", *group.java_names}
-    # A hand-over in good order repeats nothing, unless a last word to the broker comes late.
+    # A handover in good order repeats nothing, unless the last report to the broker comes late.
     assert sum(map(repeated, story.values())) <= sent // 20

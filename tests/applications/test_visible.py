@@ -52,11 +52,11 @@ class Watched:
         self._times = 0
 
     def mqadmin(self, *words: str) -> str:
-        """What a command printed."""
+        """Run a command of mqadmin, and return its output."""
         return _LOG_LINE.sub("", self._java.mqadmin(*words))
 
     def rows(self, *words: str) -> list[list[str]]:
-        """The words of each line that a command printed."""
+        """Return the words of each line that a command printed."""
         return [line.split() for line in self.mqadmin(*words).splitlines()]
 
     def progress(self) -> dict[MessageQueue, tuple[int, int, int]]:
@@ -105,7 +105,7 @@ class Watched:
 def watched(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Watched]:
-    """A consumer that has consumed everything there is, and goes on."""
+    """Yield a consumer that has consumed everything there is, and continues."""
     backend: Backend = request.getfixturevalue(f"{request.param}_cluster")
     cluster = ClusterUnderTest(backend, request.param)
     cluster.create_topic(_TOPIC, queues=2)
@@ -135,7 +135,7 @@ def watched(
 
 @pytest.fixture
 def resets_are_pushed(watched: Watched) -> Iterator[None]:
-    """Brokers tell members of a reset themselves, as all did before 5.1."""
+    """Have brokers notify members of a reset, as all did before 5.1."""
 
     def configure(value: str) -> None:
         for address in watched.cluster.broker_addresses.values():

@@ -1,4 +1,4 @@
-"""What a sink shows of a group's work: whether all is there once and in order,
+"""Verdict on a sink: whether all messages are there once and in order,
 and how long queues stood still.
 """
 
@@ -20,7 +20,7 @@ _COLUMNS = 'topic, "brokerName", "queueId", "queueOffset", delivered_ns, stored_
 
 
 class Wait(NamedTuple):
-    """How long a message lay in its queue although the one before it was done."""
+    """How long a message waited in its queue after the one before it was done."""
 
     seconds: float
     queue: tuple[str, str, int]
@@ -32,7 +32,7 @@ class Wait(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What was found."""
+    """Findings of :func:`judge`."""
 
     is_clean: bool
     text: str
@@ -40,7 +40,7 @@ class Verdict:
 
     @property
     def handovers(self) -> tuple[Wait, ...]:
-        """Where a queue came from one instance to another."""
+        """Waits at which a queue moved from one instance to another."""
         return tuple(wait for wait in self.waits if wait.before != wait.after)
 
 
@@ -69,7 +69,7 @@ def judge(
 
 
 def _waits(sink: DeltaTable, but: str) -> tuple[Wait, ...]:
-    """Longest first."""
+    """Return the waits, the longest first."""
     table = (
         QueryBuilder()
         .register("sink", sink)
