@@ -17,13 +17,13 @@ from tests.real_broker.artifacts import compile_java, fetch_jars
 from tests.real_broker.java_process import java_command, java_environment
 
 ANSWER_S = 180.0
-"""More than any call needs, so that a slow machine never fails a test."""
+"""Time limit, longer than any call needs, so that a slow machine never fails a test."""
 _HEAP = ("-Xmx256m",)
 _LOG_TAIL = 3000
 
 
 class JavaError(AssertionError):
-    """What was asked of the Java client threw; the text is Java's stack trace."""
+    """A call of the Java client threw; the text is Java's stack trace."""
 
 
 class JavaClients(Closing):
@@ -77,11 +77,11 @@ class JavaClients(Closing):
         return self.submit(op, **arguments).result(ANSWER_S)
 
     def mqadmin(self, *arguments: str) -> str:
-        """What a command of mqadmin prints, run in this JVM; a :class:`JavaError` if it fails."""
+        """Run a command of mqadmin in this JVM and return its output; raise :class:`JavaError` if it fails."""
         return str(self.call("mqadmin", arguments=arguments))
 
     def run_program(self, main_class: str, *arguments: str) -> str:
-        """Standard output of a program of RocketMQ in a JVM of its own, which must end with code 0."""
+        """Run a program of RocketMQ in a separate JVM, which must end with code 0; return its output."""
         done = subprocess.run(
             java_command(self._home, main_class, arguments, heap=_HEAP),
             stdin=subprocess.DEVNULL,
@@ -97,7 +97,7 @@ class JavaClients(Closing):
         return done.stdout
 
     def log_tail(self) -> str:
-        """The end of what the clients logged."""
+        """Return the end of the clients' log."""
         return self._log.read_bytes()[-_LOG_TAIL:].decode(errors="replace")
 
     def close(self) -> None:

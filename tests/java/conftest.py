@@ -20,7 +20,7 @@ _REBALANCE_INTERVAL_MS = 2000
 
 SIM = pytest.param("sim", marks=[pytest.mark.sim, pytest.mark.java])
 REAL = pytest.param("real", marks=[pytest.mark.real, pytest.mark.long])
-"""Java's clients with a real broker: nothing here but the tests themselves can break what they do."""
+"""Java's clients with a real broker: only the tests themselves can break it, no code of this project."""
 
 
 @pytest.fixture(scope="package")
@@ -56,13 +56,13 @@ def java(backend: tuple[str, Backend], tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="package")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """Where one recorded scenario follows the other."""
+    """Return the stage on which one recorded scenario follows the other."""
     with new_stage(tmp_path_factory.mktemp("sequences")) as stage:
         yield stage
 
 
 @pytest.fixture
 def client() -> Iterator[BrokerClient]:
-    """Our own calls, to look at what the Java clients did."""
+    """Return our own client, to look at the effects of the Java clients."""
     with ChannelPool(SystemClock()) as pool:
         yield BrokerClient(pool, SystemClock(), request_timeout_s=ANSWER_S)

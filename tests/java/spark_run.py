@@ -33,13 +33,13 @@ _STOP_S = 120.0
 
 @dataclass(frozen=True)
 class Script:
-    """What to answer: by the key of a batch's first message, the last answer again and again;
-    others succeed.
+    """Answers by the key of a batch's first message, the last one repeated;
+    other batches succeed.
     """
 
     answers: Mapping[str, Sequence[str]]
     folder: str
-    """Where calls are noted, by whichever worker makes them."""
+    """Folder in which the workers note their calls."""
     auto_commit: bool = True
 
     def orderly(
@@ -95,7 +95,7 @@ class Script:
         return text.split()
 
     def _count(self, key: str) -> int:
-        """How often a batch began with this key before; deliveries of one message never overlap."""
+        """Return how often a batch began with this key before; deliveries of one message never overlap."""
         return self._append(f"count-{key}", b".") - 1
 
     def _append(self, name: str, data: bytes) -> int:

@@ -31,10 +31,10 @@ Row = tuple[str, str, str | None, int | str]
 
 PRODUCER = "FrProducer"
 NOISE = frozenset({"GET_ROUTEINFO_BY_TOPIC", "UPDATE_CONSUMER_OFFSET"})
-"""What timers send."""
+"""Requests of timers."""
 PULLS = frozenset({"PULL_MESSAGE", "LITE_PULL_MESSAGE"})
 _BY_TIMERS = NOISE | {"HEART_BEAT", "GET_CONSUMER_LIST_BY_GROUP", "LOCK_BATCH_MQ"}
-"""What a member's timers send besides, whenever their time has come."""
+"""Requests of a member's timers, too, which may come at any time."""
 _HELD = "held"
 
 
@@ -44,7 +44,7 @@ def recorded(scenario: str) -> list[Row]:
 
 
 def observed(requests: Iterable[Seen]) -> list[Row]:
-    """The same of what the simulator saw."""
+    """Return the rows of what the simulator saw."""
     return [
         _row(seen.path, seen.request, seen.topic, seen.answer)
         for seen in requests
@@ -53,7 +53,7 @@ def observed(requests: Iterable[Seen]) -> list[Row]:
 
 
 def _is_of_producers(seen: Seen) -> bool:
-    """Whether it is the heartbeat of a client that consumes nothing:
+    """Return whether it is the heartbeat of a client that consumes nothing:
     the tests' producer has one every 30 s.
     """
     return seen.request == "HEART_BEAT" and not decode_body(HeartbeatData, seen.command.body).consumers
@@ -65,31 +65,31 @@ def _row(path: str, request: str, topic: str | None, answer: int | str) -> Row:
 
 
 def facts(rows: Iterable[Row], without: frozenset[str] = NOISE) -> set[Row]:
-    """What was asked about which topic with which answer, once each; ``without`` has requests or topics."""
+    """Return the different requests, with topic and answer, leaving out requests or topics in ``without``."""
     return {row for row in rows if row[1] not in without and row[2] not in without}
 
 
 def unlike(found: Set[Row], wanted: Set[Row]) -> set[Row]:
-    """What of a recording is missing, and what it lacks that no timer explains."""
+    """Return the missing rows of a recording, and additional rows that no timer explains."""
     return {row for row in found ^ wanted if row in wanted or row[1] not in _BY_TIMERS}
 
 
 def in_turn(rows: Iterable[Row], wanted: Iterable[str]) -> list[str]:
-    """As many of these requests as follow each other in this order;
+    """Return how far these requests follow each other in this order;
     timers may have made any of them before its turn, too.
     """
     requests = (request for _, request, _, _ in rows)
-    # What was looked for is passed by the iterator, found or not.
+    # ``in`` advances the iterator past the request, or to the end.
     return list(takewhile(lambda each: each in requests, wanted))
 
 
 def order(rows: Iterable[Row], of: Sequence[str]) -> list[str]:
-    """These requests in the order in which each was made first."""
+    """Return these requests in the order in which each was made first."""
     return list(dict.fromkeys(request for _, request, _, _ in rows if request in of))
 
 
 class Stage:
-    """One broker, one JVM, and everything they said to each other."""
+    """One broker, one JVM, and all requests between them."""
 
     def __init__(self, cluster: SimCluster, java: JavaClients) -> None:
         self.cluster = cluster
@@ -110,7 +110,7 @@ class Stage:
         return PushConsumer(self.java, name, group, topic, **how)
 
     def await_rows(self, scenario: str, without: frozenset[str] = NOISE) -> list[Row]:
-        """The rows since the last time, once all facts of the recording are among them."""
+        """Return the rows since the last call, once all facts of the recording are among them."""
         wanted = facts(recorded(scenario), without)
 
         def missing() -> set[Row]:
@@ -122,7 +122,7 @@ class Stage:
         return observed(self.log.taken())
 
     def heartbeats(self, group: str) -> list[HeartbeatData]:
-        """Those with a group since the log was taken."""
+        """Return the heartbeats with this group since the log was taken."""
         bodies = [seen.command.body for seen in self.log.so_far() if seen.request == "HEART_BEAT"]
         return [decode_body(HeartbeatData, body) for body in bodies if group.encode() in body]
 

@@ -29,10 +29,10 @@ pytestmark = [
 ]
 
 _UNLIMITED = "maxReconsumeTimes default (-1)"
-"""Twenty times the same, recorded for the limit that is not there."""
+"""Scenario that repeats one delivery twenty times, recorded to show that there is no limit."""
 _AT_ONCE = 3
 _ADDED_BY_JAVA = {"MIN_OFFSET", "MAX_OFFSET"}
-"""Its pulls add them to every message, and so to one that is sent on as a dead letter."""
+"""Properties that Java's pulls add to every message, and so to one that becomes a dead letter."""
 
 
 class Pair:
@@ -51,7 +51,7 @@ class Pair:
         self._auto_commit = not scenario["scenario"].startswith("autoCommit=false")
 
     def run(self, spark: SparkSession, folder: Path, client: BrokerClient) -> dict[str, tuple[Any, Any]]:
-        """What both did and left, by what it is: Java's and ours."""
+        """Return pairs of Java's results and ours, by kind of result."""
         self.java.begin().result(MOST_S + ANSWER_S)
         self.java.await_effects(client)
         self.java.end().result(2 * ANSWER_S)
@@ -72,8 +72,8 @@ class Pair:
     def _as_in_one_process(
         self, consumer: SparkConsumer, java: Mapping[str, list[Any]]
     ) -> dict[str, list[Any]]:
-        """Our calls, but for those of messages that were not committed at the end:
-        a micro-batch is a restart to them.
+        """Return our calls without repetitions of messages that were never committed:
+        each micro-batch delivers those again, as a restart does.
         """
         ours = _sequences(consumer.script.events())
         if self._auto_commit:
@@ -121,7 +121,7 @@ def _without(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _sequences(events: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """By queue, what was delivered: offset, key, reconsumeTimes and the answer."""
+    """Return the deliveries by queue: offset, key, reconsumeTimes and the answer."""
     return {
         queue: [(seen["queueOffset"], seen["key"], seen["reconsumeTimes"], result) for seen, result in calls]
         for queue, calls in by_queue(events, is_ordered=True).items()
@@ -135,7 +135,7 @@ def outcomes(
     backend: tuple[str, Backend],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Any]:
-    """What each scenario led to; several run at the same time."""
+    """Return the results of each scenario; several run at the same time."""
     kind, running = backend
     spark = request.getfixturevalue("spark")
     folder = tmp_path_factory.mktemp(f"beside-{request.param}")

@@ -33,7 +33,7 @@ _FAILS_ONCE = ("RECONSUME_LATER", "CONSUME_SUCCESS")
 
 
 class Group:
-    """The group, its two members, and what each of them was given."""
+    """The group, its two members, and the messages that each of them got."""
 
     def __init__(self, cluster: ClusterUnderTest, java: JavaClients, client: BrokerClient) -> None:
         self.cluster = cluster
@@ -71,8 +71,8 @@ class Group:
         )
 
     def await_shares(self, spark: SparkConsumer) -> dict[MessageQueue, str]:
-        """Wait until each member has half of the queues, of the topic and of the retry topic;
-        who has which.
+        """Wait until each member has half of the queues of the topic and of the retry topic;
+        return the owners.
         """
         owner = f"{os.uname().nodename}@{self.name}"
         all_queues, shares = {*self.own, *self.retry}, dict[str, set[MessageQueue]]()
@@ -128,7 +128,7 @@ class Group:
 
 
 def keys_of(events: Iterable[Mapping[str, Any]], *, retried: bool) -> list[str]:
-    """Of messages as they were sent, or of those that came again."""
+    """Return the keys of first deliveries, or of those that came again."""
     messages = [message for event in events for message in event["messages"]]
     return [message["key"] for message in messages if bool(message["reconsumeTimes"]) == retried]
 
@@ -136,7 +136,7 @@ def keys_of(events: Iterable[Mapping[str, Any]], *, retried: bool) -> list[str]:
 def test_java_and_spark_share_a_group_of_concurrent_listeners(
     spark: SparkSession, cluster: ClusterUnderTest, java: JavaClients, client: BrokerClient, tmp_path: Path
 ) -> None:
-    """B1, B7, E3, E6, F1: each queue is one's, what fails comes again at whoever has its retry queue,
+    """B1, B7, E3, E6, F1: each queue has one owner, failed messages come again at the owner of their retry queue,
     and every offset ends at the queue's end.
     """
     group = Group(cluster, java, client)

@@ -35,12 +35,12 @@ def rows(printed: str) -> list[list[str]]:
 
 
 def settings(printed: str) -> dict[str, str]:
-    """What is printed as "name : value" or "name = value"."""
+    """Return the values printed as "name : value" or "name = value"."""
     return dict(re.findall(r"^([\w ]+?) *[:=] +(.*?) *$", printed, re.MULTILINE))
 
 
 class Reports:
-    """What the read-only commands printed, of a topic with messages and a group that consumes them."""
+    """Output of the read-only commands, for a topic with messages and a group that consumes them."""
 
     def __init__(self, commands: Mapping[str, Future[Any]], sent: list[dict[str, Any]]) -> None:
         self._commands = commands
@@ -318,7 +318,7 @@ def test_a_missing_topic_is_reported_with_code_17(java: JavaClients) -> None:
 def test_mqadmin_ends_with_code_0_as_a_program_of_its_own(
     java: JavaClients, reports: Reports, cluster: ClusterUnderTest
 ) -> None:
-    """The very main class that the shell script starts."""
+    """The same main class that the shell script starts."""
     printed = java.run_program(_MAIN, "topicRoute", "-t", _TOPIC, "-n", cluster.name_servers)
 
     assert _LOG_LINE.sub("", printed).strip() == _LOG_LINE.sub("", reports["topicRoute"]).strip()

@@ -33,7 +33,7 @@ Read = Callable[[dict[str, Any]], MessageExt]
 
 @pytest.fixture
 def read(client: BrokerClient, cluster: ClusterUnderTest) -> Read:
-    """Read the message a SendResult speaks of."""
+    """Read the message that a SendResult names."""
 
     def read_one(result: dict[str, Any]) -> MessageExt:
         queue = MessageQueue(result["topic"], result["brokerName"], result["queueId"])
@@ -77,7 +77,7 @@ def test_a_message_is_stored_as_java_sent_it(
 def test_a_oneway_message_is_stored(
     java: JavaClients, cluster: ClusterUnderTest, client: BrokerClient, read: Read
 ) -> None:
-    """G2: nobody is told where."""
+    """G2: the producer does not learn where."""
     topic = cluster.create_topic(queues=1, brokers=["broker-a"])
     assert java.call(
         "producer.send", group=_GROUP, how="oneway", messages=[{"topic": topic, "body": "oneway"}]

@@ -54,7 +54,7 @@ def topic(cluster: ClusterUnderTest) -> str:
 def reset_story(java: JavaClients, backend: tuple[str, Backend]) -> Iterator[Future[list[dict[str, Any]]]]:
     """A consumer whose offsets mqadmin resets while it runs.
 
-    It begins with the module's first test: Java waits ten seconds between hearing of a reset and obeying it.
+    It begins with the module's first test: Java waits ten seconds between the notice of a reset and its execution.
     """
     kind, running = backend
     cluster = ClusterUnderTest(running, kind)
@@ -100,7 +100,7 @@ def test_members_share_the_queues_and_hand_them_over(
         assert client.lock_batch(address, group, "a-stranger", queues) == frozenset()
     for queue in queues:
         put(client, cluster, queue, "together")
-    # A message of before may come once more: what its offset was is told to the broker,
+    # An earlier message may come once more: its offset is sent oneway to the broker,
     # which answers nothing.
     wait_until(
         lambda: set(offsets_by_queue(second.delivered())) == set(second.queues(topic)),
@@ -153,7 +153,7 @@ def test_members_of_a_broadcasting_group_each_see_everything(
 def test_a_running_member_goes_back_when_its_offsets_are_reset(
     reset_story: Future[list[dict[str, Any]]],
 ) -> None:
-    """F4: told by code 21 at its next pull; it sees everything again and goes on."""
+    """F4: code 21 at its next pull notifies it; it sees everything again and goes on."""
     delivered = reset_story.result(8 * ANSWER_S)
 
     assert [message["queueOffset"] for message in delivered] == [0, 1, 2, 0, 1, 2, 3]

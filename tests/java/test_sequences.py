@@ -3,7 +3,7 @@
 Left out of the comparison is what timers and other clients of the recording put between: route
 updates, and offsets except at a shutdown; also pulls refused for a while because a heartbeat under
 way kept the client from sending one with its newer subscription. A pull that is held and one that
-was held in vain are the same thing at another moment. On a busy machine a timer may do anything that
+was held in vain count as the same request. On a busy machine a timer may do anything that
 it does at all between any two requests.
 """
 
@@ -43,20 +43,20 @@ pytestmark = [pytest.mark.sim, pytest.mark.java, pytest.mark.timeout(900)]
 _OF_RETRIES = frozenset({"%RETRY%FrOrderG", "GET_ROUTEINFO_BY_TOPIC"})
 """The retry topic has an offset only once a pull of it was held for its whole time."""
 _FIRST_PERSIST_S = 10.0
-"""After which a client's timer sends its offsets."""
+"""Seconds after which a client's timer first sends its offsets."""
 _POLL_MILLIS = 60_000
 _UNKNOWN, _COMMIT, _ROLLBACK = "0", "8", "12"
 """``MessageSysFlag.TRANSACTION_*_TYPE``, as END_TRANSACTION has them."""
 _UNTIL_THEN = PULLS | {"HEART_BEAT"}
-"""What a member does before it is told to stop; here it has a heartbeat every second."""
+"""Requests of a member until it is stopped; here it has a heartbeat every second."""
 
 
 @pytest.fixture(scope="module")
 def reset_story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[tuple[list[Row], list[Row]]]]:
-    """The requests of a reset told to the next pull, and of one told to the members, in a cluster of its own.
+    """Return the requests of a reset at the next pull, and of one pushed to members, in a separate cluster.
 
     It begins before the tests that judge it: Java waits ten seconds
-    between hearing of a reset and obeying it.
+    between the notice of a reset and its execution.
     """
     home = tmp_path_factory.mktemp("reset")
     with ThreadPoolExecutor(1) as thread:
@@ -252,7 +252,7 @@ def test_a_transactional_producer_lives_as_recorded(stage: Stage) -> None:
     heartbeats = frozenset({"HEART_BEAT"})
 
     def ends(*, when_asked: bool) -> dict[str, str]:
-        """By transaction, how it was ended."""
+        """Return how each transaction was ended."""
         commands = [seen.command for seen in stage.log.so_far() if seen.request == "END_TRANSACTION"]
         return {
             each.ext_fields["transactionId"]: each.ext_fields["commitOrRollback"]
@@ -385,7 +385,7 @@ def test_a_member_in_a_namespace_lives_as_recorded(stage: Stage) -> None:
     essential += ["UNREGISTER_CLIENT"]
     assert order(rows, essential) == order(recorded("namespace_v2"), essential) == essential
     assert not unlike(facts(rows, NOISE | without), facts(recorded("namespace_v2"), NOISE | without))
-    # It has no route, and so nobody to say goodbye to.
+    # It has no route, and so no broker to unregister from.
     bystander.stop()
 
 
@@ -437,7 +437,7 @@ def test_a_sql92_subscriber_lives_as_recorded(stage: Stage) -> None:
 
 
 def test_producers_say_goodbye_as_recorded(stage: Stage) -> None:
-    """G1: the producer's group and the client's inner one are unregistered."""
+    """G1: the producer's group and the client's internal one are unregistered."""
     stage.send("sync")
     stage.log.taken()
     stage.java.call("producer.stop", group=PRODUCER)
@@ -446,7 +446,7 @@ def test_producers_say_goodbye_as_recorded(stage: Stage) -> None:
 
 
 def test_a_reset_is_obeyed_as_recorded(reset_story: Future[tuple[list[Row], list[Row]]]) -> None:
-    """F4: the broker answers the next pull with 21, or tells the members at once, as it is configured."""
+    """F4: as configured, the broker answers the next pull with 21, or notifies the members at once."""
     server_side, client_side = reset_story.result(8 * ANSWER_S)
 
     told = ["INVOKE_BROKER_TO_RESET_OFFSET", "UNLOCK_BATCH_MQ", "LOCK_BATCH_MQ", "QUERY_CONSUMER_OFFSET"]

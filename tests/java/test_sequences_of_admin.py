@@ -25,13 +25,13 @@ _GROUP = "FrOrderG"
 _OF_MEMBERS = PULLS | {"HEART_BEAT", "GET_CONSUMER_LIST_BY_GROUP", "LOCK_BATCH_MQ", "QUERY_CONSUMER_OFFSET"}
 _OF_MEMBERS |= {"NOTIFY_CONSUMER_IDS_CHANGED"}
 _GOODBYE = "UNREGISTER_CLIENT"
-"""Said while the next command is at work."""
+"""Request that a client may send while the next command runs."""
 _ROUTES = "GET_ROUTEINFO_BY_TOPIC"
-"""Which other clients ask for from time to time."""
+"""Request that other clients send from time to time."""
 
 
 def _of_commands(rows: Iterable[Row], without: Set[str] = frozenset()) -> list[Row]:
-    """The commands' own requests; the same one after itself, for another queue or another command's, once."""
+    """Return the commands' own requests; a request that follows itself counts once."""
     others = _OF_MEMBERS | {_GOODBYE} | without
     own = [row for row in rows if row[1] not in others and row[3] != ONEWAY]
     return [row for before, row in pairwise([None, *own]) if row is not None and row != before]

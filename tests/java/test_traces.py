@@ -42,7 +42,7 @@ def _do(run: TraceRun, client: BrokerClient) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def observed(java: JavaClients, backend: tuple[str, Backend]) -> dict[str, dict[str, Any] | BaseException]:
-    """What each scenario left, by its topic; all run at the same time."""
+    """Return what each scenario left, by its topic; all run at the same time."""
     kind, running = backend
     cluster = ClusterUnderTest(running, kind)
     runs = [TraceRun(scenario, java, cluster) for scenario in (*ORDERLY, *CONCURRENT)]

@@ -26,11 +26,11 @@ CONCURRENT: tuple[Scenario, ...] = tuple(golden("concurrent_trace.json")["scenar
 
 _BROKER = "broker-a"
 MOST_S = 150.0
-"""More than a scenario takes on a busy machine."""
+"""Time limit for a scenario on a busy machine."""
 _DELAY_LEVEL_MS = 1000
-"""Of every level, at the recorded broker and those of the tests."""
+"""Delay of every level, at the recorded broker and those of the tests."""
 _ROUNDING_MS = 150
-"""The recording has tenths of a second."""
+"""Rounding of the recording's times, which are in tenths of a second."""
 _CONTEXT_SUSPENDS = {"context suspend time per call": [" suspend 100", " suspend 2000", " suspend 1"]}
 """Set in the listener's context, which the recording mentions in words only."""
 _OF_THE_RUN = ("ORIGIN_MESSAGE_ID", "UNIQ_KEY")
@@ -159,7 +159,7 @@ class TraceRun(StoredTrace):
         )
 
     def await_effects(self, client: BrokerClient) -> None:
-        """Wait for what the last listener call causes; the client is told to send its offsets."""
+        """Have the client send its offsets, and wait for the effects of the last listener call."""
         for name, of_broker in (
             ("dlq_content", self.dead_letters),
             ("committed_after_shutdown", self.committed),
@@ -173,7 +173,7 @@ class TraceRun(StoredTrace):
             )
 
     def end(self) -> Future[Any]:
-        """Shut the consumer down; it says goodbye and commits its offsets."""
+        """Shut the consumer down; it unregisters and commits its offsets."""
         return self._java.submit("push.stop", name=self.group)
 
     def all_calls(self) -> list[dict[str, Any]]:
@@ -225,7 +225,7 @@ def without_ids(messages: Iterable[Any]) -> list[Any]:
 
 
 def by_queue(events: Iterable[Mapping[str, Any]], *, is_ordered: bool) -> dict[str, list[Any]]:
-    """What was delivered from each queue, with the answer each message got.
+    """Return the deliveries from each queue, with the answer each message got.
 
     Concurrent calls of one queue overlap, so without ``is_ordered`` they are sorted by offset. Batches are
     taken apart: how many messages of a retry topic arrive together is a matter of milliseconds.
@@ -243,7 +243,7 @@ def by_queue(events: Iterable[Mapping[str, Any]], *, is_ordered: bool) -> dict[s
 
 
 def waits_ms(events: Iterable[Mapping[str, Any]]) -> dict[str, list[int]]:
-    """By message key: milliseconds from each delivery to its next one."""
+    """Return milliseconds from each delivery to its next one, by message key."""
     moments: dict[str, list[int]] = defaultdict(list)
     for event in events:
         for message in event["messages"]:
