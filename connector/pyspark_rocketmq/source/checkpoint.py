@@ -1,4 +1,4 @@
-"""Checkpoints of Spark, as far as a consumer looks into them before its query starts."""
+"""Check and clean Spark's checkpoint before a consumer's query starts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _MOST_CHARACTERS: Final = 200
 
 
 def clear_unwritten_plan(spark: SparkSession, checkpoint: str) -> None:
-    """Remove what a kill left of the offset log's first entry; nothing if any entry is whole.
+    """Remove what a killed query left of the offset log's first entry; do nothing if any entry is whole.
 
     Spark 4.2 refuses to start on a checkpoint that holds nothing but a temporary file
-    (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY), and reads whether to check that from the session after the
-    start, so that it cannot be switched off for one query.
+    (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY).  The check cannot be switched off for one query, because
+    Spark reads its setting from the session after the start.
     """
     files, found = _offset_log(spark, checkpoint)
     if all(path.getName().startswith(".") for path in found):
@@ -35,17 +35,17 @@ def clear_unwritten_plan(spark: SparkSession, checkpoint: str) -> None:
 
 
 def _offset_log(spark: SparkSession, checkpoint: str) -> tuple[Any, list[Any]]:
-    """The file system of a checkpoint, and the files of its offset log; none where there is no checkpoint."""
-    jvm: Any = spark._jvm  # noqa: SLF001 - the only way to files wherever the checkpoint is
+    """Return a checkpoint's file system and the files of its offset log; no files without a checkpoint."""
+    jvm: Any = spark._jvm  # noqa: SLF001 - the only way to reach files on any storage
     folder = jvm.org.apache.hadoop.fs.Path(checkpoint, "offsets")
     files = folder.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
     return files, [each.getPath() for each in files.listStatus(folder)] if files.exists(folder) else []
 
 
 def check_checkpoint(spark: SparkSession, checkpoint: str) -> None:
-    """Refuse a checkpoint of a query that reads something else, before Spark plans from its offsets.
+    """Refuse the checkpoint of a query that reads another source, before Spark plans from its offsets.
 
-    Only what is surely another query's is refused; Spark and the planner judge the rest.
+    Only a checkpoint that is certainly another query's is refused; Spark and the planner check the rest.
 
     Raises:
         OptionError: If the newest entry of its offset log has no plan of this source.
@@ -70,7 +70,7 @@ def check_checkpoint(spark: SparkSession, checkpoint: str) -> None:
 
 
 def foreign_offset(entry: str) -> str | None:
-    """Return an offset of another source in an entry of Spark's offset log; None if there is none.
+    """Return an offset of another source from an entry of Spark's offset log; None if there is none.
 
     An entry is ``v1``, a line of the query's settings, and a line for each source: ``-`` before its first
     offset.

@@ -1,7 +1,7 @@
-"""Queues, bounds, and starting and ending positions of all topics, as the planner sees them.
+"""Queues of all topics with their bounds and their starting and ending positions, for the planner.
 
-Costs one statistics request per broker and topic, never one per queue.  What the slave of a broker without a
-master has is kept apart from what masters have: see :mod:`~pyspark_rocketmq.consume.slave_reads`.
+A look costs one statistics request per broker and topic, not one per queue.  The bounds of slaves that are
+read instead of their masters are kept separately: see :mod:`~pyspark_rocketmq.consume.slave_reads`.
 """
 
 from __future__ import annotations
@@ -64,27 +64,27 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _FIRST_CONTACT: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
-"""For the first snapshot: a wrong address must end in an error soon, not in an idle query."""
+"""Retries of the first snapshot: a wrong address must soon end in an error, not in an idle query."""
 _CLIENT_ID: Final = "pyspark-rocketmq"
-"""Brokers do not look at it here."""
+"""Client id sent to brokers, which do not use it in these requests."""
 _REGISTERED_WITHIN_S: Final = 30.0
 """How soon brokers register again at a name server that was started (``registerNameServerPeriod``)."""
 _SILENT_TIMEOUT_S: Final = 1.0
 _SILENT_S: Final = 30.0
-"""For so long after a timeout a broker costs each plan at most ``_SILENT_TIMEOUT_S``."""
+"""How long after a timeout the broker is called with ``_SILENT_TIMEOUT_S``, in seconds."""
 _Queues = Mapping[str, Sequence[MessageQueue]]
-"""One broker's, by topic."""
+"""One broker's queues, by topic."""
 _Outcome = dict[MessageQueue, QueueBounds] | RocketMQError
 
 
 class _Shown(NamedTuple):
-    """What one broker has shown of its topics."""
+    """One broker's answers about its topics."""
 
     bounds: dict[MessageQueue, QueueBounds]
     failures: dict[str, RocketMQError | None]
-    """Why it has not shown a topic that it was asked for, by topic; None where it has."""
+    """The error for each topic that was asked for; None if the broker answered."""
     error: RocketMQError | None
-    """Why queues are missing; None if none is."""
+    """Why queues are missing; None if all are there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,33 +95,33 @@ class Snapshot:
     addresses: Mapping[str, BrokerAddress]
     """Where each broker name is read from."""
     unreachable: Mapping[str, RocketMQError]
-    """Why broker names did not answer, at least for one topic; those queues are not in ``bounds``."""
+    """Errors of brokers that did not answer for at least one topic; ``bounds`` lacks those queues."""
     absent: Mapping[str, RocketMQError] = field(default_factory=dict)
-    """Topics that were there and that no living broker has at this moment."""
+    """Topics seen before that no living broker has at this moment."""
     replicas: Mapping[str, Mapping[int, BrokerAddress]] = field(default_factory=dict)
-    """The living slaves of each broker name that has some, by broker id."""
+    """The living slaves of each broker name, by broker id; names without slaves are left out."""
     slaves: Mapping[str, BrokerAddress] = field(default_factory=dict)
-    """Slaves to read instead of a master that is down; such brokers are in ``unreachable``, too."""
+    """Slaves to read while their masters are down; these brokers are also in ``unreachable``."""
     slave_bounds: Mapping[MessageQueue, QueueBounds] = field(default_factory=dict)
-    """What these have of all queues of their brokers, which may be less than the master has."""
+    """Bounds of these brokers' queues at their slaves; a slave may have less than its master."""
 
     def bounds_of(self, queue: MessageQueue) -> QueueBounds:
-        """What can be read of a queue, from its master or the slave that is read instead."""
+        """Return the bounds of a queue at its master, or at the slave that is read instead."""
         found = self.bounds.get(queue)
         return self.slave_bounds[queue] if found is None else found
 
     @property
     def out_of_sight(self) -> Mapping[str, RocketMQError]:
-        """Why queues may be missing, by broker or topic; empty when every queue was seen."""
+        """Why queues may be missing, by broker or topic; empty if every queue was seen."""
         return {**self.unreachable, **self.absent}
 
     @property
     def unreadable(self) -> Mapping[str, RocketMQError]:
-        """As ``out_of_sight``, without what can be read from a slave."""
+        """The entries of ``out_of_sight`` without the brokers that are read from a slave."""
         return {name: error for name, error in self.out_of_sight.items() if name not in self.slaves}
 
     def with_slaves(self) -> Snapshot:
-        """The same with slaves in place of the masters that are down."""
+        """Return the snapshot with slaves in place of the masters that are down."""
         if not self.slaves:
             return self
         return replace(
@@ -147,7 +147,7 @@ class ClusterView:
         self._options = options
         self._clock = clock
         self.had_it = had_it
-        """Return the brokers at which the query has read a topic before, as far as that is known."""
+        """Return the brokers from which the query is known to have read a topic."""
         self._timeout_s = options.request_timeout_ms / 1000
         cluster = Cluster.of(options, clock, pool=pool)
         max_age_s = options.route_refresh_ms / 1000
@@ -165,39 +165,39 @@ class ClusterView:
         self._vanished = VanishedQueues(name_server, self._brokers, clock, self._timeout_s)
         self._group = options.consumer_group or PLAIN_SOURCE_GROUP
         self._accepted: set[tuple[BrokerAddress, str]] = set()
-        """Brokers that filter by a topic's SQL92 condition."""
+        """Brokers and topics whose SQL92 condition the broker has accepted."""
         self._retry_ends: dict[MessageQueue, int] = {}
-        """Where the group's retry queues ended, if their statistics may not be read."""
+        """The last known ends of the group's retry queues, if their statistics may not be read."""
         self._without_statistics: set[BrokerAddress] = set()
-        """Addresses that do not know that request, such as a RocketMQ 5 Proxy's."""
+        """Addresses that do not support the statistics request, such as a RocketMQ 5 Proxy's."""
         self._rests: Rests[tuple[str, str]] = Rests()
-        """Broker names and topics of which statistics were refused a moment ago."""
+        """Broker names and topics whose statistics were refused a moment ago."""
         self._has_worked = False
         """Whether a broker has answered."""
         self._known_queues: tuple[Routes | None, Mapping[str, _Queues]] = (None, {})
         self._switched_off: frozenset[tuple[str, str]] = frozenset()
-        """Topics and broker names that must not be read for now."""
+        """Topics and broker names of which reading is switched off for now."""
         self._static: set[str] = set()
-        """Topics of a pattern that cannot be read."""
+        """Static topics of a pattern, which cannot be read."""
         self._knew_none_s = float("-inf")
-        """When the name server last knew no broker at all, which it does after its start only."""
+        """When the name server last knew no broker at all, which happens only after its start."""
         self._seen: dict[str, TopicRoute] = {}
-        """The last route of each topic that was ever there."""
+        """The last route of each topic that has ever been there."""
 
     def routes(self) -> Routes:
-        """The topics' routes, at most ``routeRefreshMs`` old.
+        """Return the topics' routes, at most ``routeRefreshMs`` old.
 
         A topic that was there once keeps its route: a name server forgets topics whose brokers are all away.
 
         Raises:
-            TopicNotFound: If no living broker has a topic that was never there, or not one of the topics.
+            TopicNotFound: If no living broker has a topic that was never there, or any of the topics.
             TopicAway: If brokers that may have it are not registered yet.
-            StaticTopic: If the queues of one are mapped to brokers.
+            StaticTopic: If a topic is static: its logical queues are mapped to brokers.
             TransportError: If no name server answered.
         """
         deadline = Deadline.after(self._clock, self._timeout_s)
         if self._matching is not None:
-            # A topic that name servers no longer list is queried all the same: its brokers may be away.
+            # Also query topics that name servers no longer list: their brokers may be away.
             self._routes.follow((self._matching.look(deadline) | self._seen.keys()) - self._static)
         routes = self._look_at_routes(deadline)
         self._seen.update(routes.by_topic)
@@ -207,7 +207,7 @@ class ClusterView:
         return routes
 
     def _look_at_routes(self, deadline: Deadline) -> Routes:
-        """The routes; a pattern's query goes on without static topics that it has not read before."""
+        """Return the routes; with a topic pattern, leave out static topics that were not read before."""
         while True:
             try:
                 return self._routes.look(deadline)
@@ -219,7 +219,7 @@ class ClusterView:
                 self._routes.follow((self._matching.look(deadline) | self._seen.keys()) - self._static)
 
     def _away(self, topic: str, error: TopicNotFound, deadline: Deadline) -> TopicNotFound:
-        """The error; where brokers may yet register at the name server, one that may pass."""
+        """Return ``error``, or TopicAway if the topic's brokers may still register at the name server."""
         try:
             registered = {broker.broker_name for broker in self._name_server.brokers(deadline)}
             missing = sorted(set(self.had_it(topic)) - registered)
@@ -240,7 +240,7 @@ class ClusterView:
         return TopicAway(error.code, remark, request=error.request, address=error.address)
 
     def _is_there_now(self, topic: str, deadline: Deadline) -> bool:
-        """Whether its last broker has registered since the name servers denied the topic."""
+        """Whether the topic's last broker has registered since the name servers denied the topic."""
         try:
             self._name_server.route(topic, deadline)
         except TopicNotFound:
@@ -248,15 +248,15 @@ class ClusterView:
         return True
 
     def snapshot(self) -> Snapshot:
-        """Bounds of every readable queue; topics and brokers that do not answer are reported, not raised.
+        """Return the bounds of every readable queue, and the errors of topics and brokers that do not answer.
 
         Raises:
-            TopicNotFound: As :meth:`routes`.
-            TransportError: If no name server, or not a single broker, answered.
+            TopicNotFound: For the same reasons as :meth:`routes`.
+            TransportError: If no name server or no broker at all answered.
         """
         routes = self.routes()
         queues = self._queues_of(routes)
-        # Of masters alone: the bounds of a replica that lags would look like a lost tail.
+        # Only masters: the bounds of a replica that lags would look like a lost tail.
         addresses = {name: address for name in queues if (address := routes.masters.get(name)) is not None}
         unreachable: dict[str, RocketMQError] = {
             name: TransportError(name, "the route names no master for this broker")
@@ -269,7 +269,7 @@ class ClusterView:
                 unreachable[name] = shown.error
         slaves: dict[str, BrokerAddress] = {}
         if self._options.goes_on_at_slaves():
-            # The replica that Java's clients choose.
+            # Take the replica that Java's clients choose.
             replicas = _replicas(routes, queues.keys() - addresses.keys())
             slaves = {name: of_broker[min(of_broker)] for name, of_broker in replicas.items()}
         slave_bounds: dict[MessageQueue, QueueBounds] = {}
@@ -292,7 +292,7 @@ class ClusterView:
             bounds=bounds,
             addresses=addresses,
             unreachable=unreachable,
-            # A topic that no name server knows is there as long as its brokers have it.
+            # A topic that no name server knows still exists as long as its brokers have it.
             absent={**routes.absent, **_denied(routes, bounds.keys() | slave_bounds.keys())},
             replicas=_replicas(routes, addresses),
             slaves=slaves,
@@ -302,7 +302,7 @@ class ClusterView:
     def _at_slaves(
         self, slaves: Mapping[str, BrokerAddress], queues: Mapping[str, _Queues]
     ) -> dict[str, _Outcome]:
-        """What each slave has if it serves pulls, else its error."""
+        """Return the bounds at each slave that serves pulls, else its error, by broker name."""
 
         def query(name: str) -> _Outcome:
             try:
@@ -319,7 +319,7 @@ class ClusterView:
         missing = [queue for wanted in queues.values() for queue in wanted if queue not in found]
         if missing:
             raise TransportError(address, f"the slave does not know {missing[0]}")
-        # Without slaveReadEnable it has bounds and refuses pulls, which would hold up every micro-batch.
+        # Without slaveReadEnable a slave reports bounds but refuses pulls, and every micro-batch would wait.
         queue, bounds = next(iter(found.items()))
         request = PullRequest(
             consumer_group=self._group, queue=queue, queue_offset=bounds.max_offset, max_msg_nums=1
@@ -328,10 +328,11 @@ class ClusterView:
         return found
 
     def vanished(self, known: Sequence[QueueRange], snapshot: Snapshot | None) -> list[Vanished]:
-        """Queues of ``known``, each with its next offset as ``end``, that are gone for good.
+        """Return the queues of ``known`` that are gone for good.
 
         Args:
-            known: Those of brokers that do not answer are not gone.
+            known: Queues, each with its next offset as ``end``; those of brokers that do not answer are not
+                gone.
             snapshot: The newest one; None if no topic was found.
         """
         missing = known
@@ -356,7 +357,7 @@ class ClusterView:
             self.vanished([QueueRange.between(queue, 0, 0) for queue in queues], snapshot)
 
     def _queues_of(self, routes: Routes) -> Mapping[str, _Queues]:
-        """The routes' queues by broker and topic, sorted; made once for many plans."""
+        """Return the routes' queues by broker and topic, sorted; computed once for each set of routes."""
         known_routes, queues = self._known_queues
         if routes is not known_routes:
             by_broker: dict[str, dict[str, list[MessageQueue]]] = {}
@@ -368,7 +369,7 @@ class ClusterView:
         return queues
 
     def _report_switched_off(self, routes: Routes) -> None:
-        """Log once that an operator has switched reading of a topic at a broker off, or on again."""
+        """Log once when an operator switches the reading of a topic at a broker off or on again."""
         switched_off = frozenset(
             (topic, data.broker_name)
             for topic, route in routes.by_topic.items()
@@ -389,7 +390,7 @@ class ClusterView:
     def starting_positions(
         self, snapshot: Snapshot, queues: Collection[MessageQueue], default: QueuePositions
     ) -> dict[MessageQueue, int]:
-        """Where each of ``queues`` begins if no offset of it is stored.
+        """Return where each of ``queues`` begins if it has no stored offset.
 
         Raises:
             OptionError: If startingOffsets names offsets or queues that do not exist.
@@ -408,7 +409,7 @@ class ClusterView:
         return positions
 
     def ending_positions(self, snapshot: Snapshot) -> dict[MessageQueue, int]:
-        """Where a batch read of each queue ends (exclusive).
+        """Return where a batch read of each queue ends (exclusive).
 
         Raises:
             OptionError: If endingOffsets names offsets or queues that do not exist.
@@ -422,7 +423,7 @@ class ClusterView:
             return ends
         wanted = self._options.ending_offsets or LATEST
         if self._options.ends_at_group():
-            # The group has consumed nothing of a queue without an offset.
+            # A queue without an offset: the group has consumed nothing of it.
             committed = self._committed(self._options.ending_group, snapshot, snapshot.bounds.keys())
             wanted = QueuePositions(EARLIEST_OFFSET, committed)
         self._await_masters(offsets_in_doubt(wanted, snapshot.slave_bounds), "endingOffsets")
@@ -451,7 +452,7 @@ class ClusterView:
     def _times(
         self, times: QueuePositions, snapshot: Snapshot, queues: Collection[MessageQueue]
     ) -> tuple[dict[MessageQueue, int], tuple[MessageQueue, ...]]:
-        """Positions by time, and the queues with nothing stored at or after theirs."""
+        """Return the positions by time, and the queues without a message stored at or after their time."""
         wanted = {queue: times.wanted(queue) for queue in queues}
         found = at_queues(
             [queue for queue, time_ms in wanted.items() if time_ms >= 0],
@@ -469,7 +470,7 @@ class ClusterView:
     def _committed(
         self, group: str | None, snapshot: Snapshot, queues: Collection[MessageQueue]
     ) -> dict[MessageQueue, int]:
-        """The committed offsets of a group that options name; queues without one are left out."""
+        """Return the committed offsets of a group named in an option; queues without one are left out."""
         assert group is not None, "options that say 'group' name it"
         store = self._options.offset_store
         if store is not None and StoreSpec.parse(store).kind is not StoreKind.BROKER:
@@ -478,7 +479,7 @@ class ClusterView:
             rows = open_offset_store(store, storage=storage).read(name)
             found = {queue: rows[queue].next_offset for queue in queues if queue in rows}
         else:
-            # A slave's copy of the group's offsets is seconds old.
+            # A slave's copy of the group's offsets may be some seconds old.
             self._await_masters(sorted(_of(snapshot.slave_bounds, queues)), f"the offset of group {group}")
             known = RemoteBrokerOffsets(group, self._brokers).read(queues, snapshot.addresses)
             found = {queue: offset for queue, offset in known.items() if offset >= 0}
@@ -493,7 +494,7 @@ class ClusterView:
         return found
 
     def _await_masters(self, queues: Sequence[MessageQueue], wanted: str) -> None:
-        """Raise a retryable error if ``queues``, of a master that is down, are not empty."""
+        """Raise a retryable error if there are ``queues`` that only a master that is down can answer for."""
         if queues:
             raise TransportError(
                 queues[0].broker_name,
@@ -505,7 +506,7 @@ class ClusterView:
     def _refuse(
         self, option: str, positions: QueuePositions, problems: Sequence[str], snapshot: Snapshot
     ) -> None:
-        """Raise what is wrong with an option, unless lost messages are to be passed over."""
+        """Raise the problems of an option if ``failOnDataLoss`` is true."""
         found = [*problems]
         if not snapshot.out_of_sight:
             found += unknown_queue_problems(positions, snapshot.bounds.keys(), option)
@@ -515,10 +516,11 @@ class ClusterView:
     def _shown(
         self, queues: Mapping[str, _Queues], addresses: Mapping[str, BrokerAddress]
     ) -> dict[str, _Shown]:
-        """Each broker's answers; all are called at once, so that their timeouts do not add up.
+        """Return each broker's answers; all are called at once, so that their timeouts do not add up.
 
-        A topic that a broker refuses is left alone for a while, once the cluster has been seen. The broker's
-        other topics go on in a group; a plain stream, which has one time of storage for all of them, waits.
+        A topic that a broker refuses is not asked for again for a while, once any broker has answered. The
+        broker's other topics go on in a group. In a plain stream they wait, because its offset has one time
+        of storage for all topics of a broker.
         """
         places = {(name, topic) for name, topics in queues.items() for topic in topics}
         resting = self._rests.among(places, self._clock.monotonic_s()) if self._has_worked else {}
@@ -542,12 +544,12 @@ class ClusterView:
     def _answers(
         self, name: str, address: BrokerAddress, queues: _Queues
     ) -> tuple[dict[MessageQueue, QueueBounds], dict[str, RocketMQError | None]]:
-        """The bounds that a broker shows, and its error for each topic, or None.
+        """Return the bounds that a broker reports, and its error, or None, for each topic.
 
-        One that does not answer is asked no more, and shows nothing.
+        A broker that does not answer is not asked for further topics, and has no bounds.
 
         Raises:
-            RocketMQError: If it refuses for good.
+            RocketMQError: If the broker refuses for good.
         """
         bounds: dict[MessageQueue, QueueBounds] = {}
         failures: dict[str, RocketMQError | None] = {}
@@ -570,10 +572,10 @@ class ClusterView:
         return bounds, failures
 
     def _may_pass(self, error: RocketMQError, broker_name: str, topic: str) -> bool:
-        """Whether a broker's error costs only its queues this plan."""
+        """Whether a broker's error only leaves its queues out of this plan."""
         if error.may_pass(has_worked=self._has_worked):
             return True
-        # Asks the offset store, so only where it matters.
+        # Comes second, because ``had_it`` reads the offset store.
         return error.may_pass(has_worked=True) and broker_name in self.had_it(topic)
 
     def _bounds_on(
@@ -591,7 +593,7 @@ class ClusterView:
                 raise
             return self._all_retry_bounds(address, queues)
         found = {queue: statistics[queue] for queue in queues if queue in statistics}
-        # Statistics list write queues only, and a shrunk topic has more to read. A proxy has none.
+        # Statistics list only write queues; a topic made smaller has more queues to read. A proxy has none.
         for queue in queues:
             if queue not in found:
                 low = brokers.min_offset(address, queue)
@@ -602,7 +604,7 @@ class ClusterView:
         """Refuse a SQL92 condition that the broker cannot filter by: pulls would bring all messages.
 
         Raises:
-            ExpressionInvalid: If it cannot read the condition, or filters by none.
+            ExpressionInvalid: If the broker cannot parse the condition or does not filter by SQL92.
         """
         if not wanted.is_sql92 or (address, wanted.topic) in self._accepted:
             return
@@ -613,7 +615,7 @@ class ClusterView:
     def _all_retry_bounds(
         self, address: BrokerAddress, queues: Sequence[MessageQueue]
     ) -> dict[MessageQueue, QueueBounds]:
-        """Bounds by pulls; while the group may not consume, its retry queues are not planned either."""
+        """Return the bounds of retry queues by pulls; none while the group is forbidden to consume."""
         try:
             return {queue: self._retry_bounds(address, queue) for queue in queues}
         except ConsumptionForbidden as error:
@@ -621,16 +623,16 @@ class ClusterView:
             return {}
 
     def _retry_bounds(self, address: BrokerAddress, queue: MessageQueue) -> QueueBounds:
-        """Bounds of a retry queue by a pull from its end, at the price of the message that may be there.
+        """Return the bounds of a retry queue by a pull from its end, which may transfer one message.
 
-        Brokers treat a retry topic as its group: statistics need ``Get``, consuming needs ``Sub`` alone.
+        Brokers check a retry topic by its group: statistics need ``Get``, but consuming needs only ``Sub``.
         """
         end = self._retry_ends.get(queue, 0)
         request = PullRequest(consumer_group=self._group, queue=queue, queue_offset=end, max_msg_nums=1)
         pulled = self._brokers.pull(address, request)
         target = pulled.reset_from(end)
         if target is not None:
-            # The broker forgets it with this answer.
+            # The broker forgets the reset with this answer.
             logger.warning(
                 "reset of a retry queue not followed, reset it again with the right Get on the group "
                 "group=%s %s target=%d",
@@ -644,7 +646,7 @@ class ClusterView:
     def _statistics(
         self, brokers: BrokerClient, address: BrokerAddress, topic: str, broker_name: str
     ) -> Mapping[MessageQueue, QueueBounds]:
-        """The bounds of all queues by one request; empty if the server does not know that request."""
+        """Return the bounds of all queues by one request; empty if the server does not support it."""
         if address in self._without_statistics:
             return {}
         try:
@@ -666,14 +668,14 @@ def at_first_contact(
     *,
     has_worked: Callable[[], bool] = lambda: False,
 ) -> T:
-    """Return the result of ``action``, which is tried three times: an address may be wrong.
+    """Return the result of ``action``, which is tried three times, because an address may be wrong.
 
-    It is tried as long as ``patience`` lasts where it may well pass: where brokers have yet to register at a
-    name server, where a name server is not ready, and, for a query that ``has_worked`` before, where name
-    servers or brokers are away or do not work now.
+    It is tried as long as ``patience`` lasts if the error is likely to pass: brokers have yet to register at
+    a name server; a name server is not ready; or, if the query ``has_worked`` before, name servers or brokers
+    are away or do not work now.
 
     Raises:
-        RocketMQError: Of the last try.
+        RocketMQError: The error of the last try.
     """
     try:
         return call_with_retry(action, _FIRST_CONTACT, patience, sleep, is_tried_again=_may_pass_later)
@@ -692,19 +694,23 @@ def at_first_contact(
 
 
 def _may_pass_later(error: RocketMQError) -> bool:
-    """Whether a few tries are worth while; a topic that is not there is most likely misspelt."""
+    """Whether to try again; a topic that is not there is most likely misspelt."""
     return error.retryable or (error.passes_later and not isinstance(error, TopicNotFound))
 
 
 def check_topics(options: ReadOptions, had_it: Callable[[str], Collection[str]]) -> None:
-    """Check that the topics of a query exist, before it makes anything; ``had_it`` as :class:`ClusterView`'s.
+    """Check that the topics of a query exist, before it creates anything.
 
-    A query that has read one of them before waits ``retryTimeoutMs`` for servers that are away; a new one
-    tries three times.
+    A query that has read one of the topics before waits up to ``retryTimeoutMs`` for servers that are away; a
+    new query tries three times.
+
+    Args:
+        options: The query's.
+        had_it: See :class:`ClusterView`.
 
     Raises:
-        TopicNotFound: If no living broker has one of them.
-        RocketMQError: If no name server, or not a single broker, answers.
+        TopicNotFound: If no living broker has one of the topics.
+        RocketMQError: If no name server or no broker at all answers.
     """
     clock = SystemClock()
     view = ClusterView(options, process_pool(ConnectionSettings.of(options)), clock, had_it=had_it)
@@ -723,7 +729,7 @@ def _of(
 
 
 def _denied(routes: Routes, queues: Collection[MessageQueue]) -> dict[str, TopicNotFound]:
-    """The topics that name servers deny, and of which no broker has shown one of ``queues``."""
+    """Return the topics that name servers deny and that have none of ``queues``."""
     if not routes.denied:
         return {}
     there = {queue.topic for queue in queues}

@@ -1,11 +1,12 @@
-"""Fetches queue ranges: sends the pulls that a window plans, over one connection per broker, by one thread.
+"""Fetch queue ranges: one thread sends the pulls that a window plans, over one connection per broker.
 
-It sends pulls in bursts and takes all answers that have come; these are decoded while the broker works on the
-pulls in flight.  The window decides (:mod:`~pyspark_rocketmq.consume.fetch_window`), and
-:mod:`~pyspark_rocketmq.client.pull_connection` transports.  Two rules are about connections:
+It sends pulls in bursts and takes all answers that have arrived; these are decoded while the broker works on
+the pulls in flight.  :mod:`~pyspark_rocketmq.consume.fetch_window` decides what to pull, and
+:mod:`~pyspark_rocketmq.client.pull_connection` sends and receives.  Two rules are about connections:
 
 1. Back-pressure: nothing happens until the caller wants more.
-2. A broken connection is a failure of the ranges that had pulls on it, as is another broker at its address.
+2. A broken connection counts as a failure of the ranges that had pulls on it; so does finding another broker
+   at its address.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Place(NamedTuple):
-    """A broker to pull from, by one connection."""
+    """A broker to pull from, over one connection."""
 
     address: BrokerAddress
     broker_name: str
@@ -48,11 +49,11 @@ class _Pull(NamedTuple):
     template: PullRequestTemplate
 
     def encode(self, opaque: int) -> bytes:
-        """The whole frame, length prefix included."""
+        """Return the whole frame, length prefix included."""
         return self.template.encode(self.task.queue_offset, self.task.max_msg_nums, opaque)
 
     def command(self) -> RemotingCommand:
-        """The same request as a command, opaque not set."""
+        """Return the same request as a command, without its opaque."""
         return self.template.request(self.task.queue_offset, self.task.max_msg_nums).command()
 
 
@@ -69,7 +70,7 @@ class Fetcher:
         clock: Clock | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Prepare to read ``partitions``, ranges of one set of options; nothing is connected yet."""
+        """Prepare to read ``partitions``, which share one query's options; nothing is connected yet."""
         self._clock = clock or SystemClock()
         self._sleep = sleep
         self._timeout_s = max((each.request_timeout_s for each in partitions), default=0.0)
@@ -83,15 +84,15 @@ class Fetcher:
         )
         self._connections: dict[_Place, PullConnection[_Pull]] = {}
         self._gone_away: set[_Place] = set()
-        """Servers that ended a connection by GO_AWAY and have not answered a pull since."""
+        """Servers that sent GO_AWAY and have not answered a pull since."""
 
     @property
     def ranges(self) -> tuple[RangeWindow, ...]:
-        """One for each partition, in their order."""
+        """The windows of the partitions, in their order."""
         return self._window.ranges
 
     def chunks(self) -> Generator[list[FetchedChunks]]:
-        """The chunks of all ranges; each range's are in queue order, the last one marked so.
+        """Yield the chunks of all ranges; each range's are in queue order, and its last one is marked.
 
         Bodies are views of receive buffers: see
         :class:`~pyspark_rocketmq.client.pull_connection.ReceiveBuffer`.
@@ -112,7 +113,7 @@ class Fetcher:
                 elif not has_sent and not window.in_flight:
                     self._wait()
         finally:
-            # A caller that stops half way (a LIMIT, a killed task) leaves unread answers: release closes such
+            # A caller that stops halfway (a LIMIT, a killed task) leaves unread answers: release closes such
             # a connection.
             for place, connection in self._connections.items():
                 release_connection(connection, self._clock, place.settings)
@@ -128,7 +129,7 @@ class Fetcher:
         pause_s = self._window.shortest_pause_s(began_s)
         readable = waiting
         if not can_wait or len(waiting) > 1 or pause_s is not None:
-            # A range whose pause ends must not wait for another range's slow answer.
+            # A range whose pause is over must not wait for another range's slow answer.
             timeout_s = RECEIVE_TICK_S if pause_s is None else min(RECEIVE_TICK_S, pause_s)
             timeout_s = timeout_s if can_wait else 0.0
             ready = await_readable([each for _, each in waiting], timeout_s)
@@ -162,7 +163,7 @@ class Fetcher:
             self._go_away(place, refused)
 
     def _go_away(self, place: _Place, refused: Iterable[_Pull]) -> None:
-        """Connect anew to a broker that shuts down: at once the first time, then as after any failure."""
+        """Connect again to a broker that shuts down: at once the first time, later as after any failure."""
         reason = "the broker is shutting down and sent the client away (GO_AWAY)"
         error = ChannelClosed(place.address, reason) if place in self._gone_away else None
         self._gone_away.add(place)
@@ -178,13 +179,13 @@ class Fetcher:
             self._window.lost(pull.task, error, now_s)
 
     def _send(self) -> bool:
-        """Send the pulls that the window plans; whether there were any."""
+        """Send the pulls that the window plans; return whether there were any."""
         tasks = self._window.tasks(self._clock.monotonic_s())
         by_place: dict[_Place, list[_Pull]] = {}
         pulls: list[_Pull] = []
         last: tuple[int, int] | None = None
         for task in tasks:
-            # Tasks of one range follow one another, and all go to one place.
+            # The tasks of a range follow one another, and all go to one place.
             if last != (task.range_index, task.broker_id):
                 last = task.range_index, task.broker_id
                 pulls = by_place.setdefault(self._place(*last), [])

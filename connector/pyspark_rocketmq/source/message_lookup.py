@@ -1,4 +1,4 @@
-"""Looks at single messages, by which one log of a queue differs from another."""
+"""Look up single messages, by which one log of a queue can be distinguished from another."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ logger = logging.getLogger(__name__)
 
 
 class Found(NamedTuple):
-    """What a broker has at one offset."""
+    """A broker's answer about one offset of a queue."""
 
     bounds: QueueBounds
-    """Of this moment."""
+    """The queue's bounds at this moment."""
     message: LastMessage | None
-    """The one at the offset; None if there is none."""
+    """The message at the offset; None if there is none."""
     reset_to: int | None = None
     """Target of a reset that the broker reported in place of the message."""
 
     @property
     def is_reset(self) -> bool:
-        """Whether it did."""
+        """Whether the broker reported a reset in place of the message."""
         return self.reset_to is not None
 
     @property
@@ -47,15 +47,16 @@ class Found(NamedTuple):
 
 
 class MessageLookup:
-    """Looks at single messages by pulls, as the group itself, which may read its topics.
+    """Look up single messages by pulls in the group's name, which is permitted to read its topics.
 
-    Brokers report an operator's reset once, with any pull: it keeps those, whatever fails then.
+    Brokers report an operator's reset only once, with any pull: reported resets are kept, even if something
+    fails afterwards.
     """
 
     def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
         self._group = options.consumer_group or PLAIN_SOURCE_GROUP
         self._brokers = Cluster.of(options, clock, pool=pool).brokers()
-        # Tasks look without it, and need not load the group's side.
+        # Imported here, because tasks use only ``found_at`` and need not load the group's modules.
         from pyspark_rocketmq.group.broker_offsets import ReportedResets
 
         self._resets = ReportedResets()
@@ -63,15 +64,15 @@ class MessageLookup:
         self._rests: Rests[MessageQueue] = Rests()
 
     def resets(self) -> dict[MessageQueue, int]:
-        """Targets of the resets reported since the last call."""
+        """Return the targets of the resets reported since the last call."""
         return self._resets.take()
 
     def look(
         self, places: Mapping[MessageQueue, int], addresses: Mapping[str, BrokerAddress]
     ) -> dict[MessageQueue, Found | RocketMQError]:
-        """Find what is at these offsets, or why that is not known; brokers are queried at the same time.
+        """Return the answer about each offset, or the error; brokers are queried at the same time.
 
-        A queue whose pull is refused rests for 3 s, in which its error is that refusal.
+        A queue whose pull is refused is not asked again for 3 s; until then that refusal is its error.
         """
         now_s = self._clock.monotonic_s()
         resting = self._rests.among(places, now_s)
@@ -85,14 +86,15 @@ class MessageLookup:
     def message_at(
         self, queue: MessageQueue, offset: int, snapshot: Snapshot, bounds: QueueBounds
     ) -> LastMessage | None:
-        """The message at an offset within ``bounds``, which were just seen; None if it cannot be decoded.
+        """Return the message at an offset within ``bounds``, seen just now; None if it cannot be decoded.
 
         Raises:
-            RocketMQError: If the broker does not answer, or refuses, or if the queue has other bounds by now.
+            RocketMQError: If the broker does not answer or refuses, or if the queue's bounds have moved so
+                that the answer does not count.
         """
         seen = self._seen_at(queue, offset, snapshot)
         if seen.is_reset:
-            # It is reported once: the next answer is the message.
+            # A reset is reported only once: the next answer is the message.
             seen = self._seen_at(queue, offset, snapshot)
         if seen.is_reset or seen.bounds.min_offset > offset or seen.bounds.max_offset < bounds.max_offset:
             raise BrokerOffsetUnavailable(
@@ -110,7 +112,7 @@ class MessageLookup:
     def stored_after(
         self, queue: MessageQueue, address: BrokerAddress, timestamp: int, bounds: QueueBounds
     ) -> int:
-        """The offset of the first message stored later than a time (milliseconds), or the queue's end.
+        """Return the offset of the first message stored later than ``timestamp`` (ms), or the queue's end.
 
         Raises:
             RocketMQError: If the broker does not answer, or refuses.
@@ -119,7 +121,7 @@ class MessageLookup:
         offset = min(max(found, bounds.min_offset), bounds.max_offset)
         seen = self._at(queue, offset, address)
         if seen.is_reset:
-            # It is reported once: the next answer is the message.
+            # A reset is reported only once: the next answer is the message.
             seen = self._at(queue, offset, address)
         # Brokers before 5 answer with the nearest message, which may be the one before.
         is_before = seen.message is not None and seen.message.store_timestamp <= timestamp
@@ -135,7 +137,7 @@ class MessageLookup:
 def found_at(
     brokers: BrokerClient, consumer_group: str, queue: MessageQueue, offset: int, address: BrokerAddress
 ) -> Found:
-    """Find what a broker has at an offset, by one pull.
+    """Ask a broker what it has at an offset, by one pull.
 
     Raises:
         RocketMQError: If the broker does not answer, or refuses.
@@ -149,9 +151,9 @@ def found_at(
 
 
 def _message_at(queue: MessageQueue, offset: int, data: PulledBody) -> LastMessage | None:
-    """The stored message at an offset; None if it cannot be decoded."""
+    """Return the stored message at an offset; None if it cannot be decoded."""
     try:
-        # Their bodies, which may be damaged, are not decompressed.
+        # Bodies are not decompressed: they may be damaged.
         messages = decode_stored_messages(data)
     except RemoteProtocolError as error:
         logger.warning(

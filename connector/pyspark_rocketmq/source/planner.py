@@ -1,8 +1,8 @@
-"""Plans micro-batches of what cluster and progress say, by ``consume.planning``; waits where Spark cannot.
+"""Plan micro-batches from bounds and progress, by ``consume.planning``; wait where Spark cannot.
 
-Runs in the source runner, a long-lived process without a SparkSession, where an exception ends the query and
-nothing times out by itself.  Hence: every call below has a deadline; a broker that cannot be reached costs
-its queues this micro-batch and not the query; only what the user must act on is raised.
+This runs in the source runner, a long-lived process without a SparkSession, where an exception ends the query
+and nothing times out by itself.  Hence every call below has a deadline; if a broker cannot be reached, its
+queues miss this micro-batch and the query goes on; only errors that the user must act on are raised.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ T = TypeVar("T")
 _UNKNOWN_BYTES: Final = 1024.0
 _WEIGHT_OF_NEW: Final = 0.5
 _FIRST_OWNERSHIP_S: Final = 5.0
-"""How long the first plan waits for this member's queues; they may come at a later trigger."""
+"""How long the first plan waits for this member's queues; a later plan can take those that come later."""
 _FIRST_PLAN: Final = RetryPolicy(attempts=3, first_pause_s=REFUSED_PAUSE_S, max_pause_s=REFUSED_PAUSE_S)
-"""For answers that nobody explains, before anything was planned: a queue that was refused rests for as long.
-"""
+"""Retries of unexplained refusals before the first plan; a refused queue rests as long as the pause."""
 _PAUSE_S: Final = 0.5
-"""Between two attempts while the cluster does not answer, or a suspended queue has no due time."""
+"""Seconds between attempts while the cluster does not answer or a suspended queue has no due time."""
 _MOST_SHOWN: Final = 5
-"""Queues named in an error."""
+"""Most queues named in an error."""
 
 
 class MessageSizes:
-    """About how large a queue's messages are, by a pull per topic and broker before a plan limited in bytes.
+    """Estimate the size of messages by a pull per topic and broker before each plan that is limited in bytes.
 
-    Not for a group: a broker reports an operator's reset once, with whatever pull of the group comes next.
+    Not for a group: a broker reports an operator's reset only once, with the group's next pull, and these
+    pulls would lose it.
     """
 
     def __init__(self, brokers: BrokerClient, consumer_group: str) -> None:
@@ -58,7 +58,7 @@ class MessageSizes:
         self._known: dict[tuple[str, str], float] = {}
 
     def look(self, progress: Mapping[MessageQueue, QueueState], snapshot: Snapshot) -> None:
-        """Measure the next messages of the longest backlogs; what does not answer stays as it was."""
+        """Measure the next messages of the longest backlogs; keep estimates where brokers do not answer."""
         longest: dict[tuple[str, str], tuple[int, MessageQueue]] = {}
         for queue, at in progress.items():
             bounds = snapshot.bounds.get(queue)
@@ -72,7 +72,7 @@ class MessageSizes:
                 self._known[place] = known + _WEIGHT_OF_NEW * (seen - known)
 
     def of(self, queue: MessageQueue) -> float:
-        """Stored bytes of one of the queue's messages."""
+        """Return the estimated stored size of one of the queue's messages, in bytes."""
         return self._known.get((queue.topic, queue.broker_name), _UNKNOWN_BYTES)
 
     def _seen(self, queue: MessageQueue, next_offset: int, snapshot: Snapshot) -> float | None:
@@ -96,7 +96,7 @@ class _Attempt(NamedTuple):
 
 
 class MicroBatchPlanner:
-    """The plan of the next micro-batch, from where the last one stopped. For one thread."""
+    """Plan each micro-batch from where the last one stopped. For one thread."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class MicroBatchPlanner:
         generations: CheckpointGenerations | None = None,
         held_up: Callable[[], str] = str,
     ) -> None:
-        """Prepare to plan; ``held_up`` is why queues wait, as far as the driver knows, or empty."""
+        """Prepare to plan; ``held_up`` returns the reason known to the driver why queues wait, or ''."""
         self._options = options
         self._view = view
         view.had_it = self._brokers_before
@@ -128,27 +128,27 @@ class MicroBatchPlanner:
         self._planned_at_s: float | None = None
         """When the last plan with something to run was made."""
         self._gone: set[MessageQueue] = set()
-        """Queues of the newest checkpoint that were deleted: what comes under their names is new."""
+        """Queues of the newest checkpoint that were deleted: a queue with the same name is a new one."""
         self._drain_watch = DrainWatch()
         self._held_up: frozenset[QueueRange] = frozenset()
-        """As of the last plan: logged already."""
+        """Uncommitted ranges that held up their queues at the last plan, and were logged then."""
         self._caps: dict[MessageQueue, int] | None = None
         """Where an AvailableNow query ends."""
         self._has_awaited = False
         self._initial: Offset | None = None
         self._reported: dict[str, RocketMQError] = {}
-        """The error logged last, by broker name or "" for all of them."""
+        """The error logged last, by broker name; "" for the cluster as a whole."""
         self._has_planned = False
-        """Whether brokers have given all that a plan needs."""
+        """Whether a plan has succeeded, so that brokers have given everything that one needs."""
         self._seen: Snapshot | None = None
-        """The newest one; None before first contact."""
+        """The newest snapshot; None before first contact."""
         self._logged: Collection[QueueRange] = ()
-        """The plan in Spark's checkpoint with which this run began, as far as it was given."""
+        """The plan in Spark's checkpoint with which this run began, if Spark has passed it on."""
         self._known: tuple[Offset, tuple[int, tuple[QueueRange, ...]]] = ({}, (0, ()))
-        """The offset written last, and what it holds."""
+        """The offset written last, and its sequence number and ranges."""
 
     def initial(self) -> Offset:
-        """The offset before the first micro-batch; the same at each call."""
+        """Return the offset before the first micro-batch; the same at each call."""
         if self._initial is None:
             self._initial = self._at_first_contact(self._first_offset)
         return self._initial
@@ -160,7 +160,7 @@ class MicroBatchPlanner:
         )
 
     def _stored_by(self, before: StoredBy, snapshot: Snapshot, previous: Sequence[QueueRange]) -> StoredBy:
-        """When a plain stream's messages were stored, for the next offset; a group's rows say more."""
+        """Return a plain stream's storage times for the next offset; none for a group: its rows have more."""
         if not self._progress.begins_in_checkpoint:
             return {}
         known = [was.queue for was in self._of_read_topics(previous)]
@@ -170,23 +170,24 @@ class MicroBatchPlanner:
         return with_times_of_waiting(times, self._generations.times_of_waiting)
 
     def prepare_available_now(self) -> None:
-        """Take what is stored now as the end of this query."""
+        """Fix the current ends of all queues as the end of this query."""
         bounds = self._whole_snapshot(can_read_slaves=True).with_slaves().bounds
         self._caps = {queue: each.max_offset for queue, each in bounds.items()}
 
     def until_drained(self, start: Offset) -> Offset:
-        """As :meth:`latest` with AvailableNow, whose end is what is stored at the first call."""
+        """Like :meth:`latest` with AvailableNow; the end is fixed at the first call."""
         if self._caps is None:
             self.prepare_available_now()
         return self.latest(start)
 
     def all_at_once(self, start: Offset) -> Offset:
-        """The offset whose plan holds everything that is stored now, whatever the limits of a micro-batch.
+        """Return the offset whose plan holds everything stored now, without the limits of a micro-batch.
 
-        For ``trigger(once=True)``, which runs one micro-batch: with limits it would end after a part.
+        For ``trigger(once=True)``, which runs a single micro-batch: limits would end it before everything is
+        read.
 
         Raises:
-            DataLoss, RocketMQError: As :meth:`latest` with AvailableNow.
+            DataLoss, RocketMQError: For the same reasons as :meth:`latest` with AvailableNow.
         """
         if self._caps is None:
             self._limits = ReadLimits()
@@ -194,12 +195,12 @@ class MicroBatchPlanner:
         return self.latest(start)
 
     def runnable(self, offset: Offset) -> Sequence[QueueRange]:
-        """The ranges to run now of a plan that Spark has logged; after a restart that may be an old one."""
+        """Return the ranges to run now of a plan in Spark's log, which may be old after a restart."""
         ranges = self._progress.runnable(self.plan_of(offset)[1])
         return [planned for planned in ranges if planned.count > 0]
 
     def witnesses(self, planned: Iterable[QueueRange]) -> dict[MessageQueue, Witnesses]:
-        """Consumed messages by which tasks see that the logs of :meth:`runnable` ranges are the same."""
+        """Return consumed messages, by which tasks check the logs of :meth:`runnable` ranges."""
         bounds = self.newest()
         found: dict[MessageQueue, Witnesses] = {}
         for each in planned:
@@ -209,7 +210,7 @@ class MicroBatchPlanner:
         return found
 
     def listener_ms(self, queue: MessageQueue) -> float | None:
-        """How long the group's listener takes per message of ``queue``; None if unknown."""
+        """Return how long the group's listener takes per message of ``queue``, in ms; None if unknown."""
         return self._progress.listener_ms(queue)
 
     def _of_read_topics(self, previous: Sequence[QueueRange]) -> list[QueueRange]:
@@ -219,20 +220,21 @@ class MicroBatchPlanner:
 
     @property
     def has_worked(self) -> bool:
-        """Whether messages of this query have been read before, in an earlier run perhaps."""
+        """Whether messages of this query have been read before, in this run or an earlier one."""
         return self._progress.has_worked
 
     def newest(self) -> Mapping[MessageQueue, QueueBounds]:
-        """Bounds as of the last plan, for progress reports."""
+        """Return the bounds seen at the last plan, for progress reports."""
         return {} if self._seen is None else self._seen.bounds
 
     def snapshot_for(self, planned: Collection[QueueRange], *, can_wait: bool) -> Snapshot:
-        """The newest snapshot, with those slaves alone that have all of ``planned``.
+        """Return the newest snapshot, only with slaves that have all of ``planned``.
 
         Args:
-            planned: A plan that runs again after a restart may name a broker that is down now and has no such
-                slave.
-            can_wait: Whether to wait for it, ``retryTimeoutMs`` at most; then its address is missing.
+            planned: A plan that runs again after a restart; a broker that it names may be down now and have
+                no such slave.
+            can_wait: Whether to wait for such a broker, ``retryTimeoutMs`` at most; then its address is
+                missing.
 
         Raises:
             RocketMQError: If the cluster cannot be reached at first contact.
@@ -253,14 +255,15 @@ class MicroBatchPlanner:
             snapshot = self._retried(patience)
 
     def latest(self, start: Offset) -> Offset:
-        """The offset that holds the next plan, or ``start`` when there is nothing to do.
+        """Return the offset that holds the next plan, or ``start`` if there is nothing to do.
 
-        AvailableNow waits for suspended queues and for brokers that are down: ``start`` would end the query.
+        With AvailableNow this waits for suspended queues and for brokers that are down, because returning
+        ``start`` would end the query.
 
         Raises:
             DataLoss: If wanted messages are gone and ``failOnDataLoss`` is true.
-            RocketMQError: If the cluster cannot be reached at first contact, or, with AvailableNow, for as
-                long as ``retryTimeoutMs``.
+            RocketMQError: If the cluster cannot be reached at first contact, or, with AvailableNow, within
+                ``retryTimeoutMs``.
         """
         seq, previous = self.plan_of(start)
         patience: Deadline | None = None
@@ -299,7 +302,7 @@ class MicroBatchPlanner:
         }
 
     def _check_drain(self, left: Mapping[MessageQueue, int]) -> None:
-        """Raise if a group's drain made no progress for ``drainTimeoutMs``: a message always fails."""
+        """Raise if a group's drain made no progress for ``drainTimeoutMs``: some message fails each time."""
         if self._options.consumer_group is None:
             return
         stands_for_s = self._drain_watch.stands_for_s(left, self._clock.monotonic_s())
@@ -322,7 +325,7 @@ class MicroBatchPlanner:
         )
 
     def _waits_for_more(self, plan: Plan) -> bool:
-        """Whether there is too little to read, and time to wait for more (``minOffsetsPerTrigger``)."""
+        """Whether there is too little to read and still time to wait for more (``minOffsetsPerTrigger``)."""
         least = self._options.min_offsets_per_trigger
         is_enough = least is None or plan.readable >= least or plan.gaps
         if is_enough or self._caps is not None or self._planned_at_s is None:
@@ -331,7 +334,7 @@ class MicroBatchPlanner:
         return waited_s < self._options.trigger_delay_ms() / 1000
 
     def _unsettled_error(self) -> RocketMQError | None:
-        """Why an AvailableNow query cannot end yet: another member holds queues allocated to it."""
+        """Return why an AvailableNow query cannot end yet: another member holds queues allocated to it."""
         if self._caps is None or self._progress.await_ready(0.0):
             return None
         return RocketMQError(
@@ -342,7 +345,7 @@ class MicroBatchPlanner:
         )
 
     def _attempt(self, previous: Sequence[QueueRange], times: StoredBy) -> _Attempt | RocketMQError:
-        """One plan from a new snapshot; or an error that may pass."""
+        """Return a plan from a new snapshot, or an error that may pass."""
         if self._seen is None:
             self._logged = previous
             self._at_first_contact(self._look)
@@ -367,7 +370,10 @@ class MicroBatchPlanner:
     def _put_off(
         self, error: RocketMQError, previous: Sequence[QueueRange], *, has_worked: bool
     ) -> RocketMQError:
-        """``error`` if planning is to be tried again: name servers forget topics whose brokers are away."""
+        """Return ``error`` if planning is to be tried again, else raise it.
+
+        TopicNotFound is tried again, too: name servers forget topics whose brokers are away.
+        """
         if isinstance(error, TopicNotFound):
             self._without_vanished(previous, None)
         elif not waits(error, has_worked=has_worked):
@@ -386,7 +392,7 @@ class MicroBatchPlanner:
     def _follow(
         self, previous: Sequence[QueueRange], snapshot: Snapshot, times: StoredBy
     ) -> tuple[Sequence[QueueRange], Snapshot]:
-        """Where a plain stream's queues go on, and ``snapshot`` without those that must wait."""
+        """Return where a plain stream's queues go on, and ``snapshot`` without the queues that must wait."""
         if self._generations is None:
             return previous, snapshot
         before = self._generations.waiting
@@ -401,18 +407,18 @@ class MicroBatchPlanner:
         return previous, replace(snapshot, bounds=bounds)
 
     def _waiting(self) -> Mapping[MessageQueue, RocketMQError]:
-        """Queues that the last plan left out for now although their brokers show bounds, and why."""
+        """Return the queues that the last plan left out although their brokers report bounds, and why."""
         return self._progress.waiting if self._generations is None else self._generations.waiting
 
     def _without_vanished(
         self, previous: Sequence[QueueRange], snapshot: Snapshot | None
     ) -> Sequence[QueueRange]:
-        """``previous`` without deleted queues.
+        """Return ``previous`` without deleted queues.
 
-        A queue of a topic that the query does not read any more keeps its position, and is nobody's loss.
+        A queue of a topic that the query no longer reads keeps its position, and its end is not checked.
 
         Raises:
-            DataLoss: If a queue is gone that was not read to its end, and ``failOnDataLoss`` is true.
+            DataLoss: If a deleted queue was not read to its end, and ``failOnDataLoss`` is true.
         """
         if not self._progress.begins_in_checkpoint:
             return previous
@@ -432,7 +438,7 @@ class MicroBatchPlanner:
         return [planned for planned in previous if planned.queue not in self._gone]
 
     def _not_planned(self, previous: Sequence[QueueRange]) -> list[QueueRange]:
-        """Queues that an AvailableNow query is to read and has not planned yet, as empty ranges."""
+        """Return the queues that an AvailableNow query has yet to plan, as empty ranges."""
         planned = {known.queue for known in previous}
         wanted = sorted(queue for queue, cap in (self._caps or {}).items() if cap and queue not in planned)
         return [QueueRange.between(queue, 0, 0) for queue in wanted]
@@ -446,7 +452,11 @@ class MicroBatchPlanner:
         return offset
 
     def _borne(self, trouble: RocketMQError | None, patience: Deadline | None) -> Deadline | None:
-        """Patience runs from the first trouble to the next moment without one; raise when it is over."""
+        """Return the deadline for ``trouble``, which begins with the first of a series; None without trouble.
+
+        Raises:
+            RocketMQError: ``trouble``, if the deadline has passed.
+        """
         if trouble is None:
             return None
         if patience is not None and patience.has_passed:
@@ -455,7 +465,7 @@ class MicroBatchPlanner:
         return patience or self._patience()
 
     def plan_of(self, offset: Offset) -> tuple[int, tuple[QueueRange, ...]]:
-        """As ``offset_to_plan``, without parsing the offset written last, which Spark gives twice."""
+        """Like ``offset_to_plan``, but without parsing the offset written last, which Spark passes twice."""
         known_offset, plan = self._known
         return plan if offset == known_offset else offset_to_plan(offset)
 
@@ -480,7 +490,7 @@ class MicroBatchPlanner:
         return plan
 
     def _report_held_up(self, held_up: Sequence[QueueRange]) -> None:
-        """Log queues that stand still for want of a COMMIT, each time their messages were read again."""
+        """Log queues that stand still for lack of a COMMIT, each time their messages were read again."""
         for had in held_up:
             if had not in self._held_up:
                 logger.error(
@@ -495,7 +505,7 @@ class MicroBatchPlanner:
         self._held_up = frozenset(held_up)
 
     def _missing_error(self, snapshot: Snapshot, previous: Sequence[QueueRange]) -> RocketMQError | None:
-        """Why an AvailableNow query cannot end yet although nothing is planned: a queue is missing."""
+        """Return why an AvailableNow query cannot end yet although nothing is planned: a queue is missing."""
         waiting = self._waiting()
         for queue, cap in sorted((self._caps or {}).items()):
             if queue in snapshot.bounds and queue not in waiting:
@@ -523,7 +533,7 @@ class MicroBatchPlanner:
         )
 
     def _read_before(self) -> set[MessageQueue]:
-        """Return the queues that checkpoint and offset store name, of topics that the query still reads."""
+        """Return the queues in checkpoint and offset store whose topics the query still reads."""
         known = {*(planned.queue for planned in self._logged), *self._progress.stored()}
         return {queue for queue in known if self._options.reads(queue.topic)}
 
@@ -532,7 +542,7 @@ class MicroBatchPlanner:
         return {queue.broker_name for queue in self._read_before() if queue.topic == topic}
 
     def _whole_snapshot(self, *, can_read_slaves: bool = False) -> Snapshot:
-        """A snapshot with every master, or slaves instead; waits for them, ``retryTimeoutMs`` at most."""
+        """Return a snapshot with every master, or slaves instead; wait for them up to ``retryTimeoutMs``."""
         patience = self._patience()
         snapshot = self._at_first_contact(self._look) if self._seen is None else self._retried(patience)
         while missing := snapshot.unreadable if can_read_slaves else snapshot.out_of_sight:
@@ -578,13 +588,13 @@ class MicroBatchPlanner:
             logger.warning("planning skipped, trying again at the next trigger: %s", trouble)
 
     def _is_news(self, place: str, error: RocketMQError) -> bool:
-        """Whether an error was not logged before: a server that refused is not asked again for a while."""
+        """Whether an error is not the one logged last; a refusal is kept while the server is not asked."""
         is_news = self._reported.get(place) is not error
         self._reported[place] = error
         return is_news
 
     def _report_slaves(self, snapshot: Snapshot) -> None:
-        """Log when a slave is read instead of its master, and when that is over."""
+        """Log when a slave begins to be read instead of its master, and when that ends."""
         before = {} if self._seen is None else self._seen.slaves
         for name in sorted(snapshot.slaves.keys() - before.keys()):
             logger.warning(

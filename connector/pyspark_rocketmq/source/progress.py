@@ -1,4 +1,4 @@
-"""Where each queue stands: from Spark's own offset, or from a group's offset store."""
+"""Each queue's progress: from Spark's own offset, or from a group's offset store."""
 
 from __future__ import annotations
 
@@ -35,15 +35,14 @@ from pyspark_rocketmq.source.queue_generations import QueueGenerations
 logger = logging.getLogger(__name__)
 
 _MOST_LOOKS = 3
-"""In one plan: a look may bring a reset, and a queue that was reset is looked at."""
+"""Most looks at messages in one plan: a look may report a reset, which needs another look."""
 
 
 class ProgressSource(Protocol):
-    """The side of planning that differs between a plain stream and a consumer group."""
+    """The part of planning that differs between a plain stream and a consumer group."""
 
     begins_in_checkpoint: ClassVar[bool]
-    """Whether the offset before the first micro-batch says where each queue begins, so that all must be seen.
-    """
+    """Whether the offset before the first micro-batch holds each queue's start, so that all must be seen."""
 
     @property
     def waiting(self) -> Mapping[MessageQueue, RocketMQError]:
@@ -52,96 +51,96 @@ class ProgressSource(Protocol):
 
     @property
     def has_worked(self) -> bool:
-        """Whether messages of this query have been consumed before, in an earlier run perhaps."""
+        """Whether messages of this query have been consumed before, in this run or an earlier one."""
         ...
 
     def stored(self) -> Collection[MessageQueue]:
-        """Return the queues with progress outside Spark's checkpoint; none where that cannot be read."""
+        """Return the queues with progress outside Spark's checkpoint; none if that cannot be read."""
         ...
 
     def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:
-        """What the offset before the first micro-batch holds."""
+        """Return the ranges for the offset before the first micro-batch."""
         ...
 
     def await_ready(self, timeout_s: float) -> bool:
-        """Wait until it is settled which queues may be planned; whether it is."""
+        """Wait until it is settled which queues may be planned; return whether it is."""
         ...
 
     def begin_reading(self) -> None:
-        """Start what :meth:`read` needs of storage; the cluster is looked at meanwhile."""
+        """Start to read from storage for :meth:`read`, while the caller looks at the cluster."""
         ...
 
     def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueState]:
-        """Progress of every queue that may be planned now; ``snapshot.bounds_of`` gives bounds."""
+        """Return the progress of every queue that may be planned now; ``snapshot.bounds_of`` gives bounds."""
         ...
 
     def had_in_vain(self, progress: Mapping[MessageQueue, QueueState]) -> Mapping[MessageQueue, Had]:
-        """What queues' listeners have had without a commit."""
+        """Return the ranges delivered to queues' listeners that have not committed them."""
         ...
 
     def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:
-        """The ranges the next offset holds; empty when there is nothing to run.
+        """Return the ranges of the next offset; empty if there is nothing to run.
 
-        Gaps in ``plan`` are to be skipped, and their corrected offsets remembered at once: an offset past the
-        end is measured against the end of this moment, and a later look would correct it past newer messages.
+        Gaps in ``plan`` must be skipped, and their corrected offsets stored at once: an offset past the end
+        is corrected to the end at this moment, and a later correction would skip messages stored meanwhile.
         """
         ...
 
     def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
-        """The ranges of a logged plan that may still be run; a plan can be older than what happened since."""
+        """Return the ranges of a logged plan that may still be run; a queue may have been reset since."""
         ...
 
     def witnesses(self, planned: QueueRange, first: int) -> Witnesses:
-        """Messages by which a task sees that the log of a :meth:`runnable` range is the one consumed so far.
+        """Return messages by which a task checks that a :meth:`runnable` range is in the log consumed so far.
 
         ``first`` is the queue's smallest offset.
         """
         ...
 
     def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:
-        """Where a queue stood at the last look, reachable now or not; None if it was never seen."""
+        """Return a queue's next offset at the last look, even if it cannot be reached; None if never seen."""
         ...
 
     def listener_ms(self, queue: MessageQueue) -> float | None:
-        """How long a listener took per message of a queue lately, in milliseconds; None if unknown."""
+        """Return how long a listener lately took per message of a queue, in milliseconds; None if unknown."""
         ...
 
 
 class CheckpointProgress:
-    """A plain stream: every queue goes on where the previous plan ended.
+    """Progress of a plain stream: every queue goes on where the previous plan ended.
 
-    The offset carries the position of every queue, idle ones as empty ranges.
+    The offset contains the position of every queue; idle queues have empty ranges.
     """
 
     begins_in_checkpoint: ClassVar[bool] = True
     waiting: Mapping[MessageQueue, RocketMQError] = MappingProxyType({})
     has_worked: bool = True
-    """A plain stream's tasks fail when their patience is over."""
+    """Always true: the tasks of a plain stream fail when their retry time is over."""
 
     def __init__(self, view: ClusterView, default_start: QueuePositions) -> None:
         self._view = view
         self._default_start = default_start
 
     def stored(self) -> Collection[MessageQueue]:
-        """Return none: the checkpoint has all of it."""
+        """Return nothing: all progress is in the checkpoint."""
         return ()
 
     def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:
-        """Empty ranges at the starting positions."""
+        """Return empty ranges at the starting positions."""
         positions = self._view.starting_positions(snapshot, snapshot.bounds.keys(), self._default_start)
         return [QueueRange.between(queue, start, start) for queue, start in positions.items()]
 
     def await_ready(self, timeout_s: float) -> bool:  # noqa: ARG002
-        """At once: every queue is this query's."""
+        """Return True at once: every queue belongs to this query."""
         return True
 
     def begin_reading(self) -> None:
-        """Nothing: Spark hands the progress in."""
+        """Do nothing: Spark passes the progress in."""
 
     def read(self, previous: Sequence[QueueRange], snapshot: Snapshot) -> dict[MessageQueue, QueueState]:
-        """Ends of the previous plan; queues that appeared since begin at their earliest offset (row A2).
+        """Return the ends of the previous plan; new queues begin at their earliest offset (row A2).
 
-        While a master is down its queues go on at the slave where that has the offset.
+        While a master is down, its queues go on at the slave if that has the offset.
         """
         ends = {planned.queue: planned.end for planned in previous}
         at_slaves = {
@@ -157,11 +156,11 @@ class CheckpointProgress:
         self,
         progress: Mapping[MessageQueue, QueueState],  # noqa: ARG002
     ) -> Mapping[MessageQueue, Had]:
-        """None: every plan moves."""
+        """Return nothing: every plan moves on."""
         return {}
 
     def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:
-        """The new ranges, and the positions of the queues that have none."""
+        """Return the new ranges, and the positions of all other queues as empty ranges."""
         if not plan.ranges and not plan.gaps:
             return ()
         positions = {before.queue: before.end for before in previous}
@@ -170,27 +169,26 @@ class CheckpointProgress:
         return tuple((idle | {new.queue: new for new in plan.ranges}).values())
 
     def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
-        """All: the checkpoint is the truth."""
+        """Return all: the checkpoint is the truth."""
         return planned
 
     def witnesses(self, planned: QueueRange, first: int) -> Witnesses:  # noqa: ARG002
-        """None: a checkpoint has no messages."""
+        """Return none: a checkpoint has no messages."""
         return NO_WITNESSES
 
     def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:
-        """The end of its last range."""
+        """Return the end of the queue's last range."""
         return next((planned.end for planned in previous if planned.queue == queue), None)
 
     def listener_ms(self, queue: MessageQueue) -> None:
-        """Nobody knows: a plain stream has no listener."""
+        """Return None: a plain stream has no listener."""
 
 
 class GroupProgress:
-    """A consumer group: progress is what the offset store says, under the epoch this consumer claimed.
+    """Progress of a consumer group: the rows of its offset store, under the epochs this consumer claimed.
 
-    A queue is claimed once under every grant; afterwards the row's owner tells whether it is
-    still ours, and its epoch is the one to plan with, so that an operator's reset is picked up at the next
-    plan (row F5).
+    A queue is claimed once under every grant. Afterwards the row's owner shows whether it is still ours. The
+    row's epoch is the one to plan with, so that an operator's reset is picked up at the next plan (row F5).
     """
 
     begins_in_checkpoint: ClassVar[bool] = False
@@ -218,14 +216,14 @@ class GroupProgress:
             client_id: This member.
             store: Where the progress is.
             ownership: Which queues are this member's.
-            view: Tells where queues without progress begin.
-            default_start: Where they begin if the options do not say.
-            clock: Measures what is left out or stands still.
-            is_sole_owner: Whether nobody else may ever claim these rows, as those of a broadcasting instance.
-            broker_offsets: The group's offsets at the brokers, which a mixed group goes by; None without
-                such.
-            reset_watch: Hears of resets made at the brokers; None if there are none to follow.
-            message_lookup: Looks at single messages; without it nobody sees that offsets began again.
+            view: Finds where queues without progress begin.
+            default_start: Where they begin if the options do not set it.
+            clock: Measures how long queues are left out or stand still.
+            is_sole_owner: Whether nobody else may ever claim these rows; true for a broadcasting instance.
+            broker_offsets: The group's offsets at the brokers, which a group with Java members follows; None
+                if there are none.
+            reset_watch: Finds resets made at the brokers; None if there are none to follow.
+            message_lookup: Looks up single messages; without it, it is not noticed that offsets began again.
             fail_on_data_loss: Whether that ends the query.
         """
         self._group = consumer_group
@@ -249,27 +247,27 @@ class GroupProgress:
         )
         self._reset_watch = reset_watch
         self._resets: dict[MessageQueue, int] = {}
-        """Told by brokers, which have forgotten them, and not stored yet."""
+        """Targets of resets not stored yet; brokers have reported them and forgotten them."""
         self._clock = clock
         self._grants: Mapping[MessageQueue, int] = {}
-        """Of the plan in the making."""
+        """The grants of held queues in sight, for the plan being made."""
         self._claimed: dict[MessageQueue, int] = {}
         """The grant under which a queue was claimed."""
         self._claiming: dict[MessageQueue, int] = {}
-        """The epoch of each queue before a claim of which it is not known whether it was stored."""
+        """The epoch of each queue before a claim that may or may not have been stored."""
         self._stuck = StuckQueueDetector()
         self._stalls = StallCounter()
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="rocketmq-offset-store")
         self._reading: Future[dict[MessageQueue, OffsetRow]] | None = None
         self._rows: dict[MessageQueue, OffsetRow] = {}
-        """As of the last look at the store."""
+        """The rows at the last look at the store."""
         self._first_offsets: dict[MessageQueue, int] = {}
-        """Where queues were when this process saw them first."""
+        """The next offset of each queue when this process first saw it."""
         self._has_moved = False
-        """Whether one has gone on since."""
+        """Whether a queue has moved on since."""
 
         self._run_by: Mapping[MessageQueue, OffsetRow] = NO_ROWS
-        """As of the last :meth:`runnable`."""
+        """The rows read by the last :meth:`runnable`."""
 
     def stored(self) -> Collection[MessageQueue]:
         """Return the queues that have a row."""
@@ -280,7 +278,7 @@ class GroupProgress:
             return ()
 
     def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:  # noqa: ARG002 - the protocol's
-        """Nothing: a group's positions are in its offset store."""
+        """Return nothing: a group's positions are in its offset store."""
         return ()
 
     def await_ready(self, timeout_s: float) -> bool:
@@ -288,7 +286,7 @@ class GroupProgress:
         return self._ownership.await_settled(timeout_s)
 
     def begin_reading(self) -> None:
-        """Read the store's rows on another thread: storage and brokers are waited for at the same time."""
+        """Read the store's rows on another thread, to wait for storage and brokers at the same time."""
         self._reading = self._reader.submit(self._store.read, self._group)
 
     def read(
@@ -296,7 +294,7 @@ class GroupProgress:
         previous: Sequence[QueueRange],  # noqa: ARG002
         snapshot: Snapshot,
     ) -> dict[MessageQueue, QueueState]:
-        """Rows of the queues owned and claimed, after claiming those that are new."""
+        """Claim new queues, and return the progress of all that are owned and claimed."""
         held = self._ownership.begin_plan()
         self._grants = {
             queue: grant
@@ -352,12 +350,13 @@ class GroupProgress:
     def has_worked(self) -> bool:
         """Whether the group has consumed a message, or seen one that it passed over.
 
-        Brokers, as a store, remember none, so a queue that has gone on in this process shows it, too.
+        Brokers used as the store remember no messages, so a queue that has moved on in this process also
+        counts.
         """
         return self._has_moved or any(row.state.last_message for row in self._rows.values())
 
     def _report_waiting(self, waiting: Mapping[MessageQueue, RocketMQError]) -> None:
-        """Log each queue that is left out, once for each error."""
+        """Log each queue that is left out, once per error."""
         for queue, error in sorted(waiting.items()):
             if self.waiting.get(queue) is not error:
                 logger.warning("queue left out of this plan group=%s %s: %s", self._group, queue, error)
@@ -366,7 +365,7 @@ class GroupProgress:
     def _own(
         self, rows: Mapping[MessageQueue, OffsetRow], snapshot: Snapshot
     ) -> dict[MessageQueue, OffsetRow]:
-        """Those of the queues whose masters answer that may be planned."""
+        """Return the rows of queues that may be planned and whose masters answer."""
         return {
             queue: rows[queue]
             for queue, grant in self._grants.items()
@@ -378,10 +377,10 @@ class GroupProgress:
     def _at_slaves(
         self, rows: Mapping[MessageQueue, OffsetRow], snapshot: Snapshot
     ) -> dict[MessageQueue, OffsetRow]:
-        """Those of the queues claimed before their masters went down that go on at slaves.
+        """Return the rows of queues that were claimed before their masters went down and go on at slaves.
 
-        To claim a queue, or to tell of a reset, takes its master: only that knows whether a Java member has
-        consumed the queue meanwhile.
+        Claiming a queue and writing a reset need the master, because only the master knows whether a Java
+        member has consumed the queue meanwhile.
         """
         standing = {
             queue: rows[queue]
@@ -402,23 +401,23 @@ class GroupProgress:
     def _follow_generations(
         self, own: Mapping[MessageQueue, OffsetRow], held: Collection[MessageQueue], snapshot: Snapshot
     ) -> dict[MessageQueue, OffsetRow]:
-        """Rows of queues whose offsets began again, and of those that a broker says were reset."""
+        """Return the rows of queues whose offsets began again, and of queues reset at a broker."""
         if self._generations is None:
             return {}
         try:
             begun = self._generations.follow(own, snapshot, has_worked=self.has_worked)
         finally:
-            # Stored even where this plan fails, which may end the query.
+            # Stored even if this plan fails, which may end the query.
             self._take_in(self._generations.resets())
             moved = self._follow_resets(held, snapshot)
         return begun | moved
 
     def _check_sole_owner(self, rows: Mapping[MessageQueue, OffsetRow]) -> None:
-        """Whether somebody else has claimed rows that must be this consumer's alone since the last look.
+        """Raise if another consumer has claimed rows since the last look that only this one may claim.
 
-        This consumer's own claims are in what it saw last, except one that failed after it was stored. Resets
-        raise epochs, too, and so does a sink that was ahead: an earlier run of this query, perhaps, was held
-        up before its commit.
+        The rows seen last contain this consumer's own claims, except one that failed after it was stored.
+        Resets raise epochs, too, and so does noting a sink that was ahead, perhaps because an earlier run of
+        this query was held up before its commit.
         """
         if not self._is_sole_owner:
             return
@@ -431,14 +430,14 @@ class GroupProgress:
                 raise second_owner(self._group, row.owner)
 
     def had_in_vain(self, progress: Mapping[MessageQueue, QueueState]) -> Mapping[MessageQueue, Had]:
-        """Of listeners without autoCommit that have consumed a whole range and committed nothing."""
+        """Return the ranges delivered in full to listeners without autoCommit that have committed nothing."""
         return self._stalls.had(progress, self._clock.monotonic_s())
 
     def compose(self, previous: Sequence[QueueRange], plan: Plan) -> Sequence[QueueRange]:  # noqa: ARG002
-        """The new ranges; a queue with a gap is reset in the store and planned under its new epoch."""
+        """Return the new ranges; queues with gaps are reset in the store, for a plan under new epochs."""
         gaps = {gap.queue: gap.corrected for gap in plan.gaps}
         if gaps:
-            # Under the epochs that were planned by: whoever has claimed a queue meanwhile has gone on.
+            # Only under the planned epochs: a member that has claimed a queue meanwhile has moved on.
             self._store.reset(self._group, gaps, under={queue: self._rows[queue].epoch for queue in gaps})
         wanted = [self._within_generation(new) for new in plan.ranges if new.queue not in gaps]
         valid = self._ownership.planned({new.queue: self._grants[new.queue] for new in wanted})
@@ -455,16 +454,17 @@ class GroupProgress:
         return ranges
 
     def _within_generation(self, new: QueueRange) -> QueueRange:
-        """The range up to where its queue's next generation begins."""
+        """Return the range, cut where its queue's next generation begins."""
         end = None if self._generations is None else self._generations.end_of(new.queue)
         return new if end is None or end >= new.end else replace(new, end=end)
 
     def runnable(self, planned: Sequence[QueueRange]) -> Sequence[QueueRange]:
-        """Those whose queue is held, and whose epoch is the stored one.
+        """Return the ranges whose queues are held and whose epochs are the stored ones.
 
         A plan in Spark's log is run again after a restart. By then the queue may belong to another member,
-        who would consume it at the same time. If it was claimed or reset meanwhile, its data must not reach
-        the sink either: the watermark would pass messages that the new position brings again.
+        which would consume it at the same time. If the queue was claimed or reset meanwhile, the range's data
+        must not reach the sink either: the watermark would pass messages that are read again from the new
+        position.
         """
         rows = self._run_by = self._store.read(self._group)
         kept = []
@@ -495,22 +495,22 @@ class GroupProgress:
         return kept
 
     def witnesses(self, planned: QueueRange, first: int) -> Witnesses:
-        """Those that its row remembers."""
+        """Return the messages remembered in the queue's row."""
         row = self._run_by.get(planned.queue)
         if row is None:
             return NO_WITNESSES
         found = witnesses(row.state.last_message, planned.start, first=first)
-        # Where a generation is known to end, others have the places of the messages behind that.
+        # If a generation is known to end, other messages have the places behind its end.
         is_ending = self._generations is not None and self._generations.end_of(planned.queue) is not None
         return found._replace(ahead=None) if is_ending else found
 
     def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:  # noqa: ARG002
-        """What the store said at the last look."""
+        """Return the queue's stored offset at the last look."""
         row = self._rows.get(queue)
         return None if row is None else row.next_offset
 
     def listener_ms(self, queue: MessageQueue) -> float | None:
-        """From the statistics in its row, those of former owners included."""
+        """Compute it from the statistics in the queue's row, which include those of former owners."""
         row = self._rows.get(queue)
         if row is None:
             return None
@@ -528,7 +528,7 @@ class GroupProgress:
         self, held: Collection[MessageQueue], snapshot: Snapshot
     ) -> dict[MessageQueue, OffsetRow]:
         for queue in self._resets.keys() - held:
-            # Its new owner may have been told of a later one.
+            # A later reset may have been reported to the queue's new owner.
             logger.warning(
                 "reset not followed, the queue was lost before; reset it again if still wanted group=%s %s "
                 "target=%d",
@@ -538,7 +538,7 @@ class GroupProgress:
             )
         if self._reset_watch is not None:
             self._take_in(self._reset_watch.found())
-        # A broker that is away may be the store, too: its queues wait, the others go on.
+        # A broker that is away may also be the store: its queues wait, the others go on.
         due = {queue: target for queue, target in self._resets.items() if queue in snapshot.bounds}
         if not due:
             return {}
@@ -548,7 +548,7 @@ class GroupProgress:
         return moved
 
     def _look_for_resets(self, rows: Mapping[MessageQueue, OffsetRow], snapshot: Snapshot) -> None:
-        """Of queues that are not read, since nothing new is in them."""
+        """Ask brokers for resets of queues that have nothing to read."""
         if self._reset_watch is None:
             return
         idle = {
@@ -581,7 +581,7 @@ def _moves_on(consumer_group: str, queue: MessageQueue) -> BrokerOffsetUnavailab
 
 
 def _is_sink_noted(before: OffsetRow, row: OffsetRow) -> bool:
-    """Whether all that has happened to a row is ``OffsetStore.note_sinks``."""
+    """Whether ``OffsetStore.note_sinks`` is the only change between two versions of a row."""
     state = before.state._replace(epoch=before.epoch + 1, last_message=row.state.last_message)
     batch_id = NOTED if row.batch_id == NOTED else before.batch_id
     noted = before._replace(state=state, batch_id=batch_id, updated_at_s=row.updated_at_s)

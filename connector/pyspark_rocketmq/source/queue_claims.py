@@ -1,4 +1,4 @@
-"""Claims queues in the offset store; checks that a broadcasting instance has one query at a time."""
+"""Claim queues in the offset store, and check that a broadcasting instance has only one query at a time."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _PAUSE_S: Final = 0.5
 
 
 class QueueClaims:
-    """Claims a queue between its allocation and its first plan (C3).
+    """Claims queues between their allocation and their first plan (C3).
 
-    With ``broker_offsets`` the group may have Java members; without, as for a broadcasting consumer, the
-    store alone counts.
+    With ``broker_offsets`` the group may have Java members. Without them, as for a broadcasting consumer,
+    only the store counts.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class QueueClaims:
         default_start: QueuePositions,
         broker_offsets: BrokerOffsets | None,
     ) -> None:
-        """The arguments are those of ``GroupProgress``."""
+        """Take the same arguments as ``GroupProgress``."""
         self._group = consumer_group
         self._client_id = client_id
         self._store = store
@@ -60,10 +60,10 @@ class QueueClaims:
         self._default_start = default_start
         self._broker_offsets = broker_offsets
         self._written: dict[MessageQueue, int] = {}
-        """The epoch of the reset that was written to the queue's broker."""
+        """The epoch of the last reset written to the queue's broker, by queue."""
         self._passed = PassedOffsets()
         self._begun_in_part: set[MessageQueue] = set()
-        """Queues whose beginning by the options their brokers have perhaps not taken."""
+        """Queues whose start by the options may not have reached their brokers."""
 
     def note(self, rows: Rows, snapshot: Snapshot, now_s: float) -> None:
         """Note the offsets of queues that may be planned, and which brokers answer."""
@@ -71,17 +71,17 @@ class QueueClaims:
             return
         answering = snapshot.addresses.keys() - snapshot.unreachable.keys()
         if snapshot.unreachable:
-            # Some refuse one of their topics only.
+            # Some brokers refuse only one of their topics.
             answering |= {queue.broker_name for queue in snapshot.bounds}
         self._passed.note({queue: row.next_offset for queue, row in rows.items()}, answering, now_s)
 
     def claim(
         self, new: Collection[MessageQueue], rows: Rows, snapshot: Snapshot
     ) -> tuple[dict[MessageQueue, OffsetRow], Waiting]:
-        """Claim the held queues ``new``; return their rows, without topics where the group cannot begin yet.
+        """Claim the held queues ``new``; return the rows of those claimed, and why the others must wait.
 
-        Queues whose broker does not report the group's offset are returned with the reason; the others do not
-        wait for them.
+        Topics wait if the group cannot begin in them yet, and queues if their broker does not report the
+        group's offset; the other queues do not wait for them.
 
         Raises:
             NoPermission: If the group's offsets may not be read.
@@ -103,7 +103,7 @@ class QueueClaims:
         for queue, row in claimed.items():
             before = rows.get(queue)
             if before is not None and before.next_offset != row.next_offset == at_broker.get(queue):
-                # Forward: a Java member has consumed. Back: the group was reset while it had no members.
+                # Ahead: a Java member has consumed. Behind: the group was reset while it had no members.
                 logger.log(
                     logging.INFO if row.next_offset > before.next_offset else logging.WARNING,
                     "offset at the broker followed, another has put it there group=%s %s stored=%d "
@@ -126,7 +126,7 @@ class QueueClaims:
     def _read(
         self, queues: Collection[MessageQueue], addresses: Addresses
     ) -> tuple[dict[MessageQueue, int], Waiting]:
-        """The group's offsets at the brokers that report them, and why the others do not."""
+        """Return the group's offsets from the brokers that report them, and why the others do not."""
         assert self._broker_offsets is not None
         read = self._broker_offsets.read
         answers, silent = _at_each_broker(queues, lambda some: read(some, addresses))
@@ -144,7 +144,7 @@ class QueueClaims:
     def _without_forgotten(
         self, known: Mapping[MessageQueue, int], rows: Rows, addresses: Addresses
     ) -> tuple[Mapping[MessageQueue, int], Waiting]:
-        """``known``, with newer offsets for those a broker fell back to in a crash; it gets these, too."""
+        """Replace offsets in ``known`` to which a crashed broker fell back; write the newer ones to it."""
         forgotten = {
             queue: rows[queue].next_offset
             for queue, offset in known.items()
@@ -164,10 +164,10 @@ class QueueClaims:
         return {**known, **forgotten}, self._write(forgotten, addresses)
 
     def write_resets(self, rows: Rows, addresses: Addresses) -> Waiting:
-        """Write each reset of a held queue to its broker before anything is consumed from there.
+        """Write each reset of a held queue to its broker before anything is consumed from its target.
 
         Otherwise the broker's offset would look like another member's at the next claim.  Queues whose broker
-        did not take it are returned with the reason: they must not be planned.
+        did not take the reset are returned with the reason: they must not be planned.
 
         Raises:
             NoPermission: If the group's offsets may not be written.
@@ -201,17 +201,16 @@ class QueueClaims:
         not_told: Waiting,
         snapshot: Snapshot,
     ) -> tuple[dict[MessageQueue, int], Waiting]:
-        """Where those of ``told`` without a row begin, without those where that cannot be decided yet.
+        """Return where queues without a row begin, and why this cannot be decided yet for others.
 
-        A broker that refuses what a beginning needs holds up the queues that begin so, which are returned
-        with the reason.
+        If a broker refuses a request that starts by the options need, the queues that begin by them wait.
 
         Args:
-            told: Queues of which ``at_broker`` has the group's offset, if there is one.
-            rows: Those of the offset store.
-            at_broker: The group's offsets.
+            told: Queues to claim, of which ``at_broker`` has the group's offset if there is one.
+            rows: The rows of the offset store.
+            at_broker: The group's offsets at the brokers.
             not_told: Queues whose brokers did not report the group's offset, and why.
-            snapshot: What brokers have.
+            snapshot: The bounds at the brokers.
         """
         unknown = [queue for queue in told if queue not in rows]
         beginnings = begin_new_queues(
@@ -247,10 +246,11 @@ class QueueClaims:
         at_broker: Mapping[MessageQueue, int],
         snapshot: Snapshot,
     ) -> dict[MessageQueue, int]:
-        """Where a new group begins, stored at a topic's brokers before any queue is claimed.
+        """Return where a new group begins; write it to the topics' brokers before any queue is claimed.
 
-        Members that begin at the same time, Java's among them, share the queues: the second one would take
-        its own for queues made later. Offsets of ``told`` were read a moment ago.
+        Members that begin at the same time, including Java's, share the queues. Without these offsets the
+        second member would take its own queues for queues created later. The offsets of ``told`` were read a
+        moment ago.
         """
         if self._broker_offsets is None:
             positions = self._view.starting_positions(snapshot, by_option, self._default_start)
@@ -263,7 +263,7 @@ class QueueClaims:
             known |= self._broker_offsets.read(others, snapshot.addresses)
         undecided = [queue for queue in queues if queue not in known]
         positions = self._view.starting_positions(snapshot, undecided, self._default_start)
-        # Others may have begun and consumed while this process stood still.
+        # Other members may have begun and consumed while this process stood still.
         known |= self._broker_offsets.read(undecided, snapshot.addresses)
         positions = {queue: position for queue, position in positions.items() if queue not in known}
         self._begun_in_part |= positions.keys()
@@ -274,7 +274,7 @@ class QueueClaims:
         return {queue: decided[queue] for queue in by_option}
 
     def _report_passed_over(self, positions: Mapping[MessageQueue, int], snapshot: Snapshot) -> None:
-        """Log that a new group does not begin with the first message, for which users would wait."""
+        """Log that a new group does not begin with the first message, as users may expect."""
         messages = sum(offset - snapshot.bounds[queue].min_offset for queue, offset in positions.items())
         if messages <= 0:
             return
@@ -292,7 +292,7 @@ class QueueClaims:
 def _at_each_broker(
     queues: Collection[MessageQueue], ask: Callable[[Collection[MessageQueue]], T]
 ) -> tuple[list[T], Waiting]:
-    """Return what ``ask`` returns for the queues of each broker, and the queues where it fails for now."""
+    """Call ``ask`` with each broker's queues; return its results, and the queues where it fails for now."""
     by_broker: dict[str, list[MessageQueue]] = {}
     for queue in sorted(queues):
         by_broker.setdefault(queue.broker_name, []).append(queue)
@@ -317,11 +317,11 @@ def await_sole_owner(
 ) -> None:
     """Wait until no owner of a broadcasting instance's progress ``name`` is among the living members.
 
-    Two queries that start at the same moment are found out later, by the epoch of their rows
+    Two queries that start at the same moment are detected later, by the epoch of their rows
     (``GroupProgress``).
 
     Raises:
-        OffsetError: If one still is after half a minute.
+        OffsetError: If an owner is still alive after half a minute.
     """
     deadline = Deadline.after(clock, _STOP_S)
     is_logged = False
@@ -339,7 +339,7 @@ def await_sole_owner(
 
 
 def second_owner(name: str, member: str) -> OffsetError:
-    """Why a query must not consume under the progress ``name``."""
+    """Return the error of a query that must not consume under the progress ``name``."""
     return OffsetError(
         f"Progress {name} of a broadcasting group is another query's: member {peer_text(member)} is alive "
         "and consumes under the same instanceName. Both would share one progress, and each would miss "
@@ -350,9 +350,9 @@ def second_owner(name: str, member: str) -> OffsetError:
 
 
 def possible_owners(options: ReadOptions, member_id: str, store: OffsetStore) -> frozenset[str]:
-    """The client ids under which the progress may be in use: this member's, and those in its rows.
+    """Return the client ids under which the progress may be in use: this member's, and those in its rows.
 
-    Members of one instance name on one machine have one client id.
+    Members with the same instance name on the same machine have the same client id.
     """
     try:
         rows = store.read(offset_key(options)).values()
@@ -364,7 +364,7 @@ def possible_owners(options: ReadOptions, member_id: str, store: OffsetStore) ->
 
 
 def living_members(options: ReadOptions, pool: ChannelPool, clock: Clock) -> frozenset[str]:
-    """The client ids of the group, from every broker that answers; a member ends with its connection."""
+    """Return the group's client ids from every broker that answers; a member ends with its connection."""
     group = options.consumer_group
     assert group is not None
     cluster = Cluster.of(options, clock, pool=pool, at_most_s=CALL_TIMEOUT_S)

@@ -1,8 +1,8 @@
-"""Sees when a queue's offsets begin again under other messages, and begins its next generation.
+"""Detect that a queue's offsets begin again with other messages, and begin its next generation.
 
-It looks at single messages: at each claim and reset of a queue, where its bounds went back, and where the
-queue was out of sight; never for each batch.  A slave is read instead of a master only where it has the log
-consumed so far.
+Single messages are looked up after each claim and reset of a queue, when its bounds have gone back, and when
+the queue was out of sight, but not for each batch.  A slave is read instead of a master only if it has the
+log consumed so far.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Rows = Mapping[MessageQueue, OffsetRow]
 
 
 class QueueGenerations:
-    """For a group: looks at queues that were claimed or reset, or whose bounds went back."""
+    """Generations of a group's queues; checks queues that were claimed or reset or whose bounds went back."""
 
     def __init__(
         self, consumer_group: str, store: OffsetStore, lookup: MessageLookup, *, fail_on_data_loss: bool
@@ -53,24 +53,24 @@ class QueueGenerations:
         self._lookup = lookup
         self._fails = fail_on_data_loss
         self._checked: dict[MessageQueue, int] = {}
-        """The epoch under which a queue was looked at."""
+        """The epoch under which a queue was last checked."""
         self._seen: dict[MessageQueue, QueueBounds] = {}
-        """As of the last plan, without queues that were out of sight then."""
+        """Bounds at the last plan, without queues that were out of sight then."""
         self._copied: dict[MessageQueue, tuple[int, BrokerAddress]] = {}
-        """The epoch and the slave of a queue whose newest consumed message was seen there."""
+        """The epoch of a queue, and the slave at which its newest consumed message was seen."""
         self._ends: dict[MessageQueue, int] = {}
-        """Where the generation of a queue ends whose position is below that, so that it goes on till then."""
+        """The end of a queue's generation, if its position is lower and it goes on up to there."""
         self.waiting: Mapping[MessageQueue, RocketMQError] = {}
         """Queues that must not be planned yet, and why, as of the last :meth:`follow`."""
 
     def resets(self) -> dict[MessageQueue, int]:
-        """Targets of the resets that brokers reported to this object alone."""
+        """Return the targets of the resets that brokers reported only to this object."""
         return self._lookup.resets()
 
     def copied_at(self, rows: Rows, snapshot: Snapshot) -> frozenset[MessageQueue]:
-        """Those of ``rows`` whose newest consumed message is at their brokers' slaves.
+        """Return the queues of ``rows`` whose newest consumed message is at their brokers' slaves.
 
-        A slave that does not answer has none.
+        If a slave does not answer, none of its queues is returned.
         """
         unknown: dict[str, dict[MessageQueue, LastMessage]] = {}
         for queue, row in rows.items():
@@ -113,20 +113,20 @@ class QueueGenerations:
     ) -> dict[MessageQueue, OffsetRow]:
         """Begin a new generation of held, visible queues that need one; return the rows that changed.
 
-        A queue whose reset is reported meanwhile is left for the next call. One whose broker does not answer,
-        or answers that it does not work now, is in :attr:`waiting`; the others go on.
+        A queue whose reset is reported meanwhile is left for the next call. A queue whose broker does not
+        answer or does not work now is in :attr:`waiting`; the others go on.
 
         Args:
-            rows: Those of the queues.
-            snapshot: What brokers have.
-            has_worked: Whether the group has ever consumed a message, so that pulls are allowed as a rule.
+            rows: The rows of the queues.
+            snapshot: The bounds at the brokers.
+            has_worked: Whether the group has ever consumed a message, so that its pulls are usually allowed.
 
         Raises:
-            DataLoss: If ``failOnDataLoss`` is true and no operator has said where to go on.
+            DataLoss: If ``failOnDataLoss`` is true and no operator has set where to go on.
             RocketMQError: If a broker refuses for good.
         """
         for queue in self._copied.keys() & rows.keys():
-            # Its master is back; when that is down again, the slave is checked anew.
+            # The queue's master is back; when it is down again, the slave is checked again.
             del self._copied[queue]
         suspects = [queue for queue in rows if self._is_suspect(rows[queue], snapshot.bounds[queue])]
         standings = {queue: self._standing(rows[queue]) for queue in suspects}
@@ -169,7 +169,7 @@ class QueueGenerations:
         found = {queue: each for queue, each in found.items() if queue not in waiting}
         waiting |= self._outgrown({**{queue: rows[queue] for queue in found}, **begun}, found, snapshot)
         self._seen = {queue: snapshot.bounds[queue] for queue in rows if queue not in waiting}
-        # A new generation is looked at once more, for the message before its beginning.
+        # A new generation is checked once more, to find the message before its beginning.
         self._checked |= {
             queue: rows[queue].epoch
             for queue in suspects
@@ -184,7 +184,7 @@ class QueueGenerations:
         suspects: Iterable[MessageQueue],
         known: Mapping[MessageQueue, NextGeneration | None],
     ) -> None:
-        """Remember up to where the generation of these queues goes on."""
+        """Remember where the current generation of these queues ends."""
         for queue in suspects:
             before = self._ends.pop(queue, None)
             following = known.get(queue)
@@ -208,7 +208,7 @@ class QueueGenerations:
         found: Mapping[MessageQueue, Found],
         snapshot: Snapshot,
     ) -> tuple[dict[MessageQueue, Passed], dict[MessageQueue, RocketMQError]]:
-        """The messages before queues that somebody has put there, and why some cannot be seen now."""
+        """Return the messages before the positions to which queues were moved, and why others are unknown."""
         messages = {queue: each.message for queue, each in found.items() if standings[queue].last is None}
         ahead = {
             queue: rows[queue].next_offset - 1
@@ -229,16 +229,16 @@ class QueueGenerations:
         return passed, waiting
 
     def end_of(self, queue: MessageQueue) -> int | None:
-        """The offset at which the generation of a queue ends that goes on up to there; None without one."""
+        """Return the offset at which a queue's current generation ends; None if no end is known."""
         return self._ends.get(queue)
 
     def _standing(self, row: OffsetRow) -> Standing:
         standing = Standing(row.next_offset, remembered(row.state.last_message))
-        # Positions looked at before were put into the earlier log.
+        # A position that was checked before belongs to the earlier log.
         is_known = standing.is_in_place or self._checked.get(row.queue) == row.epoch
         last = standing.last
         is_newest = last is not None and last.queue_offset + 1 == row.next_offset
-        # With failOnDataLoss a reset to where the group stands means that the loss is known.
+        # With failOnDataLoss, a reset to the group's own position means that the operator knows of the loss.
         is_answer = self._fails and is_newest and self._checked.get(row.queue) != row.epoch
         return standing._replace(
             was_reset=row.was_reset_by_operator and (is_answer or not is_known),
@@ -260,11 +260,11 @@ class QueueGenerations:
     def _decide(
         self, row: OffsetRow, standing: Standing, found: Found, snapshot: Snapshot
     ) -> NextGeneration | None:
-        """Where the queue's next generation begins; None while this one goes on.
+        """Return where the queue's next generation begins; None while this one goes on.
 
         Raises:
-            DataLoss: If nobody has said where to go on, and ``failOnDataLoss`` is true or only a sink shows
-                that messages are lost.
+            DataLoss: If no operator has set where to go on, and ``failOnDataLoss`` is true or only a sink
+                shows that messages are lost.
             RocketMQError: If the broker was not reached.
         """
         queue = row.queue
@@ -273,7 +273,7 @@ class QueueGenerations:
             return following
         place = standing.place_to_look_at()
         if not following.is_certain:
-            # The queue may have grown past it by the time that an operator resets the group.
+            # The queue may have grown past this place by the time an operator resets the group.
             lost = {queue: Passed(row.epoch, lost_message(place).to_text())}
             self._store.note_passed(self._group, lost)
             raise LostBehindSink(str(queue), place, found.available)
@@ -286,7 +286,7 @@ class QueueGenerations:
     def _change(
         self, queue: MessageQueue, standing: Standing, found: Found, snapshot: Snapshot
     ) -> LogChange | None:
-        """Where the queue's log is another one than was consumed; None if it is the same."""
+        """Return where the queue's log differs from the one consumed; None if it is the same."""
         search = find_change(standing.messages, found.bounds)
         known = {standing.place_to_look_at(): found.message}
         try:
@@ -302,7 +302,7 @@ class QueueGenerations:
     def _outgrown(
         self, rows: Rows, found: Mapping[MessageQueue, Found], snapshot: Snapshot
     ) -> dict[MessageQueue, RocketMQError]:
-        """Queues that must not be planned by the bounds that they have outgrown: messages would seem lost."""
+        """Return queues that have outgrown the snapshot's bounds; planned by it, messages would seem lost."""
         return {
             queue: BrokerOffsetUnavailable(
                 f"Group {self._group}, {queue}: its offsets moved while they were looked at, to "
@@ -315,7 +315,7 @@ class QueueGenerations:
 
 
 def _last_times_differ(bounds: QueueBounds, seen: QueueBounds) -> bool:
-    """Whether the message before the queue's end is another one; unknown times are alike."""
+    """Whether the message before the queue's end is another one; unknown times count as equal."""
     return bounds.last_update_timestamp != seen.last_update_timestamp
 
 
@@ -325,7 +325,7 @@ T = TypeVar("T")
 def _each(
     queues: Iterable[MessageQueue], ask: Callable[[MessageQueue], T]
 ) -> dict[MessageQueue, T | RocketMQError]:
-    """Return what ``ask`` returns for each queue, or the error of a request; a loss of messages is raised."""
+    """Return the result of ``ask``, or its error, for each queue; DataLoss is raised."""
     outcomes: dict[MessageQueue, T | RocketMQError] = {}
     for queue in queues:
         try:
@@ -346,13 +346,14 @@ def _place_of(queue: MessageQueue) -> _Place:
 
 
 class CheckpointGenerations:
-    """For a plain stream: looks at queues that were out of sight, as all are at the start, or went back.
+    """Generations of a plain stream's queues.
 
-    Of each topic and broker it looks at one queue at each plan, too: queues of a topic are deleted together.
+    Queues are checked if they were out of sight (all are at the start) or if they went back. In addition, one
+    queue of each topic and broker is checked at each plan, because a topic's queues are deleted together.
 
-    A checkpoint has no messages, but the latest time at which each broker stored those before its offsets: if
-    the last of these was stored later, or the log ends before it, the log is another one (row F4).  With
-    ``failOnDataLoss`` bounds that end too early fail the query elsewhere.
+    A checkpoint contains no messages, only the latest time at which each broker stored the messages before
+    its offsets. If the last of them was stored later, or the log ends before it, the log is another one
+    (row F4).  With ``failOnDataLoss``, bounds that end too early fail the query elsewhere.
     """
 
     def __init__(self, lookup: MessageLookup, *, fail_on_data_loss: bool) -> None:
@@ -361,26 +362,26 @@ class CheckpointGenerations:
         self._seen: frozenset[MessageQueue] = frozenset()
         """Queues in sight at the last call."""
         self._begun: dict[MessageQueue, int] = {}
-        """Where queues whose log is another one go on; until there is a plan that says so."""
+        """Where queues with another log go on; kept until a plan contains it."""
         self.waiting: Mapping[MessageQueue, RocketMQError] = {}
         """Queues that must not be planned yet, and why, as of the last :meth:`follow`."""
         self.times_of_waiting: dict[MessageQueue, int] = {}
-        """Store times of queues that wait, from their last plan, for the next one: others go on meanwhile."""
+        """Store times that waiting queues keep from their last plan, while the other queues go on."""
 
     def follow(
         self, previous: Sequence[QueueRange], snapshot: Snapshot, times: StoredBy
     ) -> Sequence[QueueRange]:
-        """The positions of the plan before, or where queues go on whose offsets began again.
+        """Return the previous ranges, with new positions for queues whose offsets began again.
 
-        Queues whose brokers do not show what they have are in :attr:`waiting`; the others go on.
+        Queues whose brokers do not show their messages are in :attr:`waiting`; the others go on.
 
         Args:
-            previous: The ranges of the plan before.
-            snapshot: What the next plan is made from.
+            previous: The ranges of the previous plan.
+            snapshot: The snapshot that the next plan is made from.
             times: The latest time at which the messages before their ends were stored, by broker.
 
         Raises:
-            OffsetsBeganAgain: If some did, and ``failOnDataLoss`` is true.
+            OffsetsBeganAgain: If a queue's offsets did, and ``failOnDataLoss`` is true.
             RocketMQError: If a broker refuses for good.
         """
         self.times_of_waiting = times_of_waiting(times)
@@ -407,15 +408,15 @@ class CheckpointGenerations:
         return self.times_of_waiting.get(queue, latest_at(times, queue.broker_name))
 
     def planned(self) -> None:
-        """There is a plan that goes on where the last call said."""
+        """Note that a plan contains the positions that the last :meth:`follow` returned."""
         self._begun.clear()
 
     def _made_again(
         self, previous: Sequence[QueueRange], snapshot: Snapshot, times: StoredBy
     ) -> tuple[frozenset[_Place], dict[_Place, RocketMQError]]:
-        """Topics, each at one broker, that were made again while they were in sight.
+        """Return the topics, each at one broker, that were created again while they were in sight.
 
-        And why that cannot be seen of others now.
+        The second value has the topics for which this cannot be seen now, and why.
         """
         places: dict[_Place, tuple[MessageQueue, int]] = {}
         for was in previous:
@@ -479,10 +480,10 @@ class CheckpointGenerations:
     def _start(
         self, queue: MessageQueue, found: Found, place: int, snapshot: Snapshot, stored_by_ms: int
     ) -> int | None:
-        """Where the queue goes on in another log; None if this is the same one."""
+        """Return where the queue goes on in another log; None if the log is the same."""
         message = found.message
         if found.is_reset and found.bounds.min_offset <= place < found.bounds.max_offset:
-            # The answer was spent on the reset, which nobody follows here.
+            # The broker answered with a reset, which a plain stream does not follow.
             message = self._lookup.message_at(queue, place, snapshot, found.bounds)
         is_another = message is not None and message.store_timestamp > stored_by_ms
         if is_another and self._fails:

@@ -1,26 +1,27 @@
-"""A planned range on its way: Spark's offset, a task's partition, a ticket.
+"""The forms of a planned range: Spark's offset, a task's partition, a ticket.
 
 Spark's offset of one micro-batch is the plan itself, as JSON: ``{"v": 1, "seq": 7, "plan": {topic:
 {brokerName: {queueId: {"from": 0, "to": 5, "epoch": 3, "times": 1}}}}}``, where ``epoch``, ``times``
-(reconsume times) and ``putBack`` are left out when they are 0 or empty; plans of plain streams have
-``storedBy``, when the newest message before each queue's end was stored, by broker, and for each queue that
-waited. Of plans of earlier
-releases ``uncommitted`` is passed over.  The ranges are explicit, so a replay reads the same messages;
-``seq`` grows with every batch, because Spark compares offsets as text and a suspended queue may be planned
-twice with the same range.  Keys are written sorted: equal plans are equal texts.
+(reconsume times) and ``putBack`` are left out if they are 0 or empty. Plans of plain streams also have
+``storedBy``: when the newest message before each queue's end was stored, by broker, and for each queue that
+waited. ``uncommitted`` in plans of earlier releases is ignored.  The ranges are explicit, so that a replay
+reads the same messages. ``seq`` grows with every batch, because Spark compares offsets as text and a
+suspended queue may be planned twice with the same range.  Keys are written sorted, so that equal plans are
+equal texts.
 
-A plan of more than 256 queues is packed, ten thousand of them into 60 KB where the JSON above has 600:
-``{"v": 2, "seq": 7, "queues": 10000, "packed": text}``.  The text is zlib in base 85 of a line of JSON and,
-behind it, columns of whole numbers. The line is ``{"brokers": [[topic, brokerName, queues], …], "putBack":
-{index: text}}``; the columns are the queue id, as a difference to the one before, ``from``, ``to`` as a
-difference to ``from``, ``epoch`` and ``times``: of each the lowest bytes of all queues first, then the next
-ones, up to eight, since most of these are 0.
+A plan of more than 256 queues is packed: ten thousand queues take 60 KB, instead of 600 as JSON.  The form is
+``{"v": 2, "seq": 7, "queues": 10000, "packed": text}``.  The text is a line of JSON followed by columns of
+whole numbers, compressed with zlib and encoded in base 85. The line is ``{"brokers": [[topic, brokerName,
+queues], …], "putBack": {index: text}}``. The columns are the queue id (as a difference to the one before),
+``from``, ``to`` (as a difference to ``from``), ``epoch`` and ``times``. Each column has the lowest bytes of
+all queues first, then the next ones, up to eight, because most of the higher bytes are 0.
 
-With option ``handOverRanges`` a range travels in the place of its messages, and the next operator reads it:
-otherwise every message would be decoded in one Python process, made into Spark's rows, and into Arrow again
-for the other.  The first row is then a *ticket*, the pickled partitions of ranges that are read at once.  The
-others, as many as these ranges have offsets, are null: Spark counts a stream's rows as its input
-(``numInputRows``), and users watch that. They are dropped as soon as they are counted.
+With option ``handOverRanges`` a range is passed on in place of its messages, and the next operator reads it.
+Otherwise every message would be decoded in one Python process, converted to Spark's rows, and converted to
+Arrow again for the other process.  The first row is then a *ticket*, the pickled partitions of ranges that
+are read at once.  The other rows are null, one for each further offset of these ranges: Spark counts a
+stream's rows as its input (``numInputRows``), and users watch that number. They are dropped after they are
+counted.
 """
 
 from __future__ import annotations
@@ -60,15 +61,15 @@ from pyspark_rocketmq.source.schema import range_from_json, range_to_json
 
 @dataclass(frozen=True, kw_only=True)
 class QueuePartition(InputPartition):
-    """One range of one queue; pickled to the executor, so it holds everything the read needs."""
+    """One range of one queue; it is pickled to the executor, so it holds everything that reading needs."""
 
     planned: QueueRange
     address: BrokerAddress
-    """The master, where the range is read from; or its slave, with ``is_slave``."""
+    """The master from which the range is read; its slave if ``is_slave``."""
     subscription: str
     """Tags, or an SQL92 condition."""
     consumer_group: str
-    """The name pulls are made under; the broker shows it in its statistics."""
+    """The group name in pulls; the broker shows it in its statistics."""
     is_group_read: bool
     """Whether a consumer group reads: the range ends with a marker row."""
     fail_on_data_loss: bool
@@ -77,17 +78,16 @@ class QueuePartition(InputPartition):
     request_timeout_s: float
     retry_timeout_s: float
     has_worked: bool = False
-    """Whether messages of the query have been read before, so that an answer nobody explains may pass."""
+    """Whether messages of the query have been read before, so that an unexplained answer may pass."""
     witnesses: Witnesses = NO_WITNESSES
-    """Consumed messages: if another one has the place of one of them, the range ends where it begins."""
+    """Consumed messages: if another message has the place of one of them, the range ends where it begins."""
     keeps_undecodable: bool = False
-    """Whether a message that cannot be decoded is read with the bytes that are stored; else it is an error.
-    """
+    """Whether a message that cannot be decoded is read with its stored bytes; otherwise it is an error."""
     is_sql92: bool = False
     max_bytes: int | None = None
     """The range ends with the message whose body makes it as large as this (D13); consumer mode only."""
     replicas: Mapping[int, BrokerAddress] = field(default_factory=dict, hash=False)
-    """Where the master's replicas are, by broker id: pulls go there when the master suggests it."""
+    """Addresses of the master's replicas, by broker id: pulls go there if the master suggests it."""
     prefers_replica: bool = False
     """Whether pulls go to a replica without a suggestion."""
     replaces_master: bool = False
@@ -95,15 +95,15 @@ class QueuePartition(InputPartition):
     is_slave: bool = False
     """Whether the master was down when the range was given out, and ``address`` is its slave's."""
     max_in_flight_bytes: int = DEFAULT_IN_FLIGHT_BYTES
-    """Stored bytes asked for or here and not decoded."""
+    """Most stored bytes requested or received and not decoded yet."""
     connection: ConnectionSettings = field(default_factory=ConnectionSettings)
-    """Holds credentials: its repr, and so this class's, leaves them out."""
+    """Settings with credentials, which its repr, and therefore this class's, leaves out."""
     columns: tuple[str, ...] | None = None
-    """Columns of a message to read, in that order; None for all, as consumer mode needs."""
+    """Columns of a message to read, in this order; None for all, which consumer mode needs."""
     property_columns: tuple[str, ...] = ()
-    """Properties to read as columns behind them."""
+    """Properties to read as further columns behind these."""
     namespace: str = ""
-    """That of topic and group, which are named without it here."""
+    """Namespace of topic and group, which are named without it here."""
 
     @property
     def is_filtered(self) -> bool:
@@ -112,13 +112,13 @@ class QueuePartition(InputPartition):
 
     @property
     def pulled_from(self) -> int:
-        """Offset of the first message that is pulled; those before the range are only compared."""
+        """Offset of the first message that is pulled; messages before the range are only compared."""
         before = self.witnesses.before
         return self.planned.start if before is None else before.queue_offset
 
 
 def brokers_of(partition: QueuePartition) -> BrokerClient:
-    """The client with which a task asks the partition's broker."""
+    """Return the client with which a task asks the partition's broker."""
     pool = process_pool(partition.connection)
     return Cluster((), pool, SystemClock(), partition.request_timeout_s, partition.namespace).brokers()
 
@@ -133,19 +133,19 @@ def partitions_of(
     has_worked: bool = False,
     consumed: Mapping[MessageQueue, Witnesses] = MappingProxyType({}),
 ) -> list[QueuePartition]:
-    """One partition per non-empty range.
+    """Return one partition per non-empty range.
 
     Args:
         planned: The ranges.
         options: The query's.
-        addresses: Where masters are, by broker name.
-        replicas: Where the replicas of these masters are.
-        slaves: Slaves to read from where there is no master.
+        addresses: Addresses of masters, by broker name.
+        replicas: Addresses of these masters' replicas.
+        slaves: Slaves to read from if there is no master.
         has_worked: Whether messages of the query have been read before.
-        consumed: Consumed messages by which tasks see that logs are still the same.
+        consumed: Consumed messages, by which tasks check that logs are still the same.
 
     Raises:
-        TransportError: If the name server knows no address of a range's broker any more.
+        TransportError: If the name server no longer knows an address of a range's broker.
     """
     partitions = []
     is_group_read = options.consumer_group is not None
@@ -198,23 +198,23 @@ def partitions_of(
 
 
 MOST_COUNTED = 10_000_000
-"""Rows of a ticket at most, which take 40 MB: no listener gets as many messages in a micro-batch, but a plan
-may say any number."""
+"""Most rows of a ticket, which take 40 MB: no listener gets as many messages in a micro-batch, but a plan may
+contain any number."""
 TICKET_SCHEMA = pa.schema([("plannedRange", pa.binary())])
 
 
 class Ticket(NamedTuple):
-    """What travels in the place of messages."""
+    """Ranges that are passed on in place of their messages."""
 
     partitions: tuple[QueuePartition, ...]
-    """Of the ranges that are read at once; at least one."""
+    """The partitions of ranges that are read at once; at least one."""
     tasks: int = 1
-    """How many the batch has."""
+    """Number of tasks of the batch."""
 
 
 @dataclass(frozen=True)
 class SharedTask(InputPartition):
-    """What a task gets that hands ranges over."""
+    """The input of a task that hands ranges over."""
 
     tickets: tuple[Ticket, ...]
 
@@ -222,12 +222,12 @@ class SharedTask(InputPartition):
 def tasks_of(
     ranges: Sequence[QueuePartition], listener_ms: Callable[[MessageQueue], float | None], slots: int = 0
 ) -> list[SharedTask]:
-    """The tasks that hand ``ranges`` over.
+    """Return the tasks that hand ``ranges`` over.
 
     Args:
-        ranges: Those of one micro-batch.
-        listener_ms: How long the listener has a message of a queue, about.
-        slots: How many tasks can run at the same time; 0 if that is not known.
+        ranges: The ranges of one micro-batch.
+        listener_ms: Returns about how long the listener takes for a message of a queue, in milliseconds.
+        slots: How many tasks can run at the same time; 0 if unknown.
     """
     expected = [Expected(each.planned.count, listener_ms(each.planned.queue)) for each in ranges]
     tasks = shared_tasks(expected, slots)
@@ -243,7 +243,7 @@ def tasks_of(
 
 
 def ticket_rows(ticket: Ticket) -> pa.RecordBatch:
-    """The rows of a ticket: at least one."""
+    """Return the rows of a ticket; at least one."""
     offsets = sum(max(1, each.planned.count) for each in ticket.partitions)
     row = pa.array([pickle.dumps(ticket)], pa.binary())
     counted = pa.nulls(min(offsets, MOST_COUNTED) - 1, pa.binary())
@@ -260,27 +260,27 @@ _PACKED_VERSION = 2
 _MOST_IN_JSON: Final = 256
 _MOST_QUEUES: Final = 1_000_000
 _MOST_BYTES_A_QUEUE: Final = 4096
-"""Unpacked: names and what was put back. More is not written, and not read."""
+"""Most unpacked bytes per queue, for names and retry counts; longer data is neither written nor read."""
 _COLUMNS: Final = 5
 _INT64_BYTES: Final = 8
 _SHOWN = 200
 _HIGHEST = (1 << 63) - 1
 _LOWEST = -(1 << 31)
-"""Messages may be stored with any number of reconsumptions."""
+"""Lowest reconsume times; messages may be stored with any number."""
 
 Offset = dict[str, Any]
-"""What Spark stores: a nested dict with str keys."""
+"""Spark's stored offset: a nested dict with str keys."""
 
 
 def plan_to_offset(
     seq: int, ranges: Iterable[QueueRange], *, stored_by: StoredBy = MappingProxyType({})
 ) -> Offset:
-    """The offset that holds ``ranges``; empty ranges are kept, they carry a position.
+    """Return the offset that holds ``ranges``; empty ranges are kept, because they hold a position.
 
     Args:
         seq: The plan's number.
         ranges: One for each queue.
-        stored_by: When every message before their ends was stored, at the latest, by each broker's clock.
+        stored_by: The latest time at which a message before their ends was stored, by each broker's clock.
     """
     in_order = sorted(ranges, key=attrgetter("queue"))
     known = {"storedBy": dict(stored_by)} if stored_by else {}
@@ -295,7 +295,7 @@ def plan_to_offset(
 
 
 def stored_by_of(offset: Mapping[str, Any]) -> StoredBy:
-    """``stored_by`` as given to :func:`plan_to_offset`, without what is nonsense."""
+    """Return ``stored_by`` as given to :func:`plan_to_offset`; invalid values are left out."""
     times = offset.get("storedBy", {})
     if not isinstance(times, dict):
         times = {EVERY_BROKER: times}
@@ -307,15 +307,15 @@ def stored_by_of(offset: Mapping[str, Any]) -> StoredBy:
 
 
 def is_plan(offset: object) -> bool:
-    """Whether an offset of a checkpoint is one of this source's; those of other sources are any JSON."""
+    """Whether an offset in a checkpoint is from this source; other sources' offsets can be any JSON."""
     return isinstance(offset, Mapping) and "v" in offset and "seq" in offset
 
 
 def offset_to_plan(offset: Mapping[str, Any]) -> tuple[int, tuple[QueueRange, ...]]:
-    """The sequence number and the ranges, sorted by queue.
+    """Return the sequence number and the ranges, sorted by queue.
 
     Raises:
-        OffsetError: If the checkpoint was written by a newer version, is not ours, or is damaged.
+        OffsetError: If the checkpoint was written by a newer version or by another query, or is damaged.
     """
     if not is_plan(offset):
         raise OffsetError(

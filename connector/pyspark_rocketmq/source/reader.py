@@ -1,7 +1,7 @@
-"""Reads a range on an executor: prefetch, decode, each offset once, no gap unreported.
+"""Read a range on an executor: prefetch, decode, return each offset once, report every gap.
 
-The messages of a range come ascending in queue offset, each once, and none is left out without an error or a
-log entry.  The pulls themselves are :mod:`~pyspark_rocketmq.source.fetcher`'s.
+The messages of a range come in ascending queue offset, each once; a message that is missing causes an error
+or a log entry.  :mod:`~pyspark_rocketmq.source.fetcher` sends the pulls.
 """
 
 from __future__ import annotations
@@ -57,27 +57,27 @@ T = TypeVar("T")
 
 _QUEUE_OFFSET: Final = "queueOffset"
 _SHARE_BYTES: Final = 8 << 20
-"""Bytes that each of several ranges may have, if a single one may have as many."""
+"""Bytes that each of several ranges may have in any case, if a single range may have as many."""
 _CHECK_S: Final = 0.5
 """How often the prefetching thread checks whether the caller has left."""
 _ATTRIBUTES_S: Final = 10.0
-"""How long a broker in trouble is asked for a topic's attributes."""
+"""How long a failing broker is asked for a topic's attributes."""
 _STOP_S: Final = 10.0
-"""How long a caller that leaves waits for that thread to end."""
+"""How long a caller that leaves waits for the prefetching thread to end."""
 
 
 class _End(NamedTuple):
-    """Follows the last value."""
+    """End of the values; follows the last one."""
 
     error: BaseException | None
-    """Raised in place of more values."""
+    """Raised in place of further values; None if there is no error."""
 
 
 def prefetch(made: Generator[T], *, name: str) -> Generator[T]:
-    """Yield the values of ``made``, each made while the caller has the one before; at most one ahead.
+    """Yield the values of ``made``, and make one value ahead while the caller works on the one before.
 
-    A daemon thread runs and closes ``made``; it ends with it, or soon after the caller closes this generator.
-    No yielded value is kept. An error comes where the value would have come.
+    A daemon thread runs and closes ``made``. It ends when ``made`` does, or soon after the caller closes this
+    generator. No yielded value is kept. An error is raised in place of the value.
     """
     ready: queue.Queue[T | _End] = queue.Queue(maxsize=1)
     has_left = threading.Event()
@@ -91,7 +91,7 @@ def prefetch(made: Generator[T], *, name: str) -> Generator[T]:
             raise value.error
     finally:
         has_left.set()
-        # Room for the value that the thread may be handing over.
+        # Make room for the value that the thread may be handing over.
         while not ready.empty():
             ready.get_nowait()
         thread.join(_STOP_S)
@@ -123,16 +123,17 @@ def _hand_over(value: T | _End, ready: queue.Queue[T | _End], has_left: threadin
 
 
 def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
-    """The range's messages in ascending queue offset, each once; then its marker row in consumer mode.
+    """Yield the range's messages in ascending queue offset, each once; then its marker row in consumer mode.
 
-    In consumer mode these end a range where it was reached, and its marker row says so: a broker that is
-    away, must not be read from, has lost the range's tail or reports an operator's reset; the largest size of
-    a range; a message that cannot be decoded. The rest is planned again, after a reset from its target.
+    In consumer mode a range ends early, and its marker row shows where, if the broker is away, must not be
+    read from, has lost the range's tail or reports an operator's reset; if the range has reached its largest
+    size; or before a message that cannot be decoded. The rest is planned again; after a reset, from the
+    reset's target.
 
     Raises:
         DataLoss: If offsets of the range are gone and ``failOnDataLoss`` is true.
         UndecodableMessage: If a message cannot be decoded and ``undecodableMessages`` is not ``keep``; with a
-            group only where it is the range's first.
+            group, only if it is the range's first message.
         RocketMQError: If the broker refuses, or, without a group, cannot be reached for ``retryTimeoutMs``.
     """
     for _, batch in read_queues([partition]):
@@ -140,13 +141,13 @@ def read_queue(partition: QueuePartition) -> Iterator[pa.RecordBatch]:
 
 
 def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[ReadPiece]:
-    """Ranges of a group, pulled and decoded together; messages and end of one before those of the next.
+    """Yield a group's ranges, pulled and decoded together: each one's messages and end, then the next one's.
 
-    Of several ranges each may have its share of the bytes that one range may have, or 8 MiB, and ends early
-    with them.
+    Each of several ranges may have its share of the bytes that one range may have, or 8 MiB, and ends early
+    when it has reached them.
 
     Raises:
-        RocketMQError: As ``read_queue``, for the first range that fails.
+        RocketMQError: For the same reasons as ``read_queue``, for the first range that fails.
     """
     if len(partitions) == 1:
         for _, piece in _read(partitions):
@@ -170,7 +171,7 @@ def read_ranges(partitions: Sequence[QueuePartition]) -> Iterator[ReadPiece]:
 
 
 def read_queues(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition, pa.RecordBatch]]:
-    """Several ranges at once, over one connection per broker; each range's rows as of :func:`read_queue`."""
+    """Read several ranges at once, over one connection per broker; yield the rows of :func:`read_queue`."""
     for partition, piece in _read(partitions):
         yield partition, spark_rows(piece) if partition.is_group_read else piece
 
@@ -185,7 +186,7 @@ def _read(partitions: Sequence[QueuePartition]) -> Iterator[tuple[QueuePartition
 
 
 def _read_on(readers: Sequence[_RangeReader]) -> Iterator[tuple[QueuePartition, ReadPiece]]:
-    """Read each range to its end or to where it has to be pulled from anew."""
+    """Read each range to its end, or to the offset from which it must be pulled again."""
     partitions = [reader.left() for reader in readers]
     fetcher = Fetcher(partitions)
     for reader, window in zip(readers, fetcher.ranges, strict=True):
@@ -209,13 +210,13 @@ class _Decoded(NamedTuple):
 
     range_index: int
     messages: Iterable[pa.RecordBatch | Undecodable] | RocketMQError
-    """Or the error of all of them; without views of a receive buffer."""
+    """The messages, without views of a receive buffer; or one error for all of them."""
     is_last: bool
     failure: RocketMQError | None
 
 
 def _decode(partitions: Sequence[QueuePartition], together: Sequence[FetchedChunks]) -> list[_Decoded]:
-    """Decode bodies of one broker and subscription together; if that fails, one after the other."""
+    """Decode bodies with the same broker and subscription together; if that fails, one after the other."""
     messages: dict[int, Iterable[pa.RecordBatch | Undecodable] | RocketMQError] = {}
     alike: dict[tuple[str, str], dict[int, list[PulledBody]]] = {}
     for index, chunks, _, _ in together:
@@ -251,34 +252,34 @@ def _what_to_decode(partition: QueuePartition) -> _Wanted:
         tags = build_subscription(topic, partition.subscription, sub_version=0).tags_set
     columns = partition.columns
     if columns is not None and _QUEUE_OFFSET not in columns:
-        # A range is followed by it; :meth:`_RangeReader._in_columns` removes it.
+        # Needed to follow the range; :meth:`_RangeReader._in_columns` removes it.
         columns = (_QUEUE_OFFSET, *columns)
     return _Wanted(tags=tags or None, columns=columns, properties=partition.property_columns)
 
 
 class _RangeReader:
-    """One reading of one range."""
+    """Reads one range."""
 
     def __init__(self, partition: QueuePartition) -> None:
         self.partition = partition
         self.is_done = False
         self._window: RangeWindow
         self._expected = partition.planned.start
-        """The next queue offset."""
+        """The next queue offset to read."""
         self._rows = 0
         self._body_bytes = 0
         self._pulls, self._pull_ms = 0, 0.0
         self._stopped: EndReason | None = None
-        """Why the range ends behind the last message read: it is FULL, or the next one is UNDECODABLE."""
+        """FULL, UNDECODABLE or ANOTHER_LOG if the range ends after the last message read."""
         self._is_pulled_anew = False
-        """The rest of these chunks is not read: the next message's beginning is unknown."""
+        """Whether the rest of these chunks is dropped, because the start of the next message is unknown."""
         self._before = partition.witnesses.before
-        """The consumed message before the range, until its place was pulled."""
+        """The consumed message before the range, until its place has been pulled."""
         self._unexplained = range(0)
-        """Offsets of an inner batch that could not be decoded; they may have no messages."""
+        """Offsets of an inner batch that could not be decoded; some of them may have no message."""
 
     def left(self) -> QueuePartition:
-        """The part that is still to be pulled."""
+        """Return the part of the range that is still to be pulled."""
         planned = self.partition.planned
         if self._expected == planned.start and self._before == self.partition.witnesses.before:
             return self.partition
@@ -286,7 +287,7 @@ class _RangeReader:
         return replace(self.partition, planned=from_here, witnesses=NO_WITNESSES)
 
     def compare_ahead(self) -> Iterator[RangeEnd]:
-        """Look at the consumed message ahead of the range; its end if that shows that it must not be read."""
+        """Look up the consumed message ahead of the range; yield the range's end if it must not be read."""
         partition = self.partition
         planned, ahead = partition.planned, partition.witnesses.ahead
         if ahead is None:
@@ -318,7 +319,7 @@ class _RangeReader:
         self._is_pulled_anew = False
 
     def pieces(self, fetched: _Decoded) -> Iterator[ReadPiece]:
-        """The next messages, and at last the end of a group's range."""
+        """Yield the next messages, and after the last ones the end of a group's range."""
         if isinstance(fetched.messages, RocketMQError):
             raise fetched.messages
         for decoded in fetched.messages:
@@ -355,11 +356,11 @@ class _RangeReader:
             )
 
     def _kept(self, undecodable: Undecodable) -> pa.RecordBatch:
-        """Its row; empty if it is not in this range, or the range ends before it.
+        """Return an undecodable message's row; empty if it is not in the range or the range ends before it.
 
         Raises:
-            UndecodableMessage: If the option does not say to keep it, and a plain reader or the range's first
-                message has come to it.
+            UndecodableMessage: If such messages are not to be kept, and it is the range's first message or
+                the reader is not a group's.
         """
         partition, expected = self.partition, self._expected
         planned, wanted = partition.planned, _what_to_decode(partition)
@@ -372,7 +373,7 @@ class _RangeReader:
             properties=wanted["properties"],
         )
         if undecodable.stored is None and self._before is not None:
-            # It may be the message before the range, which need not be decoded.
+            # This may be the message before the range, which does not have to be decoded.
             self._pull_anew()
             return row.slice(0, 0)
         if offsets.stop <= expected or queue_offset >= planned.end:
@@ -398,13 +399,13 @@ class _RangeReader:
         return row
 
     def _pull_anew(self) -> None:
-        """Pull from the next message of the range on; the one before it is not compared again."""
+        """Pull again from the range's next message; the message before the range is no longer compared."""
         self._before = None
         self._is_pulled_anew = True
         self._window.stop()
 
     def _of_same_log(self, messages: pa.RecordBatch, before: LastMessage) -> pa.RecordBatch:
-        """The range's own messages; none if another one has the place of the message ``before`` it."""
+        """Return the range's own messages; none if another message has the place of ``before``."""
         offsets = _offsets(messages)
         found = np.flatnonzero(offsets == before.queue_offset)
         if len(found) and message_in(messages, int(found[0])) not in {None, before}:
@@ -418,7 +419,7 @@ class _RangeReader:
         return messages.slice(int(own[0]))
 
     def _within_size(self, messages: pa.RecordBatch) -> pa.RecordBatch:
-        """The messages up to the one that fills the range."""
+        """Return the messages up to the one with which the range reaches its largest size."""
         limit = self.partition.max_bytes
         if limit is None or not messages.num_rows:
             return messages
@@ -439,7 +440,7 @@ class _RangeReader:
         return with_origin_topics(messages, self.partition.namespace)
 
     def _end(self, failure: RocketMQError | None) -> tuple[int, EndReason]:
-        """Where the range has ended (exclusive), and why.
+        """Return where the range has ended (exclusive), and why.
 
         Raises:
             RocketMQError: ``failure``, if the range must not end early.
@@ -482,10 +483,10 @@ class _RangeReader:
 
     @cached_property
     def _is_compacted(self) -> bool:
-        """Whether the topic keeps only the newest message of each key; only a gap is worth the question.
+        """Whether the topic keeps only the newest message of each key; the broker is asked only after a gap.
 
         Raises:
-            RocketMQError: If the broker does not answer for now, and a gap would be reported as a loss.
+            RocketMQError: If the broker does not answer now, and the gap would be reported as a loss.
         """
         partition, clock = self.partition, SystemClock()
         brokers, topic = brokers_of(partition), partition.planned.queue.topic
@@ -510,9 +511,9 @@ class _RangeReader:
     def _report_gaps(self, gaps: Iterable[tuple[int, int]]) -> None:
         """Raise or log offsets that no answer brought, unless a filter may have left them out.
 
-        A broker that removes a file of its log while it reads skips the file's messages without a word
-        (``DefaultMessageStore.getMessage``: MESSAGE_WAS_REMOVING, and files skipped within a found answer).
-        A compacted topic has gaps on purpose, also before its first message.
+        A broker that removes a file of its log while it reads skips the file's messages without reporting it
+        (``DefaultMessageStore.getMessage``: MESSAGE_WAS_REMOVING, and files skipped within a FOUND answer).
+        A compacted topic has gaps by design, also before its first message.
         """
         if self.partition.is_filtered:
             return
@@ -537,7 +538,7 @@ def _reason_of(failure: RocketMQError | None) -> EndReason:
 
 
 def _wanted(messages: pa.RecordBatch, partition: QueuePartition, expected: int) -> pa.RecordBatch:
-    """Each message once, below the range's end."""
+    """Return each message below the range's end once."""
     planned = partition.planned
     offsets = _offsets(messages)
     if not _is_ascending(offsets, expected):
@@ -560,10 +561,10 @@ def _wanted(messages: pa.RecordBatch, partition: QueuePartition, expected: int) 
 
 
 def _is_first_copy(offsets: npt.NDArray[np.int64], expected: int) -> npt.NDArray[np.bool_] | None:
-    """Which messages are new; None if a new one comes late.
+    """Return a mask of the messages that are new; None if a new one comes after one with a higher offset.
 
-    Messages come again because filtered pulls scan into their neighbours' offsets, and an inner batch may
-    begin before the offset pulled from.
+    Messages come twice because filtered pulls scan into their neighbours' offsets, and because an inner batch
+    may begin before the offset pulled from.
     """
     highest_before = np.maximum.accumulate(np.concatenate(([expected - 1], offsets[:-1])))
     is_new: npt.NDArray[np.bool_] = offsets > highest_before
@@ -574,7 +575,7 @@ def _is_first_copy(offsets: npt.NDArray[np.int64], expected: int) -> npt.NDArray
 
 
 def _is_ascending(offsets: npt.NDArray[np.int64], expected: int) -> bool:
-    """Checked on every batch, by one comparison per message."""
+    """Whether offsets ascend from ``expected`` on; checked for every batch, one comparison per message."""
     if not len(offsets):
         return True
     return bool(offsets[0] >= expected) and bool((offsets[1:] > offsets[:-1]).all())
@@ -586,10 +587,10 @@ def _offsets(messages: pa.RecordBatch) -> npt.NDArray[np.int64]:
 
 
 def gaps_before(offsets: npt.NDArray[np.int64], expected: int) -> list[tuple[int, int]]:
-    """The gaps ``[first missing, next there)`` from ``expected`` to the last of ``offsets``, ascending.
+    """Return the gaps ``[first missing, next there)`` from ``expected`` to the last offset, ascending.
 
     Args:
-        offsets: Strictly ascending queue offsets, at least one, none below ``expected``.
+        offsets: Strictly ascending queue offsets; at least one, and all at least ``expected``.
         expected: The queue offset that would come first without a gap.
     """
     last = int(offsets[-1])
@@ -601,13 +602,13 @@ def gaps_before(offsets: npt.NDArray[np.int64], expected: int) -> list[tuple[int
 
 
 def read_tickets(batches: Iterable[pa.RecordBatch]) -> Iterator[ReadPiece]:
-    """The ranges whose tickets are among ``batches``, one after the other, each as of ``read_ranges``."""
+    """Read the ranges of the tickets in ``batches`` by ``read_ranges``, one ticket after the other."""
     for ticket in tickets_in(batches):
         yield from read_ranges(ticket.partitions)
 
 
 def tickets_in(batches: Iterable[pa.RecordBatch]) -> Iterator[Ticket]:
-    """The tickets among ``batches``, their ranges unread."""
+    """Yield the tickets in ``batches`` without reading their ranges."""
     for batch in batches:
         for ticket in batch.column(0).drop_null().to_pylist():
             yield pickle.loads(ticket)  # noqa: S301 - written by the source of this query
@@ -618,10 +619,10 @@ _is_frozen = False
 
 
 def freeze_modules() -> None:
-    """Exempt the objects that a worker's first task leaves, modules above all, from garbage collection.
+    """Exempt the objects that a worker's first task leaves, mostly modules, from garbage collection.
 
-    Spark collects garbage in a worker after every task, 20 to 50 ms of a core. Reference counting still frees
-    frozen objects. Archives of modules are kept, too. Does nothing outside of a task.
+    Spark collects garbage in a worker after every task, which takes 20 to 50 ms of a core. Reference counting
+    still frees frozen objects. Archives of modules are also kept. Does nothing outside a task.
     """
     global _is_frozen  # noqa: PLW0603 - one per process is the point
     if TaskContext.get() is None:
@@ -635,6 +636,6 @@ def freeze_modules() -> None:
 
 @without_frames
 def freeze_gc_after(rows: Iterator[T]) -> Iterator[T]:
-    """``rows``, and :func:`freeze_modules` after the last."""
+    """Yield ``rows``, and call :func:`freeze_modules` after the last one."""
     yield from rows
     freeze_modules()

@@ -1,7 +1,7 @@
-"""The batch reader and the stream reader that Spark calls: they plan in the source runner, read on executors.
+"""The batch and the stream reader that Spark calls: they plan in the source runner and read on executors.
 
-Spark pickles them for the executors, so nothing that cannot be pickled is made before the first call in the
-source runner.
+Spark pickles them for the executors, so objects that cannot be pickled are created only by the first call in
+the source runner.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ logger = logging.getLogger(__name__)
 
 
 class RocketMQBatchReader(DataSourceReader):
-    """Every message between the starting and the ending positions, once; no group's offsets are touched."""
+    """Reads every message between the starting and the ending positions once; changes no group's offsets."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
 
     @without_frames
     def partitions(self) -> Sequence[InputPartition]:
-        """One partition per queue with messages, or more if asked for.
+        """Return one partition per queue with messages, or more if options ask for them.
 
         Raises:
-            RocketMQError: If a broker of the topic does not answer: a batch must not lack queues.
+            RocketMQError: If a broker of the topic does not answer: a batch must have all queues.
         """
         clock = SystemClock()
         view = ClusterView(self._options, process_pool(ConnectionSettings.of(self._options)), clock)
@@ -104,9 +104,9 @@ class RocketMQBatchReader(DataSourceReader):
         return snapshot, batch_ranges(starts, ends)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Messages of one range, on an executor."""
+        """Yield the messages of one range, on an executor."""
         if not isinstance(partition, QueuePartition):
-            # Spark makes one partition of an empty list, which is a topic without messages.
+            # For an empty list (a topic without messages) Spark makes a partition by itself.
             return iter(())
         return freeze_gc_after(read_queue(partition))
 
@@ -115,14 +115,15 @@ _ANY_NUMBER: Final = 2**63 - 1
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Micro-batches of explicit queue ranges."""
+    """Reads micro-batches of explicit queue ranges."""
 
     timing: ClassVar[MembershipTiming] = MembershipTiming()
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._newest: Offset | None = None
-        """The newest that Spark has, as far as known; before 4.2 it does not say where a plan begins."""
+        """The newest offset that Spark is known to have; Spark before 4.2 does not pass where a plan begins.
+        """
 
     @cached_property
     def _driver(self) -> DriverConnection | None:
@@ -162,7 +163,10 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"_options": self._options, "_newest": None}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Any but ``ReadAllAvailable``, which then means ``trigger(once=True)``; options set limits."""
+        """Return any limit except ``ReadAllAvailable``, which then means ``trigger(once=True)``.
+
+        The limits themselves are set by options.
+        """
         return ReadMaxRows(self._options.max_offsets_per_trigger or _ANY_NUMBER)
 
     @without_frames
@@ -172,16 +176,16 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @without_frames
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """The offset before the first micro-batch."""
+        """Return the offset before the first micro-batch."""
         return self._planner.initial()
 
     @without_frames
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: Offset | None = None, limit: ReadLimit | None = None
     ) -> Offset:
-        """The next plan; under ``trigger(once=True)`` one of all that is there now.
+        """Return the next plan; with ``trigger(once=True)``, a plan of everything that is there now.
 
-        Spark before 4.2 gives neither argument and takes whatever is returned as its next micro-batch.
+        Spark before 4.2 passes neither argument, and takes whatever is returned as its next micro-batch.
         """
         if start is None:
             self._newest = self._after(self._newest or self.initialOffset())
@@ -200,7 +204,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @without_frames
     def reportLatestOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """Newest offset of every queue, for ``StreamingQueryProgress``; shape as in ``source.ranges``."""
+        """Return queues' newest offsets for ``StreamingQueryProgress``, nested as in ``source.ranges``."""
         newest: dict[str, dict[str, dict[str, int]]] = {}
         for queue, bounds in sorted(self._planner.newest().items()):
             brokers = newest.setdefault(queue.topic, {})
@@ -209,17 +213,17 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @without_frames
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """One partition per range of ``end``, unless options say otherwise or ranges share tasks."""
+        """Return one partition per range of ``end``, unless options split ranges or ranges share tasks."""
         self._newest = end
         if start == end:
-            # So Spark before 4.2 says where a query that starts again goes on.
+            # By this call Spark before 4.2 shows where a query that starts again goes on.
             return []
         planned = self._planner.runnable(end)
         is_group = self._options.consumer_group is not None
         snapshot = self._planner.snapshot_for(planned, can_wait=not is_group)
         addresses, slaves = snapshot.addresses, snapshot.slaves
         if is_group:
-            # The store has the progress of a broker that is away: the other brokers' ranges go on.
+            # The store keeps the progress at a broker that is away: the other brokers' ranges go on.
             readable = addresses.keys() | slaves.keys()
             planned = [new for new in planned if new.queue.broker_name in readable]
         else:
@@ -243,20 +247,20 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return tasks_of(partitions, self._planner.listener_ms, slots)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Messages of one range, on an executor; or tickets of ranges, which are read later."""
+        """Yield the messages of one range, on an executor; or tickets of ranges that are read later."""
         if isinstance(partition, SharedTask):
             return freeze_gc_after(map(ticket_rows, partition.tickets))
         assert isinstance(partition, QueuePartition)
         return freeze_gc_after(read_queue(partition))
 
     def commit(self, end: Offset) -> None:
-        """Nothing: Spark calls this one batch late, and not for the last; ``foreachBatch`` commits."""
+        """Do nothing: Spark calls this a batch late, and not for the last batch; ``foreachBatch`` commits."""
 
 
 def _warn_of_limits(options: ReadOptions) -> None:
-    """Where Spark gives no limit, a query with ``availableNow`` ends after the first micro-batch.
+    """Log that ``availableNow`` ends after the first micro-batch if Spark passes no limit.
 
-    Of a trigger it says nothing, so this is logged for every plain stream with limits.
+    Spark does not pass the trigger, so this is logged for every plain stream with limits.
     """
     limits = {
         "maxOffsetsPerTrigger": options.max_offsets_per_trigger,
@@ -272,7 +276,7 @@ def _warn_of_limits(options: ReadOptions) -> None:
 
 
 def _storage(options: ReadOptions, driver: DriverConnection | None) -> StorageOptions:
-    """What option ``storageSecrets`` says, until the driver is asked, when the store is opened again."""
+    """Return the driver's storage options, or those of ``storageSecrets`` if it does not give any."""
     first = StorageOptions.parse(options.storage_secrets)
     if driver is None or options.storage_secrets is None:
         return first

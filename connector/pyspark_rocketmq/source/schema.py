@@ -1,14 +1,14 @@
 """Columns of the source, and the marker row that ends a range where rows cross Spark.
 
 ``topic``, ``brokerName``, ``queueId`` and ``queueOffset`` name the physical queue in every row.  A message
-that the group has given back is read from its retry topic; ``originTopic``, null in all other rows, is then
-the topic that it was sent to, under which a listener gets it.
+that the group has given back is read from its retry topic. In its row ``originTopic`` is the topic that it
+was sent to, under which a listener gets it; in all other rows this column is null.
 
 Consumer mode (option ``consumerGroup``) ends every planned range with its :class:`RangeEnd`, because a tag
-filter may leave no message at all and the range must still be acknowledged. Where the rows cross Spark it is
-one *marker row*: ``kind`` is ``"end"``, ``queueOffset`` the range's exclusive end and ``plannedRange`` the
-rest as JSON; in a message row both columns are null. Numbers are never null: pandas would turn the whole
-column into floats.
+filter may leave no message at all and the range must still be acknowledged. Where rows cross Spark, the range
+end is one *marker row*: ``kind`` is ``"end"``, ``queueOffset`` is the range's exclusive end and
+``plannedRange`` has the rest as JSON; in a message row ``kind`` and ``plannedRange`` are null. Numbers are
+never null: pandas would turn the whole column into floats.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class EndReason(StrEnum):
     """Why a range ends where it does."""
 
     WHOLE = "whole"
-    """As planned."""
+    """The range was read to its planned end."""
     EARLY = "early"
-    """Its broker was away or had no more, or an operator has moved the group."""
+    """The broker was away or had no more messages, or an operator has reset the group."""
     REFUSED = "refused"
-    """Its broker refuses pulls for now: the queue rests for 3 s."""
+    """The broker refuses pulls for now; the queue is not asked again for 3 s."""
     FULL = "full"
-    """It has become as large as it may (D13)."""
+    """The range has reached its largest size (D13)."""
     UNDECODABLE = "undecodable"
-    """What comes next cannot be decoded."""
+    """The next message cannot be decoded."""
     ANOTHER_LOG = "another log"
-    """Another message has the place of a consumed one: the topic was made again, or a broker lost its log's
-    end."""
+    """A consumed message's place has another message: the topic was created again, or a broker lost the end
+    of its log."""
 
 
 _CONSUMER_FIELDS = tuple(pa.field(name, pa.string()) for name in (ORIGIN_TOPIC, "kind", "plannedRange"))
@@ -61,7 +61,7 @@ CONSUMER_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *_CONSUMER_FIELDS])
 def spark_schema(
     *, consumer_mode: bool, columns: Sequence[str] | None = None, property_columns: Sequence[str] = ()
 ) -> StructType:
-    """The source's schema as Spark sees it; without consumer mode, of these columns only."""
+    """Return the source's schema as Spark sees it; outside consumer mode, only with these columns."""
     # Not from DDL text: that needs a SparkContext, which the planner's process does not have.
     return from_arrow_schema(
         CONSUMER_SCHEMA if consumer_mode else projected_schema(columns, property_columns)
@@ -69,44 +69,44 @@ def spark_schema(
 
 
 def range_to_json(planned: QueueRange) -> dict[str, int | str]:
-    """A planned range of a queue, as plans and marker rows keep it: what is 0 or empty is left out."""
+    """Return a planned range as stored in plans and marker rows; values that are 0 or empty are left out."""
     state = planned.state._asdict()
     known = {key: state[name] for name, key in PLAN_KEYS.items() if state[name]}
     return {"from": planned.start, "to": planned.end, **known}
 
 
 def range_from_json(queue: MessageQueue, entry: Mapping[str, Any]) -> QueueRange:
-    """The reverse of :func:`range_to_json`; nothing is checked."""
+    """Return the range in ``entry``, made by :func:`range_to_json`; nothing is checked."""
     state = {name: entry[key] for name, key in PLAN_KEYS.items() if key in entry}
     return QueueRange(queue, QueueState(**state), entry["to"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeEnd:
-    """The end of a range that was read; follows its messages."""
+    """The end of a range that was read; it follows the range's messages."""
 
     planned: QueueRange
-    """With the end that was reached."""
+    """The planned range, with the end that was reached."""
     rows: int
-    """Messages that were read."""
+    """Number of messages read."""
     reason: EndReason = EndReason.WHOLE
     reset_to: int | None = None
-    """Where an operator wants the queue consumed from next."""
+    """Target of an operator's reset: the offset to consume from next."""
     bounds: tuple[int, int] | None = None
-    """The queue's smallest offset and its end, as of its newest pull."""
+    """The queue's smallest offset and its end, from the newest pull."""
     pulls: int = 0
-    """Answers that brought the messages."""
+    """Number of answers that contained the messages."""
     pull_ms: float = 0.0
-    """How long they took."""
+    """How long these answers took together, in milliseconds."""
 
     @property
     def metrics(self) -> ConsumeMetrics:
-        """What reading took."""
+        """The statistics of reading the range."""
         return ConsumeMetrics(pulled=self.rows, pulls=self.pulls, pull_ms=self.pull_ms)
 
     @property
     def told_with_messages(self) -> dict[str, str]:
-        """The properties that a consumer adds to the range's messages: where their queue begins and ends.
+        """The properties that a consumer adds to the range's messages: the bounds of their queue.
 
         Source: ``PullAPIWrapper.processPullResult``.
         """
@@ -114,7 +114,7 @@ class RangeEnd:
         return {} if bounds is None else {MIN_OFFSET: str(bounds[0]), MAX_OFFSET: str(bounds[1])}
 
     def to_json(self) -> str:
-        """``plannedRange`` of the range's marker row."""
+        """Return ``plannedRange`` of the range's marker row."""
         return json.dumps(
             {
                 **range_to_json(self.planned),
@@ -129,7 +129,7 @@ class RangeEnd:
 
     @classmethod
     def from_json(cls, queue: MessageQueue, text: str) -> Self:
-        """The reverse, of the marker row of ``queue``."""
+        """Return the range end in ``plannedRange`` of a marker row of ``queue``."""
         facts = json.loads(text)
         bounds = facts.get("bounds")
         return cls(
@@ -148,11 +148,11 @@ ReadPiece: TypeAlias = "pa.RecordBatch | RangeEnd"
 
 
 def with_origin_topics(messages: pa.RecordBatch, namespace: str) -> pa.RecordBatch:
-    """The same messages of one queue, those of a retry topic with column ``originTopic``.
+    """Return the messages of one queue; those of a retry topic get the column ``originTopic``.
 
     Args:
-        messages: Not empty.
-        namespace: That of the consumer; ``originTopic`` is without it, as every topic is.
+        messages: At least one.
+        namespace: The consumer's; ``originTopic`` does not contain it, like every topic in a row.
     """
     if not is_retry_topic(messages.column("topic")[0].as_py()):
         return messages
@@ -163,7 +163,7 @@ def with_origin_topics(messages: pa.RecordBatch, namespace: str) -> pa.RecordBat
 
 
 def spark_rows(piece: ReadPiece) -> pa.RecordBatch:
-    """The rows of consumer mode, as they cross Spark: messages, or the marker row of a range's end."""
+    """Return consumer mode's rows as they cross Spark: messages, or the marker row of a range's end."""
     if isinstance(piece, RangeEnd):
         return marker_row(piece)
     nulls = pa.nulls(piece.num_rows, pa.string())
@@ -172,7 +172,7 @@ def spark_rows(piece: ReadPiece) -> pa.RecordBatch:
 
 
 def marker_row(end: RangeEnd) -> pa.RecordBatch:
-    """The one row that ends a planned range."""
+    """Return the row that ends a planned range."""
     queue = end.planned.queue
     values = {
         "topic": queue.topic,
@@ -190,7 +190,7 @@ def marker_row(end: RangeEnd) -> pa.RecordBatch:
 
 @cache
 def _same_in_markers() -> pa.RecordBatch:
-    """A marker row without what differs from one to the next."""
+    """Return a marker row with the values that all marker rows share."""
     numbers = dict.fromkeys(
         ("queueId", "queueOffset", "commitLogOffset", "reconsumeTimes", "sysFlag", "flag"), 0
     )

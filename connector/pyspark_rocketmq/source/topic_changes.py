@@ -1,7 +1,7 @@
-"""Topics that match a pattern, and queues that are gone.
+"""Find the topics that match a pattern, and the queues that are gone.
 
-A queue counts as deleted only when a live broker that owned it reports it missing: name servers forget topics
-whose brokers are all away.
+A queue counts as deleted only if a live broker that owned it reports it missing, because name servers forget
+topics whose brokers are all away.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class MatchingTopics:
         self._query_at_s = 0.0
 
     def look(self, deadline: Deadline) -> frozenset[str]:
-        """Their names, at most ``max_age_s`` old unless no name server answers, or each one with an error.
+        """Return their names, at most ``max_age_s`` old; the last known ones if every name server fails.
 
         Raises:
-            RocketMQError: If so before ``deadline``, and none ever has answered.
+            RocketMQError: If every name server fails until ``deadline``, and no names are known yet.
         """
         now_s = self._clock.monotonic_s()
         if self._known is not None and now_s < self._query_at_s:
@@ -83,7 +83,7 @@ class MatchingTopics:
         if not names:
             return frozenset()
         brokers = self._name_server.brokers(deadline)
-        # Each broker has a topic of its own name and one of its cluster's.
+        # Each broker has a topic with its own name and one with its cluster's name.
         own = {broker.broker_name for broker in brokers} | {broker.cluster for broker in brokers}
         own |= {name + _REPLY_SUFFIX for name in own}
         return frozenset(
@@ -100,11 +100,11 @@ class Vanished(NamedTuple):
 
     queue: MessageQueue
     loss: DataLoss | None
-    """None if it was read to its end."""
+    """The loss of messages; None if the queue was read to its end."""
 
 
 class VanishedQueues:
-    """Queries live brokers about queues that no route names. For one thread."""
+    """Asks live brokers about queues that are in no route. For one thread."""
 
     def __init__(
         self, name_server: NameServerClient, brokers: BrokerClient, clock: Clock, timeout_s: float
@@ -118,7 +118,7 @@ class VanishedQueues:
         self._query_at_s = 0.0
 
     def look(self, missing: Sequence[QueueRange]) -> list[Vanished]:
-        """Those of ``missing``, each with its next offset as ``end``, that are gone; at most 5 s old."""
+        """Return the queues of ``missing`` (with next offsets as ``end``) that are gone; at most 5 s old."""
         queues = {planned.queue for planned in missing}
         now_s = self._clock.monotonic_s()
         if queues != self._queried or now_s >= self._query_at_s:
