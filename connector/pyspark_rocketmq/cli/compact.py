@@ -1,4 +1,4 @@
-"""Command ``tables compact``: makes few files of a table's many."""
+"""Command ``tables compact``: merges a table's many files into few."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyspark_rocketmq.sinks.delta_rules import uncompacted_features
 
 
 def compact_table(settings: TablesCompactSettings, console: Console) -> None:
-    """Compact all files below the table's own size of files, 128 MiB by default.
+    """Compact all files smaller than the table's target file size, 128 MiB by default.
 
     Raises:
         OptionError: If there is no such table, or only Spark may compact it.
@@ -62,7 +62,7 @@ def _told(done: Compacted) -> str:
 
 
 def _problem(where: str, form: TableForm) -> str | None:
-    """Why this command must leave a table alone; None if it may write it."""
+    """Return the reason why this command must not write a table; None if it may."""
     if VERSION_PROPERTY in form.configuration:
         return f"{where} is an offset table, which looks after itself"
     if refused := uncompacted_features(form):

@@ -1,4 +1,4 @@
-"""Command ``consume``: a message listener as a streaming consumer into a Delta table."""
+"""Command ``consume``: runs a message listener as a streaming consumer into a Delta table."""
 
 from __future__ import annotations
 
@@ -70,18 +70,18 @@ def _unusable(name: str, why: str) -> OptionError:
 
 
 _STOP_WITHIN_S: Final = 20.0
-"""Supervisors kill what has not ended by then: Kubernetes after 30 s, and leaving the group takes some of
-them."""
+"""Time for stopping the query. Supervisors kill processes that are too slow: Kubernetes after 30 s, some of
+which leaving the group takes."""
 
 
 def consume(settings: ConsumeSettings, console: Console) -> None:
-    """Run until the query ends, which without ``trigger=availableNow`` means until it is stopped or fails.
+    """Run until the query ends; without ``trigger=availableNow``, until it is stopped or fails.
 
-    SIGINT and SIGTERM stop it in good order: the listener's calls in hand are waited for, and what was
-    consumed is committed.
+    SIGINT and SIGTERM stop it in good order: it waits for running calls of the listener and commits what was
+    consumed.
 
     Raises:
-        SystemExit: After such a signal, with what a shell says of a program that it ended, 130 or 143.
+        SystemExit: After such a signal, with a shell's exit code for it, 130 or 143.
         OptionError: If the listener or the configuration cannot be used.
         StreamingQueryException: If the query failed.
     """
@@ -89,7 +89,7 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
     if settings.listener is not None:
         check_listener(settings.listener, settings.py_files, orderly=settings.consume_orderly)
     if settings.metrics_port is not None:
-        # An extra of its own.
+        # Installed by a separate extra.
         import_module("prometheus_client")
     # It logs where the group continues.
     push_consumer.logger.setLevel(logging.INFO)
@@ -126,7 +126,7 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
 
 
 def with_storage(spark: SparkSession, settings: ConsumeSettings) -> tuple[ConsumeSettings, ConsumeSettings]:
-    """The settings for source and sink: each with what reaches its own table."""
+    """Return the settings for source and sink, each with the storage options of its own table."""
     given = settings.storage_secrets
     of_store = storage_secrets(spark, given, delta_place(settings.offset_store))
     of_sink = storage_secrets(spark, given, settings.sink_staging, settings.sink)
@@ -134,7 +134,7 @@ def with_storage(spark: SparkSession, settings: ConsumeSettings) -> tuple[Consum
 
 
 def sink_of(settings: ConsumeSettings) -> rmq.DeltaSink:
-    """Where the rows go."""
+    """Return the sink for the rows."""
     return rmq.DeltaSink(
         settings.sink,
         partition_by=settings.partition_by,
@@ -149,7 +149,7 @@ def sink_of(settings: ConsumeSettings) -> rmq.DeltaSink:
 def _stop(
     consumer: rmq.PushConsumer, query: StreamingQuery, received: signal.Signals, console: Console
 ) -> None:
-    """End the query after the listener's calls in hand."""
+    """Stop the query after the running calls of the listener."""
     console.print(
         f"{received.name}: waiting for the listener's calls in hand; a second signal ends the command at "
         "once.",
@@ -213,7 +213,7 @@ def _consumer(settings: ConsumeSettings) -> rmq.PushConsumer:
         )
     else:
         assert settings.output_schema is not None
-        # By its name, which lets an administrator have single messages consumed by the planner.
+        # By name, so that an administrator can have the planner consume single messages.
         consumer.register_message_listener(
             settings.listener, orderly=settings.consume_orderly, output_schema=settings.output_schema
         )

@@ -1,8 +1,8 @@
 """The command line ``pyspark-rocketmq``, and its exit codes.
 
-0 done; 1 the command failed; 2 bad input, reported without a traceback; 130 interrupted; 143 ended by
-SIGTERM.
-Heavy imports happen in the command that needs them: ``--help`` and ``offsets …`` must not load Spark.
+Exit codes: 0 done; 1 the command failed; 2 bad input, reported without a traceback; 130 interrupted; 143
+ended by SIGTERM.
+Each command imports the heavy modules that it needs: ``--help`` and ``offsets …`` must not load Spark.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _EXTRA_OF: Final = {
     "py4j": "spark",
     "pyspark": "spark",
 }
-"""Extra of the wheel that installs a module."""
+"""Extra of the wheel that installs each module."""
 
 
 _TOPIC: Final = "--option nameServers=127.0.0.1:9876 --option topic=orders"
@@ -141,7 +141,7 @@ def compact(conf: Path | None, pairs: Sequence[str]) -> None:
 @click.pass_context
 def simulator(context: click.Context, arguments: tuple[str, ...]) -> None:
     """Run a simulated RocketMQ cluster on this machine until Ctrl-C."""
-    # Another package: the connector shares nothing but the wire with it.
+    # A separate package, which shares only the wire protocol with the connector.
     context.exit(import_module("broker_sim.__main__").main(arguments, context.command_path))
 
 
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _missing(error: ModuleNotFoundError) -> str:
-    """Name the extra that has the module; an error that is none of the user's goes on."""
+    """Name the extra that installs the missing module; raise the error again if no extra does."""
     extra = _EXTRA_OF.get((error.name or "").partition(".")[0])
     if extra is None:
         raise error

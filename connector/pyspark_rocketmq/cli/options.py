@@ -37,7 +37,7 @@ from pyspark_rocketmq.options.write import SINK_GROUP, BodyCompression
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ReplaySettings(ReadOptions):
-    """Options of command ``replay``: those of a batch read, and where the messages go."""
+    """Options of command ``replay``: those of a batch read, and the target of the messages."""
 
     to_table: str | None = option("toTable", parse_table, None).doc(
         "The Delta table to add the messages to that it does not have yet: path, URI or "
@@ -55,7 +55,7 @@ class ReplaySettings(ReadOptions):
     )
 
     def cross_field_problems(self) -> list[str]:
-        """One target, and a record for what keeps none itself; nothing that only streams have."""
+        """Require one target, and a record if the target keeps none; refuse options of streams."""
         problems = ReadOptions.cross_field_problems(self) + self.problems_of_batch()
         if (self.to_table is None) == (self.to_topic is None):
             problems.append("give one of the options 'toTable' and 'toTopic'")
@@ -93,7 +93,8 @@ class OffsetsShowSettings(ClusterAccess):
 class OffsetsHistorySettings(ClusterAccess):
     """Options of commands ``offsets history`` and ``offsets diff``.
 
-    Those of the cluster are unused, so that one ``--conf`` file does for all commands ``offsets …``.
+    The cluster's options are unused. They are accepted so that one ``--conf`` file serves all ``offsets``
+    commands.
     """
 
     offset_store: str = like_source("offset_store", doc=OFFSET_STORE_DOC)
@@ -138,7 +139,7 @@ class OffsetsLagSettings(ClusterAccess):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PublishSettings(ClusterAccess):
-    """Options of command ``publish``: the sink's, except those that ``select`` gives row by row."""
+    """Options of command ``publish``: the sink's, except those that ``select`` sets row by row."""
 
     name_servers: tuple[str, ...] = like_sink("name_servers")
     topic: str = like_sink("topic", doc="The topic the messages go to.")
@@ -202,12 +203,12 @@ class PublishSettings(ClusterAccess):
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """When micro-batches run: at an interval, or, without one, until what is there now is drained."""
+    """Schedule of micro-batches: at an interval or, without one, until all current messages are consumed."""
 
     interval: str | None
 
     def keywords(self) -> dict[str, Any]:
-        """The argument of ``DataStreamWriter.trigger``."""
+        """Arguments of ``DataStreamWriter.trigger``."""
         return {"availableNow": True} if self.interval is None else {"processingTime": self.interval}
 
 
@@ -332,7 +333,7 @@ class ConsumeSettings(ClusterAccess):
     retry_timeout_ms: int = like_source("retry_timeout_ms", default=120_000)
 
     def cross_field_problems(self) -> list[str]:
-        """Problems that nobody would report, or only Spark after its start."""
+        """Return problems that would not be reported, or only by Spark after its start."""
         problems = topic_problems(self) + ClusterAccess.cross_field_problems(self)
         if self.body_schema is not None:
             problems += [

@@ -23,17 +23,17 @@ from pyspark_rocketmq.cli.offsets.records import BROKER_COLUMNS, LagTotal, Offse
 from pyspark_rocketmq.display import peer_text
 
 _MOST_WIDE: Final = 120
-"""Characters of a table for people; a terminal has rarely more."""
+"""Maximum width of a table for people, in characters; few terminals are wider."""
 _ALWAYS = ("brokerName", "queueId", "nextOffset")
 _WHERE_ANY = (*BROKER_COLUMNS, "note", "reconsumeTimes", "suspendedUntil")
-"""Shown where at least one queue has something to show."""
+"""Columns shown only if at least one queue has a value."""
 _LAST = ("epoch", "updatedAt")
 _SPARE = ("epoch", "brokerMinOffset", "updatedAt", "brokerMaxOffset", "reconsumeTimes")
-"""Left out one by one where a table is too wide; JSON and CSV have all."""
+"""Columns left out one by one if a table is too wide; JSON and CSV have all columns."""
 
 
 def records_table(title: str, columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> Table:
-    """A table of ``records``; numbers to the right, missing values empty."""
+    """Make a table of ``records``, with numbers aligned to the right and missing values empty."""
     records = list(records)
     heading = Text(peer_text(title))
     table = Table(
@@ -58,7 +58,7 @@ def _fitted_table(
     records: Sequence[Mapping[str, Any]],
     spare: Sequence[str],
 ) -> Table:
-    """A table at most as wide as the console, and 120 characters: columns of ``spare`` make way."""
+    """Make a table no wider than the console and 120 characters; leave out columns of ``spare`` if needed."""
     options = console.options.update(max_width=sys.maxsize)
     shown, left_out = list(columns), []
     table = records_table(title, shown, records)
@@ -75,7 +75,7 @@ def _fitted_table(
 
 
 def offset_table(group: str, topic: str, views: Sequence[OffsetView], console: Console) -> Table:
-    """One group's progress in one topic; the brokers' columns only where a broker was asked."""
+    """Make a table of one group's progress in one topic; brokers' columns only if a broker was queried."""
     records = [view.columns() for view in views]
     has_bounds = any(view.bounds is not None for view in views)
     optional = [
@@ -88,7 +88,7 @@ def offset_table(group: str, topic: str, views: Sequence[OffsetView], console: C
 
 
 def _to_seconds(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """``records`` with times as people read them, in UTC."""
+    """Return ``records`` with times in a form for people, in UTC."""
     return [
         {
             name: value[:_TO_SECONDS].replace("T", " ") if name in _TIMES and value else value
@@ -109,7 +109,7 @@ _LAG_SPARE = ("epoch", "claimedBy", "brokerMaxOffset", "reconsumeTimes", "lockAg
 
 
 def lag_table(total: LagTotal, console: Console) -> Table:
-    """One group's lag in one topic; who claimed a queue only where that is not who holds it."""
+    """Make a table of one group's lag in one topic; show who claimed a queue only if another one holds it."""
     records = [view.columns() for view in total.views]
     optional = [name for name in _LAG_WHERE_ANY if any(record[name] for record in records)]
     is_elsewhere = any(record["claimedBy"] != record["heldBy"] for record in records)
@@ -126,7 +126,7 @@ _TOTALS_SPARE = ("callMs", "okPerSecond", "failedPerSecond", "members", "queues"
 
 
 def totals_table(sums: Sequence[LagTotal], console: Console) -> Table:
-    """One row for each group and topic, with the numbers that are not 0 everywhere."""
+    """Make a table with one row per group and topic, leaving out numbers that are 0 everywhere."""
     records = [total.columns() for total in sums]
     names = tuple(records[0]) if records else ("consumerGroup",)
     columns = [
@@ -136,7 +136,7 @@ def totals_table(sums: Sequence[LagTotal], console: Console) -> Table:
 
 
 _FORMULA: Final = ("=", "+", "-", "@")
-"""First characters of a text that spreadsheets would take for a formula."""
+"""First characters of texts that spreadsheets would interpret as formulas."""
 
 
 class OutputForm(StrEnum):
@@ -167,14 +167,14 @@ def print_records(
 
 def print_json(console: Console, document: object) -> None:
     """Print one JSON document."""
-    # Without ensure_ascii control characters from 0x7f on would reach the terminal.
+    # Without ensure_ascii, control characters from 0x7f on would reach the terminal.
     console.print_json(json.dumps(document), indent=2, ensure_ascii=True)
 
 
 def print_csv(console: Console, columns: Sequence[str], records: Sequence[Mapping[str, Any]]) -> None:
-    """Print a heading and a line per record; a missing value is an empty field.
+    """Print a heading and one line per record; a missing value is an empty field.
 
-    Text is as ``peer_text`` shows it, with an apostrophe before what a spreadsheet would take for a formula.
+    Text is escaped by ``peer_text``; an apostrophe precedes what a spreadsheet would interpret as a formula.
     """
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")

@@ -21,12 +21,12 @@ from pyspark_rocketmq.options.parsers import closest
 
 PROGRAM: Final = "pyspark-rocketmq"
 PROGRAM_VARIABLE: Final = "PYSPARK_ROCKETMQ_PROGRAM"
-"""Set by a script that starts this program under another name, which help and hints then show."""
+"""Environment variable for a script that starts this program under another name: help and hints show it."""
 COMPLETION_VARIABLE: Final = "_PYSPARK_ROCKETMQ_COMPLETE"
-"""By its presence a shell asks for completions instead of a command."""
+"""Environment variable by which a shell asks for completions instead of running a command."""
 _LOG_WIDTH: Final = 200
 _HELP_WIDTH: Final = 120
-"""At most: longer lines are hard to read."""
+"""Maximum width of the help, in characters: longer lines are hard to read."""
 
 CallableT = TypeVar("CallableT", bound=Callable[..., Any])
 
@@ -42,7 +42,7 @@ def implementation(name: str) -> ModuleType:
 
 
 class CommandGroup(click.Group):
-    """A group that guesses which command was meant."""
+    """A group that suggests the command that was probably meant."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -64,10 +64,10 @@ class SettingsCommand(click.Command):
         """Take what ``click.Command`` takes.
 
         Args:
-            args: Click's.
+            args: Passed on to click.
             settings: The keys of ``--option``.
-            examples: What may follow the program's name, a line each.
-            kwargs: Click's.
+            examples: Arguments that may follow the program's name, one line per example.
+            kwargs: Passed on to click.
         """
         super().__init__(*args, **kwargs)
         self.context_settings = {"max_content_width": _HELP_WIDTH}
@@ -93,7 +93,7 @@ class SettingsCommand(click.Command):
                 f"No such option '{error.option_name}'. Did you mean '--option {near}=...'?", ctx
             ) from None
         if ctx.args and not ctx.resilient_parsing:
-            # Not which: after --option secretKey it is the secret.
+            # Do not show it: after --option secretKey it is the secret.
             ctx.fail(
                 "There is a word too many. Write settings as --option key=value, with quotes around values "
                 "with blanks."
@@ -101,7 +101,7 @@ class SettingsCommand(click.Command):
         return rest
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Write one entry an option, required ones first."""
+        """Write one entry per option, required ones first."""
         access = {spec.key for spec in specs_of(ClusterAccess)}
         known = specs_of(self.settings)
         keys = {spec.key for spec in known}
@@ -129,7 +129,7 @@ _LINK: Final = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 
 
 def _plain(doc: str) -> str:
-    """An option's text with its links as they are read in a terminal."""
+    """Return an option's text with its links in a form for terminals."""
     return _LINK.sub(r"\1 (docs/\2)", doc)
 
 
@@ -175,6 +175,6 @@ def output_options(function: CallableT) -> CallableT:
 
 
 def open_console() -> Console:
-    """Standard output; wide where nobody looks at it on a terminal, so that tables in logs stay whole."""
+    """Return a console on standard output; a wide one if that is no terminal, so that tables in logs fit."""
     console = Console()
     return console if console.is_terminal else Console(width=_LOG_WIDTH)

@@ -30,7 +30,7 @@ _VIEW: Final = "rocketmq_publish_input"
 
 
 def publish(settings: PublishSettings, console: Console) -> None:
-    """Send every row once and show how far it is.
+    """Send every row once and show the progress.
 
     Raises:
         OptionError: If the settings or the session cannot be used.
@@ -63,7 +63,7 @@ def _rows(spark: SparkSession, settings: PublishSettings) -> DataFrame:
     spark.read.format(settings.input_format).load(settings.input).createOrReplaceTempView(_VIEW)
     where = f" WHERE {settings.where}" if settings.where else ""
     order = f" ORDER BY {settings.order_by}" if settings.order_by else ""
-    # The SQL is of whoever starts the job, for data of their own.
+    # The SQL comes from whoever starts the job, for their own data.
     rows = spark.sql(f"SELECT {settings.select} FROM {_VIEW}{where}{order}")  # noqa: S608
     is_keyed = SHARDING_KEY.lower() in map(str.lower, rows.columns)
     return by_sharding_key(rows, partitions=settings.tasks) if is_keyed else rows
@@ -74,7 +74,7 @@ def _write(rows: DataFrame, settings: PublishSettings) -> None:
 
 
 def _stored(settings: PublishSettings) -> Callable[[], int | None]:
-    """Returns a function: how many messages the topic got since now; None while no broker answers."""
+    """Return a function that counts the messages stored in the topic since now; None if no broker answers."""
 
     def messages() -> int | None:
         access = settings.access_options()
@@ -96,7 +96,7 @@ def _stored(settings: PublishSettings) -> Callable[[], int | None]:
 
 @contextmanager
 def _watched(done: Callable[[], int | None], total: int, console: Console) -> Iterator[None]:
-    """Show the block's progress from another thread: Spark finds its session on the block's own only."""
+    """Show the block's progress from another thread: Spark finds its session only on the block's thread."""
     is_over = threading.Event()
     # Ctrl-C inside a call to the JVM would be reported with a traceback.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)

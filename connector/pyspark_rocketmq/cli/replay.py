@@ -37,7 +37,7 @@ def replay(settings: ReplaySettings, console: Console) -> None:
 
 
 def summary_text(summary: ReplaySummary, what: str) -> str:
-    """One line."""
+    """Summarise the replay in one line."""
     parts = [
         f"queues: {summary.queues}",
         f"offsets planned: {summary.planned}",

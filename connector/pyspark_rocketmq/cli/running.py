@@ -1,8 +1,8 @@
-"""A running command: its Spark session, its progress on the screen, and the signals that stop it.
+"""Support for running commands: Spark session, progress on the screen, and the signals that stop them.
 
-``spark-submit`` runs two processes: the JVM, which was started, and its child, this one. A supervisor sends
-SIGTERM only to the first; Ctrl-C goes to both, and to the process that plans the query. The JVM would stop
-Spark during the listener's calls. So it ignores SIGINT, as its children then do, and passes SIGTERM on to
+``spark-submit`` runs two processes: the JVM and its child, this process. A supervisor sends SIGTERM only to
+the JVM; Ctrl-C goes to both, and to the process that plans the query. The JVM would stop Spark during the
+listener's calls. So the JVM is set to ignore SIGINT, which its children inherit, and to pass SIGTERM on to
 this process.
 """
 
@@ -52,7 +52,8 @@ SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-"""Settings of a session that nobody else configures; with the next those of conf/spark-defaults.conf."""
+"""Settings of a session that nobody else configures; with ``DELTA_SETTINGS``, those of
+conf/spark-defaults.conf."""
 DELTA_SETTINGS: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -60,17 +61,17 @@ DELTA_SETTINGS: Final = {
 _SETTINGS_COME_BY: Final = frozenset(
     {"PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_REMOTE"}
 )
-"""Variables of the environment: spark-submit has started this process, or the user brings settings."""
+"""Environment variables that show that spark-submit started this process or that the user has settings."""
 
 
 @contextmanager
 def spark_session(job: str, *, needs_delta: bool = False) -> Iterator[SparkSession]:
     """Start or join the session and stop it at the end.
 
-    Settings are those of spark-submit or of the user's environment, else ours (:data:`SETTINGS`).
+    The settings are those of spark-submit or of the user's environment, otherwise ours (:data:`SETTINGS`).
 
-    The data source is registered explicitly: Spark's own look-up does not see packages of --py-files. After
-    an interruption the session is not stopped: Ctrl-C ends the JVM, too.
+    The data source is registered explicitly, since Spark's own look-up does not find packages of --py-files.
+    After an interruption the session is not stopped, since Ctrl-C ends the JVM too.
 
     Args:
         job: Names the application.
@@ -78,7 +79,7 @@ def spark_session(job: str, *, needs_delta: bool = False) -> Iterator[SparkSessi
             start.
 
     Raises:
-        RocketMQError: If it is one of Spark Connect (``SPARK_REMOTE``).
+        RocketMQError: If the session uses Spark Connect (``SPARK_REMOTE``).
     """
     print("Starting Spark, which takes some seconds.", file=sys.stderr)
     started_s = time.monotonic()
@@ -108,7 +109,7 @@ def _builder(job: str, *, needs_delta: bool) -> SparkSession.Builder:
     builder = SparkSession.builder.appName(f"pyspark-rocketmq {job}")
     if SparkSession.getActiveSession() is not None or not os.environ.keys().isdisjoint(_SETTINGS_COME_BY):
         return builder
-    # Else workers would run whatever python3 is on PATH.
+    # Otherwise workers would run whatever python3 is on PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     for key, text in SETTINGS.items():
         builder = builder.config(key, text)
@@ -122,10 +123,10 @@ def _builder(job: str, *, needs_delta: bool) -> SparkSession.Builder:
 
 
 def storage_secrets(spark: SparkSession, given: str | None, *places: str | None) -> str | None:
-    """Option ``storageSecrets`` for tables at these places: what is given, else what Spark is told of them.
+    """Return option ``storageSecrets`` for tables at ``places``: ``given``, else Spark's settings for them.
 
-    Where the environment says how to reach the storage, Spark's settings, which may be of somebody else, do
-    not join it; nor where they differ between the places.
+    If the environment configures access to the storage, Spark's settings are not used for it, since they may
+    belong to somebody else. They are not used either if they differ between the places.
     """
     if given is not None:
         return given
@@ -145,28 +146,29 @@ def storage_secrets(spark: SparkSession, given: str | None, *places: str | None)
 
 
 def delta_place(offset_store: str | None) -> str | None:
-    """Where the offsets are, if in a Delta table."""
+    """Return the place of the offsets if they are in a Delta table."""
     spec = None if offset_store is None else StoreSpec.parse(offset_store)
     return None if spec is None or spec.kind is not StoreKind.DELTA else spec.place
 
 
 _SAME_S: Final = 1.0
-"""Who sends SIGTERM to all processes of a group sends it to this one, and again by way of the JVM."""
+"""Time within which a second SIGTERM counts as the same one. A SIGTERM to all processes of a group arrives
+directly and again through the JVM."""
 
 
 class StopSignals:
-    """Notes the first signal within its block; a second one, of either kind, raises KeyboardInterrupt."""
+    """Records the first signal within its block; a second one, of either kind, raises KeyboardInterrupt."""
 
     def __init__(self, spark: SparkSession) -> None:
-        """Take the signals from the JVM, before a query starts: its planner inherits what is ignored."""
+        """Take over the JVM's signals, before a query starts: its planner inherits the ignored signals."""
         self.received: signal.Signals | None = None
-        """The first one."""
+        """The first signal."""
         self._at_s = 0.0
         self._before: dict[int, Any] = {}
         try:
             _take_from_jvm(spark)
         except Py4JError:
-            # Such as with -Xrs, or where a platform allows no such call.
+            # For example with -Xrs, or on a platform that does not support the call.
             logger.warning(
                 "the JVM keeps SIGINT and SIGTERM to itself, so that it stops Spark under the listener's "
                 "calls: what they had in hand is consumed again",
@@ -200,14 +202,14 @@ def _take_from_jvm(spark: SparkSession) -> None:
 
 
 class _PassesOn:
-    """A ``sun.misc.SignalHandler``; called by the JVM, on a thread of its connection."""
+    """A ``sun.misc.SignalHandler``, which the JVM calls on a thread of its connection."""
 
     def handle(self, of_java: object) -> None:  # noqa: ARG002 - the interface's
         """Send SIGTERM to this process."""
         os.kill(os.getpid(), signal.SIGTERM)
 
     class Java:
-        """The interface, in the form that Py4J asks for."""
+        """Declares the interface in the form that Py4J requires."""
 
         implements = ("sun.misc.SignalHandler",)
 
@@ -221,11 +223,11 @@ _RAISED_IN_PYTHON = re.compile(
     r"?SQLSTATE).+)*",
     re.MULTILINE,
 )
-"""The end of a Python traceback: class and text, up to an empty line or a Java stack."""
+"""Matches the end of a Python traceback: class and text, up to an empty line or a Java stack."""
 
 
 class RowCounter:
-    """Counts committed rows; written by the query's thread, read by ours."""
+    """Counts committed rows. The query's thread updates it, and the command's thread reads it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -235,7 +237,7 @@ class RowCounter:
         self._last_error = ""
 
     def __call__(self, report: BatchReport) -> None:
-        """A batch was committed (``BatchListener``)."""
+        """Count the rows of a committed batch (``BatchListener``)."""
         with self._lock:
             self._rows += report.rows
             self._batch_id = report.batch_id
@@ -252,18 +254,18 @@ class RowCounter:
 
     @property
     def batch_id(self) -> int:
-        """The micro-batch of the newest rows; -1 before the first."""
+        """Id of the micro-batch with the newest rows; -1 before the first."""
         with self._lock:
             return self._batch_id
 
     @property
     def given_back(self) -> int:
-        """Deliveries the listener failed."""
+        """Deliveries that the listener failed."""
         with self._lock:
             return self._given_back
 
     def __str__(self) -> str:
-        """The summary at the end."""
+        """Return the summary for the end."""
         with self._lock:
             text = f"{_ROWS}: {self._rows:,}"
             if self._given_back:
@@ -272,7 +274,7 @@ class RowCounter:
 
 
 def progress_bar(console: Console) -> Progress:
-    """A bar with count and time; nothing where there is no terminal."""
+    """Make a bar with count and time; it shows nothing without a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -284,10 +286,10 @@ def progress_bar(console: Console) -> Progress:
 
 
 class Shown:
-    """How much of something is done: a bar, or, where there is no terminal, a line now and then."""
+    """Shows progress as a bar or, without a terminal, as a line now and then."""
 
     def __init__(self, console: Console, what: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Show nothing yet; ``what`` is done, such as "messages stored"."""
+        """Show nothing yet; ``what`` names the counted things, such as "messages stored"."""
         self._console = console
         self._what = what
         self._clock = clock
@@ -304,7 +306,7 @@ class Shown:
         self._bar.stop()
 
     def __call__(self, done: int, total: int | None, beside: str = "") -> None:
-        """Show that ``done`` of ``total`` is done; None: there is no end."""
+        """Show that ``done`` of ``total`` are done; ``total`` is None if there is no end."""
         more = f" · {beside}" if beside else ""
         self._bar.update(self._task, completed=done, total=total, description=self._what + more)
         if self._console.is_terminal:
@@ -317,10 +319,10 @@ class Shown:
 
 
 def failure_sentence(text: str) -> str:
-    """The cause in a failed query's text, on one line.
+    """Return the cause of a query's failure from its text, on one line.
 
-    An error raised in one of our Python processes arrives wrapped in Spark's messages, with a traceback
-    before and a Java stack after it. Ours are preferred to others.
+    An error raised in one of our Python processes arrives wrapped in Spark's messages, between a traceback
+    and a Java stack. Errors of this package are preferred to others.
     """
     raised = [" ".join(found.group().split()) for found in _RAISED_IN_PYTHON.finditer(text)]
     ours = [sentence for sentence in raised if sentence.startswith("pyspark_rocketmq.")]
@@ -330,8 +332,8 @@ def failure_sentence(text: str) -> str:
 
 
 def behind_text(metrics: BatchMetrics, counter: RowCounter) -> str:
-    """How far a query is behind, in one line; empty while that is unknown for the rows counted."""
-    # A batch's rows are counted before Spark reports where its queues are.
+    """Describe in one line how far a query is behind; empty while that is unknown for the counted rows."""
+    # A batch's rows are counted before Spark reports the positions of its queues.
     if metrics.lag is None or metrics.batch_id < counter.batch_id:
         return ""
     age = "" if not metrics.lag_s else f" for {metrics.lag_s:.1f} s"
@@ -348,9 +350,9 @@ def await_query(
     monitor: QueryMonitor | None = None,
     is_enough: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Show committed rows until ``query`` ends or ``is_enough``; ``total`` is None when there is no end.
+    """Show committed rows until ``query`` ends or ``is_enough``; ``total`` is None if there is no end.
 
-    With ``monitor``, show how far behind the query is, too.
+    With ``monitor``, also show how far behind the query is.
 
     Raises:
         JobFailed: If the query failed, with the reason without Spark's stack traces.
@@ -367,7 +369,7 @@ def await_query(
 
 
 def check_ended_well(query: StreamingQuery) -> None:
-    """Wait for the end of a query that ends.
+    """Wait for the end of a query that ends by itself.
 
     Raises:
         JobFailed: If it failed, with the reason without Spark's stack traces.

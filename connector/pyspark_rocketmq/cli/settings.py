@@ -1,7 +1,8 @@
 """Settings of commands: declared like the data source's options, read from a TOML file and ``--option``.
 
-``--option key=value`` wins over the file. Tables of the file only group: ``[listener] outputSchema = …`` is
-the option ``outputSchema``; but ``[storageSecrets]`` and ``[brokerAddresses]`` are one each.
+``--option key=value`` overrides the file. Tables in the file only group options: ``[listener]
+outputSchema = …`` is the option ``outputSchema``. The exceptions are ``[storageSecrets]`` and
+``[brokerAddresses]``, each of which is one option.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ class JobFailed(Exception):
 
 
 def like_source(name: str, **given: Any) -> Any:
-    """Declare the data source's option with field ``name`` for a command; ``given`` as of :func:`_like`."""
+    """Declare the data source's option with field ``name`` for a command; ``given`` as in :func:`_like`."""
     return _like(ReadOptions, name, **given)
 
 
 def like_sink(name: str, **given: Any) -> Any:
-    """The same of an option of writing."""
+    """Declare an option of writing in the same way."""
     return _like(WriteOptions, name, **given)
 
 
 def like_consumer(name: str, **given: Any) -> Any:
-    """The same of a consumer's setting, whose own default holds if none is given."""
+    """Declare a consumer's setting in the same way; it keeps its own default if none is given."""
     field = next(field for field in dataclasses.fields(ConsumerOptions) if field.name == name)
     own = {"default": field.default, "default_text": field.metadata["spec"].default_text}
     return _like(ConsumerOptions, name, **(given or own))
@@ -55,9 +56,9 @@ def _like(
     default_text: str | None = None,
     doc: str | None = None,
 ) -> Any:
-    """Declare an option as ``options`` does; required without a default.
+    """Declare an option as ``options`` does; it is required if it has no default.
 
-    Key, parser and unit are those; so is the text, unless it means something else in the command.
+    Key, parser and unit are the same; so is the text, unless the option means something else in the command.
     """
     spec: OptionSpec = next(
         field.metadata["spec"] for field in dataclasses.fields(options) if field.name == name
@@ -94,7 +95,7 @@ def _pair_entries(pairs: Sequence[str], problems: list[str]) -> Iterator[tuple[s
         if separator and key.strip():
             yield key.strip(), text
         else:
-            # What stands behind may be a secret.
+            # The text after it may be a secret.
             begin = re.match(r"\w*", pair)
             assert begin is not None
             problems.append(f"--option '{begin[0]}{'…' * (begin.end() < len(pair))}' is not key=value")
@@ -125,7 +126,7 @@ def _file_entries(conf: Path | None, problems: list[str]) -> Iterator[tuple[str,
 
 
 _MAPS: Final = frozenset({"storagesecrets", "brokeraddresses"})
-"""Tables that are one option each, in small letters."""
+"""Tables that are one option each, in lower case."""
 
 
 def _flatten(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -183,7 +184,7 @@ def load_settings(settings: type[SettingsT], job: str, conf: Path | None, pairs:
 
 
 def _store_problems(texts: Mapping[str, str]) -> list[str]:
-    """The problem of an offset table on this machine that is not there; else it is found only afterwards."""
+    """Return the problem of a missing offset table on this machine, which would be found only later."""
     given = next((text for key, text in texts.items() if key.lower() == "offsetstore"), "")
     try:
         spec = StoreSpec.parse(given)
@@ -197,7 +198,7 @@ def _store_problems(texts: Mapping[str, str]) -> list[str]:
 
 @parses("string")
 def parse_location(text: str) -> str:
-    """Parser of a path or storage URI; a relative path means the current directory's."""
+    """Parser of a path or storage URI; a relative path is resolved against the current directory."""
     value = text_value(text)
     return value if "://" in value else str(Path(value).expanduser().absolute())
 
@@ -214,7 +215,7 @@ def parse_table(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ClusterAccess(OptionSet):
-    """The options of every command that reads from a cluster which may be secured."""
+    """Options of every command that reads from a cluster, which may be secured."""
 
     namespace: str | None = like_source("namespace", default=None)
     namespace_v2: str | None = like_source("namespace_v2", default=None)
@@ -234,15 +235,15 @@ class ClusterAccess(OptionSet):
 
     @classmethod
     def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The namespace of an instance's host, as for the data source."""
+        """Return the namespace that an instance's host name implies, as for the data source."""
         return implied_namespace(values)
 
     def cross_field_problems(self) -> list[str]:
-        """Problems that the data source would find later, after Spark has started or a store was read."""
+        """Return problems that the data source would find only after Spark's start or the read of a store."""
         return connection_problems(self)
 
     def access_options(self, namespace: str | None = None) -> dict[str, str]:
-        """Options given, in the data source's form; with another ``namespace`` if it is not None."""
+        """Return the given options in the data source's form; ``namespace`` replaces theirs unless None."""
         values = {
             field.metadata["spec"].key: getattr(self, field.name)
             for field in dataclasses.fields(ClusterAccess)

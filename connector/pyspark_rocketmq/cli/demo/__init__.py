@@ -1,3 +1,3 @@
-"""The demo: an order's life through RocketMQ into a Delta table, checked at the end."""
+"""The demo: orders pass through RocketMQ into a Delta table, which is checked at the end."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The demo's orders, of five steps each: made, sent, and given to a listener that fails some of them once."""
+"""Makes and sends the demo's orders, of five steps each; its listener fails some steps once."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class OrderEvent:
 
 
 def order_ids(orders: int) -> Iterator[str]:
-    """The ids of the first ``orders`` orders."""
+    """Return the ids of the first ``orders`` orders."""
     return (f"order-{number:08d}" for number in range(orders))
 
 
 def order_events(orders: int, seed: int) -> Iterator[OrderEvent]:
-    """Yield every step of every order: in sequence within an order, shuffled among the orders open at once.
+    """Yield every step of every order: in sequence within an order, shuffled among the concurrent orders.
 
     The same arguments give the same events.
     """
@@ -63,7 +63,7 @@ def order_events(orders: int, seed: int) -> Iterator[OrderEvent]:
 
 
 def event_to_message(event: OrderEvent, topic: str) -> Message:
-    """The message of an event: order id as key and sharding key, step as tag, JSON as body."""
+    """Make an event's message: order id as key and sharding key, step as tag, JSON as body."""
     body = {"order_id": event.order_id, "step": event.step, "sequence": event.sequence}
     return Message(
         topic=topic,
@@ -73,7 +73,7 @@ def event_to_message(event: OrderEvent, topic: str) -> Message:
 
 
 _BATCH = 128
-"""Messages a request; about 30 KiB of the broker's 4 MiB."""
+"""Messages per request: about 30 KiB of the 4 MiB that brokers accept."""
 
 
 def send_events(
@@ -82,10 +82,10 @@ def send_events(
     queues: Sequence[MessageQueue],
     on_sent: Callable[[int], None],
 ) -> int:
-    """Send in batches per queue; return the number of messages.
+    """Send the events in batches, each for one queue; return the number of messages.
 
-    The queue is chosen by the order id as ``SelectMessageQueueByHash`` does. A batch is sent once: sending it
-    again after a time-out could double it.
+    The order id selects the queue, as in ``SelectMessageQueueByHash``. A batch is sent only once: sending it
+    again after a time-out could duplicate it.
 
     Raises:
         JobFailed: If a broker stored a batch less durably than it promised.
@@ -122,7 +122,7 @@ _PAUSE_MS = 200
 
 
 class InjectedFailure(StrEnum):
-    """How the listener fails."""
+    """Ways in which the listener fails."""
 
     SUSPEND = "SUSPEND"
     EXCEPTION = "EXCEPTION"
@@ -133,7 +133,7 @@ class DemoFailure(Exception):
 
 
 def injected_failure(order_id: str, sequence: int) -> InjectedFailure | None:
-    """Which failure, if any, is injected into the first attempt of a step; the same on every machine.
+    """Return the failure injected into the first attempt of a step, if any; the same on every machine.
 
     One order in 5,000 suspends its queue once and another raises once, each at one of its five steps.
     """
@@ -144,7 +144,7 @@ def injected_failure(order_id: str, sequence: int) -> InjectedFailure | None:
 
 
 def on_order(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
-    """Emit one row a message; a failure gives back the whole delivery, and its rows are dropped."""
+    """Emit one row per message; a failure gives back the whole delivery, and its rows are dropped."""
     for message in messages:
         event = json.loads(message.body)
         if message.reconsume_times == 0:

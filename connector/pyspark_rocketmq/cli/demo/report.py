@@ -1,4 +1,4 @@
-"""The end of a demo run: whether the table has all that was sent, once, and each order's steps in order."""
+"""Checks that a demo's table has every message that was sent, once, and each order's steps in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyspark_rocketmq.cli.output import records_table
 _MOST_EXAMPLES = 5
 
 Position = tuple[str, str, int, int]
-"""topic, broker name, queue id, queue offset: the only unique key of a message."""
+"""Topic, broker name, queue id, queue offset: the only unique key of a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,16 +24,16 @@ class OrderReport:
     """Findings of the check; ``is_clean`` if there are none."""
 
     messages: int
-    """Different messages, by topic, broker, queue and queue offset."""
+    """Number of distinct messages, by topic, broker, queue and queue offset."""
     rows: int
     duplicates: int
-    """Rows of a message that had one already."""
+    """Extra rows of messages that have one already."""
     lost: int
-    """Expected steps that no message brought."""
+    """Expected steps without a message."""
     unexpected: int
-    """Messages whose key or step nobody sent, or sent fewer times."""
+    """Messages whose key or step was not sent, or was sent fewer times."""
     order_violations: int
-    """Messages that came after a later one of their queue or of their key."""
+    """Messages that arrived after a later one of their queue or key."""
     examples: tuple[str, ...] = ()
     """The first few findings as sentences."""
 
@@ -58,9 +58,8 @@ def check_order(
 
     Args:
         rows: ``(topic, broker name, queue id, queue offset, order key, step)`` in the order of consumption.
-            A table has no order: its rows are to be sorted by the moment of delivery, if the listener noted
-            it. Sorted by queue and queue offset, all they can show is that each key's steps were stored in
-            order.
+            A table has no order: sort its rows by the moment of delivery, if the listener recorded it. Rows
+            sorted by queue and queue offset only show whether each key's steps were stored in order.
         expected: The steps sent for each order key, in order; a step may occur more than once.
     """
     check = _Check(expected)
@@ -72,7 +71,7 @@ def check_order(
 class _Check:
     def __init__(self, expected: Mapping[str, Sequence[str]]) -> None:
         self._places: dict[tuple[str, str], list[int]] = defaultdict(list)
-        """Where, among its key's steps, each occurrence of a step belongs."""
+        """Indexes among its key's steps at which each step occurs."""
         for order_key, steps in expected.items():
             for place, step in enumerate(steps):
                 self._places[order_key, step].append(place)
@@ -146,14 +145,14 @@ _NOT_SHOWN = ("topic", "delivered_ns")
 
 
 def read_orders(path: str) -> pa.Table:
-    """All rows of the orders table, in the order in which the listener got their messages."""
-    # Sorted by the engine: Arrow cannot sort the string views that it answers with.
+    """Return all rows of the orders table, in the order in which the listener received their messages."""
+    # Let the engine sort: Arrow cannot sort the string views that it returns.
     query = 'SELECT * FROM orders ORDER BY delivered_ns, "queueOffset"'
     return pa.table(QueryBuilder().register("orders", DeltaTable(path)).execute(query).read_all())
 
 
 def check_orders(rows: pa.Table, orders: int) -> OrderReport:
-    """Compare ``rows``, in the order of delivery, with what was sent: five steps of every order."""
+    """Compare ``rows``, in the order of delivery, with the messages sent: five steps of every order."""
     names = (*_POSITION, "order_id", "step")
     tuples: Iterator[tuple[str, str, int, int, str, str]] = zip(
         *(rows.column(name).to_pylist() for name in names), strict=True
@@ -162,7 +161,7 @@ def check_orders(rows: pa.Table, orders: int) -> OrderReport:
 
 
 def verdict_line(messages_sent: int, report: OrderReport) -> str:
-    """The line a reader, or a script, looks for."""
+    """Return the line that a reader or a script looks for."""
     return (
         f"messages: {messages_sent} · rows: {report.rows} · duplicates: {report.duplicates} · "
         f"lost: {report.lost} · order violations: {report.order_violations}"
@@ -170,13 +169,13 @@ def verdict_line(messages_sent: int, report: OrderReport) -> str:
 
 
 def print_head(rows: pa.Table, path: str, console: Console, count: int = 10) -> None:
-    """The first rows of the table; the topic, the same everywhere, and the delivery's time are left out."""
+    """Print the first rows of the table, without the topic, which never changes, and the time of delivery."""
     columns = [name for name in rows.column_names if name not in _NOT_SHOWN]
     console.print(f"First {count} rows of {path}", markup=False, soft_wrap=True)
     console.print(records_table("", columns, rows.slice(0, count).to_pylist()))
 
 
 def print_findings(findings: Iterable[str], console: Console) -> None:
-    """Examples of errors that the check has kept."""
+    """Print the examples of errors that the check has kept."""
     for finding in findings:
         console.print(f"  - {finding}", markup=False)

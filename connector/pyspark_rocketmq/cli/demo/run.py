@@ -1,4 +1,4 @@
-"""Command ``demo``: the whole path, from a producer through a broker and a listener into a Delta table.
+"""Command ``demo``: the whole path from a producer through a broker and a listener into a Delta table.
 
 The broker is ``broker_sim`` as a child process, or the user's cluster.
 """
@@ -47,12 +47,12 @@ from pyspark_rocketmq.model import BrokerAddress, MessageQueue, TopicRoute
 from pyspark_rocketmq.wire.requests.send import AUTO_CREATE_TOPIC
 
 _DEFAULT_FOLDER = "pyspark-rocketmq-demo-"
-"""The name before the run's, among the temporary files."""
+"""Prefix of the run's folder in the directory for temporary files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNames:
-    """Names of one run; a new run does not meet what an earlier one left behind."""
+    """Names of one run, which differ from those of earlier runs."""
 
     topic: str
     consumer_group: str
@@ -60,7 +60,7 @@ class RunNames:
 
     @classmethod
     def for_run(cls, settings: DemoSettings, started: datetime) -> RunNames:
-        """Names of the settings, or else names made from the start time."""
+        """Take the names from the settings, or make them from the start time."""
         run = started.strftime("%Y%m%d-%H%M%S")
         work_dir = Path(settings.work_dir or Path(gettempdir(), _DEFAULT_FOLDER + run))
         return cls(
@@ -91,12 +91,12 @@ _STOP_TIMEOUT_S = 5.0
 
 @contextmanager
 def embedded_cluster(brokers: int) -> Iterator[str]:
-    """Start a cluster, yield its name server's address, stop it whatever happened.
+    """Start a cluster, yield its name server's address, and stop it in any case.
 
     Raises:
-        JobFailed: If it does not come up.
+        JobFailed: If it does not start.
     """
-    # --exit-with-parent: a demo that is killed cannot stop it.
+    # --exit-with-parent, because a demo that is killed cannot stop it.
     command = [
         sys.executable,
         "-m",
@@ -118,7 +118,7 @@ def embedded_cluster(brokers: int) -> Iterator[str]:
 
 
 def _read_addresses(output: IO[bytes]) -> str:
-    """The name server's address, from the JSON in the first line."""
+    """Return the name server's address from the JSON in the first line."""
     with selectors.DefaultSelector() as selector:
         selector.register(output, selectors.EVENT_READ)
         line = output.readline() if selector.select(_START_TIMEOUT_S) else b""
@@ -143,19 +143,20 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 QUEUES = 8
 _REQUEST_TIMEOUT_S = 5.0
 _ROUTE_TIMEOUT_S = 40.0
-"""A broker reports a new topic to the name server at once, or with its next heartbeat, every 30 s."""
+"""Time for a topic's route to appear. A broker reports a new topic to the name server at once, or with its
+next heartbeat, every 30 s."""
 _ROUTE_POLL_S = 0.1
 
 
 def share_queues(broker_names: Collection[str], queues: int) -> dict[str, int]:
-    """How many of ``queues`` each broker gets: as even as can be, the first ones more; none gets no entry."""
+    """Share ``queues`` evenly, with the remainder going to the first brokers; leave out those without any."""
     each, more = divmod(queues, len(broker_names))
     shares = {name: each + (place < more) for place, name in enumerate(sorted(broker_names))}
     return {name: share for name, share in shares.items() if share}
 
 
 class DemoTopic:
-    """Makes sure of the topic, on the cluster behind ``name_servers``."""
+    """The topic of the demo, on the cluster behind ``name_servers``."""
 
     def __init__(self, topic: str, name_servers: Sequence[str]) -> None:
         self._topic = topic
@@ -164,10 +165,10 @@ class DemoTopic:
         self._name_server, self._brokers = cluster.name_server(), cluster.brokers()
 
     def ensure(self) -> tuple[MessageQueue, ...]:
-        """Make the topic if it is missing; return its queues.
+        """Create the topic if it is missing; return its queues.
 
         Raises:
-            JobFailed: If it holds messages already, cannot be made, or does not appear in the route.
+            JobFailed: If it holds messages already, cannot be created, or does not appear in the route.
             TransportError: If the cluster cannot be reached.
         """
         try:
@@ -180,7 +181,7 @@ class DemoTopic:
 
     def _create(self) -> None:
         try:
-            # Every broker that lets topics be made has the template.
+            # Every broker that allows topics to be created has the template.
             route = self._route(AUTO_CREATE_TOPIC)
         except TopicNotFound as error:
             raise JobFailed(
@@ -231,10 +232,10 @@ _REQUEST_TIMEOUT_MS = 5_000
 
 
 def run_demo(settings: DemoSettings, console: Console) -> None:
-    """Produce, consume until drained, show and check.
+    """Produce, consume until the topic is drained, show and check.
 
     Raises:
-        JobFailed: If a message was lost, doubled or out of order, or the demo could not run.
+        JobFailed: If a message was lost, duplicated or out of order, or the demo could not run.
     """
     names = RunNames.for_run(settings, datetime.now(UTC))
     console.print(f"Work directory: {names.work_dir}", markup=False, soft_wrap=True)
@@ -248,7 +249,7 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM unwinds the stack, so that the embedded cluster is stopped as well."""
+    """Make SIGTERM unwind the stack, so that the embedded cluster is stopped too."""
 
     def leave(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the signal module's
         sys.exit(128 + signal_number)

@@ -1,11 +1,11 @@
-"""Commands ``offsets reset``, ``skip``, ``clone`` and ``accept-gap``: move a group, shown as a table first.
+"""Commands ``offsets reset``, ``skip``, ``clone`` and ``accept-gap``: show a group's moves, then make them.
 
-The order: read everything, plan, show, refuse what would do harm; then one change of the store, and of the
-sink's watermarks if that was asked for. A change raises the epoch of each queue it moves, so it is safe while
-the group runs.
+The order: read everything, plan, show, refuse harmful moves; then one change of the store, and of the sink's
+watermarks if requested. A change raises the epoch of each queue that it moves, so it is safe while the group
+runs.
 
-A sink drops rows below a queue's watermark, since it has them already. To have them written again, delete
-them and set the watermark back.
+A sink drops rows below a queue's watermark, since it has them already. To write them again, delete them and
+lower the watermark.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ class SinkWatermarks:
         self._storage = storage
 
     def of(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """Each queue's watermark in the generation given; a queue without one is absent.
+        """Return each queue's watermark in the given generation; leave out queues without one.
 
         Raises:
             JobFailed: If there is no such table.
-            SinkConflict: If the table does not show any more how far the group is.
+            SinkConflict: If the table no longer shows how far the group is.
         """
         with self._answering():
             log = TableLog(self._table(), self._storage)
@@ -89,10 +89,10 @@ class SinkWatermarks:
         return {queue: known[name] for queue, name in ids.items() if name in known}
 
     def lost(self, consumer_group: str, rows: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
-        """Where the table is in each queue whose rows it has lost, by what the group's rows say.
+        """Return the table's position in each queue whose rows it has lost, compared with the group's rows.
 
         Raises:
-            JobFailed: If there is no such table, it lacks nothing, or it is one of several sinks.
+            JobFailed: If there is no such table, it lacks no rows, or it is one of several sinks.
         """
         self._table()
         queues = {queue: row.generation for queue, row in rows.items()}
@@ -117,7 +117,7 @@ class SinkWatermarks:
         return found[0].targets
 
     def problem(self, consumer_group: str, moves: Sequence[QueueMove]) -> str | None:
-        """Why the watermarks must not follow ``moves``: rows would be there twice, or be forgotten."""
+        """Return why the watermarks must not follow ``moves``: rows would be duplicated or lost."""
         back = [move for move in moves if move.is_below_watermark]
         if not back:
             return None
@@ -147,7 +147,7 @@ class SinkWatermarks:
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
-        """Have the table answer; raises ``JobFailed`` if it does not."""
+        """Raise ``JobFailed`` if the table does not answer within the block."""
         try:
             yield
         except TableNotFoundError as error:
@@ -161,21 +161,21 @@ class SinkWatermarks:
             ) from error
 
     def _sink(self) -> DeltaSink:
-        """Loaded only for jobs that rewind a sink or return to it: it loads Spark, which takes seconds."""
+        """Open the sink, for jobs that rewind it or return to it: this loads Spark, which takes seconds."""
         from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 
         return DeltaSink(self._path, storage_options=self._storage)
 
 
 _RUNS_IF_YOUNGER_S = 60.0
-"""A group whose rows changed in that time counts as running if no broker can be queried."""
+"""If no broker can be queried, a group whose rows changed within this time counts as running."""
 
 
 SINKS_LEAVE_OUT: Final = (
     "Of the messages that are consumed again, a sink leaves the rows out that it has. --sink PATH shows "
     "which queues that concerns; with --rewind-sink they are written again."
 )
-"""A reminder after a group was moved back."""
+"""Reminder after a group was moved back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,24 +189,24 @@ class ChangeOptions:
     rewinds_sink: bool = False
     form: OutputForm = OutputForm.TABLE
     is_new_group: bool = False
-    """Whether the group may be one that the store does not have."""
+    """Whether the group may be missing from the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Where a command puts queues."""
+    """Target positions of a command."""
 
     targets: Mapping[MessageQueue, int]
     forgets_sinks: bool = False
-    """Whether queues that are there already forget what their sinks have."""
+    """Whether the rows of queues that are at their targets already forget their sinks."""
     staying: frozenset[MessageQueue] = frozenset()
-    """Queues that only forget it, and go on where the group left them."""
+    """Queues whose rows only forget their sinks, and that continue where the group left them."""
     are_recorded: bool = False
     """Whether all targets come from a record of the group or its sink."""
 
     @property
     def recorded(self) -> frozenset[MessageQueue]:
-        """Queues whose broker nobody has looked at: if it has another log now, the query reports that."""
+        """Queues whose brokers were not queried: if a broker has another log now, the query reports that."""
         return frozenset(self.targets) if self.are_recorded else self.staying
 
 
@@ -219,7 +219,7 @@ def reset(
     """Move the chosen queues to ``target``: a position, or where the group was at a time or version.
 
     Raises:
-        JobFailed: If it cannot or must not be done; nothing was changed then.
+        JobFailed: If the move cannot or must not be made; nothing was changed then.
     """
     is_position = not isinstance(target, AtTime | AtVersion | ToSink)
     change = _OffsetChange(settings, may_be_new=is_position and options.is_new_group)
@@ -233,13 +233,13 @@ def reset(
         wanted = Wanted(targets, are_recorded=isinstance(target, AtTime | AtVersion))
         change.apply(wanted, options, console)
         return
-    # Users who start over empty the sink, so it lacks what the retry queues, which stay, have passed.
+    # Users who start over empty the sink, so it lacks the rows of the retry queues too, which are not moved.
     stay = {queue: at for queue, at in accepted(change.chosen_rows(options)).items() if queue not in targets}
     change.apply(Wanted(stay | targets, forgets_sinks=True, staying=frozenset(stay)), options, console)
 
 
 def accept_gap(settings: OffsetsChangeSettings, options: ChangeOptions, console: Console) -> None:
-    """Have the chosen queues go on where they are, whatever their sink has lost; raises as ``reset``."""
+    """Continue the chosen queues where they are, whatever their sink has lost; raises as ``reset``."""
     change = _OffsetChange(settings)
     stay = accepted(change.chosen_rows(options))
     change.apply(Wanted(stay, forgets_sinks=True, staying=frozenset(stay)), options, console)
@@ -248,14 +248,14 @@ def accept_gap(settings: OffsetsChangeSettings, options: ChangeOptions, console:
 def skip(
     settings: OffsetsChangeSettings, messages: int | None, options: ChangeOptions, console: Console
 ) -> None:
-    """Pass ``messages`` of each chosen queue over, or all that there are; raises as ``reset``."""
+    """Skip ``messages`` of each chosen queue, or all of them; raises as ``reset``."""
     change = _OffsetChange(settings)
     rows = {queue: row for queue, row in change.group.rows.items() if options.choice.takes(queue)}
     change.apply(Wanted(skipped(rows, change.needed_bounds(rows), messages)), options, console)
 
 
 def clone(settings: OffsetsChangeSettings, source: str, options: ChangeOptions, console: Console) -> None:
-    """Move the group to where the group ``source`` of the same store stands; raises as ``reset``."""
+    """Move the group to the position of the group ``source`` in the same store; raises as ``reset``."""
     change = _OffsetChange(settings, may_be_new=True)
     rows = open_group(settings, source, must_exist=True).rows
     targets = {queue: row.next_offset for queue, row in rows.items() if options.choice.takes(queue)}
@@ -263,7 +263,7 @@ def clone(settings: OffsetsChangeSettings, source: str, options: ChangeOptions, 
 
 
 class _OffsetChange:
-    """One group, and its cluster if name servers are given."""
+    """The change of one group, with its cluster if name servers are given."""
 
     def __init__(self, settings: OffsetsChangeSettings, *, may_be_new: bool = False) -> None:
         self._settings = settings
@@ -275,7 +275,7 @@ class _OffsetChange:
             self._cluster = ClusterInspector(settings, self.group.name.namespace, self._clock)
 
     def targets(self, target: Position | AtTime | AtVersion, choice: QueueChoice) -> dict[MessageQueue, int]:
-        """Where each chosen queue goes."""
+        """Return the target of each chosen queue."""
         if isinstance(target, AtTime | AtVersion):
             then = self.group.rows_at(target)
             return self._as_of({queue: row for queue, row in then.items() if choice.takes(queue)})
@@ -296,7 +296,7 @@ class _OffsetChange:
                 return self._cluster.stored_from(queues, at_s)
 
     def _as_of(self, then: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
-        """The offsets of earlier rows; the beginning where the queue's offsets have begun again since."""
+        """Return the offsets of earlier rows; the beginning if a queue's offsets have started again since."""
         rows = self.group.rows
         begun = {
             queue for queue, row in then.items() if queue in rows and row.generation < rows[queue].generation
@@ -308,12 +308,12 @@ class _OffsetChange:
         }
 
     def chosen_rows(self, options: ChangeOptions) -> dict[MessageQueue, OffsetRow]:
-        """The rows that are meant, those of the retry topic, too."""
+        """Return the chosen rows, including those of the retry topic."""
         rows = self.group.rows
         return {queue: row for queue, row in rows.items() if options.choice.takes_retries_too(queue)}
 
     def lost_by_sink(self, options: ChangeOptions) -> dict[MessageQueue, int]:
-        """Where each chosen queue goes whose rows the sink has lost: to where the sink is."""
+        """Return the sink's position in each chosen queue whose rows the sink has lost."""
         if options.sink is None:
             raise JobFailed("--to sink needs --sink, the table to which the group goes back.")
         lost = SinkWatermarks(options.sink, self._storage).lost(
@@ -340,7 +340,7 @@ class _OffsetChange:
         return bounds
 
     def apply(self, wanted: Wanted, options: ChangeOptions, console: Console) -> None:
-        """Show the moves; make them, unless they are only to be shown."""
+        """Show the moves, and make them unless this is a dry run."""
         known = {*self.group.rows, *wanted.targets, *self._bounds(options.choice.topics)}
         mistaken = not_chosen(options.choice, known)
         if mistaken is not None:
@@ -362,7 +362,7 @@ class _OffsetChange:
         )
         if problem is not None and not options.is_dry_run:
             raise JobFailed(problem)
-        # Beside the table, which may be read by a program.
+        # On standard error, since a program may read the table.
         if problem is not None:
             print(f"Without --dry-run this is refused: {problem}", file=sys.stderr)
         if options.sink is None and any((move.moved or 0) < 0 for move in moves):
@@ -388,7 +388,7 @@ class _OffsetChange:
     def _stored(self, moves: Sequence[QueueMove], wanted: Wanted) -> Mapping[MessageQueue, OffsetRow]:
         """Move the queues in the store; return their rows."""
         store, group = self.group.store, str(self.group.name)
-        # Of these the operator has not said that the position is one of the log that the broker has now.
+        # For these, the operator has not confirmed that the position belongs to the broker's current log.
         under = {move.queue: move.row.epoch for move in moves if move.row and move.queue in wanted.recorded}
         targets = {move.queue: move.target for move in moves}
         said = {queue: target for queue, target in targets.items() if queue not in under}
@@ -428,7 +428,7 @@ class _OffsetChange:
         return [dataclasses.replace(move, held_by=holders.get(move.queue)) for move in moves]
 
     def _problem(self, moves: Sequence[QueueMove], wanted: Wanted, options: ChangeOptions) -> str | None:
-        """Why the moves must not be made."""
+        """Return why the moves must not be made; None if they may."""
         beyond = beyond_the_broker(move for move in moves if move.queue not in wanted.staying)
         if beyond:
             queues = "; ".join(f"{move.queue}: {move.target} ({move.note})" for move in beyond)
@@ -442,7 +442,7 @@ class _OffsetChange:
         return None
 
     def _holders(self, queues: Iterable[MessageQueue], topics: set[str]) -> Mapping[MessageQueue, str]:
-        """Who consumes a queue, or may: a member that does not report its queues may have any."""
+        """Return who consumes each queue, or may consume it: a silent member may have any queue."""
         name, rows = self.group.name, self.group.rows
         if self._cluster is None or not self._cluster.knows_members_of(name.group, topics):
             now_s = self._clock.now_s()

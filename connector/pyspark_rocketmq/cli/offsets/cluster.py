@@ -1,7 +1,7 @@
-"""Asks a cluster about the groups of one namespace: queues, addresses, members. Without Spark.
+"""Queries a cluster about the groups of one namespace: queues, addresses, members. Without Spark.
 
-Asks for each topic once and each group's members once; leaves out who does not answer in time, with a
-warning. The groups' own offsets and metrics are not touched.
+Queries each topic once and each group's members once. Leaves out brokers and members that do not answer in
+time, with a warning. The groups' own offsets and metrics are not touched.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ CALLS_AT_ONCE = 32
 
 
 class Reach(Protocol):
-    """The settings of a job by which it reaches the cluster."""
+    """The settings with which a job reaches the cluster."""
 
     @property
     def name_servers(self) -> Sequence[str] | None:
-        """``host:port`` of each."""
+        """``host:port`` of each name server."""
         ...
 
     @property
@@ -65,43 +65,46 @@ class ClusterInspector:
         self.brokers = cluster.brokers()
 
     def snapshot(self, topic: str) -> Snapshot | None:
-        """The state of a topic; None if it is gone or none of its brokers answers."""
+        """Return the state of a topic; None if it is gone or none of its brokers answers."""
         if topic not in self._snapshots:
             self._snapshots[topic] = self._read_snapshot(topic)
         return self._snapshots[topic]
 
     def bounds(self, topics: Iterable[str]) -> dict[MessageQueue, QueueBounds]:
-        """The offsets that the brokers hold, of every queue of ``topics`` that they report."""
+        """Return the minimum and maximum offsets of every queue of ``topics`` that the brokers report."""
         seen = [self.snapshot(topic) for topic in topics]
         return {
             queue: bounds for found in seen if found is not None for queue, bounds in found.bounds.items()
         }
 
     def addresses(self, topics: Iterable[str]) -> dict[str, BrokerAddress]:
-        """The addresses of the brokers of ``topics``, by name."""
+        """Return the addresses of the brokers of ``topics``, by name."""
         seen = [self.snapshot(topic) for topic in topics]
         return {
             name: address for found in seen if found is not None for name, address in found.addresses.items()
         }
 
     def members_of(self, group: str, topics: Iterable[str]) -> Members:
-        """The queues that each member reports through the brokers of ``topics``."""
+        """Return the queues that each member reports through the brokers of ``topics``."""
         if group not in self._members:
             self._members[group] = self._query_members(group, sorted(set(self.addresses(topics).values())))
         return self._members[group]
 
     def silent_members_of(self, group: str, topics: Iterable[str]) -> frozenset[str]:
-        """Members that brokers know but that did not report their queues."""
+        """Return the members that brokers list but that did not report their queues."""
         self.members_of(group, topics)
         return self._silent.get(group, frozenset())
 
     def knows_members_of(self, group: str, topics: Iterable[str]) -> bool:
-        """Whether a broker reported the members; else there may be unknown ones."""
+        """Whether a broker listed the members; otherwise there may be unknown ones."""
         self.members_of(group, topics)
         return group in self._listed
 
     def stored_from(self, queues: Collection[MessageQueue], at_s: float) -> dict[MessageQueue, int]:
-        """The offset of each queue's first message stored at or after ``at_s``, where its broker answers."""
+        """Return the offset of each queue's first message stored at or after ``at_s``.
+
+        Queues whose brokers do not answer are left out.
+        """
         return self.stored_by(sorted(queues), [at_s])[0]
 
     def stored_by(
@@ -111,7 +114,7 @@ class ClusterInspector:
         *,
         beside: Collection[MessageQueue] = (),
     ) -> tuple[dict[MessageQueue, int], ...]:
-        """For each time, the offset up to which each queue was filled, where its broker answers.
+        """Return for each time the offset up to which each queue was filled, if its broker answers.
 
         ``beside`` are queues whose brokers are queried for topics without a route, such as dead letters.
         """
@@ -156,13 +159,13 @@ class ClusterInspector:
         return found
 
     def _query_members(self, group: str, addresses: Collection[BrokerAddress]) -> Members:
-        """Query them through the first broker that knows the group."""
+        """Query the members through the first broker that has the group."""
         silent = 0
         for address in addresses:
             try:
                 listed = self.brokers.consumer_list(address, group)
             except RocketMQError as error:
-                # Code 1 is "no consumer for this group"; the broker may have just started.
+                # Code 1 means "no consumer for this group"; the broker may have just started.
                 if not isinstance(error, BrokerError) or error.code != ResponseCode.SYSTEM_ERROR:
                     logger.warning("members not listed group=%s broker=%s: %s", group, address, error)
                     silent += 1
@@ -193,7 +196,7 @@ def broker_bounds(
     request_timeout_ms: int,
     access_options: Mapping[str, str] | None = None,
 ) -> dict[MessageQueue, QueueBounds]:
-    """The offsets that the brokers hold of ``topic`` now; empty if it is gone."""
+    """Return the current minimum and maximum offsets of ``topic``'s queues; empty if the topic is gone."""
     options = ReadOptions.parse(
         {
             "nameServers": ";".join(name_servers),
@@ -210,7 +213,7 @@ def broker_bounds(
 
 
 def members_holding(members: Members) -> Mapping[MessageQueue, str]:
-    """The member that reports to have each queue; the first by name if several do."""
+    """Return the member that reports to have each queue; the first by name if several do."""
     return {
         queue: client_id
         for client_id in sorted(members, reverse=True)

@@ -1,4 +1,4 @@
-"""The commands ``offsets …``: look at the progress of consumer groups, and move them."""
+"""The commands ``offsets …``: show the progress of consumer groups, and move them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from pyspark_rocketmq.cli.settings import load_settings
 
 _STORE: Final = "--option offsetStore=/lake/_offsets"
 _CONF: Final = "--conf order-etl.toml"
-"""With offsetStore, consumerGroup and nameServers in it."""
+"""A file with offsetStore, consumerGroup and nameServers, for the examples."""
 
 
 class Parsed(click.ParamType[Any]):
-    """A parameter that a parser of ours reads; its ValueErrors end a sentence that begins with the option."""
+    """A parameter with our own parser, whose ValueErrors complete a sentence that begins with the option."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -54,7 +54,7 @@ _MOMENT = Parsed("time|version", parse_moment)
 
 
 def _change_options(function: CallableT) -> CallableT:
-    """Add what every change takes, and hand it over as one ``ChangeOptions``."""
+    """Add the options of every change, and pass their values on as one ``ChangeOptions``."""
 
     @wraps(function)
     def with_options(*, topics: Sequence[str], queues: Sequence[tuple[str, int]], **rest: Any) -> Any:
@@ -65,7 +65,7 @@ def _change_options(function: CallableT) -> CallableT:
                 "--rewind-sink needs --sink, the table whose watermarks are to be set back."
             )
         choice = QueueChoice(frozenset(topics), frozenset(queues))
-        # Loaded here: it brings delta-rs, which --help can do without.
+        # Imported here because it loads delta-rs, which --help does not need.
         options = implementation("offsets.change").ChangeOptions
         return function(options=options(choice=choice, form=OutputForm(rest.pop("output")), **given), **rest)
 

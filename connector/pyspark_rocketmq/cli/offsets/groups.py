@@ -1,4 +1,4 @@
-"""The groups of an existing offset store, chosen as a user names them, now and as they were."""
+"""Groups of an existing offset store, selected by the names that users give, now and in the past."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GroupRows = dict[OffsetKey, list[OffsetRow]]
 
 
 class StoreSettings(Protocol):
-    """The settings of a job that name a group."""
+    """The settings with which a job names a group."""
 
     @property
     def offset_store(self) -> str:
@@ -35,7 +35,7 @@ class StoreSettings(Protocol):
 
     @property
     def namespace(self) -> str | None:
-        """None: whatever it is."""
+        """None means any namespace."""
         ...
 
 
@@ -49,18 +49,18 @@ class StoredGroup:
 
     @cached_property
     def changes(self) -> Sequence[StoredChange]:
-        """Changes that can be gone back to, oldest first. Only the first look reads the log, which is long.
+        """Return the changes that can be restored, oldest first. Only the first call reads the long log.
 
         Raises:
-            JobFailed: If the store has no memory.
+            JobFailed: If the store keeps no history.
         """
         return self._history().changes(str(self.name))
 
     def change_at(self, moment: AtTime | AtVersion) -> StoredChange:
-        """The change whose rows were the group's then.
+        """Return the change that the group's rows came from at ``moment``.
 
         Raises:
-            JobFailed: If the store has no memory, or is not that far yet.
+            JobFailed: If the store keeps no history, or has not reached that version yet.
             OffsetError: If it does not go back so far.
         """
         if isinstance(moment, AtTime):
@@ -74,15 +74,15 @@ class StoredGroup:
         return change_of_version(self.changes, str(self.name), moment.version)
 
     def rows_at(self, moment: AtTime | AtVersion) -> Mapping[MessageQueue, OffsetRow]:
-        """The group's rows as they were then; raises as ``change_at``."""
+        """Return the group's rows at ``moment``; raises the errors of ``change_at``."""
         return self.rows_of(self.change_at(moment))
 
     def rows_of(self, change: StoredChange) -> Mapping[MessageQueue, OffsetRow]:
-        """The group's rows right after ``change``."""
+        """Return the group's rows right after ``change``."""
         return self._history().rows_of(str(self.name), change)
 
     def rows_of_all(self, changes: Sequence[StoredChange]) -> Mapping[int, Mapping[MessageQueue, OffsetRow]]:
-        """The same of several changes, by version; without those that are not kept any more."""
+        """Return the rows after several changes, by version; leave out those that are no longer kept."""
         return self._history().rows_of_all(str(self.name), changes)
 
     def _history(self) -> OffsetHistory:
@@ -92,9 +92,9 @@ class StoredGroup:
 
 
 def read_groups(settings: StoreSettings, consumer_group: str | None) -> GroupRows:
-    """The rows of every group, or of those called ``consumer_group``, all instances of a broadcasting one.
+    """Return the rows of every group, or of ``consumer_group`` with all instances if it is broadcasting.
 
-    A namespace leaves out the groups of others.
+    With a namespace, groups of other namespaces are left out.
 
     Raises:
         JobFailed: If there is no such store or group.
@@ -107,10 +107,10 @@ def read_groups(settings: StoreSettings, consumer_group: str | None) -> GroupRow
 
 
 def open_group(settings: StoreSettings, consumer_group: str, *, must_exist: bool) -> StoredGroup:
-    """The one group called ``consumer_group`` (``GROUP@INSTANCE`` for an instance of several).
+    """Return the only group called ``consumer_group`` (``GROUP@INSTANCE`` for one of several instances).
 
     Raises:
-        JobFailed: If there is no such store or, with ``must_exist``, group; or if several are meant.
+        JobFailed: If there is no such store or, with ``must_exist``, no such group; or if several match.
     """
     store = _opened(settings)
     chosen = _chosen(store, consumer_group, settings.namespace)

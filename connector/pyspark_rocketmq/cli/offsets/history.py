@@ -1,4 +1,4 @@
-"""Commands ``offsets history`` and ``offsets diff``: what happened to a group, and what it changed."""
+"""Commands ``offsets history`` and ``offsets diff``: changes of a group, and their effect on its offsets."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _DIFF_COLUMNS = ("topic", "brokerName", "queueId", "from", "to", "moved", "epoch
 
 
 class Moments(NamedTuple):
-    """From when to when."""
+    """The two moments that are compared."""
 
     since: AtTime | AtVersion
     until: AtTime | AtVersion | None
-    """None: now."""
+    """None means now."""
 
 
 def show_history(settings: OffsetsHistorySettings, limit: int, form: OutputForm, console: Console) -> None:
-    """Print the newest ``limit`` changes that the group can be set back to, newest first.
+    """Print the newest ``limit`` changes to which the group can be reset, newest first.
 
     Raises:
-        JobFailed: If there is no such store or group, or the store has no memory.
+        JobFailed: If there is no such store or group, or the store keeps no history.
     """
     group = open_group(settings, settings.consumer_group, must_exist=True)
     records = [_record(change) for change in reversed(group.changes[-limit:])]
@@ -48,7 +48,7 @@ def show_diff(
     """Print the queues whose offsets differ between two moments of a group, or between two groups.
 
     Raises:
-        JobFailed: If there is no such store or group, or the store has no memory.
+        JobFailed: If there is no such store or group, or the store keeps no history.
         OffsetError: If the store does not go back so far.
     """
     group = open_group(settings, settings.consumer_group, must_exist=True)
@@ -64,7 +64,7 @@ def show_diff(
 
 
 def differences(before: Rows, after: Rows) -> list[dict[str, Any]]:
-    """One record per queue whose offset or epoch differs, sorted; None where a side lacks the queue."""
+    """Return one sorted record per queue whose offset or epoch differs; None if a side lacks the queue."""
     records = []
     for queue in sorted({**before, **after}):
         old, new = before.get(queue), after.get(queue)

@@ -1,8 +1,8 @@
 """Command ``offsets lag``: how far groups are behind and who holds their queues. Without Spark.
 
-Bounded: each group costs one look at its topics, one list of members, one request to each of them, and one
-pull of a single message for each queue that is behind; what does not answer in time stays empty. The pulls
-are an operator's: they touch neither the group's offsets nor its metrics.
+The cost is bounded: for each group, one query of its topics, one list of members, one request to each
+member, and one pull of a single message for each queue that is behind. Values that do not arrive in time stay
+empty. The pulls use a group for operators, so they touch neither the group's offsets nor its metrics.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def show_lag(settings: OffsetsLagSettings, console: Console, form: OutputForm = 
 
 
 def look_at_lag(settings: OffsetsLagSettings, clock: Clock | None = None) -> list[LagView]:
-    """The lag of every queue of the groups, sorted by group and queue."""
+    """Return the lag of every queue of the groups, sorted by group and queue."""
     groups = read_groups(settings, settings.consumer_group)
     clock = clock or SystemClock()
     looks: dict[str, _GroupLag] = {}
@@ -69,7 +69,7 @@ class _GroupLag:
         self._clock = clock
 
     def at(self, name: OffsetKey, rows: Collection[OffsetRow]) -> list[LagView]:
-        """The rows of one group."""
+        """Return the lag of one group's rows."""
         topics = {row.queue.topic for row in rows}
         bounds = self._cluster.bounds(topics)
         members = self._cluster.members_of(name.group, topics)

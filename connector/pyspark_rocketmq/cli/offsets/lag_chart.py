@@ -1,7 +1,8 @@
-"""The chart of a group's lag over time: one page that works without a network, or one PNG.
+"""Draws a group's lag over time, as a page that works without a network or as a PNG.
 
-A queue's backlog at a time is the offset up to which messages were stored by then, which its broker tells at
-any later time, minus the offset that the store had then. Altair draws both forms from one description.
+A queue's backlog at a time is the offset up to which messages were stored by then minus the offset that the
+store had then. The broker can report the former at any later time. Altair draws both forms from one
+description.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ class LagHistory:
     """Offset in the store at each time; None before the first change."""
     ends: tuple[Ends, ...]
     dead_letters: tuple[int, ...]
-    """Number for the whole group, up to each time."""
+    """Number of dead letters of the whole group up to each time."""
     resets_s: tuple[float, ...]
-    """When an operator moved the group."""
+    """Wall-clock seconds at which an operator moved the group."""
 
     def queue_records(self) -> list[dict[str, Any]]:
-        """One record per queue and sample, times in ms; ``backlog`` and ``rate`` are None where unknown."""
+        """Return one record per queue and sample, times in ms; unknown ``backlog`` and ``rate`` are None."""
         queues = sorted({queue for moment in self.moments if moment is not None for queue in moment.rows})
         return [
             record
@@ -51,7 +52,7 @@ class LagHistory:
         ]
 
     def dead_letter_records(self) -> list[dict[str, Any]]:
-        """One record per sample that has new dead letters."""
+        """Return one record per sample that has new dead letters."""
         steps = zip(self.times_s[1:], self.dead_letters, self.dead_letters[1:], strict=False)
         return [
             {"at": _ms(at_s), "deadLetters": after - before}
@@ -60,7 +61,7 @@ class LagHistory:
         ]
 
     def reset_records(self) -> list[dict[str, Any]]:
-        """One record per reset."""
+        """Return one record per reset."""
         return [{"at": _ms(at_s)} for at_s in self.resets_s]
 
     def _record(self, queue: MessageQueue, index: int) -> dict[str, Any] | None:
@@ -85,7 +86,7 @@ class LagHistory:
         }
 
     def _rate(self, queue: MessageQueue, index: int) -> float | None:
-        """Messages a second since the sample before; None where an operator moved the queue in between."""
+        """Messages per second since the previous sample; None if an operator moved the queue in between."""
         before = self.moments[index - 1] if index else None
         here = self.moments[index]
         assert here is not None
@@ -98,13 +99,13 @@ class LagHistory:
 
 
 def sample_times(since_s: float, until_s: float, count: int) -> tuple[float, ...]:
-    """``count`` times at equal distances, both ends among them."""
+    """Return ``count`` equidistant times, including both ends."""
     step_s = (until_s - since_s) / (count - 1)
     return tuple(since_s + number * step_s for number in range(count))
 
 
 def moments_at(times_s: Sequence[float], moments: Sequence[Moment]) -> tuple[Moment | None, ...]:
-    """The last of ``moments`` (oldest first) at each time."""
+    """Return the last of ``moments`` (oldest first) at each time."""
     found: list[Moment | None] = []
     index = -1
     for at_s in times_s:
@@ -133,7 +134,7 @@ _TIME: Final = "time (UTC)"
 
 
 def write_page(history: LagHistory, file: Path) -> None:
-    """Write an HTML page that holds everything it needs."""
+    """Write a self-contained HTML page."""
     _chart(history).save(
         str(file),
         format="html",
@@ -144,21 +145,21 @@ def write_page(history: LagHistory, file: Path) -> None:
 
 
 def write_png(history: LagHistory, file: Path) -> None:
-    """Write the same as a PNG, at twice the page's resolution."""
+    """Write the chart as a PNG, at twice the page's resolution."""
     _chart(history).save(str(file), format="png", scale_factor=2)
 
 
 class _JsonInScript(json.JSONEncoder):
-    """JSON for a page's script: no name of a broker, topic or group can end the script or begin a comment."""
+    """JSON for a page's script: no name of a broker, topic or group can end the script or open a comment."""
 
     def encode(self, o: Any) -> str:
-        """Return JSON in which the marks of HTML are escapes."""
+        """Return JSON in which HTML's special characters are escaped."""
         text = super().encode(o)
         return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _chart(history: LagHistory) -> alt.VConcatChart:
-    # Altair refuses more than 5,000 records, lest they end up in a notebook.
+    # By default, Altair refuses more than 5,000 records, to keep notebooks small.
     with alt.data_transformers.enable("default", max_rows=None):
         records = history.queue_records()
         chosen = alt.selection_point(fields=["queue"], bind="legend")
@@ -182,7 +183,7 @@ def _chart(history: LagHistory) -> alt.VConcatChart:
 
 
 def _explained(records: list[dict[str, Any]], history: LagHistory) -> list[str]:
-    """Return the meaning of the marks that the chart has."""
+    """Return explanations of the marks that the chart contains."""
     states = {record["state"] for record in records}
     words = [
         ("triangle: queue suspended by its listener", SUSPENDED in states),
@@ -203,7 +204,7 @@ def _lines(records: list[dict[str, Any]], field: str, title: str, chosen: alt.Pa
             color=alt.Color(
                 "queue:N",
                 title="queue (click to see it alone)",
-                # In the order of the records, where 10 comes after 9.
+                # Keep the order of the records, in which 10 comes after 9.
                 scale=alt.Scale(domain=list(dict.fromkeys(record["queue"] for record in records))),
             ),
             opacity=alt.condition(chosen, alt.value(1.0), alt.value(0.08)),

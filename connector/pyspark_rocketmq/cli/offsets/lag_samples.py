@@ -1,4 +1,4 @@
-"""Gathers what the chart of a group's lag shows: from the store's history, and from the brokers."""
+"""Gathers the data for the chart of a group's lag, from the store's history and from the brokers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def draw_lag(settings: OffsetsLagSettings, hours: float, page: Path | None, png:
     Raises:
         JobFailed: If no group is named, there is nothing to draw, or the extra 'charts' is not installed.
     """
-    # An extra; first, so that nobody waits for a look at the cluster that cannot be drawn.
+    # Check for this extra first, so that nobody waits for data that cannot be drawn.
     chart = import_module("pyspark_rocketmq.cli.offsets.lag_chart")
     history = lag_history(settings, hours)
     if page is not None:
@@ -38,7 +38,7 @@ def lag_history(settings: OffsetsLagSettings, hours: float, clock: Clock | None 
     """Sample the group's last ``hours``, or the time since its first change if that is shorter.
 
     Raises:
-        JobFailed: If no group is named, or nothing of it is kept.
+        JobFailed: If no group is named, or no history of it is kept.
     """
     if settings.consumer_group is None:
         raise JobFailed("A chart shows one group: name it with option 'consumerGroup'.")
@@ -69,7 +69,7 @@ def lag_history(settings: OffsetsLagSettings, hours: float, clock: Clock | None 
 
 
 def _moments(group: StoredGroup, changes: Sequence[StoredChange], times_s: Sequence[float]) -> list[Moment]:
-    """Return the changes of the group that a sample shows, with their rows."""
+    """Return the changes of the group that at least one sample shows, with their rows."""
     shown = moments_at(times_s, [Moment(change, {}) for change in changes])
     wanted = {moment.change.version: moment.change for moment in shown if moment is not None}
     rows = group.rows_of_all(list(wanted.values()))

@@ -1,4 +1,4 @@
-"""Where an operator's command moves each queue, and the times and versions a user may write. Pure."""
+"""Targets of an operator's command for each queue, and parsers of times and versions. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FORMS: Final = "a time such as 2026-11-20T10:00 (UTC unless it says otherwise) 
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """Wall-clock seconds."""
+    """A time, in wall-clock seconds."""
 
     at_s: float
 
@@ -51,7 +51,7 @@ def parse_time(text: str) -> float:
     """Read ISO 8601 as wall-clock seconds; UTC without a zone.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is not a time.
     """
     return iso_time(text).timestamp()
 
@@ -77,14 +77,14 @@ class ToTime:
 
 @dataclass(frozen=True, slots=True)
 class ToBound:
-    """One end of what the broker has."""
+    """The earliest or latest offset that the broker has."""
 
     end: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToSink:
-    """Where the group's sink is, of the queues whose rows it has lost."""
+    """The sink's position, for the queues whose rows the sink has lost."""
 
 
 Position = ToOffset | ToTime | ToBound
@@ -117,9 +117,9 @@ def parse_target(text: str) -> Target:
 
 
 def _time_in_digits(digits: str) -> str | None:
-    """Return what to write for a time in the form of ``consumeTimestamp`` or of ``mqadmin``; else None.
+    """Return the right spelling of a time in the form of ``consumeTimestamp`` or of ``mqadmin``; else None.
 
-    No queue has that many messages.
+    Such digits cannot be an offset: no queue has that many messages.
     """
     if len(digits) == 13:
         return datetime.fromtimestamp(int(digits) / 1000, UTC).isoformat(timespec="milliseconds")
@@ -139,16 +139,16 @@ class QueueChoice:
     """Broker name and queue id."""
 
     def takes(self, queue: MessageQueue) -> bool:
-        """Whether ``queue`` is meant. Queues of the retry topic are only where it is named."""
+        """Whether ``queue`` is chosen. Queues of the retry topic are chosen only if it is named."""
         is_named = queue.topic in self.topics
         return self.takes_retries_too(queue) and (is_named or not is_retry_topic(queue.topic))
 
     def takes_topic(self, queue: MessageQueue) -> bool:
-        """Whether the topic of ``queue`` is meant, or all are."""
+        """Whether the topic of ``queue`` is chosen, or all topics are."""
         return not self.topics or queue.topic in self.topics
 
     def takes_retries_too(self, queue: MessageQueue) -> bool:
-        """Whether ``queue`` is meant, where queues of the retry topic need not be named."""
+        """Whether ``queue`` is chosen, if queues of the retry topic need not be named."""
         return self.takes_topic(queue) and (
             not self.queues or (queue.broker_name, queue.queue_id) in self.queues
         )
@@ -185,28 +185,28 @@ def parse_queue(text: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueMove:
-    """One queue of a change."""
+    """The move of one queue."""
 
     queue: MessageQueue
     row: OffsetRow | None
-    """None for a queue that the group has not begun."""
+    """None for a queue that the group has not started to consume."""
     target: int
     bounds: QueueBounds | None
     held_by: str | None = None
-    """Who consumes it now."""
+    """Member that consumes the queue now."""
     watermark: int | None = None
-    """The sink's, where one was named."""
+    """Watermark of the sink, if one was named."""
     new_epoch: int | None = None
-    """Once the move was made."""
+    """Epoch after the move; None before."""
 
     @property
     def moved(self) -> int | None:
-        """Number of messages passed over; a negative number of messages is consumed again."""
+        """Number of messages skipped; if negative, so many messages are consumed again."""
         return None if self.row is None else self.target - self.row.next_offset
 
     @property
     def is_below_watermark(self) -> bool:
-        """Whether the sink would drop rows that the group writes again."""
+        """Whether the sink would drop the rows of messages that are consumed again."""
         return self.watermark is not None and self.target < self.watermark
 
     @property
@@ -252,15 +252,15 @@ def moves_to(
     forgets_sinks: bool = False,
     staying: Collection[MessageQueue] = (),
 ) -> tuple[QueueMove, ...]:
-    """One move per target, sorted; queues that are there already are left out.
+    """Return one move per target, sorted; leave out queues that are there already.
 
-    With ``forgets_sinks`` they are not, if they remember sinks that have what was consumed: a reset forgets
-    that.
+    With ``forgets_sinks``, such a queue is included if its row remembers sinks that have the consumed
+    messages: a reset clears that.
 
-    With ``rewinds_sink`` a queue is there only when its watermark, if it has one, is not above the target:
-    the group may have been moved before without the sink. A target whose messages are gone is moved up to the
-    first there is: below it the query would fail, or skip the gap. A queue of ``staying`` is not moved: what
-    its broker has lost since, the query reports.
+    With ``rewinds_sink``, a queue whose watermark is above the target is included too: the group may have
+    been moved earlier without the sink. If the messages at a target are gone, the target is moved up to the
+    first one that is left: below it the query would fail, or skip the gap. The targets of ``staying`` are not
+    moved up: the query reports what the broker has lost.
     """
     moves = []
     for queue, wanted in sorted(targets.items()):
@@ -277,7 +277,7 @@ def moves_to(
 def skipped(
     rows: Mapping[MessageQueue, OffsetRow], bounds: Mapping[MessageQueue, QueueBounds], messages: int | None
 ) -> dict[MessageQueue, int]:
-    """Where queues go on when ``messages`` of each are passed over, or all that there are."""
+    """Return where queues continue if ``messages`` of each are skipped, or all of them if None."""
     return {
         queue: bounds[queue].max_offset
         if messages is None
@@ -287,19 +287,19 @@ def skipped(
 
 
 def accepted(rows: Mapping[MessageQueue, OffsetRow]) -> dict[MessageQueue, int]:
-    """Queues that go on where they are although a sink lacks what came before."""
+    """Return the queues that continue where they are although a sink lacks earlier rows."""
     return {queue: row.next_offset for queue, row in rows.items() if row.sinks}
 
 
 def beyond_the_broker(moves: Iterable[QueueMove]) -> list[QueueMove]:
-    """Moves past the end of their queue: nothing would be consumed until messages have come so far."""
+    """Return moves past the end of their queue: nothing would be consumed until enough messages arrive."""
     return [move for move in moves if move.bounds is not None and move.target > move.bounds.max_offset]
 
 
 def refusal(moves: Collection[QueueMove], *, rewinds_sink: bool = False) -> str | None:
-    """Why these moves must not be made while somebody consumes the queues; None if nobody does.
+    """Return the reason why these moves must not be made while the queues are consumed; None if they are not.
 
-    With ``rewinds_sink`` they cannot be forced either.
+    With ``rewinds_sink``, they cannot be forced either.
     """
     held = [move for move in moves if move.held_by is not None]
     if not held:

@@ -24,7 +24,7 @@ class OffsetView:
 
     @property
     def lag(self) -> QueueLag:
-        """How far the group is behind the end of the queue, or beyond it."""
+        """Distance of the group behind the end of the queue, or beyond it."""
         return QueueLag(self.row.next_offset, None if self.bounds is None else self.bounds.max_offset)
 
     def columns(self) -> dict[str, Any]:
@@ -63,19 +63,19 @@ def view_offsets(
 
 
 def iso(seconds: float | None) -> str | None:
-    """ISO 8601 in UTC, with milliseconds."""
+    """Format as ISO 8601 in UTC, with milliseconds."""
     return (
         None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     )
 
 
 Members = Mapping[str, Mapping[MessageQueue, ProcessQueueInfo]]
-"""Queues that each member reports, by client id; only of members that answered."""
+"""Queues that each member reports, by client id, for the members that answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who has a queue, by its own account."""
+    """The member that reports to have a queue."""
 
     client_id: str
     locked_at_s: float | None
@@ -93,7 +93,7 @@ class LagView:
     next_stored_at_s: float | None
     """Wall-clock second at which the message at the next offset was stored, if known."""
     holder: Holder | None
-    """None when nobody says to have the queue."""
+    """None if no member reports to have the queue."""
     now_s: float
 
     @property
@@ -103,12 +103,12 @@ class LagView:
 
     @property
     def lag_s(self) -> float | None:
-        """For how long the next message has waited; 0 when there is none."""
+        """Time for which the next message has waited; 0 if there is none."""
         return self._lag.seconds(self.now_s)
 
     @property
     def is_beyond_end(self) -> bool:
-        """Whether the next offset is beyond the end of the queue: nothing is consumed of it."""
+        """Whether the next offset is beyond the end of the queue, so that nothing is consumed from it."""
         return bool(self._lag.beyond_end)
 
     @property
@@ -118,7 +118,7 @@ class LagView:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether the listener gave the queue's next message back and its pause is not over."""
+        """Whether the listener gave the queue's next message back and the pause is not over yet."""
         return self.row.state.suspended_until_s is not None and self.row.state.suspended_until_s > self.now_s
 
     def columns(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ class LagTotal:
     views: tuple[LagView, ...]
 
     def columns(self) -> dict[str, Any]:
-        """Values by column name, in display order; sums are of what is known."""
+        """Return values by column name, in display order; sums include only known values."""
         waits = [view.lag_s for view in self.views if view.lag_s is not None]
         speed = status_of((view.row.statistics for view in self.views), self.views[0].now_s)
         return {
@@ -181,7 +181,7 @@ class LagTotal:
 
 
 def totals(views: Iterable[LagView]) -> list[LagTotal]:
-    """One for each group and topic of ``views``, which come sorted by these."""
+    """Return one total per group and topic of ``views``, which must be sorted by these."""
     return [
         LagTotal(group=group, topic=topic, views=tuple(part))
         for (group, topic), part in groupby(
@@ -191,9 +191,9 @@ def totals(views: Iterable[LagView]) -> list[LagTotal]:
 
 
 def holder_of(name: OffsetKey, row: OffsetRow, members: Members) -> Holder | None:
-    """Who has the row's queue: of several who say so, the one whose lock is youngest.
+    """Return the member that has the row's queue; if several report it, the one with the youngest lock.
 
-    Instances of a broadcasting group have every queue, each for itself and without a lock.
+    Every instance of a broadcasting group has all queues for itself, without locks.
     """
     found = [
         Holder(client_id=client_id, locked_at_s=info.last_lock_timestamp / 1000 if info.locked else None)

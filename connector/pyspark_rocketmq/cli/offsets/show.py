@@ -1,4 +1,4 @@
-"""Command ``offsets show``: the progress in an offset table, without Spark."""
+"""Command ``offsets show``: prints the progress in an offset table, without Spark."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _views(groups: GroupRows, settings: OffsetsShowSettings) -> list[OffsetView]
 
 
 def print_offsets(views: Sequence[OffsetView], console: Console) -> None:
-    """One table per group and topic."""
+    """Print one table per group and topic."""
     for (group, topic), part in groupby(
         views, key=lambda view: (view.row.consumer_group, view.row.queue.topic)
     ):
