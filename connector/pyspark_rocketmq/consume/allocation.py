@@ -1,8 +1,8 @@
-"""Which member of a group consumes which queue: every member computes it alone, and all get the same result.
+"""Allocation of queues to the members of a group: every member computes it for itself, with the same result.
 
 That holds only if all members use the same strategy on the same lists, sorted by :func:`sorted_queues` and
-:func:`sorted_members`. A member listed twice (one entry per connection) counts twice, as in Java: its second
-share goes to nobody until the broker forgets the old connection.
+:func:`sorted_members`. A member listed twice (one entry per connection) counts twice, as in Java, until the
+broker forgets the old connection. Here it gets both shares; in Java only the first (see ``_entries``).
 
 Source: RocketMQ 5.3.3 ``client/consumer/rebalance/*``, ``RebalanceImpl.rebalanceByTopic``.
 """
@@ -26,26 +26,26 @@ class AllocationStrategy(Protocol):
 
     @property
     def name(self) -> str:
-        """What Java calls it (``AllocateMessageQueueStrategy.getName``)."""
+        """Java's name of the strategy (``AllocateMessageQueueStrategy.getName``)."""
 
     def allocate(
         self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
     ) -> Sequence[MessageQueue]:
-        """The queues of member ``client_id``, given all queues and all members, sorted."""
+        """Return the queues of member ``client_id``, given all queues and all members, both sorted."""
 
 
 def sorted_queues(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """Topic, broker name, queue id; texts by their UTF-16 units (``MessageQueue.compareTo``)."""
+    """Sort by topic, broker name and queue id; texts by their UTF-16 units (``MessageQueue.compareTo``)."""
     return sorted(queues, key=_queue_order)
 
 
 def sorted_members(members: Iterable[str]) -> list[str]:
-    """By UTF-16 units (``String.compareTo``)."""
+    """Sort by UTF-16 units (``String.compareTo``)."""
     return sorted(members, key=java_order)
 
 
 def java_order(text: str) -> bytes:
-    """A key that sorts texts as Java does: Python would put U+FFFD before U+1F600."""
+    """Return a key that sorts texts as Java does: Python would put U+FFFD before U+1F600."""
     return text.encode("utf-16-be", "surrogatepass")
 
 
@@ -54,7 +54,7 @@ def _queue_order(queue: MessageQueue) -> tuple[bytes, bytes, int]:
 
 
 def is_member(client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]) -> bool:
-    """Whether there is anything to allocate: a consumer that the broker does not list gets nothing.
+    """Return whether the consumer is a member: one that the broker does not list gets no queues.
 
     Raises:
         ValueError: If the client id is empty, or there are no queues or no members.
@@ -76,18 +76,18 @@ def is_member(client_id: str, queues: Sequence[MessageQueue], members: Sequence[
 
 
 def _entries(client_id: str, members: Sequence[str]) -> dict[int, None]:
-    """Places of a member in the list, all of which are its own, in their order.
+    """Return the places of a member in the list, in their order; the shares of all of them are its own.
 
-    A broker lists a member once for each connection, so twice for as long as it has not noticed that one of
-    them fell silent. The others leave both shares to it. Java's takes the first, and nobody has the second
-    until the broker closes the connection, after two minutes.
+    A broker lists a member once for each connection, so it lists it twice until it notices that one of the
+    connections fell silent. The other members leave both shares to it. A Java client takes only the first
+    share, and nobody has the second until the broker closes the connection, after two minutes.
     """
     return {index: None for index, member in enumerate(members) if member == client_id}
 
 
 @dataclass(frozen=True, slots=True)
 class Averagely:
-    """Neighbouring queues in equal shares, the first members one more where it does not come out even."""
+    """Equal runs of neighbouring queues; if there is a remainder, the first members get one queue more."""
 
     name: ClassVar[str] = "AVG"
 
@@ -108,7 +108,7 @@ class Averagely:
 
 @dataclass(frozen=True, slots=True)
 class AveragelyByCircle:
-    """Queue after queue dealt out like cards, so that each member gets queues of several brokers."""
+    """Queues dealt out like cards, so that each member gets queues of several brokers."""
 
     name: ClassVar[str] = "AVG_BY_CIRCLE"
 
@@ -124,7 +124,7 @@ class AveragelyByCircle:
 
 @dataclass(frozen=True, slots=True)
 class ByConfig:
-    """Always the same queues, whoever else is in the group: the user says who gets what."""
+    """The same queues whoever else is in the group: the user assigns them."""
 
     queues: tuple[MessageQueue, ...]
 
@@ -136,7 +136,7 @@ class ByConfig:
         queues: Sequence[MessageQueue],  # noqa: ARG002
         members: Sequence[str],  # noqa: ARG002
     ) -> Sequence[MessageQueue]:
-        """The configured queues, also those that do not exist (``AllocateMessageQueueByConfig``)."""
+        """Return the configured queues, even those that do not exist (``AllocateMessageQueueByConfig``)."""
         return self.queues
 
 
@@ -144,7 +144,7 @@ class ByConfig:
 class ConsistentHash:
     """Moves few queues when members come and go, at the price of very uneven shares.
 
-    Each member stands at ten places of a ring of 2**32; a queue belongs to the next member at or behind its
+    Each member has ten places on a ring of 2**32; a queue belongs to the first member at or after the queue's
     own place.
     """
 
@@ -188,7 +188,7 @@ def _place(text: str) -> int:
 
 
 def _queue_text(queue: MessageQueue) -> str:
-    """What is hashed (``MessageQueue.toString``)."""
+    """Return the text that is hashed (``MessageQueue.toString``)."""
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
@@ -200,7 +200,7 @@ _CLIENT_ROOM_MARK = "/"
 
 @dataclass(frozen=True, slots=True)
 class ByMachineRoom:
-    """Only queues of brokers named ``room@name`` in ``rooms``, in equal shares; others go to nobody."""
+    """Queues of brokers named ``room@name`` in ``rooms``, in equal shares; other queues go to nobody."""
 
     rooms: frozenset[str]
 
@@ -209,7 +209,7 @@ class ByMachineRoom:
     def allocate(
         self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
     ) -> Sequence[MessageQueue]:
-        """Equal runs of neighbouring queues; the first members get one leftover each.
+        """Return an equal run of neighbouring queues; the first members get one of the leftovers each.
 
         Source: ``AllocateMessageQueueByMachineRoom``.
         """
@@ -229,20 +229,20 @@ class ByMachineRoom:
 
 
 def _room_of_name(broker_name: str) -> str | None:
-    """The room in ``room@name``; None without exactly two parts, as ``String.split`` counts them."""
+    """Return the room in ``room@name``; None unless it has two parts, as ``String.split`` counts them."""
     parts = broker_name.rstrip(_ROOM_MARK).split(_ROOM_MARK)
     return parts[0] if len(parts) == 2 else None
 
 
 def room_of_queue(queue: MessageQueue) -> str:
-    """The broker name up to ``@``."""
+    """Return the broker name up to ``@``."""
     return queue.broker_name.partition(_ROOM_MARK)[0]
 
 
 def room_of_client(client_id: str) -> str:
-    """The part before the first ``/`` and behind the host: ``east`` of ``HOST@east/worker-1``.
+    """Return the part between the host and the first ``/``: ``east`` for ``HOST@east/worker-1``.
 
-    An id without ``/`` is a room of its own, which has no queues.
+    An id without ``/`` is its own room, which has no queues.
     """
     before, mark, _ = client_id.partition(_CLIENT_ROOM_MARK)
     return before.rpartition("@")[2] if mark else client_id
@@ -250,23 +250,23 @@ def room_of_client(client_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MachineRoomNearby:
-    """A room's queues for the consumers in it; everybody shares those of rooms without a consumer."""
+    """Gives a room's queues to the consumers in it; all share the queues of rooms without a consumer."""
 
     inner: AllocationStrategy = field(default_factory=Averagely)
-    """How they are shared."""
+    """Shares the queues of a room."""
     room_of_queue: Callable[[MessageQueue], str] = room_of_queue
     room_of_client: Callable[[str], str] = room_of_client
-    """Both must be the same at all members (``MachineRoomResolver``)."""
+    """All members must use the same two functions (``MachineRoomResolver``)."""
 
     @property
     def name(self) -> str:
-        """Includes the inner strategy's."""
+        """Name of the strategy, with the inner one's."""
         return f"MACHINE_ROOM_NEARBY-{self.inner.name}"
 
     def allocate(
         self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
     ) -> Sequence[MessageQueue]:
-        """Queues of the own room, then shares of the rooms without a consumer, in order of the rooms.
+        """Return queues of the member's room, then shares of the rooms without a consumer, in room order.
 
         Raises:
             ValueError: If a queue or a member has no room, besides what the inner strategy raises.
@@ -305,7 +305,7 @@ _FORMS: Final = (
 
 
 def allocation_strategy(text: str) -> AllocationStrategy:
-    """Return the strategy that ``text`` names; a class of the user's is imported and made without arguments.
+    """Return the strategy that ``text`` names; a user's class is imported and made without arguments.
 
     Raises:
         OptionError: If there is no such strategy, or the class cannot be imported or made or has no

@@ -17,7 +17,7 @@ from pyspark_rocketmq.wire.requests.responses import error_of
 
 
 class Reaction(StrEnum):
-    """Reactions to an answer that is given once, and to one that is given for a while."""
+    """Reactions to an answer, whether it is given once or for a while."""
 
     WAITS = "waits"
     """The queue or the broker is asked again, after 3 s where it refused; the others go on."""
@@ -26,15 +26,15 @@ class Reaction(StrEnum):
     FEW_TRIES = "3 tries"
     """An error if the third try within a second fails, too."""
     ENDS = "error"
-    """At once."""
+    """The query fails at once."""
     LOSS = "loss"
     """A loss of messages, which ``failOnDataLoss`` decides about."""
     LEFT_OUT = "left out"
-    """The queues count as not there."""
+    """The queues count as missing."""
     SINGLY = "queue by queue"
-    """Asked for by other requests."""
+    """The answer is fetched by other requests, one for each queue."""
     STORED = "stored"
-    """Less durably than the broker is set up for; an error with ``requireSendOk``."""
+    """Stored, but less durably than the broker is set up for; an error with ``requireSendOk``."""
     NONE_STORED = "none stored"
     """The group has no offset there."""
     NO_ERROR = "no error"
@@ -85,7 +85,7 @@ def reaction(use: Use, code: int, remark: str = "", *, has_worked: bool) -> Reac
     Args:
         use: The request.
         code: Not SUCCESS.
-        remark: The server's.
+        remark: The server's text.
         has_worked: Whether the query has been served before.
     """
     if use.request == RequestCode.PULL_MESSAGE and code in _SOME_OFFSET:
@@ -115,7 +115,7 @@ def _of_a_task(use: Use, error: BrokerError, *, has_worked: bool) -> Reaction:
 
 
 def _of_a_plan(use: Use, error: BrokerError, *, has_worked: bool) -> Reaction:
-    """A plan waits for what a query has been given before, and tries a few times at first contact."""
+    """Return the reaction of a plan: wait for what was there before, try a few times at first contact."""
     if isinstance(error, TopicNotFound):
         return Reaction.WAITS
     if (has_worked or use is Use.LOOK) and waits(error, has_worked=has_worked):

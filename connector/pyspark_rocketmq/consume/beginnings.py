@@ -10,14 +10,14 @@ from pyspark_rocketmq.model import MessageQueue, is_retry_topic
 
 
 class Beginnings(NamedTuple):
-    """The queues of one claim that have no offset, by how they begin."""
+    """Queues of one claim that have no offset, grouped by how they begin."""
 
     at_first: frozenset[MessageQueue]
-    """Begin with their first message."""
+    """Queues that begin with their first message."""
     by_option: frozenset[MessageQueue]
-    """Begin where the options say."""
+    """Queues that begin where the options say."""
     waiting: Mapping[MessageQueue, RocketMQError]
-    """Would begin where the options say, but that cannot be decided yet, and why."""
+    """Queues that would begin where the options say if that could be decided already, and why it cannot."""
 
 
 def begin_new_queues(
@@ -30,19 +30,19 @@ def begin_new_queues(
 ) -> Beginnings:
     """Choose how each of ``without_offset`` begins.
 
-    A topic begins where the options say, in all of its queues at once.  Queues that come to a topic that has
-    begun were made later, and begin with their first message.  So a topic waits while a broker is away: its
-    queues would count as made later.  It waits, too, while a broker does not report the group's offsets in
-    it, since the group has perhaps begun there.
+    A topic begins where the options say, in all of its queues at once.  Queues added to a topic that has
+    begun were made later, and begin with their first message.  So a topic waits while a broker is away:
+    otherwise that broker's queues would count as made later.  It also waits while a broker does not report
+    the group's offsets in it, since the group may have begun there.
 
-    A retry topic is read from its first message, whatever the options say: each has failed in this group
-    (``RebalancePushImpl.computePullFromWhereWithException``; for CONSUME_FROM_TIMESTAMP Java begins at the
-    end there, and loses what was given back before).
+    A retry topic is read from its first message, whatever the options say: each of its messages has failed in
+    this group (``RebalancePushImpl.computePullFromWhereWithException``; for CONSUME_FROM_TIMESTAMP Java
+    begins at the end there, and loses the messages given back before).
 
     Args:
-        without_offset: Queues of which neither store nor broker has an offset.
-        begun: Topics of which one of them has.
-        begun_in_part: Queues of a topic whose beginning by the options only some brokers have taken.
+        without_offset: Queues for which neither store nor broker has an offset.
+        begun: Topics for which one of them has an offset.
+        begun_in_part: Queues of a topic whose beginning by the options was accepted by only some brokers.
         not_told: Queues whose brokers did not report the group's offset, and why.
         unreachable: Brokers that are away, and why.
     """

@@ -1,15 +1,15 @@
-"""One pool of listener calls for all queues of a task: who may begin the next one.
+"""One pool of listener calls for all queues of a task: decides which run may begin the next call.
 
 Java's concurrent consumer has one pool of threads for all of its queues (``consumeExecutor``). Here each call
-takes a slot from its beginning to its end, so that a slow one holds up none of the task's other queues (E1):
+holds a slot from its beginning to its end, so that a slow one holds up none of the task's other queues (E1):
 
-1. At most as many calls are out as the pool has slots, of all runs together.
-2. A run that finds no slot waits, until it is woken to look again.
-3. Of the runs that wait the one with the fewest calls comes first, then the one that has waited longer: no
-   other run takes a slot before it. A run goes on in the slot of a call that has ended, unless a run waits
-   that has none, or at least two fewer.
-4. A call that takes so long that its messages were sent back keeps its slot until it returns. When all slots
-   are held so, they are lost: nobody waits for one any more.
+1. All runs together have at most as many calls out as the pool has slots.
+2. A run that finds no slot waits until it is woken to look again.
+3. Among the waiting runs, the one with the fewest calls comes first; among equals, the one that has waited
+   longest. No other run takes a slot before it. A run may go on in the slot of a call that has ended, unless
+   a run is waiting that has no call, or at least two fewer.
+4. A call that takes so long that its messages were sent back keeps its slot until it returns. When such calls
+   hold all slots, the slots are lost: no run waits for one any more.
 
 Not thread-safe; no method blocks. A run may be any hashable object.
 """
@@ -30,11 +30,11 @@ class CallSlots(Generic[RunT]):
         self._most = most
         self._taken = 0
         self._held: dict[RunT, int] = {}
-        """Calls out of each run that has joined, or that is over and has calls that hang."""
+        """Running calls of each run that has joined, also of one that is over but has hanging calls."""
         self._over: set[RunT] = set()
         self._hanging: dict[RunT, int] = {}
         self.waiting: dict[RunT, bool] = {}
-        """Runs that found no slot, in the order in which they came; whether they were woken."""
+        """Runs that found no slot, in order of arrival, and whether each was woken."""
 
     @property
     def are_lost(self) -> bool:
@@ -43,21 +43,21 @@ class CallSlots(Generic[RunT]):
 
     @property
     def is_somebody_waiting(self) -> bool:
-        """Whether a run found no slot."""
+        """Whether a run waits for a slot."""
         return bool(self.waiting)
 
     def join(self, run: RunT) -> None:
-        """A run begins."""
+        """Add a run that begins."""
         self._held[run] = 0
 
     def leave(self, run: RunT) -> None:
-        """A run is over; calls of it that hang keep their slots."""
+        """Remove a run that is over; its hanging calls keep their slots."""
         self._over.add(run)
         self.rest(run)
         self._forget_if_gone(run)
 
     def take(self, run: RunT) -> bool:
-        """Take a slot for a call; a run that gets none waits."""
+        """Take a slot for a call and return whether there was one; otherwise the run waits."""
         held = self._held[run]
         if self._taken >= self._most or (self.waiting and self._is_another_first(run, held)):
             self.waiting[run] = False
@@ -68,29 +68,29 @@ class CallSlots(Generic[RunT]):
         return True
 
     def rest(self, run: RunT) -> None:
-        """A run needs no further slot for now."""
+        """Note that a run needs no further slot for now."""
         self.waiting.pop(run, None)
 
     def give(self, run: RunT, count: int = 1) -> None:
-        """Calls have ended, and the run begins none in their slots."""
+        """Free the slots of calls that have ended, when the run begins no others in them."""
         self._taken -= count
         self._held[run] -= count
         self._forget_if_gone(run)
 
     def may_keep(self, run: RunT) -> bool:
-        """Whether a run may go on in the slot of a call that has ended."""
+        """Return whether a run may go on in the slot of a call that has ended."""
         held = self._held[run]
         others = (self._held[each] for each in self.waiting if each != run)
         return not any(other == 0 or other <= held - 2 for other in others)
 
     def hang(self, run: RunT, count: int) -> None:
-        """Note how many calls of a run are out whose messages were sent back."""
+        """Note how many calls of a run still run although their messages were sent back."""
         self._hanging[run] = count
 
     def wake(self) -> RunT | None:
-        """The run that is to look for a slot now; None if there is none, or it was woken already.
+        """Return the run that is to look for a slot now; None if there is none, or it was woken already.
 
-        To be asked after each change, and until it returns None.
+        Call this after each change, repeatedly until it returns None.
         """
         if self.are_lost:
             first = next((run for run, is_woken in self.waiting.items() if not is_woken), None)

@@ -2,24 +2,24 @@
 
 The rules are those of Java's ``ConsumeMessageConcurrentlyService`` and ``ProcessQueue`` (5.3.3); rows E1-E9:
 
-1. The range is cut into deliveries of at most consumeMessageBatchMaxSize messages; as many are out as the
-   pool has threads, so that a full pool holds messages back and drops none (E1, E9). The runs of a task's
-   queues share its pool (:mod:`~pyspark_rocketmq.consume.call_slots`).
+1. The range is cut into deliveries of at most consumeMessageBatchMaxSize messages. At most as many are out as
+   the pool has threads, so a full pool delays messages and drops none (E1, E9). The runs of a task's queues
+   share its pool (:mod:`~pyspark_rocketmq.consume.call_slots`).
 2. An answer settles its delivery's messages: those up to ackIndex are done, the others have failed (E2).
 3. A failed message is to be sent back and is done once a broker has it (E3). In broadcasting it is dropped
    (E5).
-4. One that could not be sent back is consumed again after 5 s, alone or with others of its kind (E4). Java
+4. A message that could not be sent back is consumed again after 5 s, only with others of its kind (E4). Java
    repeats this for ever; here the second time in a row ends the run: nothing new is delivered, and the queue
    is planned again, after 5 s, from the first message that is not done.
 5. Messages whose call has lasted longer than consumeTimeout are to be sent back with level 3, at most 16 in
-   one round, and are done with that; what the call answers later no longer counts for them (E7).
+   one round, and are then done; the call's later answer no longer counts for them (E7).
 6. ``done`` is the smallest message not done, and never goes back (E6).
-7. A run that has lasted 60 s delivers nothing new, and waits for what is out, so that a micro-batch ends. A
-   run that is given up (its queue was taken away or reset, or the query stops) does so at once.
-8. A range whose first message could not be sent back before begins with it alone: while it fails, the others,
-   which would be delivered again, wait.
+7. A run that has lasted 60 s delivers nothing new and waits for the calls that are out, so that a micro-batch
+   ends. A run that is given up (its queue was taken away or reset, or the query stops) does so at once.
+8. If an earlier run could not send back the first message of a range, the range begins with only that
+   message. The others wait while it fails, because they would be delivered again.
 
-A call that never returns keeps its thread. When all threads are lost, the runs end with what is done.
+A call that never returns keeps its thread. When all threads are lost, the runs end with the messages done.
 
 Messages are indexes ``0 … count-1`` in queue order; the caller knows their offsets.
 
@@ -57,23 +57,23 @@ class Answer(NamedTuple):
     acknowledged: int
     """Messages done, counted from the delivery's first; the others have failed."""
     delay_level: int
-    """For those that failed: 0 the broker decides, -1 a dead letter at once, else the level."""
+    """Level for those that failed: 0 lets the broker decide, -1 makes them dead letters at once."""
     problem: str | None = None
     """A sentence for the user where the listener broke its contract."""
 
     def ended_after(self, lasted_s: float, timeout_s: float) -> ReturnType:
-        """How a call of this duration ended, for hooks."""
+        """Return how a call of this duration ended, for hooks."""
         may_be_slow = self.return_type not in {ReturnType.EXCEPTION, ReturnType.RETURNNULL}
         return ReturnType.TIME_OUT if lasted_s >= timeout_s and may_be_slow else self.return_type
 
 
 def answer_of(status: object, *, ack_index: object, delay_level: object, count: int) -> Answer:
-    """The meaning of a returned value; a string equal to a status is that status.
+    """Interpret a returned value; a string equal to a status is that status.
 
     Args:
         status: Whatever the listener returned.
-        ack_index: The context's: index of the last message that is done; counts with CONSUME_SUCCESS only.
-        delay_level: The context's.
+        ack_index: The context's index of the last message that is done; counts only with CONSUME_SUCCESS.
+        delay_level: The context's delay level.
         count: Messages of the delivery.
     """
     if status is _CONSUME_SUCCESS and ack_index is ACK_ALL and delay_level is BROKER_DECIDES:
@@ -90,7 +90,7 @@ def answer_of(status: object, *, ack_index: object, delay_level: object, count: 
 
 
 def answer_of_failure(*, delay_level: object) -> Answer:
-    """The meaning of an exception: every message has failed."""
+    """Return the answer that an exception means: every message has failed."""
     level, problem = _whole(delay_level, "delay_level_when_next_consume", BROKER_DECIDES)
     return Answer(ReturnType.EXCEPTION, 0, level, problem)
 
@@ -117,13 +117,13 @@ def _no_status(returned: object) -> str:
 
 
 SEND_BACK_PAUSE_S: Final = 5.0
-"""Before a message that could not be sent back is consumed again (``submitConsumeRequestLater``)."""
+"""Pause before a message that could not be sent back is consumed again (``submitConsumeRequestLater``)."""
 EXPIRED_DELAY_LEVEL: Final = 3
-"""``ProcessQueue.cleanExpiredMsg``."""
+"""Delay level of messages whose call takes too long (``ProcessQueue.cleanExpiredMsg``)."""
 EXPIRED_PER_ROUND: Final = 16
-"""``ProcessQueue.cleanExpiredMsg``."""
+"""Most such messages sent back in one round (``ProcessQueue.cleanExpiredMsg``)."""
 DEFAULT_MAX_RECONSUME_TIMES: Final = 16
-"""``DefaultMQPushConsumerImpl.getMaxReconsumeTimes`` of a concurrent consumer that sets none."""
+"""Limit of a concurrent consumer that sets none (``DefaultMQPushConsumerImpl.getMaxReconsumeTimes``)."""
 
 _WAITING: Final = 0
 _WITH_LISTENER: Final = 1
@@ -154,14 +154,14 @@ class ConcurrentDelivery(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """What an answer led to."""
+    """Result of an answer."""
 
     done: Sequence[int]
-    """Messages the answer has acknowledged; rows they emitted may leave."""
+    """Messages the answer has acknowledged; the rows they emitted may leave."""
     send_back: Sequence[int] = ()
-    """To be sent back with the answer's delay level; each is reported by ``sent_back``."""
+    """Messages to send back with the answer's delay level; report each with ``sent_back``."""
     dropped: Sequence[int] = ()
-    """Failed in broadcasting: done without success."""
+    """Messages that failed in broadcasting: done without success."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,14 +171,14 @@ class ConcurrentSettings:
     consume_message_batch_max_size: int = 1
     """Most messages of one delivery, 1..1024."""
     consume_thread_max: int = 20
-    """Most listener calls at the same time in a task, 1..1000. Java's ``consumeThreadMin`` is the pool's size
-    at rest; here a thread is started when there is something to do for it."""
+    """Most listener calls at the same time in a task, 1..1000. Java's ``consumeThreadMin`` is the size of an
+    idle pool; here a thread is started when there is work for it."""
     max_reconsume_times: int = DEFAULT_MAX_RECONSUME_TIMES
     """Attempts after the first one; then a message is a dead letter."""
     consume_timeout_s: float = 900.0
-    """Longest listener call before its messages are sent back."""
+    """How long a listener call may last before its messages are sent back."""
     max_time_consume_continuously_s: float = 60.0
-    """After this time a run delivers nothing new."""
+    """How long a run delivers new messages."""
     message_model: MessageModel = MessageModel.CLUSTERING
 
     def __post_init__(self) -> None:
@@ -195,18 +195,18 @@ class ConcurrentSettings:
 
 @dataclass(slots=True)
 class _Out:
-    """A delivery that is not settled."""
+    """A delivery that is not settled yet."""
 
     indexes: Sequence[int]
     expires_s: float
     with_listener: int
-    """Messages neither sent back nor on their way back; counts until the answer."""
+    """Number of messages that are neither sent back nor on their way back; meaningless after the answer."""
     going_back: int = 0
     is_answered: bool = False
 
     @property
     def hangs(self) -> bool:
-        """Whether only its call is left."""
+        """Whether only its call is left, which has not returned."""
         return not (self.is_answered or self.with_listener or self.going_back)
 
 
@@ -229,42 +229,42 @@ class ConcurrentConsumption:
 
         Args:
             count: Messages of the range.
-            settings: The consumer's.
-            started_s: Seconds of the clock that also gives every ``now_s``.
-            failures: How often in a row messages could not be sent back by earlier runs, by index.
+            settings: The consumer's settings.
+            started_s: Now, by the clock that also gives every ``now_s``, in seconds.
+            failures: How often in a row earlier runs could not send messages back, by index.
         """
         self._count = count
         self.settings = settings
-        """The consumer's."""
+        """The consumer's settings."""
         self._batch_size = settings.consume_message_batch_max_size
         self._most_calls = settings.consume_thread_max
         self._state = bytearray(count)
         self.done = 0
-        """The smallest index not done; ``count`` when all are."""
+        """Smallest index not done; ``count`` when all are done."""
         self._next = 0
         """First index never delivered in this run."""
         self.is_last_out = not count
-        """Whether every message was delivered once."""
+        """Whether every message was delivered at least once."""
         self._failures = dict(failures)
-        """By index: times it could not be sent back, until it was."""
+        """How often a message could not be sent back, by index; without those that are done."""
         self._again: deque[tuple[float, int]] = deque()
-        """When to consume which message again, in this order."""
+        """Messages to consume again, with the moment, in this order."""
         self._out: dict[int, _Out] = {}
         self._delivery_of: dict[int, int] = {}
-        """Of messages on their way back."""
+        """Number of the delivery, for each message on its way back."""
         self._expiring: set[int] = set()
-        """The round of expired messages under way."""
+        """Expired messages of the round under way."""
         self._expiry: list[tuple[float, int]] = []
-        """A heap of moments and deliveries; entries out of date are skipped."""
+        """Heap of moments and delivery numbers; outdated entries are skipped."""
         self._awaited = 0
-        """Messages with the listener or on their way back."""
+        """Number of messages with the listener or on their way back."""
         self._deliveries = 0
         self._is_probing = 0 in self._failures
         self._slice_end_s = started_s + settings.max_time_consume_continuously_s
         self._is_slice_over = False
         self._are_threads_lost = False
         self.calls_hanging = 0
-        """Listener calls that still run although all their messages were sent back."""
+        """Number of listener calls that still run although all their messages were sent back."""
         self._is_suspended = False
         self._is_given_up = False
 
@@ -297,20 +297,20 @@ class ConcurrentConsumption:
 
     @property
     def calls_lost(self) -> int:
-        """Listener calls that are still running when the run is over; their messages were sent back."""
+        """Number of calls still running when the run is over; their messages were sent back."""
         return len(self._out)
 
     @property
     def failures(self) -> Mapping[int, int]:
-        """How often in a row messages could not be sent back, by index, ascending; 0 for the others."""
+        """How often in a row messages could not be sent back, by ascending index; without those at 0."""
         return dict(sorted(self._failures.items()))
 
     def failures_of(self, indexes: Sequence[int]) -> Sequence[int]:
-        """:attr:`failures` of each message, to be added to its reconsume times; empty if none failed."""
+        """Return each message's :attr:`failures`, to add to its reconsume times; empty if none failed."""
         return [self._failures.get(index, 0) for index in indexes] if self._failures else ()
 
     def next_delivery(self, now_s: float) -> ConcurrentDelivery | None:
-        """The next messages for the listener; None without a free thread or anything to deliver now."""
+        """Return the next messages for the listener; None if no thread is free or nothing is due."""
         if len(self._out) >= self._most_calls or self._is_suspended or self._is_given_up:
             return None
         indexes: Sequence[int] = (self._again and self._due_again(now_s)) or self._fresh(now_s)
@@ -327,15 +327,15 @@ class ConcurrentConsumption:
         return ConcurrentDelivery(number, indexes)
 
     def give_up(self) -> None:
-        """Make no further delivery; what is out is waited for."""
+        """Make no further delivery; the run still waits for the deliveries that are out."""
         self._is_given_up = True
 
     def lose_threads(self) -> None:
-        """Wait for no thread any more: calls of this run and others hold all of them and do not return."""
+        """Stop waiting for a thread: calls of this run and others hold all of them and do not return."""
         self._are_threads_lost = True
 
     def answered(self, number: int, answer: Answer) -> Settled:
-        """Apply what the listener answered.
+        """Apply the listener's answer.
 
         Raises:
             KeyError: If the delivery is not out.
@@ -363,9 +363,9 @@ class ConcurrentConsumption:
         return Settled(done, dropped=failed) if is_dropped else Settled(done, failed)
 
     def expired(self, now_s: float) -> Sequence[int]:
-        """Messages to be sent back with level 3 now, because their call takes too long; at most one round's.
+        """Return the messages to send back with level 3 now, because their call takes too long.
 
-        Each is reported by ``sent_back``, and those of broadcasting when they are dropped.
+        At most one round's. Report each with ``sent_back``; in broadcasting, when it is dropped.
         """
         if self._expiring:
             return ()
@@ -387,7 +387,7 @@ class ConcurrentConsumption:
         return tuple(found)
 
     def sent_back(self, index: int, now_s: float, *, is_stored: bool) -> None:
-        """Apply how sending a message back ended; ``is_stored`` also says that it was dropped on purpose.
+        """Apply the result of sending a message back; ``is_stored`` is also true if it was dropped by intent.
 
         Raises:
             KeyError: If the message is not on its way back.
@@ -405,13 +405,13 @@ class ConcurrentConsumption:
             del self._out[number]
 
     def wake_s(self) -> float:
-        """When time alone changes what is to be done; infinite if it does not."""
+        """Return when something becomes due merely because time passes; infinite if nothing does."""
         while self._expiry and not self._is_with_listener(*self._expiry[0]):
             heappop(self._expiry)
         expires_s = self._expiry[0][0] if self._expiry and not self._expiring else inf
         return min(expires_s, self._again[0][0]) if self._again and self._may_deliver else expires_s
 
-    # --- what is delivered ----------------------------------------------------------------------------------
+    # --- choosing messages ----------------------------------------------------------------------------------
 
     @property
     def _may_deliver(self) -> bool:
@@ -432,10 +432,10 @@ class ConcurrentConsumption:
             due.append(self._again.popleft()[1])
         return sorted(due)
 
-    # --- what becomes of a message --------------------------------------------------------------------------
+    # --- settling messages ----------------------------------------------------------------------------------
 
     def _is_with_listener(self, expires_s: float, number: int) -> bool:
-        """Whether messages of the delivery expire at that moment."""
+        """Return whether messages of the delivery expire at that moment."""
         out = self._out.get(number)
         return (
             out is not None and not out.is_answered and out.expires_s == expires_s and out.with_listener > 0
@@ -452,11 +452,11 @@ class ConcurrentConsumption:
             self._delivery_of[index] = number
 
     def _keep(self, index: int, number: int, now_s: float) -> None:
-        """The message could not be sent back: it stays, and the offset does not pass it."""
+        """Keep a message that could not be sent back, so that the offset does not pass it."""
         out, due_s = self._out[number], now_s + SEND_BACK_PAUSE_S
         failures = self._failures[index] = self._failures.get(index, 0) + 1
         if failures == 1 and not out.is_answered:
-            # Its call still runs: it is tried to be sent back again, not consumed again.
+            # Its call still runs, so it is sent back again instead of being consumed again.
             self._state[index] = _WITH_LISTENER
             out.with_listener += 1
             out.expires_s = due_s

@@ -1,23 +1,23 @@
-"""Which pulls to send next for several queue ranges, and what each answer means: decisions without I/O.
+"""Decides which pulls to send next for several queue ranges, and what each answer means. No I/O.
 
 A range ``[start, end)`` is cut into *segments*, each with one pull in flight; an answer moves its segment on
-to ``nextBeginOffset`` until it has reached its end. What this rests on:
+to ``nextBeginOffset`` until it has reached its end. The facts and rules behind this:
 
 1. An answer may hold fewer messages than asked for (64 asked, 32 or 8 given) or none (a filter). Only
-   ``nextBeginOffset`` says how far the broker got; a short answer never means the end of the queue.
-2. A filtered pull may scan far beyond the segment, and an inner batch may begin before the offset asked for.
+   ``nextBeginOffset`` shows how far the broker got; a short answer never means the end of the queue.
+2. A filtered pull may scan far beyond the segment, and an inner batch may begin before the requested offset.
    Hence every chunk carries the offsets between which its messages count; others belong to a neighbour.
-3. Answers come in any order, chunks leave in queue order.
+3. Answers arrive in any order; chunks leave in queue order.
 
 All ranges share one connection and one worker's memory:
 
 4. Fair: no range has more than its share of the pulls in flight, so one without answers holds up no other.
-5. Bounded: no pull is sent whose answer, if as large as the largest so far, would exceed the bytes allowed
-   for all ranges together; but one pull is always allowed, so that reading goes on.
-6. A failure is its range's alone. Trouble that may pass is survived for a while, with growing pauses.
+5. Bounded: no pull is sent if its answer, when as large as the largest so far, would exceed the bytes allowed
+   for all ranges together. One pull is always allowed, so that reading goes on.
+6. A failure ends only its own range. Trouble that may pass is survived for a while, with growing pauses.
 
-Which broker of a name is asked, :mod:`~pyspark_rocketmq.consume.slave_reads` decides. Times are seconds of
-one monotonic clock, passed in. Not thread-safe, except ``RangeWindow.stop``.
+:mod:`~pyspark_rocketmq.consume.slave_reads` decides which broker of a name is asked. Times are seconds of one
+monotonic clock, passed in. Not thread-safe, except ``RangeWindow.stop``.
 
 Source: ``PullMessageProcessor``.
 """
@@ -50,10 +50,10 @@ from pyspark_rocketmq.wire.requests.pull import PullResult, PullStatus
 _BATCH_BYTES: Final = 4 << 20
 """Stored bytes handed out at once for all ranges: enough to decode fast, small beside a worker's memory."""
 _USUAL_ANSWER_BYTES: Final = 256 << 10
-"""``maxTransferBytesOnMessageInMemory``: the expected size of an answer until a larger one came."""
+"""``maxTransferBytesOnMessageInMemory``: the expected size of an answer until a larger one has arrived."""
 _AHEAD_BYTES: Final = 16 << 20
 _FILTERED_SEGMENT: Final = 800
-"""Offsets per segment under a filter: what a broker scans at least in one pull."""
+"""Offsets per segment under a filter: a broker scans at least as many in one pull."""
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
 _FLOW_CONTROL_PAUSE_S: Final = 0.02
@@ -65,16 +65,16 @@ _GONE: Final[Mapping[int, type[DataLoss]]] = {
     ResponseCode.TOPIC_NOT_EXIST: TopicDeleted,
     ResponseCode.INVALID_PARAMETER: QueueRemoved,
 }
-"""How a broker refuses to pull what it no longer has; the second for a queue id beyond the topic's
-(``PullMessageProcessor.processRequest``)."""
+"""Codes with which a broker refuses to read a queue it no longer has, and the losses they mean. The second is
+for a queue id beyond the topic's (``PullMessageProcessor.processRequest``)."""
 
 
 class TailLost(OffsetError):
-    """The broker's queue ends before the range does; its bounds, asked for anew, tell where to go on."""
+    """The broker's queue ends before the range does; ask for its bounds again to see where to go on."""
 
 
 class QueueReset(OffsetError):
-    """An operator has moved the group to ``target`` in this queue; the broker says so once."""
+    """An operator has moved the group to ``target`` in this queue; the broker reports it once."""
 
     def __init__(self, text: str, target: int) -> None:
         super().__init__(text, target)
@@ -85,7 +85,7 @@ class QueueReset(OffsetError):
 
 
 class _Partition(Protocol):
-    """The part of a :class:`~pyspark_rocketmq.source.ranges.QueuePartition` that counts here."""
+    """The part of a :class:`~pyspark_rocketmq.source.ranges.QueuePartition` that is used here."""
 
     @property
     def planned(self) -> QueueRange: ...
@@ -118,7 +118,7 @@ class _Partition(Protocol):
 
 
 class PullTask(NamedTuple):
-    """One pull to send now; reported once, by ``answered`` or ``lost``."""
+    """One pull to send now; report it once, with ``answered`` or ``lost``."""
 
     range_index: int
     segment_id: int
@@ -134,22 +134,22 @@ class PullChunk(NamedTuple):
 
     body: PulledBody
     limit: int
-    """End of the segment: messages at or past it come again with a later chunk."""
+    """End of the segment: messages at or after it come again with a later chunk."""
     start: int
-    """Queue offset asked for: an inner batch may begin earlier."""
+    """Requested queue offset: an inner batch may begin earlier."""
 
 
 class FetchedChunks(NamedTuple):
-    """What is next of one range."""
+    """The next chunks of one range."""
 
     range_index: int
-    """Position of the range among those that are read."""
+    """Index of the range among those that are read."""
     chunks: list[PullChunk]
     """In queue order; may be empty at the end."""
     is_last: bool
-    """Whether the range ends here: at its end, where it was stopped, or with the failure."""
+    """Whether the range is over: read to its end, stopped, or failed."""
     failure: RocketMQError | None
-    """Why the range ends early; everything that was next in queue order has been handed out."""
+    """Why the range ends early; all chunks before it in queue order have been handed out."""
 
 
 class _Segment:
@@ -180,33 +180,33 @@ class RangeWindow:
         max_ahead_bytes: int = _AHEAD_BYTES,
         log: Callable[..., object],
     ) -> None:
-        """Open nothing yet; ``tasks()`` does.
+        """Open no segment yet; ``tasks()`` does.
 
         Args:
-            index: Position of the range among those that are read.
+            index: Index of the range among those that are read.
             of: The range; done at once if its end is not past its start.
             segment: Offsets per segment, at least 1.
             depth: Most pulls in flight, at least 1.
             max_ahead_bytes: While this many bytes wait for ``take()``, only the first open segment goes on
-                (without it nothing could ever be taken). Answers then in flight still add to it.
-            log: Called as ``Logger.log``, with what an operator should know.
+                (otherwise nothing could ever be taken). Answers already in flight still add to them.
+            log: Called as ``Logger.log``, with events that an operator should see.
         """
         self.failure: RocketMQError | None = None
         """Why the range cannot be read to its end."""
         self.in_flight = 0
-        """Pulls given out and not reported."""
+        """Number of pulls given out and not yet reported."""
         self.buffered_bytes = 0
-        """Bytes answered and not yet taken."""
+        """Bytes received and not yet taken."""
         self.takeable_bytes = 0
-        """Bytes that ``take()`` would give now."""
+        """Bytes that ``take()`` would return now."""
         self.skipped = range(0)
         """Offsets passed over, and logged, because the broker no longer has them; may be empty."""
         self.bounds: tuple[int, int] | None = None
-        """The queue's smallest offset and its end, by the newest answer."""
+        """The queue's smallest offset and its end, from the newest answer."""
         self.answers = 0
-        """Pulls that brought messages."""
+        """Number of pulls that brought messages."""
         self.answered_after_s = 0.0
-        """From sending to answer, of all of them together."""
+        """Seconds from request to answer, summed over those pulls."""
         self.index = index
         self._of = of
         self._log = log
@@ -215,31 +215,31 @@ class RangeWindow:
         self._max_ahead_bytes = max_ahead_bytes
         self._is_stopped = False
         self._segments: dict[int, _Segment] = {}
-        """Not yet taken wholly, in queue order; ids count up."""
+        """Segments not yet taken completely, in queue order; ids count up."""
         self._idle: list[int] = []
         """Open segments without a pull in flight."""
         self._next_start = of.pulled_from
         self._next_id = 0
         self._open_count = 0
-        """Segments begun and not complete."""
+        """Number of segments begun and not complete."""
         self._first_open = 0
-        """The smallest id not complete; ``_next_id`` when none is open."""
+        """Smallest id of an incomplete segment; ``_next_id`` when none is open."""
         self._taken_id = 0
         self._replica = ReplicaSelector(
             of.replicas, prefers_replica=of.prefers_replica, replaces_master=of.replaces_master
         )
         self._troubles: list[RocketMQError] = []
-        """Met since the last ``settle``."""
+        """Errors since the last ``settle``."""
         self._gives_up_at_s: float | None = None
-        """Set from the first failure to the next success."""
+        """When patience ends; set from the first failure to the next success."""
         self._pause_s = _FIRST_PAUSE_S
         self._resumes_at_s = 0.0
         self._has_met_reset = False
-        """Since the last success."""
+        """Whether the broker has reported a reset since the last success."""
 
     @property
     def broker_id(self) -> int:
-        """Of the broker that the next pulls go to."""
+        """Id of the broker that the next pulls go to."""
         return self._replica.broker_id
 
     @property
@@ -250,24 +250,24 @@ class RangeWindow:
         return self._is_stopped or self.failure is not None
 
     def may_ask(self, now_s: float) -> bool:
-        """Whether pulls may be sent now."""
+        """Return whether pulls may be sent now."""
         return now_s >= self._resumes_at_s and not self.is_over
 
     def pause_left_s(self, now_s: float) -> float:
-        """Seconds to wait before the next pull; 0 if there is no pause."""
+        """Return the seconds to wait before the next pull; 0 if there is no pause."""
         return max(0.0, self._resumes_at_s - now_s)
 
     def stop(self) -> None:
-        """Pull no more. Another thread may call this."""
+        """Send no further pull. Another thread may call this."""
         self._is_stopped = True
 
     # --- asking ---------------------------------------------------------------------------------------------
 
     def tasks(self, at_most: int, now_s: float, *, may_run_ahead: bool = True) -> list[PullTask]:
-        """The pulls to send now, ascending; each is given out once until it is reported.
+        """Return the pulls to send now, ascending; each is given out once until it is reported.
 
-        At most ``at_most``, and within ``depth``; without ``may_run_ahead``, as with too many bytes ahead,
-        only the first open segment's.
+        There are at most ``at_most`` of them, within ``depth``. Without ``may_run_ahead``, and with too many
+        bytes ahead, only the first open segment is pulled.
         """
         has_room = may_run_ahead and self.buffered_bytes < self._max_ahead_bytes
         tasks = self._idle_tasks(has_room, at_most, now_s) if self._idle else []
@@ -306,7 +306,7 @@ class RangeWindow:
     # --- judging answers ------------------------------------------------------------------------------------
 
     def answered(self, task: PullTask, outcome: PullResult | RocketMQError, now_s: float) -> None:
-        """Take what the broker answered; ValueError if the task was reported already."""
+        """Apply the broker's answer; ValueError if the task was reported already."""
         asked, is_at_home = task.queue_offset, task.broker_id == MASTER_ID
         is_of_master = is_at_home and not self._of.is_slave
         if isinstance(outcome, RocketMQError):
@@ -334,7 +334,7 @@ class RangeWindow:
             self._offset_moved(task, outcome, now_s)
 
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
-        """The pull brought nothing; without an error, or with another broker, it is repeated at once."""
+        """Note that a pull failed; it is sent again at once without an error or to another broker."""
         self._end_pull(task)
         self._idle.append(task.segment_id)
         if self._replica.disappointed(task.broker_id, now_s):
@@ -347,7 +347,7 @@ class RangeWindow:
             self._troubles.append(error)
 
     def settle(self, now_s: float) -> None:
-        """Act on the troubles met together: pause if they may pass and patience lasts, else fail."""
+        """Act on the errors since the last call: pause if they may pass and patience lasts, else fail."""
         if not self._troubles:
             return
         trouble = min(self._troubles, key=self._rank)
@@ -377,13 +377,13 @@ class RangeWindow:
         )
 
     def _rank(self, trouble: RocketMQError) -> tuple[int, int]:
-        """The first lost message comes first, then any trouble that will not pass."""
+        """Return a sort key: the first lost message, then an error that will not pass, then the others."""
         if isinstance(trouble, DataLoss):
             return 0, trouble.wanted
         return (2 if self._is_pulled_again(trouble) else 1), 0
 
     def stand_still(self) -> None:
-        """Fail: the range is not over, yet it waits for nothing and has no pull to send."""
+        """Fail a range that is not over although it waits for nothing and has no pull to send."""
         planned = self._of.planned
         self.failure = RocketMQError(
             f"{planned.queue}: reading {planned.start} to {planned.end} from {self._of.address} stands still "
@@ -428,7 +428,7 @@ class RangeWindow:
         return segment
 
     def _find_first_open(self) -> None:
-        """Move past the segments that were completed before the one in front of them."""
+        """Find the first open segment, past those completed before the one in front of them."""
         candidate = self._first_open
         segments = self._segments
         while candidate < self._next_id:
@@ -451,11 +451,12 @@ class RangeWindow:
             self._meet_gap(task, result, now_s)
 
     def _meet_reset(self, asked: int, target: int) -> RocketMQError | None:
-        """The broker says that the offset has moved, although it is there.
+        """Handle an answer that the offset has moved although the broker still has it.
 
-        A broker that keeps resets itself (``useServerSideResetOffset``) tells the group's next pull of the
-        queue so, once (``ConsumerOffsetManager.queryThenEraseResetOffset``). A group's range ends here, to be
-        planned again from the target; a reader without a group passes it, but a second time is trouble.
+        A broker that keeps resets itself (``useServerSideResetOffset``) answers so to the group's next pull
+        of the queue, once (``ConsumerOffsetManager.queryThenEraseResetOffset``). A group's range ends here,
+        to be planned again from the target. A reader without a group ignores the first such answer; a second
+        one counts as an error.
         """
         queue = self._of.planned.queue
         if self._of.is_group_read:
@@ -469,7 +470,7 @@ class RangeWindow:
         return None
 
     def _refused(self, error: RocketMQError) -> RocketMQError:
-        """What a slave in its master's place refuses for good the master may grant."""
+        """Return the error of a refusal; one by a slave in its master's place counts as one that may pass."""
         if self._of.is_slave and isinstance(error, BrokerError) and not error.retryable:
             return TransportError(self._of.address, f"the slave refuses, and its master is down: {error}")
         return error
@@ -495,13 +496,13 @@ class RangeWindow:
         return SystemBusy(int(status), text, request=request, address=self._of.address)
 
     def _queue_is_gone(self, asked: int, error: RocketMQError) -> DataLoss | None:
-        """The loss that a refusal means to a reader without a group; a group plans again."""
+        """Return the loss that a refusal means for a reader without a group; a group plans again."""
         if self._of.is_group_read or not isinstance(error, BrokerError) or error.code not in _GONE:
             return None
         return _GONE[error.code](str(self._of.planned.queue), asked, str(error))
 
     def _meet_gap(self, task: PullTask, result: PullResult, now_s: float) -> None:
-        """Row F4: the offsets asked for are gone, or not there any more."""
+        """Handle offsets that have expired, or that a shorter log no longer has (row F4)."""
         planned, asked, address = self._of.planned, task.queue_offset, self._of.address
         available = f"{result.min_offset} (inclusive) to {result.max_offset} (exclusive)"
         is_ahead = result.next_begin_offset > asked
@@ -533,7 +534,7 @@ class RangeWindow:
     # --- handing out ----------------------------------------------------------------------------------------
 
     def take(self) -> list[PullChunk]:
-        """All chunks that are next in queue order; a segment's only when all earlier ones are complete."""
+        """Return the chunks next in queue order; a segment's only if all earlier ones are complete."""
         taken: list[PullChunk] = []
         segments = self._segments
         while self._taken_id < self._first_open:
@@ -550,7 +551,7 @@ class RangeWindow:
         return taken
 
     def move(self, keep: Callable[[PulledBody], PulledBody]) -> None:
-        """Replace every body not taken by ``keep(body)``, which has the same bytes."""
+        """Replace every body not yet taken with ``keep(body)``, which has the same bytes."""
         if self.buffered_bytes:
             for segment in self._segments.values():
                 segment.chunks = [chunk._replace(body=keep(chunk.body)) for chunk in segment.chunks]
@@ -565,10 +566,10 @@ class FetchWindow:
         """Ask for nothing yet; ``tasks()`` does.
 
         Args:
-            ranges: What to read.
+            ranges: Ranges to read.
             depth: Most pulls in flight.
-            max_bytes: Stored bytes asked for or here and not yet handed out.
-            log: Called as ``Logger.log``, with what an operator should know.
+            max_bytes: Most stored bytes that are requested, or received and not yet handed out.
+            log: Called as ``Logger.log``, with events that an operator should see.
         """
         self.ranges = tuple(
             RangeWindow(
@@ -580,15 +581,15 @@ class FetchWindow:
             )
             for index, each in enumerate(ranges)
         )
-        """In the order in which they were given."""
+        """All ranges, in the order given."""
         self._open = deque(self.ranges)
-        """Not wholly handed out; the next to be given pulls comes first."""
+        """Ranges not completely handed out; the next one to get pulls comes first."""
         self._depth = depth
         self._max_bytes = max_bytes
         self._batch_bytes = min(_BATCH_BYTES, max(1, max_bytes // 2))
         self._largest_answer = _USUAL_ANSWER_BYTES
         self.in_flight = 0
-        """Pulls given out and not reported, of failed ranges too."""
+        """Number of pulls given out and not yet reported, those of failed ranges included."""
 
     @property
     def is_open(self) -> bool:
@@ -596,21 +597,21 @@ class FetchWindow:
         return bool(self._open)
 
     def tasks(self, now_s: float) -> list[PullTask]:
-        """The pulls to send now, in bursts: sent singly they cost broker and client twice as much."""
+        """Return the pulls to send now, in bursts: sent singly they cost broker and client twice as much."""
         asking = [each for each in self._open if each.may_ask(now_s)]
         if self.in_flight > self._depth // 2 and all(each.in_flight for each in asking):
             return []
         room = min(self._depth, self._bytes_left() // self._largest_answer) - self.in_flight
         tasks = self._fair_tasks(asking, room, now_s) if room > 0 else []
         if not tasks and not self.in_flight and not any(each.takeable_bytes for each in self._open):
-            # No room for any: the one that frees most memory.
+            # There is no room for any range: pull for the one that frees most memory.
             fullest = max(asking, key=lambda each: each.buffered_bytes, default=None)
             tasks = [] if fullest is None else fullest.tasks(1, now_s, may_run_ahead=False)
         self.in_flight += len(tasks)
         return tasks
 
     def answered(self, task: PullTask, outcome: PullResult | RocketMQError, now_s: float) -> None:
-        """Take what the broker answered."""
+        """Apply the broker's answer."""
         self.in_flight -= 1
         if isinstance(outcome, PullResult) and len(outcome.body) > self._largest_answer:
             self._largest_answer = len(outcome.body)
@@ -619,19 +620,19 @@ class FetchWindow:
             each.answered(task, outcome, now_s)
 
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
-        """The pull brought nothing; see :meth:`RangeWindow.lost`."""
+        """Note that a pull failed; see :meth:`RangeWindow.lost`."""
         self.in_flight -= 1
         each = self.ranges[task.range_index]
         if not each.is_over:
             each.lost(task, error, now_s)
 
     def settle(self, now_s: float) -> None:
-        """Act on the troubles met together; call it when all that came together is reported."""
+        """Act on the errors since the last call, once all answers that arrived together are reported."""
         for each in self._open:
             each.settle(now_s)
 
     def shortest_pause_s(self, now_s: float) -> float | None:
-        """Seconds until the next range that pauses goes on; None if none pauses."""
+        """Return the seconds until the first pausing range goes on; None if none pauses."""
         return min((pause_s for each in self._open if (pause_s := each.pause_left_s(now_s))), default=None)
 
     def stand_still(self) -> None:
@@ -640,7 +641,7 @@ class FetchWindow:
             each.stand_still()
 
     def is_ready(self) -> bool:
-        """Whether there is enough to be handed out."""
+        """Return whether there is enough to hand out."""
         takeable = 0
         for each in self._open:
             if each.is_over:
@@ -653,9 +654,9 @@ class FetchWindow:
         )
 
     def take(self) -> list[FetchedChunks]:
-        """All that is next of any range: decoded together it costs least, and frees its buffers together."""
-        # Asked once for each: another thread may stop a range at any moment, and its last chunks must say
-        # that they are the last.
+        """Return the next chunks of all ranges: decoding them together is cheapest and frees all buffers."""
+        # Read ``is_over`` once for each range: another thread may stop a range at any moment, and its last
+        # chunks must be marked as the last.
         asked = [(each, each.is_over) for each in self._open]
         ready = [(each, is_over) for each, is_over in asked if is_over or each.takeable_bytes]
         for each, is_over in ready:
@@ -681,6 +682,6 @@ class FetchWindow:
             at_most = min(share - each.in_flight, room - len(tasks))
             if at_most > 0:
                 tasks += each.tasks(at_most, now_s)
-        # So that each comes first at some time.
+        # Let each range come first at some time.
         self._open.rotate(-1)
         return tasks

@@ -1,29 +1,29 @@
 """Decides where a queue's next generation begins: when its log is not the one that was consumed.  Pure.
 
-A generation of a queue ends when its topic is deleted and made again, or its broker loses the end of its log:
-other messages then have the same offsets (``sinks.base``). Bounds do not show it, for the new log may have
-grown past the old offsets. So the offset row remembers the newest message consumed, and a few before it: the
-queue offset of each, and two numbers that masters and replicas share and that no other message at this offset
-has. A group that begins, or is set, behind stored messages remembers the last one that it passed over. The
-sink keeps the newest message too: it may be ahead of the row.
+A generation of a queue ends when its topic is deleted and made again, or when its broker loses the end of its
+log: other messages then have the same offsets (``sinks.base``). Bounds do not show it, because the new log
+may have grown past the old offsets. So the offset row remembers the newest message consumed, and a few before
+it: the queue offset of each, and two numbers that master and replicas share and that no other message at this
+offset has. A group that begins, or is set, after stored messages remembers the last one that it skipped. The
+sink also keeps the newest message, since it may be ahead of the row.
 
-**Where logs differ** (:func:`find_change`) is a fact of the log:
+**Where the logs differ** (:func:`find_change`) depends only on the log:
 
-1. The newest remembered message is there, or it has expired and cannot be known: this is the same log.
+1. If the newest remembered message is there, or has expired and cannot be checked, this is the same log.
 2. Otherwise the newest message that is still there ends the common part, and the oldest one that is not there
    bounds the rest. Between them a message is new if its place in the broker's log *or* its store time is
-   larger: a topic made again is behind everything in its broker's log, whatever the clock said; a promoted
-   slave writes over the places that it lacked, later.
-3. Where neither number separates old from new, all of it counts as new: messages that come again cost less
-   than lost ones.
+   larger. A topic made again comes after everything in its broker's log, whatever the clock said. A promoted
+   slave writes over the places that it lacked, at a later time.
+3. Where neither number separates old from new, everything counts as new: repeated messages cost less than
+   lost ones.
 
-**Where the group goes on** (:func:`next_generation`) depends on its position, too. Below the change the old
-generation goes on, up to there. At or above it the next one begins: with the change, or where an operator or
-another member has put the group since.
+**Where the group goes on** (:func:`next_generation`) depends on its position, too. If the position is below
+the change, the old generation goes on up to the change. If it is at or above the change, the next generation
+begins: at the change, or where an operator or another member has put the group since.
 
-A planner looks where something has happened to a queue. A log may also change while nothing shows it: between
-two plans, or between a plan and its pulls. So a task pulls the message consumed last again, with the range
-behind it, and compares (:func:`witnesses`).
+A planner checks queues to which something has happened. A log may also change unnoticed: between two plans,
+or between a plan and its pulls. So a task pulls the last consumed message again, together with the range
+after it, and compares (:func:`witnesses`).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from pyspark_rocketmq.model import QueueBounds
 
 _MOST_REMEMBERED: Final = 3
 _FAR: Final = 64
-"""How many times as far as the next one the oldest remembered message may be from the newest."""
+"""Largest ratio of distances to the newest message: the oldest remembered one's to the next one's."""
 _MOST_PULLED_AGAIN: Final = 800
-"""Offsets before a range that are pulled again at most; with a filter, a pull scans as many at least."""
+"""Most offsets before a range that are pulled again; with a filter, a pull scans at least as many."""
 
 
 class LastMessage(NamedTuple):
@@ -49,24 +49,24 @@ class LastMessage(NamedTuple):
     store_timestamp: int
     """Milliseconds since the epoch, by the broker that stored it."""
     commit_log_offset: int
-    """Where it begins in its broker's log; -1 if only the queue offset is known."""
+    """Where the message begins in its broker's log; -1 if only the queue offset is known."""
 
     def to_text(self) -> str:
-        """The text that an offset row keeps."""
+        """Return the text that an offset row stores."""
         return _to_text((self,))
 
     @classmethod
     def from_text(cls, text: str) -> LastMessage | None:
-        """The newest message in a text; None for an empty text.
+        """Return the newest message in a text; None for an empty text.
 
         Raises:
-            DamagedOffsets: If it is no such text.
+            DamagedOffsets: If the text cannot be read.
         """
         return next(iter(remembered(text)), None)
 
     @property
     def is_known(self) -> bool:
-        """Whether it can be told from another one."""
+        """Whether the message can be distinguished from another one at its offset."""
         return self.commit_log_offset >= 0
 
     @property
@@ -76,20 +76,20 @@ class LastMessage(NamedTuple):
 
 
 def unknown_message(queue_offset: int) -> LastMessage:
-    """A message of which an old sink has only the offset."""
+    """Return a message of which an old sink has only the offset."""
     return LastMessage(queue_offset, 0, -1)
 
 
 def lost_message(queue_offset: int) -> LastMessage:
-    """The same, once the queue was seen to end before it: it may grow again."""
+    """Return such a message after the queue was seen to end before it: the queue may grow again."""
     return LastMessage(queue_offset, -1, -1)
 
 
 def remembered(text: str) -> tuple[LastMessage, ...]:
-    """The messages that a row remembers, newest first.
+    """Return the messages that a row remembers, newest first.
 
     Raises:
-        DamagedOffsets: If it is no such text.
+        DamagedOffsets: If the text cannot be read.
     """
     if not text:
         return ()
@@ -103,9 +103,9 @@ def remembered(text: str) -> tuple[LastMessage, ...]:
 
 
 def newer(one: str, other: str) -> str:
-    """The text that remembers the messages of ``one`` and the newest of ``other``, of the same generation.
+    """Return the text with the messages of ``one`` and the newest of ``other``, of the same generation.
 
-    The newest message stays in it where ``other`` goes back.
+    The newest message of ``one`` stays in it even if ``other`` is older.
     """
     known, found = remembered(one), remembered(other)
     if not found:
@@ -125,24 +125,25 @@ def newer(one: str, other: str) -> str:
 
 
 class Witnesses(NamedTuple):
-    """Messages consumed in a queue's generation, by which a task sees that the log is still the same."""
+    """Messages consumed in a queue's generation; with them a task checks that the log is still the same."""
 
     before: LastMessage | None = None
-    """The nearest one before its range, which is pulled again with it."""
+    """The nearest message before the task's range; it is pulled again with the range."""
     ahead: LastMessage | None = None
-    """The newest one, where a group was set back or its sink is ahead of it: at or behind the beginning."""
+    """The newest message, if it is at or after the range's start: the group was set back, or its sink is
+    ahead."""
 
 
 NO_WITNESSES: Final = Witnesses()
 
 
 def shows_another_log(ahead: LastMessage, found: LastMessage | None, bounds: QueueBounds) -> bool:
-    """Whether another message has the place of a consumed one, or the queue ends before it."""
+    """Return whether another message has the place of a consumed one, or the queue ends before it."""
     return ahead.queue_offset >= bounds.max_offset or found not in {None, ahead}
 
 
 def witnesses(text: str, start: int, *, first: int) -> Witnesses:
-    """The witnesses for a range.
+    """Return the witnesses for a range.
 
     Args:
         text: Text of the queue's row.
@@ -157,7 +158,7 @@ def witnesses(text: str, start: int, *, first: int) -> Witnesses:
 
 
 def is_loss(text: str) -> bool:
-    """Whether a text is of a message that is known to be lost."""
+    """Return whether a text contains a message that is known to be lost."""
     return any(message.is_lost for message in remembered(text))
 
 
@@ -177,17 +178,17 @@ def _to_text(messages: Sequence[LastMessage]) -> str:
 
 
 class LogChange(NamedTuple):
-    """From where on a queue's log is another one than was consumed."""
+    """Point from which on a queue's log differs from the one that was consumed."""
 
     offset: int
-    """Messages below it are those of before."""
+    """First offset of the other log; messages below it are the old ones."""
     is_certain: bool = True
-    """False if all that is known is that messages are lost."""
+    """False if it is only known that messages are lost."""
 
 
 Search = Generator[int, LastMessage | None, LogChange | None]
-"""Yields offsets, takes the message at each, None where none can be had; returns the change, None without
-one."""
+"""Yields offsets and receives the message at each, None if there is none; returns the change, None if the log
+is the same."""
 
 
 def find_change(messages: Sequence[LastMessage], bounds: QueueBounds) -> Search:
@@ -201,7 +202,7 @@ def find_change(messages: Sequence[LastMessage], bounds: QueueBounds) -> Search:
         if found == message:
             low = message.queue_offset + 1
             break
-        # One that cannot be decoded, or of which only the offset is known, shows nothing unless it is gone.
+        # A message that cannot be decoded, or has only a known offset, proves something only if it is gone.
         shows = is_gone or (found is not None and message.is_known)
         if shows and (message.is_known or lost is None):
             lost, there = message, found
@@ -215,9 +216,9 @@ def find_change(messages: Sequence[LastMessage], bounds: QueueBounds) -> Search:
 def _first_new(
     lost: LastMessage, there: LastMessage | None, low: int, bounds: QueueBounds
 ) -> Generator[int, LastMessage | None, int]:
-    """The first offset from ``low`` on with a message that came after ``lost``.
+    """Return the first offset from ``low`` on with a message that came after ``lost``.
 
-    ``there`` is in its place; None if the queue ends before.
+    ``there`` is the message now in the place of ``lost``; None if the queue ends before it.
     """
     high = min(lost.queue_offset, bounds.max_offset)
     if low >= high:
@@ -247,40 +248,40 @@ def _came_after(message: LastMessage, other: LastMessage) -> bool:
 
 
 class Standing(NamedTuple):
-    """How a queue stands by its offset row."""
+    """Position of a queue according to its offset row."""
 
     next_offset: int
     messages: tuple[LastMessage, ...]
     """The messages that the row remembers, newest first."""
     was_reset: bool = False
-    """Whether an operator moved the row last."""
+    """Whether the last change of the row was an operator's."""
     was_followed: bool = False
-    """Whether another put the position at the queue's broker, and it was taken from there."""
+    """Whether another client put the position at the queue's broker, and it was taken from there."""
 
     @property
     def last(self) -> LastMessage | None:
-        """The newest message consumed in this generation, or the last one that its beginning passed over."""
+        """The newest message consumed in this generation, or the last one skipped at its beginning."""
         return self.messages[0] if self.messages else None
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the message before the position is one that the row remembers."""
+        """Whether the row remembers the message right before the position."""
         return any(message.queue_offset + 1 == self.next_offset for message in self.messages)
 
     def place_to_look_at(self) -> int:
-        """The offset whose message shows whether the generation goes on."""
+        """Return the offset whose message shows whether the generation goes on."""
         return max(0, self.next_offset - 1) if self.last is None else self.last.queue_offset
 
 
 class NextGeneration(NamedTuple):
-    """Continuation of a queue whose log is another one."""
+    """Continuation of a queue whose log has changed."""
 
     next_offset: int
-    """Where its next generation begins."""
+    """Where the next generation begins."""
     is_later: bool = False
-    """Whether the group comes there later: up to there the old generation goes on."""
+    """Whether the group has not reached it yet: until then the old generation goes on."""
     is_wanted: bool = False
-    """Whether somebody has put the group there since, so that it is no loss."""
+    """Whether somebody has put the group there since the change, so that it is no loss."""
     is_certain: bool = True
     """See ``LogChange.is_certain``."""
 
@@ -288,12 +289,12 @@ class NextGeneration(NamedTuple):
 def next_generation(
     standing: Standing, bounds: QueueBounds, change: LogChange | None
 ) -> NextGeneration | None:
-    """Where the queue's next generation begins; None while this one goes on.
+    """Return where the queue's next generation begins; None while this one goes on.
 
     Args:
-        standing: The stored row's.
-        bounds: What the broker has.
-        change: What :func:`find_change` found.
+        standing: Position according to the stored row.
+        bounds: The broker's bounds.
+        change: Result of :func:`find_change`.
     """
     position = standing.next_offset
     within = min(max(position, bounds.min_offset), bounds.max_offset)
@@ -305,7 +306,7 @@ def next_generation(
         return NextGeneration(min(max(end, bounds.min_offset), bounds.max_offset))
     start, is_certain = change
     if standing.was_followed:
-        # Another one knows the new log if it is beyond the change; else this is an offset of before.
+        # A position beyond the change comes from a client that knows the new log; others are of the old log.
         is_after = start < position <= bounds.max_offset
         is_at_first = start == position == bounds.min_offset
         return NextGeneration(

@@ -1,26 +1,27 @@
-"""One member of a group: what it must ask, report and lock, and which queues it may plan.
+"""One member of a group: decides what it must ask, report and lock, and which queues it may plan.
 
-The machine knows neither sockets nor threads nor time: its driver reports what happened (a route, a list of
-members, an answer to a lock call) with the monotonic second of the moment, takes what is
-:meth:`~Membership.due`, does it, and reports the result. The table ``TRANSITIONS`` says how a single queue
-comes into this member's hands and out again.
+The machine uses no sockets, threads or clock. Its driver reports what happened (a route, a list of members,
+an answer to a lock call) with the monotonic second of the moment, takes the actions that are
+:meth:`~Membership.due`, performs them, and reports the results. The table ``TRANSITIONS`` defines how this
+member gets and gives up a single queue.
 
-1. What is not known changes nothing. Without a list of members, or with an empty one, the allocation stays
-   as it is (B4); so does a topic's whose share cannot be computed (B2). A lock call that fails leaves the
-   locks as they are until they expire (C2).
+1. Missing information changes nothing. Without a list of members, or with an empty one, the allocation stays
+   as it is (B4); so does the allocation of a topic whose share cannot be computed (B2). A lock call that
+   fails leaves the locks as they are until they expire (C2).
 2. Bad news is checked twice. A member missing from the list for the first time, this one included, still
    counts as a member; a new one counts at once (B4).
-3. A lock's age counts from the moment it was asked for, so the broker's own clock for it starts later.
+3. A lock's age counts from the moment it was requested, so the broker's own clock for it starts later.
 4. Without locks (concurrent and broadcasting consumers) a share is held as soon as it is known. Members that
    see different groups may then both plan a queue for a moment; the claim in the offset store decides.
 5. Between :meth:`~Membership.begin_plan` and :meth:`~Membership.planned` every plannable queue counts as
-   planned, so a queue is never given free while a plan that may hold it is made (B5).
-6. Plans have numbers. A report that a batch is over, for all queues or for some, names its plan: a late one
-   does not touch the plan that is under way by then.
-7. A member that stops gives back what no batch holds at once, the rest when it is free: whoever has a queue
-   next must not meet a call of the batch before. It waits as long as Spark lets Python workers go on after a
-   stop, no longer. With locks it leaves the group first, so that the others wait for its locks, and a drain
-   does not end without its queues. Without locks it leaves last, since others begin once it is off the list.
+   planned, so a queue is never released while a plan that may contain it is being made (B5).
+6. Plans have numbers. A report that a batch is over, for all queues or for some, names its plan, so a late
+   report does not touch the plan that is under way by then.
+7. A member that stops gives back at once the queues that no batch holds, and the others when their batch is
+   over: the next owner of a queue must not overlap with a call of that batch. It waits only as long as Spark
+   lets Python workers go on after a stop. With locks it leaves the group first, so that the others wait for
+   its locks and a drain does not end without its queues. Without locks it leaves last, since the others begin
+   as soon as it is off the list.
 
 Source: RocketMQ 5.3.3 ``RebalanceImpl``, ``RebalanceService``, ``MQClientInstance``,
 ``ConsumeMessageOrderlyService``.
@@ -40,15 +41,15 @@ from pyspark_rocketmq.model import MessageQueue
 
 
 class Phase(Enum):
-    """How far this consumer has a queue, which is granted in two steps.
+    """State of a queue at this consumer. A queue is granted in two steps.
 
-    *Allocation* says that the queue is this consumer's share; every member computes it itself, so two may
-    differ for a while. The *lock* at the queue's broker says that nobody else has it now. Concurrent and
+    *Allocation* makes the queue part of this consumer's share; every member computes it itself, so two may
+    differ for a while. The *lock* at the queue's broker ensures that nobody else has it now. Concurrent and
     broadcasting consumers need no lock; for them the grant comes with the allocation.
 
-    A queue is planned only in HELD. While a micro-batch that holds it is under way, it leaves through
-    LEAVING: it is planned no more, its lock is kept, and it is given free when the batch is over. That wait
-    keeps the order of a queue that changes hands.
+    A queue is planned only in HELD. If it is taken away while a micro-batch that holds it is under way, it
+    goes through LEAVING: it is no longer planned, its lock is kept, and it is released when the batch is
+    over. That wait preserves the order of a queue that changes hands.
 
     Source: ``RebalanceImpl.updateProcessQueueTableInRebalance``,
     ``RebalancePushImpl.removeUnnecessaryMessageQueue``.
@@ -60,11 +61,11 @@ class Phase(Enum):
     HELD = "HELD"
     """Allocated and locked: may be planned."""
     LEAVING = "LEAVING"
-    """Allocated to somebody else, locked by us until the batch under way is over."""
+    """Allocated to another member, but locked by us until the batch under way is over."""
 
 
 class OwnershipEvent(Enum):
-    """What happens to a queue."""
+    """Something that happens to a queue."""
 
     ALLOCATED = "ALLOCATED"
     TAKEN_AWAY = "TAKEN_AWAY"
@@ -75,14 +76,14 @@ class OwnershipEvent(Enum):
     REFUSED = "REFUSED"
     """The broker's answer lacks the queue: somebody else has it."""
     EXPIRED = "EXPIRED"
-    """Our lock was not renewed for so long that it no longer counts (C2)."""
+    """Our lock has not been renewed for too long and no longer counts (C2)."""
     BATCH_OVER = "BATCH_OVER"
     CLAIMED_BY_OTHER = "CLAIMED_BY_OTHER"
     """The offset store names another owner: our epoch is fenced off."""
 
 
 class OwnershipEffect(Enum):
-    """What a transition asks for besides the new phase."""
+    """Action that a transition requires besides the new phase."""
 
     NEW_GRANT = "NEW_GRANT"
     """Claim the queue in the offset store before it is planned (C3)."""
@@ -90,7 +91,7 @@ class OwnershipEffect(Enum):
 
 
 class Transition(NamedTuple):
-    """Where an event leads."""
+    """Result of an event."""
 
     phase: Phase
     effects: tuple[OwnershipEffect, ...] = ()
@@ -109,18 +110,18 @@ TRANSITIONS: Final[Mapping[tuple[Phase, OwnershipEvent], Transition]] = {
     (Phase.HELD, OwnershipEvent.REFUSED): Transition(Phase.WANTED),
     (Phase.HELD, OwnershipEvent.EXPIRED): Transition(Phase.WANTED),
     (Phase.HELD, OwnershipEvent.CLAIMED_BY_OTHER): Transition(Phase.WANTED),
-    # Back before it was gone: the same ownership goes on.
+    # Allocated again before it was given up: the same ownership goes on.
     (Phase.LEAVING, OwnershipEvent.ALLOCATED): Transition(Phase.HELD),
     (Phase.LEAVING, OwnershipEvent.BATCH_OVER): Transition(Phase.ABSENT, (OwnershipEffect.UNLOCK,)),
     (Phase.LEAVING, OwnershipEvent.REFUSED): Transition(Phase.ABSENT),
     (Phase.LEAVING, OwnershipEvent.EXPIRED): Transition(Phase.ABSENT),
     (Phase.LEAVING, OwnershipEvent.CLAIMED_BY_OTHER): Transition(Phase.ABSENT, (OwnershipEffect.UNLOCK,)),
 }
-"""All other pairs change nothing: a renewal of a lock, a refusal of what is not held."""
+"""All other pairs change nothing, such as the renewal of a lock, or the refusal of one that is not held."""
 
 
 def after(phase: Phase, event: OwnershipEvent) -> Transition:
-    """Where ``event`` leads from ``phase``."""
+    """Return the transition of a queue in ``phase`` by ``event``."""
     return TRANSITIONS.get((phase, event)) or Transition(phase)
 
 
@@ -131,19 +132,19 @@ class MembershipTiming:
     heartbeat_s: float = 30.0
     rebalance_s: float = 20.0
     shortest_rebalance_s: float = 1.0
-    """Between two looks at the members (``RebalanceService.minInterval``)."""
+    """Shortest time between two requests for the members (``RebalanceService.minInterval``)."""
     lock_renewal_s: float = 20.0
     lock_valid_s: float = 30.0
-    """How long a lock counts here since it was asked for; the broker keeps it for 60 s."""
+    """How long a lock counts here after it was requested; the broker keeps it for 60 s."""
     lock_retry_s: float = 1.0
-    """Until a refused queue is tried again."""
+    """Pause before a refused queue is tried again."""
     second_look_s: float = 1.0
-    """Until a list of members that got shorter is asked for again."""
+    """Pause before a list of members that got shorter is requested again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Tell every broker of the route who this member is."""
+    """Announce this member to every broker of the route."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ class Lock:
 
 @dataclass(frozen=True, slots=True)
 class Unlock:
-    """Give queues of one broker free."""
+    """Release the locks of queues of one broker."""
 
     broker_name: str
     queues: frozenset[MessageQueue]
@@ -169,33 +170,33 @@ class Unlock:
 
 @dataclass(frozen=True, slots=True)
 class Unregister:
-    """Leave the group at every broker."""
+    """Unregister from the group at every broker."""
 
 
 GroupAction = Heartbeat | AskMembers | Lock | Unlock | Unregister
 
 Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Collection[MessageQueue] | None]
-"""This member's share of a topic: ``(client_id, sorted queues, sorted members)``; see
-:mod:`~pyspark_rocketmq.consume.allocation`. None if it cannot be computed."""
+"""Returns this member's share of a topic from ``(client_id, sorted queues, sorted members)``, or None if it
+cannot be computed; see :mod:`~pyspark_rocketmq.consume.allocation`."""
 
 
 class Ownership(NamedTuple):
-    """Of a queue in HELD or LEAVING."""
+    """Ownership of a queue in HELD or LEAVING."""
 
     grant: int
-    """Its number, which grows: a queue is claimed in the offset store once under each grant."""
+    """Growing number of the grant: a queue is claimed in the offset store once for each grant."""
     asked_at_s: float
-    """When the lock that counts was asked for."""
+    """When the current lock was requested."""
 
 
 class Membership:
-    """One member's view of its group.  Not thread-safe, and never waits.
+    """One member's view of its group.  Not thread-safe; no method blocks.
 
     Args:
-        client_id: This member.
-        allocate: Its share of the queues, given all members.
+        client_id: This member's client id.
+        allocate: Computes its share of the queues.
         needs_locks: False for concurrent and broadcasting consumers.
-        is_broadcast: Every member has every queue (B3).
+        is_broadcast: Whether every member has every queue (B3).
         timing: Intervals.
     """
 
@@ -215,41 +216,41 @@ class Membership:
         self._timing = timing or MembershipTiming()
         self._queues: tuple[MessageQueue, ...] = ()
         self._members: tuple[str, ...] | None = None
-        """As listed: a member has an entry for each of its connections."""
+        """Client ids as the broker lists them: one entry for each connection of a member."""
         self._is_share_known = True
         """Whether the last rebalance computed this member's share of every topic."""
         self._missing: frozenset[str] = frozenset()
         """Members that the last list lacked."""
         self._phases: dict[MessageQueue, Phase] = {}
-        """Without the absent ones."""
+        """Phases of all queues except the absent ones."""
         self._ownerships: dict[MessageQueue, Ownership] = {}
-        """Of queues held or leaving."""
+        """Ownerships of the queues held or leaving."""
         self._grant = 0
-        """The newest one."""
+        """Number of the newest grant."""
         self._planned: frozenset[MessageQueue] = frozenset()
         """Queues of the micro-batch under way."""
         self._plan = 0
-        """The number of the plan it was made by."""
+        """Number of that micro-batch's plan."""
         self._unlocks: set[MessageQueue] = set()
         self._asked: dict[MessageQueue, float] = {}
-        """Queues in a lock call without an answer yet, and when it was made."""
+        """Queues in a lock call without an answer yet, and when it was sent."""
         self._heartbeat_at_s = 0.0
         self._look_at_s = 0.0
         self._looked_at_s = -inf
         self._is_looking = False
         self._renew_at_s = inf
         self._retry_at_s: dict[MessageQueue, float] = {}
-        """When a wanted queue is tried; at once without an entry."""
+        """When a wanted queue is tried; one without an entry is tried at once."""
         self._leave_at_s: float | None = None
-        """When a member that stops leaves, whatever is still planned; None while it goes on."""
+        """When a member that stops leaves, even if queues are still planned; None unless it stops."""
         self.has_left = False
-        """Whether the last actions were given out."""
+        """Whether the last actions have been given out."""
         self._is_registered = False
 
-    # --- what the planner asks ------------------------------------------------------------------------------
+    # --- for the planner ------------------------------------------------------------------------------------
 
     def plannable(self, now_s: float) -> dict[MessageQueue, int]:
-        """Queues that may be planned, with their grants, without those whose lock is stale (C1, C2)."""
+        """Return the queues that may be planned, with their grants; none has a stale lock (C1, C2)."""
         if self._leave_at_s is not None:
             return {}
         return {
@@ -259,7 +260,7 @@ class Membership:
         }
 
     def begin_plan(self, now_s: float) -> dict[MessageQueue, int]:
-        """The batch before this one is over; what may be planned now, all of which counts as planned."""
+        """End the previous batch; return the queues that may be planned, which all count as planned now."""
         self.batch_over(now_s)
         plannable = self.plannable(now_s)
         self._planned = frozenset(plannable)
@@ -267,10 +268,10 @@ class Membership:
         return plannable
 
     def planned(self, grants: Mapping[MessageQueue, int], now_s: float) -> frozenset[MessageQueue]:
-        """Take what the plan holds, with the grants it began under; what of it may really be run.
+        """Take the plan's queues with the grants that it began with; return those that may really be run.
 
-        A process may be stopped while it makes a plan: a queue whose grant ended meanwhile must leave
-        the plan. Queues that are not in the plan may be given free.
+        A process may be paused while it makes a plan: a queue whose grant has ended meanwhile must leave the
+        plan. Queues that are not in the plan may be released.
         """
         valid = frozenset(
             queue
@@ -284,47 +285,47 @@ class Membership:
         return valid
 
     def batch_over(self, now_s: float) -> None:
-        """The micro-batch under way was committed or failed for good."""
+        """Note that the micro-batch under way was committed or failed for good."""
         self.free(self._plan, None, now_s)
 
     def free(self, plan: int, queues: Collection[MessageQueue] | None, now_s: float) -> None:
-        """The micro-batch of ``plan`` is over for ``queues``, all if None: its deliveries are settled."""
+        """Note that the micro-batch of ``plan`` has settled its deliveries of ``queues`` (None: of all)."""
         if plan == self._plan:
             over = self._planned if queues is None else self._planned.intersection(queues)
             self._planned -= over
             self._let_go(over, now_s)
 
     def plan_under_way(self) -> tuple[int, frozenset[MessageQueue]]:
-        """The number of the plan, and the queues of it that are not over."""
+        """Return the number of the plan, and its queues that are not over."""
         return self._plan, self._planned
 
     def must_leave(self) -> frozenset[MessageQueue]:
-        """Queues of the plan under way that are no longer ours: their tasks must give them up (D7)."""
+        """Return queues of the plan under way that are no longer ours: their tasks must give them up (D7)."""
         return frozenset(queue for queue in self._planned if self._phases.get(queue) is not Phase.HELD)
 
     def claimed_by_other(self, queue: MessageQueue, now_s: float) -> None:
-        """The offset store names another owner for ``queue``: tried again at the next rebalance."""
+        """Note that the offset store names another owner; ``queue`` is tried again at the next rebalance."""
         if queue in self._phases:
             self._happened(queue, OwnershipEvent.CLAIMED_BY_OTHER, now_s)
             self._retry_at_s[queue] = now_s + self._timing.rebalance_s
 
     def reclaim(self, queue: MessageQueue) -> None:
-        """Grant a held queue anew that was not planned for too long (B6)."""
+        """Give a held queue that was not planned for too long a new grant (B6)."""
         if self._phases.get(queue) is Phase.HELD:
             self._grant += 1
             self._ownerships[queue] = Ownership(self._grant, self._ownerships[queue].asked_at_s)
 
     def is_planned(self, queue: MessageQueue, now_s: float) -> bool:
-        """Whether the plan under way holds ``queue`` and may still run it."""
+        """Return whether the plan under way holds ``queue`` and may still run it."""
         ownership = self._ownerships.get(queue)
         return queue in self._planned and ownership is not None and self._is_fresh(ownership, now_s)
 
     def locked_at_s(self) -> dict[MessageQueue, float]:
-        """When the lock of each held queue was asked for last."""
+        """Return when the lock of each held queue was last requested."""
         return {queue: ownership.asked_at_s for queue, ownership in self._ownerships.items()}
 
     def phase(self, queue: MessageQueue) -> Phase:
-        """How far this member has ``queue``."""
+        """Return the phase of ``queue`` at this member."""
         return self._phases.get(queue, Phase.ABSENT)
 
     @property
@@ -333,10 +334,10 @@ class Membership:
         is_known = bool(self._queues) if self._is_broadcast else self._members is not None
         return is_known and self._is_share_known and Phase.WANTED not in self._phases.values()
 
-    # --- what the driver does and reports -------------------------------------------------------------------
+    # --- for the driver -------------------------------------------------------------------------------------
 
     def due(self, now_s: float) -> list[GroupAction]:
-        """Drop expired locks; what is to be done now, each action once until its result is reported."""
+        """Drop expired locks; return the actions to do now, each once until its result is reported."""
         if self._leave_at_s is not None:
             is_time = now_s >= self._leave_at_s or not self._planned or self._is_broadcast
             return self._last_actions() if is_time else self._actions_before_last(now_s)
@@ -358,7 +359,7 @@ class Membership:
         return actions
 
     def next_due_s(self) -> float:
-        """When to call :meth:`due` again if nothing happens before; never without a route."""
+        """Return when to call :meth:`due` again if nothing happens before; infinite without a route."""
         if self._leave_at_s is not None:
             kept_until_s = self._renew_at_s if self._needs_locks else self._heartbeat_at_s
             return min(self._leave_at_s, kept_until_s)
@@ -375,7 +376,7 @@ class Membership:
         return min(moments)
 
     def route_changed(self, queues: Iterable[MessageQueue], now_s: float) -> None:
-        """The readable queues of all subscribed topics; a new broker gets a heartbeat at once."""
+        """Take the readable queues of all subscribed topics; a new broker gets a heartbeat at once."""
         ordered = tuple(sorted_queues(queues))
         if ordered == self._queues:
             return
@@ -386,15 +387,15 @@ class Membership:
         self._rebalance(now_s)
 
     def heartbeat_wanted(self, now_s: float) -> None:
-        """A broker forgot this member, or its connection broke: send a heartbeat before others rebalance."""
+        """Send a heartbeat before others rebalance: a broker forgot this member, or its connection broke."""
         self._heartbeat_at_s = min(self._heartbeat_at_s, now_s)
 
     def notified(self, now_s: float) -> None:
-        """A broker said that the group changed (NOTIFY_CONSUMER_IDS_CHANGED): ask for the members now."""
+        """Ask for the members now: a broker reported a change of the group (NOTIFY_CONSUMER_IDS_CHANGED)."""
         self._look_at_s = now_s
 
     def members_listed(self, client_ids: Iterable[str], now_s: float) -> None:
-        """The answer to :class:`AskMembers`."""
+        """Apply the answer to :class:`AskMembers`."""
         entries = tuple(client_ids)
         listed = frozenset(entries)
         if not listed:
@@ -411,14 +412,14 @@ class Membership:
         self._rebalance(now_s)
 
     def members_unknown(self, now_s: float) -> None:
-        """No list came: nothing changes, and it is asked for again soon."""
+        """Note that no list of members came: nothing changes, and it is requested again soon."""
         self._is_looking = False
         self._look_at_s = now_s + self._timing.shortest_rebalance_s
 
     def locks_answered(
         self, asked: Collection[MessageQueue], granted: Collection[MessageQueue], now_s: float
     ) -> None:
-        """The answer to :class:`Lock`: queues asked for and not granted belong to somebody else."""
+        """Apply the answer to :class:`Lock`: queues requested but not granted belong to another member."""
         for queue in asked:
             asked_at_s = self._asked.pop(queue, now_s)
             if queue in granted:
@@ -428,14 +429,14 @@ class Membership:
                 self._retry_at_s[queue] = now_s + self._timing.lock_retry_s
 
     def locks_unknown(self, asked: Collection[MessageQueue], now_s: float) -> None:
-        """The lock call failed: locks keep their age, and the call is made again soon."""
+        """Note that the lock call failed: locks keep their age, and the call is repeated soon."""
         for queue in asked:
             self._asked.pop(queue, None)
             self._retry_at_s[queue] = now_s + self._timing.lock_retry_s
         self._renew_at_s = min(self._renew_at_s, now_s + self._timing.lock_retry_s)
 
     def stop(self, now_s: float = 0.0, *, calls_end_s: float = 0.0) -> None:
-        """Plan nothing any more, and leave once the plan under way is over, in ``calls_end_s`` at the latest.
+        """Plan nothing more, and leave when the plan under way is over, after ``calls_end_s`` at the latest.
 
         :meth:`due` unlocks and unregisters. Only the first call counts.
         """
@@ -464,13 +465,13 @@ class Membership:
             self._take_wanted(now_s)
 
     def _take_wanted(self, now_s: float) -> None:
-        """Without locks, allocation grants; a queue claimed by another member is left to it for a while."""
+        """Grant allocated queues without locks; one claimed by another member is left to it for a while."""
         for queue in [queue for queue, phase in self._phases.items() if phase is Phase.WANTED]:
             if now_s >= self._retry_at_s.get(queue, 0.0):
                 self._happened(queue, OwnershipEvent.GRANTED, now_s, now_s)
 
     def _share(self) -> frozenset[MessageQueue] | None:
-        """This member's queues; None while that cannot be known."""
+        """Return this member's queues; None while they cannot be known."""
         if self._is_broadcast:
             return frozenset(self._queues)
         if self._members is None:
@@ -517,7 +518,7 @@ class Membership:
             self._unlocks.add(queue)
 
     def _let_go(self, queues: Iterable[MessageQueue], now_s: float) -> None:
-        """No batch holds ``queues`` any more, which changes nothing for those in HELD, nearly all."""
+        """Note that no batch holds ``queues`` any more. Nothing changes for those in HELD, which are most."""
         for queue in queues:
             if self._phases.get(queue) is not Phase.HELD:
                 self._happened(queue, OwnershipEvent.BATCH_OVER, now_s)
@@ -530,7 +531,7 @@ class Membership:
             self._happened(queue, OwnershipEvent.EXPIRED, now_s)
 
     def _is_fresh(self, ownership: Ownership, now_s: float) -> bool:
-        """Whether the lock still counts (C2); always where none is needed."""
+        """Return whether the lock still counts (C2); true if none is needed."""
         return not self._needs_locks or now_s - ownership.asked_at_s <= self._timing.lock_valid_s
 
     def _lock_actions(self, now_s: float) -> list[GroupAction]:
@@ -552,14 +553,14 @@ class Membership:
         return [Lock(*each) for each in _by_broker(wanted)]
 
     def _unlock_actions(self) -> list[GroupAction]:
-        # A queue that is wanted again meanwhile is not unlocked: its lock is asked for.
+        # A queue that is wanted again meanwhile is not unlocked: its lock is requested.
         free, self._unlocks = self._unlocks - self._phases.keys(), set()
         return [Unlock(*each) for each in _by_broker(free)]
 
     def _actions_before_last(self, now_s: float) -> list[GroupAction]:
-        """Give back what the plan under way does not hold, or holds no more; keep the rest.
+        """Give back the queues that the plan under way does not hold any more; keep the others.
 
-        Spark may be told to let calls go on for longer than a lock or a membership lasts.
+        Spark may be configured to let calls go on for longer than a lock or a membership lasts.
         """
         for queue in [queue for queue in self._phases if queue not in self._planned]:
             self._happened(queue, OwnershipEvent.TAKEN_AWAY, now_s)

@@ -1,13 +1,13 @@
-"""How fast a consumer is, and how far behind.
+"""Speed and lag of a consumer.
 
 Sums over the last minute and hour, as Java's clients keep them (row D11). Java samples counters every 10 s
 and every 10 min and subtracts the oldest of seven samples from the newest. Here sums are kept for each 10 s
-and each 10 min, which say the same without a timer.
+and each 10 min, which gives the same numbers without a timer.
 
-The metrics travel as text in the offset store's rows, because the group's member, who is asked for them, runs
-in another process than the one that commits batches. Shape: ``{"at": 1700000000.5, "seconds": [60.5, 1800.0],
-"minute": [12, 1, …], "hour": [640, 3, …]}``: when they were written, how long minute and hour had been
-watched, and the sums in the order of :class:`ConsumeMetrics`.
+The metrics travel as text in the offset store's rows, because the group's member, which is asked for them,
+and the code that commits batches run in different processes. Shape: ``{"at": 1700000000.5, "seconds": [60.5,
+1800.0], "minute": [12, 1, …], "hour": [640, 3, …]}``: when they were written, how long minute and hour had
+been watched, and the sums in the order of :class:`ConsumeMetrics`.
 
 Source: RocketMQ 5.3.3 ``ConsumerStatsManager``, ``common/stats/StatsItem``.
 """
@@ -24,33 +24,33 @@ from pyspark_rocketmq.wire.requests.client_info import ConsumeStatus
 
 
 class QueueLag(NamedTuple):
-    """Where a queue is read next, beside what its broker holds."""
+    """Next offset of a queue, compared with its broker's."""
 
     next_offset: int
     """Next queue offset to consume."""
     max_offset: int | None
-    """The broker's, exclusive; None when it did not answer or does not have the queue."""
+    """The broker's end of the queue, exclusive; None if it did not answer or does not have the queue."""
     next_stored_at_s: float | None = None
-    """Wall-clock second at which the message at ``next_offset`` was stored, where it was asked for and is
-    there."""
+    """Wall-clock second at which the message at ``next_offset`` was stored; None if it is not there or was
+    not asked for."""
 
     @property
     def messages(self) -> int | None:
-        """Messages stored and not yet consumed; offsets that hold none, as after a filter, count too."""
+        """Messages stored and not yet consumed; offsets without one, as after a filter, count too."""
         return None if self.max_offset is None else max(0, self.max_offset - self.next_offset)
 
     @property
     def beyond_end(self) -> int | None:
-        """How many messages the next offset is beyond the queue's end; None if the end is not known."""
+        """How far the next offset is beyond the queue's end, in messages; None if the end is not known."""
         return None if self.max_offset is None else max(0, self.next_offset - self.max_offset)
 
     @property
     def note(self) -> str | None:
-        """Says that the next offset is beyond the end, which a lag of 0 hides."""
+        """Remark if the next offset is beyond the end, which a lag of 0 would hide; else None."""
         return f"beyond the end by {self.beyond_end}" if self.beyond_end else None
 
     def seconds(self, now_s: float) -> float | None:
-        """For how long the next message has waited; 0 when there is none, and where clocks differ."""
+        """Return how long the next message has waited; 0 if there is none, or if the clocks differ."""
         if self.messages == 0:
             return 0.0
         return None if self.next_stored_at_s is None else max(0.0, now_s - self.next_stored_at_s)
@@ -59,18 +59,18 @@ class QueueLag(NamedTuple):
 _MINUTE_BUCKET_S: Final = 10.0
 _HOUR_BUCKET_S: Final = 600.0
 _FULL_BUCKETS: Final = 6
-"""Before the one that is being filled."""
+"""Number of full buckets before the one that is being filled."""
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class ConsumeMetrics(NamedTuple):
-    """What was done: sums."""
+    """Sums of the work done."""
 
     ok: int = 0
     """Messages the listener acknowledged."""
     failed: int = 0
-    """Messages it gave back, each time again."""
+    """Messages it gave back, counted each time."""
     calls: int = 0
     call_ms: float = 0.0
     pulled: int = 0
@@ -79,28 +79,28 @@ class ConsumeMetrics(NamedTuple):
     pull_ms: float = 0.0
 
     def plus(self, other: ConsumeMetrics) -> ConsumeMetrics:
-        """Both together."""
+        """Return the sums of both."""
         return ConsumeMetrics(*map(add, self, other))
 
 
 class Lately(NamedTuple):
-    """What was done lately, as of one moment."""
+    """Recent sums, as of one moment."""
 
     minute: ConsumeMetrics
     hour: ConsumeMetrics
     minute_s: float
-    """How long the minute's metrics were gathered, at least ten seconds."""
+    """How long the minute's metrics were gathered: at least ten seconds."""
 
 
 class RecentMetrics(Generic[KeyT]):
-    """Gathers metrics by key, in the process that hears of all of them; the clock is the caller's."""
+    """Gathers metrics by key, in the process that receives all of them; the caller passes the time."""
 
     def __init__(self, began_s: float) -> None:
         self._began_s = began_s
         self._windows: dict[KeyT, tuple[_Window, _Window]] = {}
 
     def add(self, key: KeyT, metrics: ConsumeMetrics, now_s: float) -> str:
-        """Count ``metrics`` in; the key's text as of ``now_s``."""
+        """Add ``metrics``; return the key's text as of ``now_s``."""
         windows = self._windows.get(key)
         if windows is None:
             windows = self._windows[key] = _Window(_MINUTE_BUCKET_S), _Window(_HOUR_BUCKET_S)
@@ -117,9 +117,9 @@ class RecentMetrics(Generic[KeyT]):
 
 
 def lately(text: str, now_s: float) -> Lately:
-    """What a text says; its minute counts for a minute, its hour for an hour.
+    """Read the recent metrics from a text; its minute counts for a minute, its hour for an hour.
 
-    A text that cannot be read says nothing: the next batch writes a new one.
+    A text that cannot be read counts as empty: the next batch writes a new one.
     """
     try:
         facts = json.loads(text) if text else None
@@ -131,7 +131,7 @@ def lately(text: str, now_s: float) -> Lately:
                 max(_MINUTE_BUCKET_S, facts["seconds"][0] + age_s),
             )
     except (ValueError, TypeError, LookupError, RecursionError):
-        """Changed by other means."""
+        """Something else has changed the text."""
     return Lately(ConsumeMetrics(), ConsumeMetrics(), _MINUTE_BUCKET_S)
 
 
@@ -143,7 +143,7 @@ def _metrics_of(numbers: list[Any]) -> ConsumeMetrics:
 
 
 def status_of(texts: Iterable[str], now_s: float) -> ConsumeStatus:
-    """One topic's status from the texts of its queues (``ConsumerStatsManager.consumeStatus``)."""
+    """Return one topic's status from the texts of its queues (``ConsumerStatsManager.consumeStatus``)."""
     queues = [lately(text, now_s) for text in texts]
     minute = _sum(each.minute for each in queues)
     hour = _sum(each.hour for each in queues)
@@ -175,7 +175,7 @@ class _Window:
         return _sum(self._sums.values())
 
     def span_s(self, now_s: float) -> float:
-        """The time that the buckets cover up to now."""
+        """Return the seconds that the buckets cover up to now."""
         return _FULL_BUCKETS * self._bucket_s + now_s % self._bucket_s
 
 

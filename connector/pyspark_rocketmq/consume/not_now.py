@@ -1,8 +1,8 @@
-"""The meaning of an answer that is no success: "not now", or an error that the user must act on. Pure.
+"""Interprets a refusal: either "not now", or an error that the user must act on. Pure.
 
 A Java consumer pulls again after 3 s whatever its broker answered (``PullCallback.onException``). Here a
-query that the cluster has served before does the same, for the queue or the broker in question only; at
-first contact it ends with the error. Which errors are final, ``RocketMQError.may_pass`` decides.
+query that the cluster has served before does the same, but only for the queue or the broker in question; at
+first contact it ends with the error. ``RocketMQError.may_pass`` decides which errors are final.
 
 Source: ``DefaultMQPushConsumerImpl.pullMessage``, ``pullTimeDelayMillsWhenException``.
 """
@@ -19,32 +19,32 @@ T = TypeVar("T")
 Key = TypeVar("Key", bound=Hashable)
 
 REFUSED_PAUSE_S: Final = 3.0
-"""``DefaultMQPushConsumerImpl.pullTimeDelayMillsWhenException``."""
+"""Pause after a refusal (``DefaultMQPushConsumerImpl.pullTimeDelayMillsWhenException``)."""
 
 
 def waits(error: RocketMQError, *, has_worked: bool) -> bool:
-    """Whether a group or a plain stream waits and asks again, in place of ending with ``error``.
+    """Return whether a group or a plain stream waits and asks again instead of ending with ``error``.
 
-    Reading that an operator has switched off is waited for at first contact, too.
+    If an operator has switched off reading, they wait even at first contact.
     """
     return isinstance(error, ConsumptionForbidden) or error.may_pass(has_worked=has_worked)
 
 
 def is_unexplained(error: RocketMQError) -> bool:
-    """Whether a server gave a code that says nothing: SYSTEM_ERROR for whatever failed in it, or one unknown.
+    """Return whether a server's code explains nothing: SYSTEM_ERROR (any failure in it), or an unknown one.
 
-    A reader may meet one at any moment, so that it tries again a few times even at first contact.
+    Such a code may come at any moment, so a reader tries again a few times even at first contact.
     """
     return type(error) is BrokerError
 
 
 def is_pulled_again(error: RocketMQError, *, is_group_read: bool, has_worked: bool) -> bool:
-    """Whether a task that reads a range pulls again, after a pause and for as long as its patience lasts.
+    """Return whether a task that reads a range pulls again, after a pause, while its patience lasts.
 
-    The range of a group that has worked ends where it is instead: the queue rests, the others go on.
+    If the group has worked before, the range ends where it is instead: the queue rests, the others go on.
 
     Args:
-        error: Of the pull.
+        error: The pull's error.
         is_group_read: Whether a consumer group reads; any other reader needs the whole range.
         has_worked: Whether the query, or this task, has read a message before.
     """
@@ -56,10 +56,10 @@ def is_pulled_again(error: RocketMQError, *, is_group_read: bool, has_worked: bo
 
 
 def is_sent_again(error: RocketMQError, *, has_worked: bool) -> bool:
-    """Whether a write sends a batch again to the queue that refused it, for as long as it has time.
+    """Return whether a write sends a batch again to the queue that refused it, while it has time.
 
-    A code that says nothing, of those that Java's producer tries again, counts as "not now" once the queue's
-    cluster has taken messages.
+    A code that explains nothing counts as "not now" if Java's producer retries it and the queue's cluster has
+    accepted messages before.
     """
     if error.retryable:
         return True
@@ -70,10 +70,10 @@ def is_sent_again(error: RocketMQError, *, has_worked: bool) -> bool:
 def sorted_out(
     outcomes: Mapping[Key, T | RocketMQError], *, has_worked: bool
 ) -> tuple[dict[Key, T], dict[Key, RocketMQError]]:
-    """The answers, and the errors that mean "not now".
+    """Return the answers, and the errors that mean "not now".
 
     Raises:
-        RocketMQError: The first one that is final.
+        RocketMQError: The first final error.
     """
     answers: dict[Key, T] = {}
     waiting: dict[Key, RocketMQError] = {}
@@ -88,9 +88,9 @@ def sorted_out(
 
 
 class Rests(Generic[Key]):
-    """Queues or brokers that refused a request a moment ago and are left alone for a while.
+    """Queues or brokers that refused a request a moment ago and get no other one for a while.
 
-    Times are monotonic seconds. A server that did not answer at all has no rest: the time-out was one.
+    Times are monotonic seconds. A server that did not answer at all needs no rest: the time-out was one.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Rests(Generic[Key]):
         }
 
     def note(self, outcomes: Mapping[Key, object], now_s: float) -> None:
-        """Take in what was answered: a refusal begins a rest, and any other outcome ends it."""
+        """Note the outcomes: a refusal begins a rest, and any other outcome ends it."""
         for key, outcome in outcomes.items():
             if isinstance(outcome, BrokerError):
                 self._until[key] = now_s + REFUSED_PAUSE_S, outcome

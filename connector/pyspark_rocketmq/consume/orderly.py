@@ -5,20 +5,20 @@ The rules are those of Java's ``ConsumeMessageOrderlyService.processConsumeResul
 1. One delivery at a time, ascending; the next only after the listener answered (D1, D2).
 2. An answer commits, accumulates (autoCommit=false), puts the current batch back, or puts everything not
    committed back. The two that put back suspend the queue: at ``suspended_until_s`` this run goes on, if its
-   driver is still there; else the queue is planned again from ``committed`` (D3, D4).
-3. An exception, None and anything that is no status put back too (D5). Every put-back counts one
-   reconsumption for each message of the batch, a roll-back does not.
-4. A message of a failed batch that has no reconsumption left is to be sent as a dead letter (D6). Those that
-   a broker has stored are not counted; if they were all of the batch, it has passed: the queue goes on at
-   once. One message that failed to be sent, or that may be tried again, takes the whole batch back, dead
-   letters included, so these may be sent again when it fails again (``checkReconsumeTimes``).
-5. A run that has lasted 60 s yields after the delivery in hand; at least one is made (D7). One that goes on
+   driver is still there; otherwise the queue is planned again from ``committed`` (D3, D4).
+3. An exception, None and anything else that is no status also put back (D5). Every put-back counts one
+   reconsumption for each message of the batch; a roll-back does not.
+4. A message of a failed batch that has no reconsumption left is to be sent as a dead letter (D6). Dead
+   letters that a broker has stored are not counted; if they are the whole batch, it has passed and the queue
+   goes on at once. One message that could not be sent, or that may be tried again, takes the whole batch
+   back, dead letters included, so these may be sent again when it fails again (``checkReconsumeTimes``).
+5. A run that has lasted 60 s yields after the delivery in hand; at least one is made (D7). A run that goes on
    after a suspension begins those 60 s again, as a Java client's does. It does not yield while messages are
-   consumed without a commit: the next run would begin before them, and might never come further. A run that
+   consumed without a commit: the next run would begin before them, and might never get further. A run that
    is given up (its queue was taken away or reset, or the query stops) yields at once, between two deliveries.
 
-Messages are indexes ``0 … count-1`` in queue order, and only those put back have a number to them, so that
-the machine costs nothing per message: its driver knows their offsets.
+Messages are indexes ``0 … count-1`` in queue order; the driver has their offsets. Only messages that were put
+back have a counter, so the machine costs nothing per message.
 """
 
 from __future__ import annotations
@@ -34,24 +34,25 @@ from pyspark_rocketmq.model import ConsumeOrderlyStatus, ReturnType
 
 
 class Effect(Enum):
-    """What an answer does to the messages consumed and not committed."""
+    """Effect of an answer on the messages consumed and not committed."""
 
     COMMIT = "COMMIT"
     """The batch and all accumulated ones are done; rows they emitted may leave."""
     ACCUMULATE = "ACCUMULATE"
-    """The batch is not delivered again unless rolled back; it waits for a COMMIT, its rows too."""
+    """The batch and its rows wait for a COMMIT; it is delivered again only if it is rolled back."""
     PUT_BACK = "PUT_BACK"
-    """The batch is delivered again after a pause and counted; its rows are void, accumulated ones wait on."""
+    """The batch is delivered again after a pause and counted; its rows are void, accumulated rows still wait.
+    """
     ROLL_BACK = "ROLL_BACK"
     """The batch and all accumulated ones are delivered again after a pause, uncounted; their rows are void.
     """
     SEND_BACK = "SEND_BACK"
-    """``dead_letters`` are to be sent first; what then happens is the outcome of ``sent_back``. Their rows
-    are void."""
+    """``dead_letters`` are to be sent first; the outcome of ``sent_back`` then decides. Their rows are void.
+    """
 
 
 class Outcome(NamedTuple):
-    """What a listener call led to."""
+    """Outcome of a listener call."""
 
     return_type: ReturnType
     effect: Effect
@@ -92,7 +93,7 @@ _WITHOUT_AUTO_COMMIT: dict[object, Outcome] = _IN_BOTH | {
     ConsumeOrderlyStatus.SUCCESS: Outcome(ReturnType.SUCCESS, Effect.ACCUMULATE),
     ConsumeOrderlyStatus.ROLLBACK: Outcome(ReturnType.SUCCESS, Effect.ROLL_BACK),
 }
-"""``ConsumeMessageOrderlyService.processConsumeResult`` (5.3.3) before it has counted anything."""
+"""Outcomes as in ``ConsumeMessageOrderlyService.processConsumeResult`` (5.3.3), before it counts anything."""
 
 
 SUCCESSES = frozenset({ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.COMMIT})
@@ -101,17 +102,17 @@ _STATUSES = {str(status): status for status in ConsumeOrderlyStatus}
 
 
 def status_of(answer: object) -> ConsumeOrderlyStatus:
-    """The status an answer counts as; anything else puts the messages back."""
+    """Return the status that an answer counts as; anything that is no status puts the messages back."""
     found = _STATUSES.get(answer) if isinstance(answer, str) else None
     return found or ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 
 
 _LOOKED_UP = (str, NoneType, NoStatus)
-"""Another object may not be hashable."""
+"""Types of the answers that are looked up; other objects may not be hashable."""
 
 
 def outcome_of(answer: object, *, auto_commit: bool) -> Outcome:
-    """The outcome of a call by what it returned; a string equal to a status is that status."""
+    """Return the outcome of a call from its answer; a string equal to a status is that status."""
     outcomes = _WITH_AUTO_COMMIT if auto_commit else _WITHOUT_AUTO_COMMIT
     outcome = outcomes.get(answer) if isinstance(answer, _LOOKED_UP) else None
     return outcome or outcomes[NoStatus.UNKNOWN]._replace(problem=_no_status(answer))
@@ -128,7 +129,7 @@ def _no_status(returned: object) -> str:
 SHORTEST_SUSPEND_MILLIS: Final = 10
 LONGEST_SUSPEND_MILLIS: Final = 30_000
 DEFAULT_SUSPEND: Final = -1
-"""A context's suspend time that means the consumer's own (``ConsumeOrderlyContext``)."""
+"""A context's suspend time that stands for the consumer's (``ConsumeOrderlyContext``)."""
 UNLIMITED: Final = -1
 """``maxReconsumeTimes`` of an orderly consumer that never gives a message up."""
 
@@ -149,8 +150,8 @@ class OrderlyDelivery(NamedTuple):
     start: int
     stop: int
     retry_counts: tuple[int, ...] = ()
-    """How often each message was put back before, which the listener sees added to what the broker stored;
-    empty if none was."""
+    """How often each message was put back before; empty if none was. The listener sees it added to the number
+    that the broker stored."""
 
 
 class _Failed(NamedTuple):
@@ -174,15 +175,15 @@ class OrderlySettings:
     consume_message_batch_max_size: int = 1
     """Most messages of one delivery, 1..1024."""
     suspend_current_queue_time_millis: int = 1000
-    """Pause of a suspended queue where the context names none."""
+    """Pause of a suspended queue if the context sets none."""
     max_time_consume_continuously_s: float = 60.0
-    """``MAX_TIME_CONSUME_CONTINUOUSLY``."""
+    """How long a run lasts before it yields (``MAX_TIME_CONSUME_CONTINUOUSLY``)."""
     consume_timeout_s: float = 900.0
-    """From this duration on a listener call counts as TIME_OUT (D8)."""
+    """Duration from which on a listener call counts as TIME_OUT (D8)."""
     max_reconsume_times: int = UNLIMITED
     """A message put back as often as this becomes a dead letter when it fails again (D6)."""
     consume_thread_max: int = 20
-    """Most calls at the same time in one task, of different queues."""
+    """Most listener calls at the same time in one task, each for another queue."""
 
     def __post_init__(self) -> None:
         if self.consume_thread_max < 1:
@@ -198,7 +199,7 @@ class OrderlySettings:
             )
 
     def pause_s(self, suspend_millis: float) -> float:
-        """A context's suspend time as a pause (``submitConsumeRequestLater``): -1 is the default."""
+        """Return a context's suspend time as a pause (``submitConsumeRequestLater``); -1 is the default."""
         if suspend_millis == DEFAULT_SUSPEND:
             suspend_millis = self.suspend_current_queue_time_millis
         return max(SHORTEST_SUSPEND_MILLIS, min(suspend_millis, LONGEST_SUSPEND_MILLIS)) / 1000
@@ -207,8 +208,8 @@ class OrderlySettings:
 class OrderlyConsumption:
     """One run over the messages of one planned queue range.
 
-    Guarantee: deliveries are consecutive and ascending, never two at a time, and none follows a suspension
-    before ``go_on``. At every moment ``[0, committed)`` is done, ``accumulated`` messages after it are
+    Guarantee: deliveries are consecutive and ascending, one at a time, and after a suspension the next one
+    needs ``go_on``. At every moment ``[0, committed)`` is done, and the ``accumulated`` messages after it are
     consumed and not committed. Not thread-safe; no method blocks.
     """
 
@@ -225,11 +226,11 @@ class OrderlyConsumption:
 
         Args:
             count: Messages of the range.
-            settings: The consumer's.
-            started_s: Seconds of the clock that also gives every ``now_s``; the 60 s count from here.
-            retry_counts: How often messages were put back before, by index; 0 for those left out.
-            stored_times: The reconsumptions that the broker has stored with a message; asked for only when it
-                failed and there is a limit.
+            settings: The consumer's settings.
+            started_s: Now, by the clock that also gives every ``now_s``, in seconds; the 60 s count from it.
+            retry_counts: How often messages were put back before, by index; 0 for missing ones.
+            stored_times: Returns the reconsumptions that the broker has stored with a message; called only
+                when it failed and there is a limit.
         """
         if count < 0 or any(times < 0 for times in retry_counts.values()):
             raise ValueError(f"count={count} and retry_counts={dict(retry_counts)} must not be negative.")
@@ -237,40 +238,40 @@ class OrderlyConsumption:
         self._settings = settings
         self._batch_size = settings.consume_message_batch_max_size
         self.committed = 0
-        """Messages done for good, counted from the first."""
+        """Number of messages done for good, counted from the first."""
         self._next = 0
-        """First index not consumed; the start of the delivery in hand, if there is one."""
+        """First index not consumed: the start of the delivery in hand, if there is one."""
         self._stop = 0
         """End of the delivery in hand; 0 while there is none."""
         self._retry_counts = dict(retry_counts)
-        """Of messages not committed only."""
+        """How often messages were put back, by index; only those not committed."""
         self._stored_times = stored_times
         self._failed: _Failed | None = None
         self._delivered_s = started_s
         self._slice_end_s = started_s + settings.max_time_consume_continuously_s
         self._yield_after_s = inf
-        """``_slice_end_s`` once a delivery was made: a late start must not mean no progress at all."""
+        """``_slice_end_s`` once a delivery was made; infinite before, so that a late start makes progress."""
         self.suspended_until_s: float | None = None
-        """When the queue may go on, by the monotonic clock (an ack has it by the wall clock); None unless
-        this run ended suspended."""
+        """When the queue may go on, by the monotonic clock (an ack uses the wall clock); None unless this run
+        ended suspended."""
         self.finished: OrderlyFinish | None = None
-        """Why there is no more to deliver; None before ``next_delivery`` said so or a suspension."""
+        """Why the run makes no more deliveries; None while it goes on."""
 
     @property
     def accumulated(self) -> int:
-        """Messages after ``committed`` that were consumed without commit."""
+        """Number of messages after ``committed`` that were consumed without a commit."""
         return self._next - self.committed
 
     @property
     def retry_counts(self) -> Mapping[int, int]:
-        """How often messages not committed were put back, by index, ascending; 0 for those left out."""
+        """How often messages not committed were put back, by ascending index; 0 for missing ones."""
         return dict(sorted(self._retry_counts.items()))
 
     def next_delivery(self, now_s: float) -> OrderlyDelivery | None:
-        """The next messages for the listener, or None and ``finished`` says why.
+        """Return the next messages for the listener; None if there are none, for the reason in ``finished``.
 
         Raises:
-            RuntimeError: If the delivery before was not answered, or its dead letters were not sent.
+            RuntimeError: If the previous delivery was not answered, or its dead letters were not sent.
         """
         if self._stop:
             raise RuntimeError(f"Messages {self._next} to {self._stop} are still with the listener.")
@@ -294,7 +295,7 @@ class OrderlyConsumption:
         return OrderlyDelivery(start, stop, times if any(times) else ())
 
     def go_on(self, now_s: float) -> None:
-        """End a suspension that is over: what was put back is delivered again."""
+        """End a suspension that is over: messages put back are delivered again."""
         if self.finished is OrderlyFinish.SUSPENDED:
             self.finished = self.suspended_until_s = None
             self._slice_end_s = now_s + self._settings.max_time_consume_continuously_s
@@ -305,16 +306,16 @@ class OrderlyConsumption:
         self._end(OrderlyFinish.GIVEN_UP)
 
     def stop(self) -> None:
-        """As :meth:`give_up`, with the finish of a run whose time is up."""
+        """Like :meth:`give_up`, but finish as a run whose time is up."""
         self._end(OrderlyFinish.EXHAUSTED if self._next >= self._count else OrderlyFinish.SLICE_USED)
 
     def answered(self, answer: object, *, auto_commit: bool, suspend_millis: object, now_s: float) -> Outcome:
-        """Apply what the listener returned, or ``RAISED``.
+        """Apply the listener's answer, or ``RAISED``.
 
         Args:
-            answer: Whatever came back; a string equal to a status is that status.
+            answer: Whatever the listener returned; a string equal to a status is that status.
             auto_commit: The context's value after the call.
-            suspend_millis: The context's value after the call; -1 and what is no number mean the consumer's.
+            suspend_millis: The context's value after the call; -1 or no number stands for the consumer's.
             now_s: When the listener returned.
 
         Raises:
@@ -351,13 +352,13 @@ class OrderlyConsumption:
         return outcome
 
     def sent_back(self, stored: Collection[int], now_s: float) -> Outcome:
-        """The dead letters of the last outcome were sent, and a broker has stored these of them (D6).
+        """Apply the sending of the last outcome's dead letters, of which a broker has ``stored`` these (D6).
 
         Returns:
-            With the effect COMMIT or ACCUMULATE if the whole batch has passed, else PUT_BACK.
+            An outcome with the effect COMMIT or ACCUMULATE if the whole batch has passed, else PUT_BACK.
 
         Raises:
-            RuntimeError: If none were to be sent.
+            RuntimeError: If there were no dead letters to send.
         """
         failed = self._failed
         if failed is None:
@@ -387,7 +388,7 @@ class OrderlyConsumption:
             self.finished = finish
 
     def _used_up(self, stop: int) -> tuple[int, ...]:
-        """The messages in hand that were put back as often as they may be."""
+        """Return the messages in hand that have been put back as often as allowed."""
         most = self._settings.max_reconsume_times
         if most == UNLIMITED:
             return ()
@@ -414,7 +415,7 @@ class OrderlyConsumption:
 
 
 def _may_time_out(outcome: Outcome) -> bool:
-    """Without a status the call was not slow but wrong (``ConsumeRequest.run`` tests this first)."""
+    """Return whether a slow call counts as timed out: not without a status (``ConsumeRequest.run``)."""
     return outcome.return_type not in {ReturnType.EXCEPTION, ReturnType.RETURNNULL}
 
 

@@ -1,34 +1,35 @@
-"""What one micro-batch reads, and how its ranges share tasks. Pure.
+"""Decides which offsets one micro-batch reads, and how its ranges share tasks. Pure.
 
-**What to read of a queue**, by rules in this order (:func:`plan_ranges`):
+**Offsets to read of a queue**, by rules in this order (:func:`plan_ranges`):
 
-1. Not in ``caps`` although caps are given: it was not there when the drain began; left out.
-2. Suspended: left out until due. Other queues never wait for it. A suspension lasts 30 s at most; one that
-   ends later was written before the clock was set back: it is over.
-3. Its next offset is outside the broker's bounds: a gap, reported. The range begins at the corrected offset
-   if gaps are skipped, else the queue is left out.
-4. It ends at the smallest of the broker's end, its cap and the flow-control threshold. A queue that was
-   suspended at its first message is tried with one delivery's worth: it may well stop there again, and a
+1. If caps are given and the queue is not in ``caps``, it was not there when the drain began: leave it out.
+2. A suspended queue is left out until it is due. Other queues never wait for it. A suspension lasts at most
+   30 s; one that ends later was written before the clock was set back and counts as over.
+3. If the next offset is outside the broker's bounds, a gap is reported. The range begins at the corrected
+   offset if gaps are skipped; otherwise the queue is left out.
+4. The range ends at the smallest of the broker's end, its cap and the flow-control threshold. A queue that
+   was suspended at its first message is tried with one delivery's worth: it may well stop there again, and a
    growing backlog must not take the others' share for messages that are not delivered.
-5. The total limit is shared in proportion to what is left, at least one offset each; so is the one in bytes.
-6. If a listener has committed none of the messages it had (autoCommit=false), its queue gets them again with
-   at least as many new ones, up to the flow-control threshold. Without new ones it waits for a while.
+5. The total limit is shared in proportion to the remaining demand, at least one offset each; so is the limit
+   in bytes.
+6. If a listener has committed none of the messages it received (autoCommit=false), its queue gets them again
+   with at least as many new ones, up to the flow-control threshold. Without new ones it waits for a while.
 
-**Which ranges share a task** (:func:`shared_tasks`). A task costs some tens of milliseconds of a core,
-whatever it does: Spark schedules it, and two Python processes take it up. A queue with a few messages takes
-less. So:
+**Which ranges share a task** (:func:`shared_tasks`). Every task costs some tens of milliseconds of a core:
+Spark schedules it, and two Python processes handle it. A queue with a few messages takes less. So:
 
-1. Ranges share a task while it should last at most 1.25 times as long as the longest range alone, or 25 ms
-   if that is more: with any number of cores the micro-batch takes no longer, and with few it takes less.
-2. A range of which nothing is known has a task of its own.
-3. If that makes more tasks than can run at the same time, and their number is known, there are as many as
-   that, each with its share of the work. A task that waits for a core could do nothing for its queues, and
-   one that has a suspended queue left would have to end for it (D3).
-4. Neighbours in a task that take no longer than 25 ms together are read at once: pulled by one burst and
-   decoded in one go, which takes a few short ranges as long as one. None of them waits longer to be given up
+1. Ranges share a task as long as it should last at most 1.25 times as long as the longest range does, or
+   25 ms if that is more. With any number of cores the micro-batch takes no longer; with few cores it takes
+   less.
+2. A range of unknown duration has its own task.
+3. If that makes more tasks than can run at the same time, and this number is known, there are only that many,
+   each with its share of the work. A task that waits for a core could do nothing for its queues, and a task
+   with a suspended queue left would have to end for it (D3).
+4. Neighbours in a task that together take at most 25 ms are read at once: pulled in one burst and decoded
+   together, which takes as long for a few short ranges as for one. None of them waits longer to be given up
    than the call of a slow listener lasts.
 
-How a task takes turns with its ranges, :mod:`~pyspark_rocketmq.consume.turns` says.
+:mod:`~pyspark_rocketmq.consume.turns` decides how a task takes turns with its ranges.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
 
 LONGEST_LEFT_OUT_S: Final = 120.0
-"""``ProcessQueue.PULL_MAX_IDLE_TIME``."""
+"""Longest time that a ready queue may be in no plan (``ProcessQueue.PULL_MAX_IDLE_TIME``)."""
 
 
 class StuckQueueDetector:
-    """Watches for queues that are held, have messages and are due, and yet are in no plan (B6).
+    """Finds queues that are held, have messages and are due, and yet are in no plan (B6).
 
-    That should never be; if it is, this consumer remembers something wrong of the queue, and claiming it anew
-    clears that. A suspended queue waits by right and is not counted (alibaba/rocketmq#459).
+    That should never happen. If it does, this consumer's memory of the queue is wrong, and claiming the queue
+    again corrects it. A suspended queue is expected to wait and is not counted (alibaba/rocketmq#459).
 
     Source: ``ProcessQueue.isPullExpired``, ``RebalanceImpl.updateProcessQueueTableInRebalance``.
     """
@@ -68,7 +69,7 @@ class StuckQueueDetector:
         bounds: Mapping[MessageQueue, QueueBounds],
         now_s: float,
     ) -> None:
-        """Take the queues of the next plan; ``now_s`` is wall-clock time, as suspensions are."""
+        """Note the queues that the next plan could hold; ``now_s`` is wall-clock time, as suspensions are."""
         self._ready = frozenset(
             queue
             for queue, state in progress.items()
@@ -77,7 +78,7 @@ class StuckQueueDetector:
         )
 
     def planned(self, queues: Collection[MessageQueue], now_s: float) -> list[MessageQueue]:
-        """Take what the plan holds; the queues left out for too long, each once. ``now_s`` is monotonic."""
+        """Note the plan's queues; return those left out for too long, each once. ``now_s`` is monotonic."""
         waiting = self._ready.difference(queues)
         self._since_s = {queue: self._since_s.get(queue, now_s) for queue in waiting}
         overdue = [queue for queue, since_s in self._since_s.items() if now_s - since_s >= LONGEST_LEFT_OUT_S]
@@ -87,24 +88,24 @@ class StuckQueueDetector:
 
 
 MAX_PARTS: Final = 100_000
-"""Of one read: a broker may report any offset, and Spark's driver has each task in memory."""
+"""Most parts of one read: a broker may report any offset, and Spark's driver keeps each task in memory."""
 
 
 def split_ranges(
     ranges: Sequence[QueueRange], *, min_partitions: int | None, max_records: int | None
 ) -> list[QueueRange]:
-    """The non-empty ``ranges``, in their order, each cut into consecutive parts of nearly equal length.
+    """Cut the non-empty ``ranges``, in their order, into consecutive parts of nearly equal length.
 
-    As Spark's ``KafkaOffsetRangeCalculator.getRanges``, whose options have the same names.
+    Works like Spark's ``KafkaOffsetRangeCalculator.getRanges``, whose options have the same names.
 
     Args:
         ranges: One for each queue.
-        min_partitions: About so many parts in all, shared in proportion to length; ranges shorter than a fair
-            part stay whole, and no part is empty, so there may be fewer.
-        max_records: Offsets of one part at most.
+        min_partitions: Approximate number of parts in all, shared in proportion to length; ranges shorter
+            than a fair part stay whole, and no part is empty, so there may be fewer.
+        max_records: Most offsets of one part.
 
     Raises:
-        OptionError: If ``max_records`` asks for more than ``MAX_PARTS``; none of them is made then.
+        OptionError: If ``max_records`` requires more than ``MAX_PARTS`` parts; none is made then.
     """
     wanted = [each for each in ranges if each.count > 0]
     if max_records is not None:
@@ -124,7 +125,7 @@ def split_ranges(
     total_left = total - sum(each.count for each in small)
     parts: list[QueueRange] = []
     for each in wanted:
-        # Rounded as in Spark: about as many as asked for, not exactly.
+        # Rounded as in Spark: the number of parts is only approximate.
         count = 1 if each.count * min_partitions < total else _rounded(each.count * left, total_left)
         parts += _cut(each, count)
     return parts
@@ -141,21 +142,21 @@ def _cut(whole: QueueRange, count: int) -> list[QueueRange]:
 
 
 READ_MS: Final = 0.01
-"""To pull and decode a message, about."""
+"""Approximate time to pull and decode a message."""
 WORTH_A_TASK_MS: Final = 25.0
-"""Ranges that take less together are done by one task."""
+"""Duration below which ranges share one task."""
 _READ_TOGETHER: Final = 1024
-"""Most offsets that are read at once: their messages are in memory together."""
+"""Most offsets of several ranges that are read at once: their messages are in memory together."""
 _LONGER: Final = 1.25
 
 
 class Expected(NamedTuple):
-    """What is expected of a range."""
+    """Expected work of a range."""
 
     offsets: int
-    """How many it has."""
+    """Number of its offsets."""
     listener_ms: float | None
-    """The listener's time for a message; None if unknown."""
+    """Time of the listener for one message; None if unknown."""
 
     @property
     def ms(self) -> float:
@@ -164,11 +165,11 @@ class Expected(NamedTuple):
 
 
 def shared_tasks(ranges: Sequence[Expected], slots: int = 0) -> list[list[int]]:
-    """The indexes of ``ranges`` by task; each index once, ascending within a task.
+    """Return the indexes of ``ranges`` by task; each index once, ascending within a task.
 
     Args:
-        ranges: Those of one micro-batch.
-        slots: How many tasks can run at the same time; 0 if that is not known.
+        ranges: The ranges of one micro-batch.
+        slots: How many tasks can run at the same time; 0 if unknown.
     """
     tasks = _as_long_as_the_longest([each.ms for each in ranges])
     if 0 < slots < len(tasks):
@@ -177,7 +178,7 @@ def shared_tasks(ranges: Sequence[Expected], slots: int = 0) -> list[list[int]]:
 
 
 def read_together(ranges: Sequence[Expected]) -> list[range]:
-    """The indexes of one task's ``ranges`` by what is read at once; ascending, each index once."""
+    """Group the indexes of one task's ``ranges`` that are read at once; ascending, each index once."""
     together: list[range] = []
     offsets, lasts_ms = 0, 0.0
     for index, each in enumerate(ranges):
@@ -195,7 +196,7 @@ def _as_long_as_the_longest(expected_ms: Sequence[float]) -> list[list[int]]:
     tasks: list[list[int]] = []
     lasts_ms: list[float] = []
     for index in sorted(range(len(expected_ms)), key=lambda index: -expected_ms[index]):
-        # The tasks before the last are full, as ranges come from the longest to the shortest.
+        # Tasks before the last one are full, because ranges come from the longest to the shortest.
         if lasts_ms and lasts_ms[-1] + expected_ms[index] <= longest_ms:
             tasks[-1].append(index)
             lasts_ms[-1] += expected_ms[index]
@@ -206,10 +207,10 @@ def _as_long_as_the_longest(expected_ms: Sequence[float]) -> list[list[int]]:
 
 
 def _spread(ranges: Sequence[Expected], slots: int) -> list[list[int]]:
-    """``slots`` tasks of about equal length: the longest range first, each to the shortest task."""
+    """Return ``slots`` tasks of about equal length: the longest range first, each to the shortest task."""
     known = [each for each in ranges if each.listener_ms is not None]
     known_ms, messages = sum(each.ms for each in known), sum(each.offsets for each in known)
-    # An unknown listener is expected to take what the others take.
+    # An unknown listener is expected to take as long as the others.
     message_ms = known_ms / messages if messages else READ_MS
     takes_ms = [each.offsets * message_ms if each.listener_ms is None else each.ms for each in ranges]
     tasks: list[tuple[float, int, list[int]]] = [(0.0, number, []) for number in range(slots)]
@@ -222,45 +223,46 @@ def _spread(ranges: Sequence[Expected], slots: int) -> list[list[int]]:
 
 
 class Had(NamedTuple):
-    """What a queue's listener has had from its next offset on without committing any."""
+    """Messages that a queue's listener received from the queue's next offset on, and did not commit."""
 
     offsets: int
     rests: bool
-    """Whether it must not get the same again yet."""
+    """True while it must not get the same messages again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLimits:
-    """How much one plan may take; None is no limit."""
+    """How much one plan may read; None is no limit."""
 
     max_offsets_per_trigger: int | None = None
-    """Over all queues, as in Spark's Kafka source."""
+    """Most offsets of all queues together, as in Spark's Kafka source."""
     max_bytes_per_trigger: int | None = None
-    """Over all queues, by the sizes that are known; each queue gets at least one offset."""
+    """Most bytes of all queues together, by known message sizes; each queue gets at least one offset."""
     pull_threshold_for_queue: int | None = None
-    """Per queue: RocketMQ's flow control (D13)."""
+    """Most offsets of each queue: RocketMQ's flow control (D13)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to read now."""
+    """Ranges to read now, and the state of the queues that are not read."""
 
     ranges: tuple[QueueRange, ...]
-    """Sorted by queue; none is empty."""
+    """Ranges to read, sorted by queue; none is empty."""
     gaps: tuple[OffsetGap, ...]
-    """Sorted by queue; the caller decides by failOnDataLoss."""
+    """Gaps found, sorted by queue; the caller reacts according to failOnDataLoss."""
     readable: int
     """Offsets that could be read now if nothing were limited."""
     next_due_s: float | None
-    """When the first suspended queue with something to read is due; None when none is suspended."""
+    """When the first suspended queue with something to read is due; None if there is none."""
     held_up: tuple[QueueRange, ...] = ()
-    """What listeners have had in full without a commit, although the threshold allows no more; sorted."""
+    """Ranges that listeners have received in full without a commit, and that the threshold does not let grow;
+    sorted."""
     at_rest: frozenset[MessageQueue] = frozenset()
-    """Queues with something to read that wait by right: at the end of a drain, or without a commit."""
+    """Queues with something to read that are rightly left out: at the end of a drain, or without a commit."""
 
 
 _LARGEST_DELIVERY = 1024
-"""The most messages that ``consumeMessageBatchMaxSize`` may give a listener at once."""
+"""Most messages that a listener may get at once (``consumeMessageBatchMaxSize``)."""
 
 
 def plan_ranges(
@@ -276,19 +278,20 @@ def plan_ranges(
 ) -> Plan:
     """Plan every queue of ``bounds`` that has something to read and is not suspended.
 
-    The sum of the ranges is at most ``max_offsets_per_trigger`` and uses it up when there is enough to read,
-    with two exceptions: with more non-empty queues than the limit each still gets one offset (as in Spark's
-    Kafka source, so that no queue starves), and a queue with messages had in vain gets more than its share.
+    The sum of the ranges is at most ``max_offsets_per_trigger`` and uses it up if there is enough to read.
+    There are two exceptions: if there are more non-empty queues than the limit, each still gets one offset
+    (as in Spark's Kafka source, so that no queue starves); and a queue with uncommitted deliveries gets more
+    than its share.
 
     Args:
-        bounds: The queues to plan (owned and locked) and what their brokers hold.
-        progress: Stored progress; a queue without starts at its min offset (A2).
+        bounds: The queues to plan (owned and locked), with their brokers' bounds.
+        progress: Stored progress; a queue without it starts at its min offset (A2).
         limits: See :class:`ReadLimits`.
         now_s: Seconds since the epoch.
-        caps: Exclusive ends not to go beyond (``availableNow``); queues missing here are left out.
-        had: What queues' listeners have had in vain.
-        skip_gaps: Plan a queue with a gap from the corrected offset (failOnDataLoss=false).
-        message_bytes: How large a message of a queue is, about; needed for a limit in bytes.
+        caps: Exclusive upper ends (``availableNow``); queues missing here are left out.
+        had: Messages that the queues' listeners received without a commit.
+        skip_gaps: Whether to plan a queue with a gap from the corrected offset (failOnDataLoss=false).
+        message_bytes: Returns the approximate size of a queue's messages; needed for a limit in bytes.
     """
     planner = _Planner(limits, now_s, had or {}, skip_gaps, message_bytes)
     for queue in sorted(bounds if caps is None else bounds.keys() & caps.keys()):
@@ -300,7 +303,7 @@ def plan_ranges(
 
 @dataclass(slots=True)
 class _Planner:
-    """One plan in the making."""
+    """A plan being made."""
 
     limits: ReadLimits
     now_s: float
@@ -308,7 +311,7 @@ class _Planner:
     skip_gaps: bool
     message_bytes: Callable[[MessageQueue], float] | None
     candidates: list[tuple[MessageQueue, QueueState, int]] = field(default_factory=list)
-    """Queue, its state at the offset to read from, offsets that may be read."""
+    """Queue, its state at the offset to read from, and the number of offsets that may be read."""
     gaps: list[OffsetGap] = field(default_factory=list)
     next_due_s: float | None = None
     at_rest: set[MessageQueue] = field(default_factory=set)
@@ -329,7 +332,7 @@ class _Planner:
             self.gaps.append(gap)
             if not self.skip_gaps:
                 return
-            # The retry counts belonged to what is gone.
+            # The retry counts belonged to messages that are gone.
             progress = QueueState(gap.corrected, progress.epoch)
         readable = end - progress.next_offset
         if readable > 0:
@@ -394,10 +397,10 @@ class _Planner:
 
 
 def share_limit(wanted: list[int], limit: int) -> list[int]:
-    """Share ``limit`` among positive demands: one each, the rest in proportion to what they still want.
+    """Share ``limit`` among positive demands: one each, the rest in proportion to the remaining demands.
 
     The sum is ``min(limit, sum(wanted))``, or ``len(wanted)`` if that is more; no share exceeds its demand.
-    Rounding leaves go to the largest remainders, the first of equals.
+    What rounding leaves over goes to the largest remainders; among equals, to the first.
     """
     total = sum(wanted)
     count = len(wanted)
@@ -418,29 +421,29 @@ def share_limit(wanted: list[int], limit: int) -> list[int]:
 
 
 REST_S: Final = 60.0
-"""Until a listener gets messages again that it did not commit while there are no more of them."""
+"""Pause before a listener gets uncommitted messages again if there are no new ones to add."""
 
 
 class StallCounter:
-    """Remembers, per queue, the range that its listener has had without a commit and without a suspension.
+    """Remembers, per queue, the range that its listener received without a commit and without a suspension.
 
     With autoCommit=false a listener may answer SUCCESS for a whole range and commit nothing. The next plan
     then begins at the same offset, and only a longer range brings the messages after which it commits.
 
     Call ``had()`` with fresh progress before each plan and ``planned()`` with the ranges that are run after
-    it. A suspension keeps what is known, for the listener still needs the messages; any move or a new epoch
-    forgets it. Times are monotonic seconds.
+    it. A suspension keeps the memory of a queue, since the listener still needs the messages; any move of the
+    queue, or a new epoch, clears it. Times are monotonic seconds.
     """
 
     def __init__(self) -> None:
         self._last_plan: dict[MessageQueue, QueueRange] = {}
         self._planned_at_s = 0.0
         self._had: dict[MessageQueue, tuple[QueueRange, float]] = {}
-        """And when it was planned."""
+        """The range received in full, and when it was planned."""
 
     def had(self, progress: Mapping[MessageQueue, QueueState], now_s: float) -> Mapping[MessageQueue, Had]:
-        """What queues' listeners have had in vain, from their next offsets on."""
-        # If a queue was claimed or reset meanwhile, its whole batch is dropped, whatever listeners answered.
+        """Return the uncommitted deliveries of each queue, from its next offset on."""
+        # If a queue was claimed or reset meanwhile, the whole batch is dropped, whatever listeners answered.
         is_dropped = any(
             queue not in progress or progress[queue].epoch != planned.state.epoch
             for queue, planned in self._last_plan.items()
@@ -460,13 +463,13 @@ class StallCounter:
         }
 
     def planned(self, ranges: Iterable[QueueRange], now_s: float) -> None:
-        """Remember what is run, to compare with the progress it brings."""
+        """Remember the ranges that are run, to compare them with the progress they bring."""
         self._last_plan = {planned.queue: planned for planned in ranges}
         self._planned_at_s = now_s
 
 
 class DrainWatch:
-    """Since when a drain has stood still: no queue has moved or come to its end.
+    """Measures how long a drain has stood still: no queue has moved or reached its end.
 
     Times are monotonic seconds.
     """
@@ -476,7 +479,7 @@ class DrainWatch:
         self._moved_at_s = 0.0
 
     def stands_for_s(self, left: Mapping[MessageQueue, int], now_s: float) -> float:
-        """For how long none of the queues ``left`` to be drained, with where each stands, has moved."""
+        """Return for how long no queue ``left`` to drain, given with its position, has moved."""
         if not left or left != self._left:
             self._left, self._moved_at_s = dict(left), now_s
         return now_s - self._moved_at_s

@@ -1,16 +1,16 @@
-"""Where a queue starts and ends: by options, by time, by what offset store and broker know; gaps. Pure.
+"""Decides where a queue starts and ends: by options, by time, by offset store and broker; finds gaps. Pure.
 
-**A claimed queue** continues by the offset store, or by what its broker has of the group. In a group of Spark
-queries alone the store is the whole truth, and the broker has its image. But a Java consumer may have had the
-queue meanwhile, or an operator may have moved the group at the broker while it was away: neither knows the
-store. So the row remembers which offsets this side has shown the broker, or seen there.
+**A claimed queue** continues at the offset store's position, or at its broker's position of the group. In a
+group of only Spark queries the store is the whole truth, and the broker has a copy of it. But a Java consumer
+may have had the queue meanwhile, or an operator may have moved the group at the broker while it was away:
+neither uses the store. So the row remembers which offsets this side has sent to the broker, or seen there.
 
-1. The broker has one of these: nobody else was there, and the store's is the newer.
-2. It has none of them: somebody else has put it there, later. It is followed, back as well as forth.
-3. An operator's reset in the store that no broker was told of yet stands, whatever an earlier member left.
+1. If the broker has one of them, nobody else has moved the group, and the store's offset is the newer one.
+2. If the broker has another one, somebody else has set it later. It is used, whether it is higher or lower.
+3. An operator's reset in the store that no broker has received yet is kept, whatever an earlier member left.
 
-An offset is remembered in the commit that will show it, before it is sent; so there may be two or more: the
-last one that is known to have arrived and those behind it.
+An offset is remembered in the commit that will send it, before it is sent. So there may be two or more: the
+last one that is known to have arrived, and those after it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from pyspark_rocketmq.options.positions import EARLIEST_OFFSET, LATEST_OFFSET, Q
 class OffsetGap:
     """A queue whose next offset lies outside what its broker holds (PULL_OFFSET_MOVED, found before pulling).
 
-    To continue at ``corrected``, store it as the queue's progress at once: an offset beyond the end is
-    measured against the end of *that* moment; a later plan would correct it past newer messages.
+    To continue at ``corrected``, store it as the queue's progress at once. An offset beyond the end is
+    compared with the end of *that* moment; a later plan would correct it past newer messages.
     """
 
     queue: MessageQueue
@@ -44,14 +44,14 @@ class OffsetGap:
 
     @classmethod
     def between(cls, queue: MessageQueue, wanted: int, bounds: QueueBounds) -> OffsetGap | None:
-        """The gap of ``wanted`` outside ``[min_offset, max_offset]``, or None inside."""
+        """Return the gap if ``wanted`` is outside ``[min_offset, max_offset]``, or None if it is inside."""
         if bounds.allow(wanted):
             return None
         corrected = bounds.min_offset if wanted < bounds.min_offset else bounds.max_offset
         return cls(queue, wanted, bounds.min_offset, bounds.max_offset, corrected)
 
     def to_error(self) -> DataLoss:
-        """The error of ``failOnDataLoss=true``: queue, wanted, available and the remedy."""
+        """Return the error for ``failOnDataLoss=true``, with queue, wanted, available and the remedy."""
         kind = MessagesExpired if self.wanted < self.min_offset else LogTailLost
         return kind(str(self.queue), self.wanted, f"offsets {self.min_offset} to {self.max_offset}")
 
@@ -63,11 +63,11 @@ class OffsetGap:
 
 
 StoredBy = Mapping[str, int]
-"""The latest time (milliseconds) at which a message that a plan has passed was stored, by broker name, each
-by its own clock; missing where that is not known.  A queue that waits has its own, by its topic, broker name
-and id with spaces between them: its broker's other queues go on meanwhile."""
+"""Latest store time (milliseconds) of the messages that a plan has passed, by broker name, each by its own
+clock; missing if it is not known.  A queue that waits has its own entry, under its topic, broker name and id
+separated by spaces, because its broker's other queues go on meanwhile."""
 EVERY_BROKER: Final = ""
-"""The name under which a checkpoint of an earlier release has one time for all."""
+"""Name under which a checkpoint of an earlier release has one time for all brokers."""
 
 
 def stored_by(
@@ -79,9 +79,9 @@ def stored_by(
     again, or a slave without the log's end has become master.
 
     Args:
-        before: What this returned for the plan before.
-        bounds: Those that the plan is made from.
-        known: Queues that have a position, even if no broker shows them now.
+        before: Result of this function for the previous plan.
+        bounds: Bounds that the plan is made from.
+        known: Queues that have a position, even if no broker reports them now.
     """
     names = {queue.broker_name for queue in (*bounds, *known)}
     times = {name: [latest_at(before, name)] for name in names}
@@ -98,7 +98,7 @@ def stored_by(
 
 
 def times_of_waiting(times: StoredBy) -> dict[MessageQueue, int]:
-    """The times of queues that waited when the plan was made."""
+    """Return the times of queues that waited when the plan was made."""
     found: dict[MessageQueue, int] = {}
     for name, time in times.items():
         topic, _, rest = name.partition(" ")
@@ -109,7 +109,7 @@ def times_of_waiting(times: StoredBy) -> dict[MessageQueue, int]:
 
 
 def with_times_of_waiting(times: StoredBy, of_waiting: Mapping[MessageQueue, int]) -> StoredBy:
-    """``times``, and those of queues that wait."""
+    """Return ``times`` together with the times of queues that wait."""
     return {
         **times,
         **{" ".join(map(str, queue)): time for queue, time in sorted(of_waiting.items()) if time},
@@ -117,16 +117,16 @@ def with_times_of_waiting(times: StoredBy, of_waiting: Mapping[MessageQueue, int
 
 
 def latest_at(times: StoredBy, broker_name: str) -> int:
-    """The time of one broker; 0 if it is not known."""
+    """Return the time of one broker; 0 if it is not known."""
     return times.get(broker_name, times.get(EVERY_BROKER, 0))
 
 
 def ending_positions(
     spec: QueuePositions, bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[dict[MessageQueue, int], tuple[str, ...]]:
-    """Exclusive ends of all queues, at most their maximum, and a sentence for each that is beyond it.
+    """Return the exclusive ends of all queues, at most their maximum, and a sentence for each beyond it.
 
-    Where a queue is to end at EARLIEST_OFFSET nothing of it is read.
+    Nothing is read of a queue that is to end at EARLIEST_OFFSET.
     """
     ends: dict[MessageQueue, int] = {}
     problems: list[str] = []
@@ -145,7 +145,7 @@ def ending_positions(
 def backward_problems(
     starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]
 ) -> tuple[str, ...]:
-    """A sentence for each queue that would end before it begins."""
+    """Return a sentence for each queue that would end before it begins."""
     return tuple(
         f"{queue} would be read from offset {start} to {ends[queue]} (exclusive), which is before it: "
         "endingOffsets wants messages that startingOffsets leaves out, or that are no longer there; correct "
@@ -156,7 +156,7 @@ def backward_problems(
 
 
 def batch_ranges(starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> list[QueueRange]:
-    """What to read, sorted by queue; empty where a queue ends before it begins."""
+    """Return the ranges to read, sorted by queue; one is empty if its queue ends before it begins."""
     return [
         QueueRange.between(queue, start, max(start, ends[queue])) for queue, start in sorted(starts.items())
     ]
@@ -165,7 +165,7 @@ def batch_ranges(starts: Mapping[MessageQueue, int], ends: Mapping[MessageQueue,
 def starting_position(
     spec: QueuePositions, queue: MessageQueue, bounds: QueueBounds
 ) -> tuple[int, OffsetGap | None]:
-    """An offset within the broker's bounds, and the gap if the offset asked for is outside them."""
+    """Return an offset within the broker's bounds, and the gap if the requested offset is outside them."""
     wanted = spec.wanted(queue)
     if wanted == EARLIEST_OFFSET:
         return bounds.min_offset, None
@@ -178,9 +178,9 @@ def starting_position(
 def starting_positions(
     spec: QueuePositions, bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[dict[MessageQueue, int], tuple[str, ...]]:
-    """Positions of all queues of ``bounds``, and a sentence for each offset outside them.
+    """Return the positions of all queues of ``bounds``, and a sentence for each offset outside them.
 
-    ``bounds`` may be a part of the topic: :func:`unknown_queue_problems` looks for queues that do not exist.
+    ``bounds`` may cover a part of the topic: :func:`unknown_queue_problems` finds queues that do not exist.
     """
     positions: dict[MessageQueue, int] = {}
     problems: list[str] = []
@@ -197,7 +197,7 @@ def starting_positions(
 def unknown_queue_problems(
     spec: QueuePositions, queues: Collection[MessageQueue], option: str = "startingOffsets"
 ) -> tuple[str, ...]:
-    """A sentence for each queue that ``option`` names and the topic's ``queues`` lack."""
+    """Return a sentence for each queue that ``option`` names and that is not in the topic's ``queues``."""
     return tuple(
         f"{option} names {queue}, which does not exist; correct topic, broker name or queue id."
         for queue in sorted(spec.by_queue.keys() - set(queues))
@@ -207,10 +207,11 @@ def unknown_queue_problems(
 def timed_positions(
     found: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[dict[MessageQueue, int], tuple[MessageQueue, ...]]:
-    """Positions of queues with a message at or after a time (``found``), and those without one.
+    """Return the queues' positions at a time (``found``), and the queues without a message at or after it.
 
-    A broker answers the maximum for a time after its last message, and for one before its first message the
-    first offset of a consume queue's file, maybe below the minimum (``binarySearchInQueueByTime``).
+    For a time after its last message a broker answers the maximum. For a time before its first message it
+    answers the first offset of a consume queue's file, maybe below the minimum
+    (``binarySearchInQueueByTime``).
     """
     positions = {
         queue: min(max(offset, bounds[queue].min_offset), bounds[queue].max_offset)
@@ -222,35 +223,36 @@ def timed_positions(
 
 
 MOST_SHOWN: Final = 16
-"""Offsets remembered while none of them is known to have arrived."""
+"""Most offsets remembered while none of them is known to have arrived."""
 
 _FORGOTTEN_S: Final = 15.0
-"""Longest span of offsets that a crashed broker forgets: it stores them every 5 s
+"""How much of its latest offset changes a crashed broker loses at most: it stores offsets every 5 s
 (``flushConsumerOffsetInterval``)."""
 
 Shown = tuple[int, ...]
-"""Oldest first."""
+"""Offsets that this side has sent to the broker, or seen there; oldest first."""
 
 
 def resolve_start_offset(stored: int, shown: Shown | None, at_broker: int | None, *, was_reset: bool) -> int:
-    """The next offset to consume.
+    """Return the next offset to consume.
 
     Args:
-        stored: The offset store's.
-        shown: What this side has shown, or seen, at the broker; None in a row of an earlier release.
-        at_broker: The broker's; None when it has none. An error is not None: it must not come here.
-        was_reset: Whether an operator moved the row last.
+        stored: The offset store's offset.
+        shown: Offsets that this side has sent to the broker, or seen there; None in a row of an earlier
+            release.
+        at_broker: The broker's offset; None if it has none. Do not pass None for an error.
+        was_reset: Whether the last change of the row was an operator's.
     """
     if at_broker is None or (was_reset and stored not in (shown or ())):
         return stored
     if shown is None:
-        # As that release did: the larger is the later, whoever consumed it.
+        # Like that release: the larger offset is the later one, whoever consumed it.
         return max(stored, at_broker)
     return stored if at_broker in shown else at_broker
 
 
 def seen(shown: Shown | None, *offsets: int | None) -> Shown:
-    """``shown`` and, behind it, what the broker has or is about to get."""
+    """Return ``shown`` followed by the ``offsets`` that the broker has or is about to get."""
     known = list(shown or ())
     for offset in offsets:
         if offset is not None:
@@ -259,21 +261,21 @@ def seen(shown: Shown | None, *offsets: int | None) -> Shown:
 
 
 def since(shown: Shown | None, arrived: int | None) -> Shown:
-    """``shown`` without what the broker cannot have any more, once ``arrived`` has."""
+    """Return ``shown`` without the offsets that the broker cannot have any more once ``arrived`` is there."""
     known = shown or ()
     return known[known.index(arrived) :] if arrived in known else known
 
 
 def to_text(shown: Iterable[int] | None) -> str:
-    """As an offset row keeps it; empty for None."""
+    """Return the text that an offset row stores; empty for None."""
     return "" if shown is None else json.dumps(list(shown), separators=(",", ":"))
 
 
 def from_text(text: str) -> Shown | None:
-    """The reverse of :func:`to_text`.
+    """Read a text of :func:`to_text`.
 
     Raises:
-        DamagedOffsets: If it is no such text.
+        DamagedOffsets: If the text cannot be read.
     """
     if not text:
         return None
@@ -284,22 +286,22 @@ def from_text(text: str) -> Shown | None:
 
 
 class PassedOffsets:
-    """Where queues stood in the last seconds, as far as this process has seen them.
+    """Positions of queues in the last seconds, as far as this process has seen them.
 
-    A broker that has crashed shows one of these offsets again. That is no reset: to follow it would deliver
-    messages once more after every crash. A process started since cannot know, and follows it.
+    A broker that has crashed reports one of these offsets again. That is no reset: following it would repeat
+    messages after every crash. A process started since then cannot recognise such an offset, and follows it.
     """
 
     def __init__(self) -> None:
         self._passed: dict[MessageQueue, list[tuple[float, int]]] = {}
-        """From when on (monotonic seconds) each offset was the queue's; oldest first."""
+        """Offsets of a queue, each with the monotonic second at which it came there; oldest first."""
         self._away_at_s: dict[str, float] = {}
-        """When a broker was seen to be away last, by its name."""
+        """When a broker was last seen to be away, by its name."""
 
     def note(
         self, next_offsets: Mapping[MessageQueue, int], answering: Collection[str], now_s: float
     ) -> None:
-        """Take where each queue stands now, and the names of all brokers that answer."""
+        """Note the current position of each queue, and the names of all brokers that answer."""
         away = {queue.broker_name for queue in self._passed}.difference(answering)
         self._away_at_s |= dict.fromkeys(away, now_s)
         for queue, offset in next_offsets.items():
@@ -312,7 +314,7 @@ class PassedOffsets:
                     del passed[0]
 
     def has(self, queue: MessageQueue, offset: int) -> bool:
-        """Whether the queue stood at ``offset`` shortly before, and its broker has been away since."""
+        """Return whether the queue was at ``offset`` shortly before, and its broker has been away since."""
         passed = self._passed.get(queue)
         if not passed or self._away_at_s.get(queue.broker_name, -inf) < passed[-1][0]:
             return False

@@ -1,7 +1,7 @@
-"""How often messages were given back, from one range of a queue to the next: a few spans of queue offsets.
+"""Retry counts of messages, kept from one range of a queue to the next as a few spans of queue offsets.
 
-Java's client keeps the number in each message it holds in memory. Here messages are read again, and a whole
-batch was given back together, so spans say it in a few numbers, which state and offset store can keep.
+Java's client keeps the number in each message that it holds in memory. Here messages are read again. A whole
+batch is given back together, so spans need only a few numbers, which state and offset store can keep.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pyspark_rocketmq.errors import DamagedOffsets
 from pyspark_rocketmq.model import QueueState
 
 MOST_SPANS: Final = 1000
-"""In a text, which every commit of the group writes again. A few are usual: a batch is put back together."""
+"""Most spans in a text; every commit of the group writes it again. A few are usual: batches stay together."""
 
 
 class RetrySpan(NamedTuple):
@@ -28,14 +28,15 @@ class RetrySpan(NamedTuple):
 
 
 def times_by_index(spans: Iterable[RetrySpan], first_at: Callable[[int], int]) -> dict[int, int]:
-    """How often each message was given back, by index; ``first_at`` finds the index of an offset."""
+    """Return how often each message was given back, by index; ``first_at`` finds the index of an offset."""
     return {index: span.times for span in spans for index in range(first_at(span.start), first_at(span.end))}
 
 
 def spans_of(times: Mapping[int, int], offset_of: Callable[[int], int]) -> tuple[RetrySpan, ...]:
-    """The opposite of :func:`times_by_index`: ``times`` by ascending index, and the queue offset at an index.
+    """Return the spans for ``times`` by ascending index: the reverse of :func:`times_by_index`.
 
-    A span covers the offsets without a message between those of neighbours.
+    ``offset_of`` gives the queue offset at an index. A span includes offsets without a message between those
+    of its messages.
     """
     spans: list[RetrySpan] = []
     next_index = -1
@@ -50,17 +51,17 @@ def spans_of(times: Mapping[int, int], offset_of: Callable[[int], int]) -> tuple
 
 
 def from_offset(spans: Iterable[RetrySpan], queue_offset: int) -> tuple[RetrySpan, ...]:
-    """What of ``spans`` is at ``queue_offset`` or behind it."""
+    """Return the parts of ``spans`` at or after ``queue_offset``."""
     return tuple(
         span._replace(start=max(span.start, queue_offset)) for span in spans if span.end > queue_offset
     )
 
 
 def to_text(spans: Sequence[RetrySpan], next_offset: int, times: int) -> str:
-    """As short text, empty if only the message at ``next_offset`` was given back, ``times``.
+    """Return the spans as short text, empty if only the message at ``next_offset`` was given back, ``times``.
 
-    Of very many spans the last are left out: their messages are delivered more often, and none is given up
-    early.
+    If there are very many spans, the last ones are left out: their messages are delivered more often, and
+    none is given up early.
     """
     if tuple(spans) == _first_alone(next_offset, times):
         return ""
@@ -68,10 +69,10 @@ def to_text(spans: Sequence[RetrySpan], next_offset: int, times: int) -> str:
 
 
 def spans_from(state: QueueState) -> tuple[RetrySpan, ...]:
-    """What a queue's state says: the opposite of :func:`to_text`.
+    """Return the spans of a queue's state: the reverse of :func:`to_text`.
 
     Raises:
-        DamagedOffsets: If ``retry_counts`` is no such text.
+        DamagedOffsets: If ``retry_counts`` cannot be read.
     """
     if state.retry_counts:
         try:

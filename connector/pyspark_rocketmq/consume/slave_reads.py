@@ -1,24 +1,24 @@
-"""Which broker of a name is pulled from, and what may be read from a slave while its master is down. Pure.
+"""Decides which broker of a name is pulled from, and what a slave may serve while its master is down. Pure.
 
 A master whose backlog no longer fits its memory may suggest a replica (``slaveReadEnable``). A replica may
-lag, and it answers other codes than its master for an offset it does not have. Hence:
+lag, and for an offset that it does not have it answers other codes than its master. Hence:
 
 1. Only a suggestion of the broker now pulled from is followed, and only to a broker with a known address.
-2. From a replica only messages count, and that a filter matched none. After any other answer (19, 20, 21, an
-   error, silence) the same pull goes to the master, whose word alone is final, and the replica is left alone
-   for a while.
+2. Two answers of a replica count: messages, and that a filter matched none. After any other answer (19, 20,
+   21, an error, silence) the same pull goes to the master, because only its answer is final, and the replica
+   is avoided for a while.
 3. A preferred replica is pulled from without a suggestion, from the start and again after that while.
-4. Where the reader allows it, a replica is read in place of a master that does not answer; its suggestion of
-   the master is followed again after a while. What neither has is trouble that may pass.
+4. If the reader allows it, a replica is read in place of a master that does not answer; the replica's
+   suggestion of the master is followed again after a while. If neither has an offset, the error may pass.
 
 A slave may lag behind the end of its master's log, and one that was set up late lacks the beginning. So
 neither of its bounds is the queue's. While its master is down:
 
-5. A queue goes on at the slave only from within the slave's bounds; else it waits for the master. No offset
-   is corrected by what a slave has, and no log counts as cut off by it.
-6. Where a stream or a group begins is asked of masters alone, for that is remembered.
-7. A batch read's ``earliest`` and ``latest`` are the slave's. What it wants by offset or time is read only
-   where the slave shows that it has all of it.
+5. A queue goes on at the slave only from within the slave's bounds; otherwise it waits for the master. A
+   slave's bounds never correct an offset, and never prove that a log was cut off.
+6. Only masters are asked where a stream or a group begins, because the answer is remembered.
+7. A batch read's ``earliest`` and ``latest`` are the slave's. A range given by offset or time is read only if
+   the slave shows that it has all of it.
 
 Source: ``PullMessageProcessor.composeResponseHeader``, ``PullAPIWrapper.updatePullFromWhichNode``,
     ``MQClientInstance.findBrokerAddressInSubscribe``.
@@ -34,20 +34,20 @@ from pyspark_rocketmq.options.positions import EARLIEST_OFFSET, LATEST_OFFSET, Q
 
 MASTER_ID: Final = 0
 AVOIDED_S: Final = 10.0
-"""How long a broker that failed is not suggested again: the other one suggests it with every answer."""
+"""How long suggestions of a broker that failed are ignored: the other one suggests it with every answer."""
 
 _WORDS = (EARLIEST_OFFSET, LATEST_OFFSET)
 
 
 def has_range(bounds: QueueBounds, planned: QueueRange) -> bool:
-    """Whether a slave has all of a range that was planned, by whatever bounds."""
+    """Return whether a slave has all of a planned range, whatever bounds the plan was made from."""
     return bounds.allow(planned.start) and planned.end <= bounds.max_offset
 
 
 def offsets_in_doubt(
     wanted: QueuePositions, bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[MessageQueue, ...]:
-    """Queues where an offset is wanted that the slave does not have: its master may."""
+    """Return the queues with a wanted offset that the slave does not have, but its master may."""
     return tuple(
         queue
         for queue in sorted(bounds)
@@ -58,7 +58,7 @@ def offsets_in_doubt(
 def starts_in_doubt(
     times: QueuePositions, found: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[MessageQueue, ...]:
-    """Queues that begin at a time (``found``) with the slave's first message; its master may have more."""
+    """Return queues that begin at a time (``found``) with a slave's first message, maybe not the master's."""
     return tuple(
         queue
         for queue in sorted(bounds)
@@ -69,10 +69,10 @@ def starts_in_doubt(
 def ends_in_doubt(
     times: QueuePositions, found: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[MessageQueue, ...]:
-    """Queues that end at a time (``found``) after the slave's last message: its master may have later ones.
+    """Return queues that end at a time (``found``) after the slave's last message: its master may have more.
 
-    A slave copies its master's log in order, so one message of any queue that is as late shows that nothing
-    earlier is missing.
+    A slave copies its master's log in order, so one message as late, in any queue, shows that nothing earlier
+    is missing.
     """
     newest: dict[str, int] = {}
     for queue, each in bounds.items():
@@ -87,7 +87,7 @@ def ends_in_doubt(
 
 
 class ReplicaSelector:
-    """The choice for one queue; begins at the master, or at a preferred replica."""
+    """Chooses the broker for one queue; begins with the master, or with a preferred replica."""
 
     def __init__(
         self, replica_ids: Iterable[int], *, prefers_replica: bool = False, replaces_master: bool = False
@@ -95,7 +95,7 @@ class ReplicaSelector:
         """Choose between the master and the replicas with a known address.
 
         Args:
-            replica_ids: Those replicas; the first is the one to prefer or to replace the master by.
+            replica_ids: Ids of those replicas; the smallest one is preferred, or replaces the master.
             prefers_replica: Whether to pull from it without a suggestion.
             replaces_master: Whether to pull from it when the master does not answer.
         """
@@ -108,11 +108,11 @@ class ReplicaSelector:
 
     @property
     def is_away(self) -> bool:
-        """Whether a replica is preferred and the master is pulled from."""
+        """Whether the master is pulled from although a replica is preferred."""
         return self._home_id not in (self.broker_id, MASTER_ID)
 
     def suggested(self, by: int, broker_id: int, now_s: float) -> None:
-        """An answer of broker ``by`` that brought the queue forward suggests ``broker_id``."""
+        """Note that broker ``by`` suggests ``broker_id``, in an answer that brought the queue forward."""
         if self._home_id != MASTER_ID:
             if now_s >= self._avoided_until_s:
                 self.broker_id = self._home_id
@@ -126,7 +126,7 @@ class ReplicaSelector:
             self.broker_id = broker_id
 
     def disappointed(self, by: int, now_s: float) -> bool:
-        """Broker ``by`` did not bring the queue forward; True if it is a replica, so the master is asked."""
+        """Note that ``by`` brought nothing; return True if it is a replica, so that the master is asked."""
         if by == MASTER_ID:
             return False
         self.broker_id = MASTER_ID
@@ -134,7 +134,7 @@ class ReplicaSelector:
         return True
 
     def master_failed(self, now_s: float) -> bool:
-        """The master did not answer; whether a replica is to be asked in its place."""
+        """Note that the master did not answer; return whether to ask a replica in its place."""
         if not self._replaces_master or not self._replica_ids:
             return False
         if self.broker_id == MASTER_ID:

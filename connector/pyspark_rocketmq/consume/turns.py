@@ -1,21 +1,23 @@
-"""Which of a task's queues is next for a worker, and what the driver tells the task meanwhile.
+"""Decides which of a task's queues a worker takes next, and defines the driver's instructions to the task.
 
-A task has the ranges of several queues. Java has a thread for each queue that has something to do; here one
-thread does it all as long as calls of the listener are quick, and several do when they are slow (D1, D3):
+A task has the ranges of several queues. Java has a thread for each queue that has something to do. Here one
+thread does everything as long as listener calls are quick, and several threads work when they are slow (D1,
+D3):
 
 1. A queue is with one worker at a time.
-2. One worker does what is due, one turn after the other. Another one begins only when each call in hand has
-   lasted 0.1 s; and, once there has been such a call, when a queue has waited for 0.1 s.
-3. A turn has no end as long as no queue waits. Else it ends with the delivery in hand, after 50 ms or when
+2. One worker does everything that is due, turn after turn. Another one begins only when each call in hand has
+   lasted 0.1 s or, once there has been such a call, when a queue has waited for 0.1 s.
+3. A turn goes on as long as no queue waits. Otherwise it ends with the delivery in hand, after 50 ms or when
    another queue's suspension is over.
-4. If the ranges at hand take much memory, and calls are quick, the next one is read only when there is
-   nothing else to do; if they take too much, when none is left. Suspended queues stop then, and come again
-   with the next micro-batch.
-5. What has been due longest comes first. A queue that had a turn already, and the next range to read, count
-   as due half a second later than they are: a queue whose suspension is over does not wait for all of them.
-6. A queue that was suspended is delivered again while others are at work, and does not prolong the task: when
+4. If the ranges at hand take much memory, and calls are quick, the next range is read only when there is
+   nothing else to do. If they take too much, it is read only when none is left; suspended queues then stop,
+   and come again with the next micro-batch.
+5. The queue that has been due longest comes first. A queue that had a turn already, and the next range to
+   read, count as due half a second later, so that a queue whose suspension is over does not wait for all of
+   them.
+6. A queue that was suspended is delivered again while others are at work, but does not prolong the task: when
    the others have ended, or are suspended too, it stops with the delivery in hand. The micro-batch ends as if
-   it had waited for the next one.
+   the queue had waited for the next one.
 
 Times are seconds of one monotonic clock, which is passed in. Not thread-safe; no method blocks.
 """
@@ -31,31 +33,31 @@ from pyspark_rocketmq.model import MessageQueue
 
 
 class RangeInstructions:
-    """What the driver tells a task; this class for a task without one: nothing is ever given up.
+    """Instructions of the driver to a task; this class is for a task without a driver, and gives up nothing.
 
-    Asked before every delivery, so an implementation must cost no more than looking up an attribute.
+    Read before every delivery, so an implementation must cost no more than an attribute lookup.
     """
 
     def is_given_up(self, queue: MessageQueue) -> bool:  # noqa: ARG002 - a subclass's
-        """Whether the range of ``queue`` makes no further delivery; once true, true to the task's end.
+        """Return whether the range of ``queue`` makes no further delivery; once true, true to the task's end.
 
-        What was delivered and answered before counts, as where a range's time is used up (D7).
+        Deliveries answered before still count, as when a range's time is used up (D7).
         """
         return False
 
     def idles(self, changed: Callable[[], None]) -> None:
-        """Say, once, that the task has only suspended queues left; returns at once.
+        """Report, once, that the task has only suspended queues left; returns at once.
 
         Args:
             changed: Called by another thread when ``is_batch_at_work`` may have become false; must not wait.
         """
 
     def is_batch_at_work(self) -> bool:
-        """Whether other tasks go on, so that an idle task does not prolong its batch; once False, always."""
+        """Return whether other tasks go on, so an idle one prolongs nothing; once False, always False."""
         return False
 
     def take(self, brought: object) -> bool:  # noqa: ARG002 - a subclass's
-        """Take what a range that was given up has brought, from any of the task's threads; whether it did."""
+        """Take the result of a range that was given up, on any task thread; return whether it was taken."""
         return False
 
 
@@ -63,9 +65,9 @@ NO_INSTRUCTIONS: Final = RangeInstructions()
 
 
 SLOW_S: Final = 0.1
-"""A call that lasts so long is slow."""
+"""Duration from which on a call is slow."""
 PATIENCE_S: Final = 0.1
-"""How long a queue waits for a worker where calls are slow."""
+"""How long a queue waits for a worker if calls are slow."""
 TURN_S: Final = 0.05
 """How long a queue's turn lasts when others wait."""
 HANDICAP_S: Final = 0.5
@@ -75,7 +77,7 @@ QueueT = TypeVar("QueueT", bound=Hashable)
 
 
 class Memory(Enum):
-    """What the ranges at hand leave for the next one."""
+    """Memory that the ranges at hand leave for the next one."""
 
     PLENTY = auto()
     SHORT = auto()
@@ -83,26 +85,26 @@ class Memory(Enum):
 
 
 class Turn(NamedTuple, Generic[QueueT]):
-    """What a worker is to do next."""
+    """Next work for a worker."""
 
     queue: QueueT | None
-    """Whose messages to deliver; None: read the next range."""
+    """Queue whose messages to deliver; None to read the next range."""
     lasts_s: float
-    """After so long the turn ends with the delivery in hand."""
+    """Duration after which the turn ends with the delivery in hand."""
 
 
 class Rest(NamedTuple):
-    """There is nothing to do for a worker."""
+    """Nothing to do for a worker."""
 
     until_s: float
     """When to ask again if nothing has happened before; may be infinite."""
 
 
 class _Waiting(NamedTuple, Generic[QueueT]):
-    """A queue without a worker; or the next range, which is to be read."""
+    """A queue without a worker, or the next range, which is still to be read."""
 
     place_s: float
-    """Of those that are due, the smallest comes first."""
+    """Place in the order: the smallest of those that are due comes first."""
     due_s: float
     queue: QueueT | None
 
@@ -115,12 +117,12 @@ class TaskTurns(Generic[QueueT]):
         self._waiting: dict[QueueT | None, _Waiting[QueueT]] = {None: _Waiting(now_s, now_s, None)}
         self._in_hand: set[QueueT | None] = set()
         self._leading: set[QueueT | None] = {None}
-        """What the task lasts for: queues neither suspended nor ended, and None while ranges may be left."""
+        """Keep the task going: queues neither suspended nor ended, and None while ranges may be left."""
         self._has_been_slow = False
 
     @property
     def is_led(self) -> bool:
-        """Whether a queue that was not suspended is left, or a range to read: the task lasts that long."""
+        """Whether a queue that was not suspended, or a range to read, is left: the task lasts that long."""
         return bool(self._leading)
 
     @property
@@ -135,11 +137,11 @@ class TaskTurns(Generic[QueueT]):
 
     @property
     def is_range_left(self) -> bool:
-        """Whether there may be a range to read that no worker reads."""
+        """Whether there may be a range to read that no worker is reading."""
         return None in self._waiting
 
     def is_suspended(self, queue: QueueT) -> bool:
-        """Whether the queue waits and was suspended in this task."""
+        """Return whether the queue waits and was suspended in this task."""
         return queue in self._waiting and queue not in self._leading
 
     def next(
@@ -150,15 +152,14 @@ class TaskTurns(Generic[QueueT]):
         is_batch_at_work: bool = False,
         memory: Memory = Memory.PLENTY,
     ) -> Turn[QueueT] | Rest:
-        """What a worker that has nothing in hand is to do.
+        """Return the next work for a worker that has nothing in hand.
 
         Args:
             now_s: Now.
-            calls_s: How long what is with other workers has lasted: each one's call of the listener, or its
-                reading of a range.
-            is_batch_at_work: Whether other tasks of the micro-batch have work, so that it lasts on when
-                this one is over.
-            memory: What the ranges at hand leave.
+            calls_s: How long each other worker's listener call, or its reading of a range, has lasted.
+            is_batch_at_work: Whether other tasks of the micro-batch have work, so that it goes on when this
+                one is over.
+            memory: Memory that the ranges at hand leave.
         """
         self._has_been_slow |= max(calls_s, default=0.0) >= SLOW_S
         if not self._waiting or not (self._leading or is_batch_at_work):
@@ -178,36 +179,36 @@ class TaskTurns(Generic[QueueT]):
         self._in_hand.add(first.queue)
         return Turn(first.queue, self._lasts_s(now_s))
 
-    # --- what became of a turn ------------------------------------------------------------------------------
+    # --- ends of a turn -------------------------------------------------------------------------------------
 
     def arrived(self, queue: QueueT, now_s: float) -> Turn[QueueT]:
-        """The next range has been read: its queue's first turn, for the worker that has read it."""
+        """Add the range just read; return its queue's first turn, for the worker that has read it."""
         self._release(None, now_s + HANDICAP_S, now_s)
         self._in_hand.add(queue)
         self._leading.add(queue)
         return Turn(queue, self._lasts_s(now_s))
 
     def none_arrived(self) -> None:
-        """There is no further range."""
+        """Note that there is no further range."""
         self._in_hand.remove(None)
         self._leading.remove(None)
 
     def yielded(self, queue: QueueT, now_s: float) -> None:
-        """The turn is over, and the queue has more to deliver."""
+        """Note that the turn is over, and the queue has more to deliver."""
         self._release(queue, now_s + HANDICAP_S, now_s)
 
     def suspended(self, queue: QueueT, due_s: float) -> None:
-        """The queue is to go on at ``due_s``."""
+        """Note that the queue is suspended until ``due_s``."""
         self._leading.discard(queue)
         self._release(queue, due_s, due_s)
 
     def ended(self, queue: QueueT) -> None:
-        """There is nothing more to deliver of the queue."""
+        """Note that the queue has nothing more to deliver."""
         self._in_hand.remove(queue)
         self._leading.discard(queue)
 
     def withdrawn(self, queue: QueueT) -> None:
-        """A queue that waits does not go on."""
+        """Remove a waiting queue, which does not go on."""
         del self._waiting[queue]
         self._leading.discard(queue)
 
@@ -218,11 +219,11 @@ class TaskTurns(Generic[QueueT]):
     # --- decisions ------------------------------------------------------------------------------------------
 
     def _waits_s(self, waited_s: float, calls_s: Sequence[float]) -> float:
-        """How much longer the first queue has to wait for a worker; 0 or less: not at all."""
+        """Return how much longer the first queue has to wait for a worker; 0 or less means not at all."""
         until_all_slow_s = SLOW_S - min(calls_s, default=inf)
         return min(until_all_slow_s, PATIENCE_S - waited_s) if self._has_been_slow else until_all_slow_s
 
     def _lasts_s(self, now_s: float) -> float:
-        """How long a turn lasts that begins now."""
+        """Return how long a turn that begins now lasts."""
         due_s = min((each.due_s for each in self._waiting.values()), default=inf)
         return due_s - now_s if due_s > now_s else TURN_S
