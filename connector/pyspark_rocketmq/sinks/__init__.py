@@ -1,3 +1,3 @@
-"""Where a consumer's rows go."""
+"""Sinks: the places that a consumer's rows are written to."""
 
 from __future__ import annotations

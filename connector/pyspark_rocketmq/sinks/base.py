@@ -1,23 +1,23 @@
-"""What a query needs of a place for its rows, so that they arrive there exactly once.
+"""The interface of a sink, a place that gets a query's rows exactly once.
 
-A replayed batch need not equal the first attempt: a listener may fail the second time, or get farther. So a
-batch id cannot tell what a sink holds; only a position per queue can.  A sink keeps that position, the
-*watermark*, which is the next offset whose rows it does not have, in the same transaction as the rows. A
-micro-batch goes through it in three steps:
+A replayed batch may differ from the first attempt: a listener may fail the second time, or get farther. So a
+batch id does not show which rows a sink has; only a position per queue does.  A sink stores that position,
+the *watermark*, in the same transaction as the rows.  It is the next offset whose rows the sink does not
+have. A micro-batch goes through a sink in three steps:
 
 1. ``begin`` reads the watermarks;
-2. tasks write the rows that are not below their queue's watermark: an earlier attempt wrote the others;
+2. tasks write the rows at or above their queue's watermark, since an earlier attempt wrote those below;
 3. ``commit`` makes the rows and the watermarks that grow visible together, or neither.
 
-Whatever was killed, replayed or run twice in between, the sink then holds the rows of exactly the messages
-below its watermarks. Offsets are committed after that, so the offset store is never ahead of the sink.
+The sink then holds the rows of exactly the messages below its watermarks, whatever was killed, replayed or
+run twice in between. Offsets are committed after that, so the offset store is never ahead of the sink.
 
-A watermark speaks of one *generation* of its queue. Where offsets begin again, because a topic was made
-anew or a broker lost the end of its log, other messages come under offsets that were there before: that is
-the next generation, which begins without a watermark.
+A watermark belongs to one *generation* of its queue. When a topic is created again or a broker loses the end
+of its log, offsets start again, and other messages get offsets that were used before. That is the next
+generation, which begins without a watermark.
 
-Tasks get a :class:`RowWriter`, pickled; nothing that its module imports may load delta-rs, which does not
-survive a fork.
+Tasks get a pickled :class:`RowWriter`. Its module must not import anything that loads delta-rs, which does
+not survive a fork.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def drop_committed(batch: pa.RecordBatch, watermarks: Mapping[MessageQueue, int]
     """Return the rows at or above their queue's watermark.
 
     Raises:
-        SchemaError: If a row's queue is not in ``watermarks``: whether it is in the table is not known.
+        SchemaError: If a row's queue is not in ``watermarks``, so that it is unknown whether the sink has it.
     """
     lowest = pa.table(batch).group_by(list(_QUEUE_COLUMNS)).aggregate([("queueOffset", "min")])
     for *queue_fields, lowest_offset in zip(
@@ -61,15 +61,15 @@ def drop_committed(batch: pa.RecordBatch, watermarks: Mapping[MessageQueue, int]
 
 
 class QueueGeneration(NamedTuple):
-    """One generation of a queue: the time in which an offset means one message."""
+    """One generation of a queue: a period in which each offset stands for only one message."""
 
     queue: MessageQueue
     number: int
-    """0 is the first."""
+    """Number of the generation; the first one is 0."""
 
 
 def generation_of(transaction_id: str, consumer_group: str) -> QueueGeneration | None:
-    """The generation whose watermark has this id (``delta_rules.app_id``); None if it is anything else."""
+    """Return the generation whose watermark has this id (``delta_rules.app_id``); None for other ids."""
     prefix = f"rocketmq:{consumer_group}:"
     topic, _, rest = transaction_id.removeprefix(prefix).partition(":")
     broker_name, _, last = rest.rpartition(":")
@@ -82,7 +82,7 @@ def generation_of(transaction_id: str, consumer_group: str) -> QueueGeneration |
 
 
 def newest_generations(watermarks: Mapping[QueueGeneration, int]) -> dict[QueueGeneration, int]:
-    """Of each queue the watermark of its last generation."""
+    """Return only the watermark of the newest generation of each queue."""
     newest: dict[MessageQueue, int] = {}
     for queue, generation in watermarks:
         newest[queue] = max(generation, newest.get(queue, 0))
@@ -90,9 +90,9 @@ def newest_generations(watermarks: Mapping[QueueGeneration, int]) -> dict[QueueG
 
 
 def advance(stored: Mapping[MessageQueue, int], acked: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-    """The watermarks to commit: those of ``acked`` (next offsets) that are beyond what is stored.
+    """Return the watermarks to commit: those of ``acked`` (next offsets) that are above the stored ones.
 
-    A queue that stood still, or that a replay brought less far than before, is not in the result.
+    This leaves out queues that stood still, and those that a replay brought less far than before.
     """
     return {queue: next_offset for queue, next_offset in acked.items() if next_offset > stored.get(queue, 0)}
 
@@ -105,10 +105,10 @@ def moved_by(
     consumer_group: str,
     place: str,
 ) -> dict[MessageQueue, int]:
-    """The watermarks that a batch with so many rows moves; see :func:`advance`.
+    """Return the watermarks that a batch with so many rows moves; see :func:`advance`.
 
     Raises:
-        OffsetError: If a queue was not named to ``begin``, or if there are rows although no queue grew.
+        OffsetError: If a queue was not passed to ``begin``, or if there are rows although no watermark grows.
     """
     unknown = [str(queue) for queue in acked if queue not in watermarks]
     if unknown:
@@ -126,26 +126,26 @@ def moved_by(
 
 
 class Written(Protocol):
-    """What a task has written, on its way to the driver."""
+    """A task's result, on its way to the driver."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the result in a form that JSON can hold."""
         ...
 
 
 class Writing(Protocol):
-    """One task's writing."""
+    """One task's writing into a sink."""
 
     def add(self, rows: pa.RecordBatch) -> int:
-        """Take rows of the listener in their order; how many of them the sink has already."""
+        """Take rows of the listener in their order; return how many of them the sink already has."""
         ...
 
     def finish(self) -> Sequence[Written]:
-        """End it; nobody sees anything of it before the driver commits."""
+        """Finish writing; the rows stay invisible until the driver commits."""
         ...
 
     def abandon(self) -> None:
-        """Undo it as far as that is possible: what stays is no worse than after a kill."""
+        """Remove what was written as far as possible; what is left does no more harm than after a kill."""
         ...
 
 
@@ -153,11 +153,11 @@ class RowWriter(Protocol):
     """Writes a task's rows; picklable."""
 
     def open(self) -> Writing:
-        """Begin, in the task."""
+        """Start writing, in the task."""
         ...
 
     def written(self, facts: Mapping[str, Any]) -> Written:
-        """The reverse of ``Written.to_dict``, on the driver."""
+        """Return the result from its form by ``Written.to_dict``, on the driver."""
         ...
 
 
@@ -166,18 +166,18 @@ class SinkBatch(Protocol):
 
     @property
     def standings(self) -> Sequence[SinkStanding]:
-        """As ``Sink.standings`` when the batch began."""
+        """The result of ``Sink.standings`` when the batch began."""
         ...
 
     def task_writer(self) -> RowWriter:
-        """What tasks write with."""
+        """Return the writer for tasks."""
         ...
 
     def commit(self, written: Sequence[Any], acked: Mapping[MessageQueue, int]) -> int | None:
-        """Make what was written visible and move the watermarks to ``acked`` (next offsets), all or nothing.
+        """Make the written rows visible and move the watermarks to ``acked`` (next offsets), all or nothing.
 
         Returns:
-            The version of a table that has versions; None without one, or when there was nothing to do.
+            The new version of the table; None for a sink without versions, or if there was nothing to do.
 
         Raises:
             SinkMoved: If another consumer moved one of the watermarks since the batch began. Nothing was
@@ -188,26 +188,26 @@ class SinkBatch(Protocol):
 
 @runtime_checkable
 class RemembersMessages(Protocol):
-    """A batch of a sink that keeps, beside each watermark, the newest message below it.
+    """A batch of a sink that stores with each watermark the newest message below it.
 
-    So it is noticed when a broker loses messages that only the sink has, because the query was killed before
-    their offsets were stored.  A sink without this misses that.
+    A query may be killed before it stores the offsets of messages that the sink has.  If a broker then loses
+    these messages, the stored message shows it.  With a sink that lacks this method, the loss is not noticed.
     """
 
     def note_newest(self, newest: Mapping[MessageQueue, str]) -> None:
-        """Take the newest message of each queue, as text; called before ``commit``, which stores them."""
+        """Take the newest message of each queue as text; called before ``commit``, which stores it."""
         ...
 
 
 def note_newest(batch: SinkBatch, newest: Mapping[MessageQueue, str]) -> None:
-    """Hand the newest messages to a batch that keeps them."""
+    """Pass the newest messages to a batch that stores them; do nothing for other batches."""
     if isinstance(batch, RemembersMessages):
         batch.note_newest(newest)
 
 
 @runtime_checkable
 class CountsRows(Protocol):
-    """A sink that can be asked for a group's rows, whatever its watermarks show."""
+    """A sink that can count a group's rows, whatever its watermarks show."""
 
     def count_rows(self, from_offsets: Mapping[MessageQueue, int]) -> int:
         """Count the rows of these queues from their offsets on."""
@@ -219,28 +219,34 @@ class Sink(Protocol):
 
     @property
     def place(self) -> Hashable:
-        """Where its watermarks are, for sure once prepared: two sinks of one place cannot serve one query."""
+        """The place of the sink's watermarks; exact once the sink is prepared.
+
+        Two sinks with the same place cannot serve one query.
+        """
         ...
 
     def prepare(self, schema: pa.Schema) -> None:
-        """Make sure, before the query starts, that rows of ``schema`` can be added.
+        """Check, before the query starts, that rows of ``schema`` can be added.
 
         Raises:
-            SchemaError: If they do not fit.
+            SchemaError: If the rows do not fit.
         """
         ...
 
     def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> Sequence[SinkStanding]:
-        """How far each sink in this one has come in these generations; may be called before ``prepare``."""
+        """Return the progress of each sink within this one, in these generations of the queues.
+
+        May be called before ``prepare``.
+        """
         ...
 
     def watermarks(self, consumer_group: str) -> Mapping[QueueGeneration, int]:
-        """Next offsets of the last generation of each queue that the group wrote rows of."""
+        """Return the next offset, in its last generation, of each queue that the group wrote rows of."""
         ...
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
-        """Begin a micro-batch of no other than these queues, each in this generation.
+        """Begin a micro-batch of only these queues, each in this generation.
 
-        The sink has nothing of a generation whose rows it never got, whatever it has of the one before it.
+        In a generation whose rows the sink never got, the watermark is 0, whatever it is in the one before.
         """
         ...

@@ -1,16 +1,15 @@
-"""Exactly once into a database of the user's: rows and watermarks in one transaction of it.
+"""Exactly once into the user's database: rows and watermarks in one of its transactions.
 
-The batch's rows come to the driver, where a function of the user's writes them through the very transaction
-that moves the watermarks: made for micro-batches, not for a backfill of millions at once.  Any DB-API 2
-driver will do.
+The batch's rows come to the driver, where the user's function writes them in the transaction that also moves
+the watermarks.  This is made for micro-batches, not for a backfill of millions at once.  Any DB-API 2 driver
+will do.
 
-Rule 1: a watermark is moved only from what it was when the batch began.  Whoever moves it second, a query
-that was believed dead for example, waits for the first one's transaction and then finds no such row: it is
-refused.
-Rule 2: an error of a commit means "unknown".  The attempt's id beside the watermarks tells what became of it.
-Rule 3: rows first, watermarks last.  Where the user's function breaks the transaction, a watermark never
-stands beside rows that are missing, and the open attempt that is left stops every batch until somebody has
-looked.
+Rule 1: a watermark is only moved from its value at the beginning of the batch.  If two queries move it, for
+example because one was believed dead, the second one waits for the first one's transaction.  Then it does not
+find the row with the old value, and is refused.
+Rule 2: an error of a commit means "unknown".  The attempt's id beside the watermarks shows the outcome.
+Rule 3: rows first, watermarks last.  If the user's function breaks the transaction, rows below a watermark
+are never missing.  The open attempt that is left stops every batch until an operator has checked the rows.
 """
 
 from __future__ import annotations
@@ -32,16 +31,18 @@ from pyspark_rocketmq.sinks.database_watermarks import PAUSES_S, Connection, Wat
 from pyspark_rocketmq.sinks.standing import SinkStanding, with_newest
 
 WriteRows = Callable[[Any, pa.Table], None]
-"""Writes rows through a cursor and neither commits nor rolls back; may be called again after an error."""
+"""Function that writes rows through a cursor.
+
+It must neither commit nor roll back, and may be called again after an error.
+"""
 
 _PLACEHOLDERS = ("?", "%s")
 
 
 class DatabaseSink:
-    """A database that rows are added to exactly once.
+    """A database to which rows are added exactly once.
 
-    A table of it (``watermark_table``) holds how far it has come: one row per group and queue, made by
-    ``prepare``.
+    Its table ``watermark_table``, made by ``prepare``, stores the watermarks: one row per group and queue.
     """
 
     def __init__(
@@ -53,21 +54,21 @@ class DatabaseSink:
         watermark_table: str = "rocketmq_watermarks",
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Name the database and what is done with rows.
+        """Set the database and the function that writes rows.
 
         Args:
             connect: Opens a connection without autocommit, on the driver; a new one for each transaction.
-            write: Called with a cursor and the rows that are not there yet, an Arrow table with the position
-                of each row's message (``topic``, ``brokerName``, ``queueId``, ``queueOffset``) and the
-                listener's columns.
-            placeholder: How the driver writes parameters in SQL: ``?`` (sqlite3) or ``%s`` (psycopg,
+            write: Called with a cursor and the rows that are not there yet. These are an Arrow table with the
+                position of each row's message (``topic``, ``brokerName``, ``queueId``, ``queueOffset``) and
+                the listener's columns.
+            placeholder: Mark for parameters in the driver's SQL: ``?`` (sqlite3) or ``%s`` (psycopg,
                 PyMySQL).
             watermark_table: Name of the table of watermarks, with a schema if wanted; each sink needs its
                 own.
-            sleep: How to wait between the tries of a transaction.
+            sleep: Function that waits between the tries of a transaction.
 
         Raises:
-            OptionError: If the placeholder is no such, or the name no plain one.
+            OptionError: If the placeholder is none of these, or the name is not a plain one.
         """
         problems = []
         if placeholder not in _PLACEHOLDERS:
@@ -87,16 +88,16 @@ class DatabaseSink:
         self._schema: pa.Schema | None = None
 
     def __repr__(self) -> str:
-        # Not what connects: it may hold a password.
+        # Leaves out connect, which may contain a password.
         return f"DatabaseSink(watermark_table='{self.table.name}')"
 
     @property
     def place(self) -> Hashable:
-        """See ``Sink.place``; before ``prepare`` two functions of one database look different."""
+        """See ``Sink.place``; before ``prepare`` two ``connect`` functions of one database look different."""
         return self.table.identity or (self._connect, self.table.name)
 
     def prepare(self, schema: pa.Schema) -> None:
-        """Make the table of watermarks if it is missing; the rows' own tables are the user's.
+        """Make the table of watermarks if it is missing; the tables of rows are up to the user.
 
         Raises:
             OptionError: If the table cannot be made or has another form, or if connections commit by
@@ -109,8 +110,8 @@ class DatabaseSink:
         """Read the group's watermarks; see ``Sink.begin``.
 
         Raises:
-            SinkMoved: If rows of a later generation of a queue are there.
-            SinkConflict: If ``write`` committed by itself in an attempt that did not come to its end.
+            SinkMoved: If there are rows of a later generation of a queue.
+            SinkConflict: If ``write`` committed by itself in an attempt that was not finished.
         """
         stored = self.table.read(consumer_group)
         if stored.open_attempts:
@@ -174,7 +175,7 @@ class DatabaseBatch:
     consumer_group: str
     writer: RowCollector
     stored: Mapping[MessageQueue, Watermark]
-    """As they were when the batch began."""
+    """The watermarks when the batch began."""
     generations: Mapping[MessageQueue, int]
     standings: tuple[SinkStanding, ...]
     """See ``SinkBatch.standings``."""
@@ -186,7 +187,7 @@ class DatabaseBatch:
         self.newest.update(newest)
 
     def task_writer(self) -> RowWriter:
-        """What tasks gather the batch's rows with."""
+        """Return the writer with which tasks gather the batch's rows."""
         return self.writer
 
     def commit(self, written: Sequence[CollectedRows], acked: Mapping[MessageQueue, int]) -> None:
@@ -195,9 +196,10 @@ class DatabaseBatch:
         Raises:
             SinkMoved: If another consumer moved one of the watermarks since the batch began. Nothing was
                 added.
-            SinkConflict: If the transaction kept failing, what the user's function raised included, or if
-                that function committed by itself.
-            OffsetError: If a queue was not named to ``begin``, or there are rows although no queue grew.
+            SinkConflict: If the transaction kept failing, for example due to errors of the user's function,
+                or if that function committed by itself.
+            OffsetError: If a queue was not passed to ``begin``, or if there are rows although no watermark
+                grows.
         """
         rows = pa.concat_tables([self.writer.schema.empty_table(), *(each.table() for each in written)])
         grown = moved_by(
@@ -255,11 +257,11 @@ class DatabaseBatch:
         return Watermark.stored_by(attempt, next_offset, generation, newest)
 
     def _is_done(self, grown: Mapping[MessageQueue, int], attempt: str) -> bool:
-        """Whether a try before, whose end is not known, was committed after all.
+        """Whether an earlier try whose outcome is unknown was committed after all.
 
         Raises:
-            SinkMoved: If somebody else has been there.
-            SinkConflict: If it was committed before it was at its end.
+            SinkMoved: If another consumer has moved a watermark.
+            SinkConflict: If the try was committed before its end.
         """
         found = self.sink.table.read(self.consumer_group)
         if attempt in found.open_attempts:
@@ -282,7 +284,7 @@ class DatabaseBatch:
 
 
 def _known_to(consumer_group: str, queue: MessageQueue, watermark: Watermark, generation: int) -> int:
-    """The next offset of the queue's generation whose row is not there."""
+    """Return the watermark of the queue in this generation; raise SinkMoved for a later one in the table."""
     if watermark.generation > generation:
         raise SinkMoved(
             f"The database has rows of {queue} of generation {watermark.generation}, and group "
@@ -315,7 +317,7 @@ class CollectedRows:
 
     @classmethod
     def of(cls, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> CollectedRows:
-        """Those of ``batches``, all of ``schema``."""
+        """Encode the rows of ``batches``, all of which have ``schema``."""
         stream = pa.BufferOutputStream()
         with pa.ipc.new_stream(stream, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
             for batch in batches:
@@ -327,7 +329,7 @@ class CollectedRows:
         return {"rows": self.rows}
 
     def table(self) -> pa.Table:
-        """The rows."""
+        """Return the rows."""
         with pa.ipc.open_stream(b64decode(self.rows)) as reader:
             return reader.read_all()
 

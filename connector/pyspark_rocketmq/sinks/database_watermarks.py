@@ -1,14 +1,13 @@
-"""The table in a user's database that says how far a group's rows are there.
+"""The table of watermarks in a user's database.
 
-One row per group and queue holds the next offset, the queue's generation (offsets that began again begin a
-new one), the id of the attempt that stored it and the newest message below the offset, which begins with that
-id: members of an earlier release move the offset and leave the message as it was.  Two more kinds of rows
-have no topic:
+One row per group and queue holds the next offset, the queue's generation (offsets that start again begin a
+new one), the id of the attempt that stored the row, and the newest message below the offset.  The message
+begins with the attempt's id, because members of an earlier release move the offset and leave the old message.
+Two more kinds of rows have no topic:
 
-* the row without a group is the table's identity, so that two sinks which share one table are told from two
-  which do not;
+* the row without a group is the table's identity, which shows whether two sinks share one table;
 * an *open attempt* is inserted before the user's function is called and deleted after it, in one transaction.
-  Nobody ever sees one, unless that function committed by itself.
+  It becomes visible only if that function commits by itself.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from pyspark_rocketmq.model import MessageQueue
 logger = logging.getLogger(__name__)
 
 Connection = Any
-"""Of DB-API 2: ``cursor()``, ``commit()``, ``rollback()``, ``close()``; not in autocommit mode."""
+"""Connection of DB-API 2, not in autocommit mode: ``cursor()``, ``commit()``, ``rollback()``, ``close()``."""
 
 PAUSES_S: Final = (0.0, 0.05, 0.2, 1.0, 3.0)
-"""Before each further try of a transaction that failed."""
+"""Pauses before each further try of a transaction that failed."""
 _SAVEPOINT = "rocketmq_rows"
 _KEY = ("consumer_group", "topic", "broker_name", "queue_id")
 _COLUMNS: Mapping[str, str] = {
@@ -42,20 +41,20 @@ _COLUMNS: Mapping[str, str] = {
     "attempt": "VARCHAR(36) DEFAULT '' NOT NULL",
     "newest_message": "VARCHAR(80) DEFAULT '' NOT NULL",
 }
-"""In the order of :class:`_Row`."""
+"""Columns with their SQL types, in the order of :class:`_Row`."""
 _ADDED: Final[Mapping[str, str]] = {"generation": "0", "attempt": "''", "newest_message": "''"}
-"""Columns that an older table lacks, with what they would have there, in SQL."""
+"""Columns that an older table lacks, with the SQL of the value that its rows would have there."""
 
 
 class Watermark(NamedTuple):
-    """How far the rows of one queue are there."""
+    """The progress of one queue."""
 
     next_offset: int = 0
     generation: int = 0
     attempt: str = ""
-    """Which attempt stored it; empty where the table was older."""
+    """Id of the attempt that stored this; empty if the table was older."""
     newest_message: str = ""
-    """Stored form of :attr:`newest`, behind the beginning of the attempt that stored it."""
+    """Stored form of :attr:`newest`: first the beginning of the attempt's id, then the message."""
 
     @classmethod
     def stored_by(cls, attempt: str, next_offset: int, generation: int, newest: str) -> Watermark:
@@ -64,16 +63,16 @@ class Watermark(NamedTuple):
 
     @property
     def newest(self) -> str:
-        """The newest message below it, as text of ``consume.generations``; empty where that is not known.
+        """The newest message below the offset, as text of ``consume.generations``; empty if it is unknown.
 
-        It is not known where a member that keeps no messages has moved the watermark since.
+        It is unknown if the offset was moved since by a member that stores no messages.
         """
         mark = _mark(self.attempt)
         return self.newest_message.removeprefix(mark) if mark and self.newest_message.startswith(mark) else ""
 
 
 def _mark(attempt: str) -> str:
-    """The beginning of an attempt's id, by which it is found again beside what it has stored."""
+    """Return the beginning of an attempt's id, which marks the messages that the attempt stores."""
     return attempt[:8]
 
 
@@ -89,30 +88,31 @@ class _Row(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What the table has of a group."""
+    """A group's rows in the table."""
 
     watermarks: Mapping[MessageQueue, Watermark]
     open_attempts: Sequence[str]
-    """Attempts that were committed before they were at their end."""
+    """Ids of attempts that were committed before their end."""
 
 
 class WatermarkTable:
-    """The table, reached by a new connection for each transaction."""
+    """The table of watermarks; each transaction uses a new connection."""
 
     def __init__(self, connect: Callable[[], Connection], name: str, placeholder: str) -> None:
-        """Name it; ``placeholder`` is how the driver writes parameters in SQL."""
+        """Set the table's name; ``placeholder`` is the mark for parameters in the driver's SQL."""
         self._connect = connect
         self.name = name
-        """As it stands in SQL."""
+        """Name of the table in SQL."""
         self.identity: str | None = None
-        """Of the table, whatever it is reached by; known when :meth:`prepare` is done."""
+        """Id of the table, the same for all ways to reach it; known once :meth:`prepare` is done."""
         self._sql = _Statements(name, placeholder)
 
     def prepare(self, sleep: Callable[[float], None]) -> None:
-        """Make the table, add columns that an older one lacks, and try out what commits rely on.
+        """Make the table, add columns that an older one lacks, and test what commits rely on.
 
         Raises:
-            OptionError: If it cannot be made or has another form, or if connections commit by themselves.
+            OptionError: If the table cannot be made or has another form, or if connections commit by
+                themselves.
         """
         self._check_connects()
 
@@ -122,7 +122,7 @@ class WatermarkTable:
             self.identity = self._identify()
 
         try:
-            # Others may be making it just now, or hold it locked.
+            # Other processes may be making the table just now, or have it locked.
             commit_with_retry(
                 f"table {self.name}", attempt, PAUSES_S, sleep, unknown=Exception, refused=OptionError
             )
@@ -136,10 +136,10 @@ class WatermarkTable:
             raise OptionError((problem,), where="database sink") from error
 
     def stored_identity(self, sleep: Callable[[float], None]) -> str | None:
-        """The identity of the existing table; None if it cannot be read or was never prepared.
+        """Return the identity of the existing table; None if it cannot be read or was never prepared.
 
-        An older table is read as it is. One that cannot be read for a moment (locked, a connection that ends)
-        is read again, since it would be taken for one that is gone.
+        An older table is read as it is. A table that cannot be read for a moment (locked, or the connection
+        ends) is read again, since otherwise it would seem to be gone.
         """
         for pause_s in (*PAUSES_S, None):
             self._check_connects()
@@ -155,11 +155,11 @@ class WatermarkTable:
         return next(iter(self.read("").open_attempts), None)
 
     def read(self, consumer_group: str) -> Stored:
-        """What it has of the group."""
+        """Return the group's rows."""
         with self.transaction() as cursor:
             cursor.execute(self._sql.select, (consumer_group,))
             rows = [_Row(*each) for each in cursor.fetchall()]
-        # A database may take small and capital letters for one: leave out rows of another group.
+        # A database may ignore case: leave out rows of a group whose name differs only in case.
         found = [row for row in rows if row.consumer_group == consumer_group]
         watermarks = {
             MessageQueue(row.topic, row.broker_name, int(row.queue_id)): Watermark(
@@ -172,7 +172,7 @@ class WatermarkTable:
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
-        """A cursor whose work is committed at the end of the block, and undone by an exception."""
+        """Yield a cursor; commit its work at the end of the block, or roll it back after an exception."""
         with closing(self._connect()) as connection:
             try:
                 with closing(connection.cursor()) as cursor:
@@ -185,12 +185,12 @@ class WatermarkTable:
 
     @contextmanager
     def open_attempt(self, cursor: Any, consumer_group: str, attempt: str) -> Iterator[None]:
-        """Find out whether the block ends the cursor's transaction.
+        """Check that the block does not end the cursor's transaction.
 
-        If it committed, the attempt is among ``Stored.open_attempts`` from then on.
+        If the block commits, the attempt is in ``Stored.open_attempts`` from then on.
 
         Raises:
-            RuntimeError: If the transaction is no more what it was when the block began.
+            RuntimeError: If the transaction is no longer the one in which the block began.
         """
         cursor.execute(self._sql.insert, _Row(consumer_group, "", attempt, 0, attempt=attempt))
         cursor.execute(f"SAVEPOINT {_SAVEPOINT}")
@@ -208,9 +208,10 @@ class WatermarkTable:
     def move(
         self, cursor: Any, consumer_group: str, queue: MessageQueue, old: Watermark | None, new: Watermark
     ) -> bool:
-        """Move a watermark on from ``old``, None for none; False if it is no more what it was.
+        """Replace the watermark ``old`` by ``new``; return False if the stored one is no longer ``old``.
 
-        Who inserts second violates the primary key, and finds the other's watermark when it tries again.
+        ``old`` is None if there is none; then the row is inserted. If two consumers insert it, the second one
+        violates the primary key, and finds the other's watermark when it tries again.
         """
         key = (consumer_group, queue.topic, queue.broker_name, queue.queue_id)
         if old is None:
@@ -220,11 +221,11 @@ class WatermarkTable:
         return bool(cursor.rowcount == 1)
 
     def forget_attempts_statement(self, consumer_group: str) -> str:
-        """The statement by which an operator says that rows of open attempts were seen to."""
+        """Return the statement that an operator runs after removing the rows of open attempts."""
         return self._sql.forget_attempts(consumer_group)
 
     def _check_connects(self) -> None:
-        """Raises the driver's own error if no connection can be made."""
+        """Raise the driver's own error if no connection can be made."""
         self._connect().close()
 
     def _bring_into_form(self) -> None:
@@ -245,7 +246,7 @@ class WatermarkTable:
             with self.transaction() as cursor:
                 cursor.execute(self._sql.select_nothing(columns))
                 cursor.fetchall()
-        except Exception as error:  # noqa: BLE001 - told when the table cannot be made either
+        except Exception as error:  # noqa: BLE001 - reported if the table cannot be made either
             return error
         return None
 
@@ -260,10 +261,10 @@ class WatermarkTable:
         logger.info("table of watermarks changed statement=%s", statement)
 
     def _try_out(self) -> None:
-        """Insert rows, roll back and check: key, what columns hold, and that all is undone.
+        """Insert rows and roll back, to check the key, what the columns hold, and that all is undone.
 
         Raises:
-            OptionError: If it is not.
+            OptionError: If one of the checks fails.
         """
         probe = _probe(str(uuid.uuid4()))
         failure: Exception | None = None
@@ -344,7 +345,7 @@ class WatermarkTable:
 
 
 def _probe(unique: str) -> _Row:
-    """A row of the longest texts and largest numbers that the table must hold."""
+    """Return a row with the longest texts and largest numbers that the table must hold."""
     return _Row(
         f"try-out-{unique}".ljust(255, "x"),
         "t" * 255,
@@ -358,7 +359,7 @@ def _probe(unique: str) -> _Row:
 
 
 def _others(probe: _Row) -> dict[str, Any]:
-    """Of each column of the key a value that another row may have."""
+    """Return, for each column of the key, a value that differs from that in ``probe``."""
     values: tuple[Any, ...] = probe  # The columns of the key come first.
     return {
         name: value - 1 if isinstance(value, int) else f"{value[:-1]}o"
@@ -367,12 +368,12 @@ def _others(probe: _Row) -> dict[str, Any]:
 
 
 def _is_integrity_error(error: Exception) -> bool:
-    """Whether it is DB-API's ``IntegrityError``, which each driver has a class of its own of."""
+    """Whether the error is DB-API's ``IntegrityError``; each driver has its own class of that name."""
     return any(kind.__name__ == "IntegrityError" for kind in type(error).__mro__)
 
 
 class _Statements:
-    """SQL that SQLite, PostgreSQL, MySQL and others understand alike."""
+    """Statements in SQL that SQLite, PostgreSQL, MySQL and others understand alike."""
 
     def __init__(self, table: str, mark: str) -> None:
         self._table = table
@@ -386,7 +387,7 @@ class _Statements:
         )
         self._mark = mark
         self.lacks: Sequence[str] = ()
-        """Columns that are not in the table yet."""
+        """Columns that the table does not have yet."""
         self.update = (
             f"UPDATE {table} SET {', '.join(f'{name} = {mark}' for name in values)} "  # noqa: S608
             f"WHERE {key} AND {' AND '.join(f'{name} = {mark}' for name in values)}"
@@ -398,19 +399,19 @@ class _Statements:
 
     @property
     def select(self) -> str:
-        """Returns a group's rows."""
+        """Statement that returns a group's rows."""
         columns = ", ".join(_ADDED[name] if name in self.lacks else name for name in _COLUMNS)
         return f"SELECT {columns} FROM {self._table} WHERE consumer_group = {self._mark}"  # noqa: S608
 
     def select_nothing(self, columns: Iterable[str]) -> str:
-        """Fails where one of these columns cannot be read."""
+        """Return a statement that fails if one of these columns cannot be read."""
         return f"SELECT {', '.join(columns)} FROM {self._table} WHERE queue_id = 0 AND 1 = 0"  # noqa: S608
 
     def add_column(self, name: str) -> str:
-        """Give an older table this column."""
+        """Return the statement that adds this column to an older table."""
         return f"ALTER TABLE {self._table} ADD COLUMN {name} {_COLUMNS[name]}"
 
     def forget_attempts(self, consumer_group: str) -> str:
-        """To be run by hand."""
+        """Return a statement for an operator that deletes a group's open attempts."""
         where = f"consumer_group = '{consumer_group}' AND topic = ''"
         return f"DELETE FROM {self._table} WHERE {where}"  # noqa: S608

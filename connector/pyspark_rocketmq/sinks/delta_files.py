@@ -1,12 +1,13 @@
 """Writes rows as Parquet files into a Delta table's folder; runs in tasks, without the table's log.
 
-Nobody sees a file before the driver commits it. Files of failed or repeated attempts are never committed and
-go with VACUUM.
+A file is invisible until the driver commits it. Files of failed or repeated attempts are never committed, and
+VACUUM removes them.
 
-Tasks write files and their statistics themselves: their processes are forked, and delta-rs must not be in the
-process that forks them.
+Tasks write files and their statistics without delta-rs: their processes are forked, and the process that
+forks them must not load delta-rs.
 
-Source: ``PROTOCOL.md``, "Per-file Statistics"; string truncation as delta-spark's ``StatisticsCollection``.
+Source: ``PROTOCOL.md``, "Per-file Statistics"; strings are truncated as by delta-spark's
+``StatisticsCollection``.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from pyspark_rocketmq.sinks.base import POSITION_COLUMNS, drop_committed
 _INDEXED_COLUMNS = 32
 """Delta's default of ``delta.dataSkippingNumIndexedCols``."""
 _TEXT_LENGTH = 32
-"""Characters kept of a text bound."""
+"""Number of characters that a text bound keeps."""
 _GREATEST_CHARACTER = "\U0010ffff"
 _US_PER_MS = 1_000
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - only ever added to; the zone is written as text
@@ -46,21 +47,21 @@ _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - only ever added to; the zone is 
 class FileStatistics:
     """Collects the row count, null counts and bounds of one file while its batches are written.
 
-    Readers skip files by them, so a bound may be loose but never wrong: where an exact bound cannot be
-    written (NaN, infinity, cut-off text, dates beyond year 9999) a looser one or none is.
+    Readers skip files by them, so a bound may be loose but never wrong. If an exact bound cannot be written
+    (NaN, infinity, truncated text, dates beyond year 9999), a looser one or none is written.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
         indexed = [field for field in list(schema)[:_INDEXED_COLUMNS] if not pa.types.is_nested(field.type)]
         self._types = {field.name: field.type for field in indexed}
         self.num_records = 0
-        """Rows seen so far."""
+        """Number of rows added so far."""
         self._null_counts = dict.fromkeys(self._types, 0)
         self._bounds: dict[str, tuple[Any, Any]] = {}
         self._unbounded = {name for name, type_ in self._types.items() if not _has_bounds(type_)}
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take the rows of one batch into account."""
+        """Add the rows of one batch."""
         self.num_records += batch.num_rows
         for name in self._types:
             column = batch.column(name)
@@ -100,7 +101,7 @@ def _has_bounds(type_: pa.DataType) -> bool:
 
 
 def _min_max(column: pa.Array) -> tuple[Any, Any]:
-    """Least and greatest value; times and dates as their integers, which Python's own types may not hold."""
+    """Return least and greatest value; times and dates as integers, as Python's types may not hold them."""
     if pa.types.is_timestamp(column.type):
         column = column.cast(pa.int64())
     elif pa.types.is_date32(column.type):
@@ -110,7 +111,7 @@ def _min_max(column: pa.Array) -> tuple[Any, Any]:
 
 
 def _bound_values(type_: pa.DataType, low: Any, high: Any) -> tuple[Any, Any]:
-    """Both bounds as JSON values; None where none can be written."""
+    """Return both bounds as JSON values; None for a bound that cannot be written."""
     if pa.types.is_string(type_):
         return low[:_TEXT_LENGTH], _text_above(high)
     if pa.types.is_timestamp(type_):
@@ -122,7 +123,7 @@ def _bound_values(type_: pa.DataType, low: Any, high: Any) -> tuple[Any, Any]:
 
 
 def _text_above(text: str) -> str | None:
-    """A short text not below ``text``: its beginning and the greatest character there is."""
+    """Return a short text not below ``text``: its beginning, then the greatest character there is."""
     if len(text) <= _TEXT_LENGTH:
         return text
     if text[_TEXT_LENGTH] == _GREATEST_CHARACTER:
@@ -131,7 +132,7 @@ def _text_above(text: str) -> str | None:
 
 
 def _time_text(milliseconds: int, zone: str) -> str | None:
-    """Milliseconds are all that Delta's statistics keep of a time."""
+    """Return a time as text, in milliseconds as Delta's statistics store it; None if it is out of range."""
     try:
         moment = _EPOCH + timedelta(milliseconds=milliseconds)
     except OverflowError:
@@ -149,28 +150,28 @@ def _date_text(days: int) -> str | None:
 _ROW_GROUP_BYTES = 32 << 20
 _ROW_GROUP_ROWS = 128 * 1024
 _GATHERED_BYTES = 64 << 20
-"""Of all files that a task has open; beyond it the largest row group is written as it is."""
+"""Most bytes gathered for all open files of a task; above it the largest row group is written as it is."""
 _OPEN_FILES = 64
-"""At most this many partitions are written at once in a task; the fullest file is finished for a new one."""
+"""Most files, each of another partition, that a task has open; for one more, the fullest file is finished."""
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-"""Names the folder of rows without a value."""
+"""Value in the name of the folder for rows whose partition value is null."""
 _LONGEST_NAME = 255
-"""Bytes of a folder's name that file systems take."""
+"""Longest name of a folder that file systems allow, in bytes."""
 PartitionValues = tuple[str | None, ...]
-"""Text of each partition column, in their order; None for null."""
+"""Text of each partition column's value, in the columns' order; None for null."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenFile:
-    """A finished file on its way to the driver; plain values only, so that it travels as JSON."""
+    """A finished file on its way to the driver; only plain values, so that it can be sent as JSON."""
 
     path: str
-    """Relative to the table's folder, as on disk: not URL-encoded."""
+    """Path below the table's folder, as on disk: not URL-encoded."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
     num_records: int
     stats_json: str
-    """The ``stats`` of a Delta add action."""
+    """Text for ``stats`` of a Delta add action."""
     partition_values: Mapping[str, str | None]
 
     def to_dict(self) -> dict[str, Any]:
@@ -180,22 +181,22 @@ class WrittenFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskWriter:
-    """What a task needs to write its share of a batch; picklable."""
+    """All that a task needs to write its share of a batch; picklable."""
 
     table_uri: str
-    """Local path, or a storage URI that delta-rs knows."""
+    """Local path, or a storage URI that delta-rs supports."""
     schema: pa.Schema
     """The table's columns."""
     partition_by: tuple[str, ...]
     watermarks: Mapping[MessageQueue, int]
-    """Next offset by queue, for every queue of the batch: rows below are in the table already."""
+    """Next offset of every queue of the batch; rows below it are already in the table."""
     fills_missing: bool = False
-    """Whether rows may lack columns that may be null."""
+    """Whether rows may lack nullable columns."""
     max_file_bytes: int = 128 << 20
-    """A file is finished when it has grown to about this size."""
+    """Size at which a file is finished, approximately."""
     max_file_rows: int = 1_000_000
     storage: StorageOptions = NO_OPTIONS
-    """As of the batch's begin."""
+    """Storage options as of the batch's beginning."""
 
     def open(self) -> FileSet:
         """See ``RowWriter.open``."""
@@ -207,7 +208,14 @@ class TaskWriter:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, *, fills_missing: bool) -> pa.RecordBatch:
-    """The batch with exactly the table's columns, in the table's order and types."""
+    """Return the batch with exactly the table's columns, in the table's order and types.
+
+    ``fills_missing`` adds nullable columns that the batch lacks, with nulls.
+
+    Raises:
+        SchemaError: If columns are missing or superfluous, have another type, or have nulls that are not
+            allowed.
+    """
     if fills_missing:
         for field in schema:
             if field.name not in batch.schema.names and field.nullable:
@@ -242,7 +250,7 @@ def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
 def _split(
     batch: pa.RecordBatch, partition_by: Sequence[str]
 ) -> Iterator[tuple[PartitionValues, pa.RecordBatch]]:
-    """Parts of the batch by partition, without the partition columns."""
+    """Yield the batch in parts by partition, without the partition columns."""
     if not batch.num_rows:
         return
     if not partition_by:
@@ -260,15 +268,15 @@ def _split(
 
 
 def partition_text(column: pa.Array) -> pa.Array:
-    """Partition values as Delta writes them; an empty text means null there."""
+    """Return partition values as Delta writes them; an empty text is null there."""
     texts = column.cast(pa.string())
     return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
 
 
 def folder_name(column: str, value: str | None) -> str:
-    """Of the files with this partition value.
+    """Return the name of the folder for files with this partition value.
 
-    The log says which value a file has: where the name would be too long for a file system, a digest ends it.
+    A name that is too long for a file system is cut and gets a digest; readers take the value from the log.
     """
     whole = f"{column}={NULL_PARTITION if value is None else quote(value, safe='')}"
     if is_folder_name(whole):
@@ -278,12 +286,12 @@ def folder_name(column: str, value: str | None) -> str:
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether file systems take it: 255 bytes."""
+    """Whether file systems allow the name: at most 255 bytes."""
     return len(name.encode()) <= _LONGEST_NAME
 
 
 class FileSet:
-    """The files a task is writing, one per partition, and those it has finished; implements ``Writing``."""
+    """The files that a task is writing, one per partition, and its finished ones; implements ``Writing``."""
 
     def __init__(self, writer: TaskWriter) -> None:
         self._writer = writer
@@ -296,7 +304,7 @@ class FileSet:
         """See ``Writing.add``; rows keep their order within a partition.
 
         Raises:
-            SchemaError: If they do not fit the table's columns or a row lacks its message's position.
+            SchemaError: If the rows do not fit the table's columns, or a row lacks its message's position.
         """
         new = drop_committed(
             conform(rows, self._writer.schema, fills_missing=self._writer.fills_missing),
@@ -327,7 +335,7 @@ class FileSet:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Raise RocketMQError where the storage does not take what is written."""
+        """Raise RocketMQError if the storage cannot be written to."""
         try:
             yield
         except OSError as error:
@@ -339,7 +347,7 @@ class FileSet:
             ) from error
 
     def abandon(self) -> None:
-        """See ``Writing.abandon``: the files are removed."""
+        """Remove the files; see ``Writing.abandon``."""
         for file in self._open.values():
             file.close_quietly()
         paths = [file.path for file in self._open.values()] + [file.path for file in self._finished]
@@ -363,7 +371,7 @@ class FileSet:
 
 
 class GrowingFile:
-    """One Parquet file; rows are gathered into row groups that are worth having."""
+    """One Parquet file that is being written; rows are gathered into row groups of a useful size."""
 
     def __init__(
         self,
@@ -378,7 +386,7 @@ class GrowingFile:
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_rows = 0
         self.gathered_bytes = 0
-        """Of rows that wait for their row group."""
+        """Bytes of the rows that wait for their row group."""
         subfolders = [folder_name(name, value) for name, value in partition_values.items()]
         self.path = "/".join([*subfolders, f"part-{uuid.uuid4()}.parquet"])
         if subfolders:
@@ -389,7 +397,7 @@ class GrowingFile:
 
     @property
     def num_records(self) -> int:
-        """Rows so far."""
+        """Number of rows added so far."""
         return self._statistics.num_records
 
     @property
@@ -407,7 +415,7 @@ class GrowingFile:
             self.write_row_group()
 
     def finish(self) -> WrittenFile:
-        """Write what is gathered, and close the file, which the disk then has."""
+        """Write the gathered rows and close the file; a local file is then on its disk."""
         self.write_row_group()
         self._parquet.close()
         size = self.size
@@ -424,13 +432,13 @@ class GrowingFile:
         )
 
     def close_quietly(self) -> None:
-        """Let go of a file that nobody will read."""
+        """Close a file that nobody will read, without errors."""
         for closeable in (self._parquet, self._stream):
             with suppress(OSError, pa.ArrowException):
                 closeable.close()
 
     def write_row_group(self) -> None:
-        """Write the rows that are there as one."""
+        """Write the gathered rows as one row group."""
         if self._gathered:
             self._parquet.write_table(pa.Table.from_batches(self._gathered, self._schema))
         self._gathered = []

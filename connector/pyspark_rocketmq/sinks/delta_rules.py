@@ -1,7 +1,7 @@
-"""May files be added, do rows fit, whose commit is it: decisions without I/O.
+"""Decisions without I/O: may files be added to a table, do rows fit it, whose is a commit?
 
-The sink adds finished Parquet files to the log, so whatever Delta does to rows *while writing them* would be
-skipped: such tables are left to Spark's own writer.
+The sink adds finished Parquet files to the log, which skips anything that Delta does to rows *while writing
+them*. Tables for which Delta does that are left to Spark's own writer.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ V = TypeVar("V")
 
 
 def app_id(consumer_group: str, queue: MessageQueue, generation: int = 0) -> str:
-    """The Delta application id whose version is the watermark of one generation of a queue.
+    """Return the Delta application id whose version is the watermark of one generation of a queue.
 
-    Shape ``rocketmq:GROUP:TOPIC:BROKER:QUEUE``, from the second generation on
-    ``rocketmq:GROUP:TOPIC:BROKER:QUEUE.GENERATION``. Unique: RocketMQ allows no colon in
-    groups and topics, and the queue id is digits, so colons in a broker name stay between them.
+    Its form is ``rocketmq:GROUP:TOPIC:BROKER:QUEUE``, and from the second generation on
+    ``rocketmq:GROUP:TOPIC:BROKER:QUEUE.GENERATION``. It is unique: RocketMQ allows no colon in groups and
+    topics, and the queue id is digits, so any other colon belongs to the broker's name.
     """
     first = f"rocketmq:{consumer_group}:{queue.topic}:{queue.broker_name}:{queue.queue_id}"
     return f"{first}.{generation}" if generation else first
 
 
 def group_app_id(consumer_group: str) -> str:
-    """The transaction id that counts a group's commits; no queue's has this form."""
+    """Return the transaction id that counts a group's commits; ids of queues have another form."""
     return f"rocketmq:{consumer_group}"
 
 
 POSITION_TYPES = {"topic": "string", "brokerName": "string", "queueId": "integer", "queueOffset": "long"}
-"""Columns every sink table has, by Delta's type names: which message a row came from."""
+"""Columns that every sink table has, with Delta's type names; they identify the message of a row."""
 
 _ALLOWED_FEATURES = frozenset(
     {
@@ -49,16 +49,16 @@ _ALLOWED_FEATURES = frozenset(
         "deletionVectors",
         "timestampNtz",
         "v2Checkpoint",
-        # Harmless while no column or property uses them, which is looked at below.
+        # Harmless while no column or property uses them, which refused_features checks.
         "checkConstraints",
         "columnMapping",
         "generatedColumns",
         "invariants",
     }
 )
-"""Features that do not touch the adding of files, of those that delta-rs 1.6 writes (tried one by one).
+"""Features under which files may be added, of those that delta-rs 1.6 writes (each was tried).
 
-By ``PROTOCOL.md`` a commit that adds whole files, with their row counts, needs nothing more for any of them.
+By ``PROTOCOL.md`` none of them requires more of a commit that adds whole files with their row counts.
 """
 _OF_ROWS_ONLY = frozenset(
     {
@@ -72,7 +72,7 @@ _OF_ROWS_ONLY = frozenset(
         "vacuumProtocolCheck",
     }
 )
-"""Features that by ``PROTOCOL.md`` ask nothing of a commit that adds and removes no file."""
+"""Features that by ``PROTOCOL.md`` require nothing of a commit that neither adds nor removes files."""
 _COLUMN_FEATURES = {
     "delta.generationExpression": "generated column",
     "delta.identity.start": "identity column",
@@ -80,7 +80,7 @@ _COLUMN_FEATURES = {
     "__CHAR_VARCHAR_TYPE_STRING": "CHAR or VARCHAR column",
 }
 _COMPUTED = frozenset({"delta.generationExpression", "delta.identity.start"})
-"""Of columns that Delta fills itself."""
+"""Metadata keys of columns that Delta fills itself."""
 TRANSACTION_RETENTION: Final = "delta.setTransactionRetentionDuration"
 _UPKEEP_PROPERTIES = frozenset(
     {
@@ -105,13 +105,13 @@ _UPKEEP_PROPERTIES = frozenset(
         "delta.tuneFileSizesForRewrites",
     }
 )
-"""Properties that decide on the log, on old files and on the sizes of files."""
+"""Properties that only concern the log, old files and the sizes of files."""
 _PARTITION_TYPES = frozenset({"string", "byte", "short", "integer", "long", "boolean", "date"})
-"""Types whose partition value has one text form only."""
+"""Types whose partition values have only one text form."""
 
 
 def refused_features(form: TableForm) -> tuple[str, ...]:
-    """Name what forbids adding files to the table; empty when nothing does."""
+    """Return the names of what forbids adding files to the table; empty if nothing does."""
     refused = sorted(form.features - _ALLOWED_FEATURES)
     if form.has_column_mapping:
         refused.append("columnMapping (delta.columnMapping.mode)")
@@ -130,12 +130,12 @@ def refused_features(form: TableForm) -> tuple[str, ...]:
 
 
 def features_of_every_commit(form: TableForm) -> tuple[str, ...]:
-    """Name what leaves even a commit without rows to Spark's writer; empty when nothing does."""
+    """Return the features for which Spark must make even a commit without rows; empty if there are none."""
     return tuple(sorted(form.features - _ALLOWED_FEATURES - _OF_ROWS_ONLY))
 
 
 def form_changes(before: TableForm, now: TableForm) -> tuple[str, ...]:
-    """Name what has changed so that files written for the form ``before`` may not fit ``now``."""
+    """List the changes that may keep files written for the form ``before`` from fitting ``now``."""
     columns = [
         {column.name: replace(column, metadata=_without_comment(column.metadata)) for column in form.columns}
         for form in (before, now)
@@ -161,20 +161,21 @@ def _without_comment(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _decides_on_rows(property_name: str) -> bool:
-    """Whether a table's property may concern the rows that are added, and not only their upkeep."""
+    """Whether a table's property may concern the rows that are added, and not only maintenance."""
     return property_name.startswith("delta.") and property_name not in _UPKEEP_PROPERTIES
 
 
 def forgets_transactions(form: TableForm) -> bool:
-    """Whether the table's writers drop transaction ids when they are old."""
+    """Whether the table's writers drop old transaction ids."""
     return TRANSACTION_RETENTION in form.configuration
 
 
 def uncompacted_features(form: TableForm) -> tuple[str, ...]:
-    """Name what forbids compacting the table's files; empty when nothing does.
+    """Return the names of what forbids compacting the table's files; empty if nothing does.
 
-    A deletion vector lies beside its file, and delta-rs does not tell which files have one.  Of a time it
-    does not tell in which zone the log has it: Spark may have meant another one than UTC.
+    Deletion vectors forbid it because delta-rs does not show which files have one.  Timestamps as partition
+    values forbid it because delta-rs does not show their zone in the log: Spark may have used another one
+    than UTC.
     """
     types = form.column_types
     many_texts = [name for name in form.partition_by if types[name] not in _PARTITION_TYPES]
@@ -186,10 +187,10 @@ def uncompacted_features(form: TableForm) -> tuple[str, ...]:
 
 
 def check_columns(path: str, form: TableForm, wanted: TableForm, *, may_differ: bool = False) -> None:
-    """Refuse a table that rows of ``wanted``'s columns do not fit.
+    """Refuse a table that rows with the columns of ``wanted`` do not fit.
 
-    The table may have columns that are computed, and with ``may_differ`` others in which the rows then have
-    nulls.
+    The table may have further columns that Delta computes. With ``may_differ`` it may have other nullable
+    columns too, which are null in these rows.
 
     Raises:
         SchemaError: If columns, types or partitioning differ; every difference is named.
@@ -222,12 +223,12 @@ def check_columns(path: str, form: TableForm, wanted: TableForm, *, may_differ: 
 
 
 def given_columns(form: TableForm) -> frozenset[str]:
-    """Columns whose values come with the rows; Delta computes the others."""
+    """Return the columns whose values come with the rows; Delta computes the others."""
     return frozenset(column.name for column in form.columns if not _COMPUTED & column.metadata.keys())
 
 
 def cannot_take_files(path: str, refused: Iterable[str], why_not_by_spark: str) -> OptionError:
-    """The error for a table with such features, where Spark's writer cannot be used either."""
+    """Return the error for a table with ``refused`` features, if Spark's writer cannot be used either."""
     problem = (
         f"The Delta table {path} cannot take files from the connector, because it has: {', '.join(refused)}. "
         f"Spark's own writer, which knows these, cannot be used, because {why_not_by_spark}. Remove them "
@@ -241,8 +242,8 @@ def check_wanted(path: str, wanted: TableForm) -> None:
     """Refuse columns that no sink table can have.
 
     Raises:
-        SchemaError: If a row could not say which message it came from.
-        OptionError: If a partition column is missing or of a type that cannot be one.
+        SchemaError: If the columns that identify a row's message are missing or of another type.
+        OptionError: If a partition column is missing, or its type does not allow partitioning.
     """
     types = wanted.column_types
     differences = column_differences(
@@ -264,14 +265,14 @@ def check_wanted(path: str, wanted: TableForm) -> None:
 
 
 _FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
-"""Characters that Delta takes in no name of a column or field, except with column mapping."""
+"""Characters that Delta forbids in names of columns and fields, except with column mapping."""
 
 
 def check_characters(path: str, schema_json: str) -> None:
-    """Refuse names that Delta forbids: Spark would read such a table, and take no ALTER TABLE for it.
+    """Refuse names that Delta forbids: Spark would read such a table, but refuse to ALTER it.
 
     Raises:
-        SchemaError: Naming each of them, fields within columns included.
+        SchemaError: If there are such names; it names each, including fields within columns.
     """
     forbidden = [repr(name) for name in names_within(schema_json) if _FORBIDDEN & set(name)]
     if forbidden:
@@ -284,7 +285,7 @@ def check_characters(path: str, schema_json: str) -> None:
 
 
 def rows_condition(queue: MessageQueue, begin: int, quote: str = '"') -> str:
-    """The condition, in SQL, that chooses a queue's rows from an offset on; ``quote`` is that of names."""
+    """Return the SQL condition for a queue's rows from an offset on; ``quote`` is put around names."""
     topic, broker, queue_id, offset = (f"{quote}{name}{quote}" for name in POSITION_TYPES)
     return (
         f"({topic} = {sql_literal(queue.topic)} AND {broker} = {sql_literal(queue.broker_name)} "
@@ -297,34 +298,36 @@ class SinkCommit(NamedTuple):
 
     consumer_group: str
     watermarks: Mapping[str, int]
-    """By application id; only those that it moves."""
+    """Watermarks that the commit moves, by application id."""
     commit_id: str
-    """Tells it from all others in the log."""
+    """Id that no other commit in the log has."""
     newest: Mapping[str, str] = MappingProxyType({})
-    """The newest message below each watermark that moves, as text of ``consume.generations``, by its id;
-    empty where the one before is the newest still."""
+    """The newest message below each watermark that moves, as text of ``consume.generations``, by its id.
+
+    The text is empty if the message known before is still the newest.
+    """
     record: Mapping[str, Any] = MappingProxyType({})
-    """How far the whole group is with this commit; see ``group_commits.GroupCommit``."""
+    """Progress of the whole group with this commit; see ``group_commits.GroupCommit``."""
 
     @classmethod
     def of(
         cls, consumer_group: str, watermarks: Mapping[str, int], newest: Mapping[str, str] | None = None
     ) -> SinkCommit:
-        """A new one."""
+        """Return a commit with a new id."""
         return cls(consumer_group, watermarks, str(uuid.uuid4()), newest or {})
 
     def metadata(self, **more: Any) -> dict[str, str]:
-        """What it says of itself, in ``userMetadata``, which every Delta writer can set."""
+        """Return the commit's information as ``userMetadata``, which every Delta writer can set."""
         return {"userMetadata": json.dumps(self.own(**more))}
 
     def own(self, **more: Any) -> dict[str, Any]:
-        """The same, as :func:`own_metadata` returns it."""
+        """Return the commit's information as :func:`own_metadata` reads it."""
         return {"consumerGroup": self.consumer_group, "rocketmqCommit": self.commit_id, **more}
 
     def newest_after(self, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the newest messages of all queues, as numbers; ``known`` are those before this commit.
+        """Return the newest message of each queue as numbers; ``known`` are those before this commit.
 
-        A queue has only that of its last generation.
+        Only the last generation of a queue is kept.
         """
         newest = dict(known)
         if not known.keys() <= self.newest.keys():
@@ -337,31 +340,31 @@ class SinkCommit(NamedTuple):
         return newest
 
     def is_in(self, entry: Mapping[str, Any]) -> bool:
-        """Whether a history entry is this commit's."""
+        """Whether a history entry belongs to this commit."""
         return own_metadata(entry).get("rocketmqCommit") == self.commit_id
 
 
 REACHED: Final = "reached"
-"""In the ``userMetadata`` of a commit of files: watermarks of the group's queues, by application id."""
+"""Field in the ``userMetadata`` of a commit of files: watermarks of the group's queues, by application id."""
 WATERMARKS: Final = "watermarks"
-"""The same in a commit as Spark makes it, after which transaction ids of queues do not count."""
+"""Field with the same in a commit by Spark or in its form; it overrides the transaction ids of queues."""
 NUMBER: Final = "commits"
-"""Beside it: the version of the group's own id, which counts such commits."""
+"""Field beside ``watermarks``: the version of the group's own id, which counts such commits."""
 NEWEST: Final = "newest"
-"""In a commit's ``userMetadata``: the newest message of each queue, by application id."""
+"""Field in a commit's ``userMetadata``: the newest message of each queue, by application id."""
 WHOLE_AT: Final = "wholeAt"
-"""In a commit of files with very many queues, all of which it records: when it was made, in milliseconds."""
+"""Field in a commit of files that records all of very many queues: time of the commit, in milliseconds."""
 CHANGED_SINCE: Final = "changedSince"
-"""In a commit of files that records only what has changed since such a commit: the version of that one."""
+"""Field in a commit of files that records only the changes since one with ``wholeAt``: that one's version."""
 
 
 def message_text(numbers: Sequence[int]) -> str:
-    """Return a newest message as text of ``consume.generations``."""
+    """Return a message, given as numbers, as text of ``consume.generations``."""
     return json.dumps(numbers, separators=(",", ":"))
 
 
 def last_generations(by_id: Mapping[str, V]) -> Mapping[str, V]:
-    """Return the entries, by application id, of the last generation of each queue."""
+    """Return only the entries, by application id, of the last generation of each queue."""
     last = _last_of_each(by_id)
     if len(last) == len(by_id):
         return by_id
@@ -369,7 +372,7 @@ def last_generations(by_id: Mapping[str, V]) -> Mapping[str, V]:
 
 
 def superseded(ids: Mapping[Q, str], by_id: Mapping[str, object]) -> frozenset[Q]:
-    """Return those of ``ids`` of which ``by_id`` has a later generation."""
+    """Return the keys of those ``ids`` for which ``by_id`` has a later generation of the queue."""
     if by_id.keys() <= set(ids.values()):
         return frozenset()
     last = _last_of_each(by_id)
@@ -391,35 +394,34 @@ def _is_last(name: str, last: Mapping[str, int]) -> bool:
 
 
 def _queue_part(name: str) -> str:
-    """An application id without the generation."""
+    """Return an application id without the generation."""
     return _parts(name)[0]
 
 
 @lru_cache(maxsize=1 << 16)
 def _parts(name: str) -> tuple[str, int]:
-    """The same, and the generation."""
+    """Return an application id without the generation, and the generation."""
     before, colon, last = name.rpartition(":")
     queue_id, _, generation = last.partition(".")
     return f"{before}{colon}{queue_id}", int(generation) if generation.isdecimal() else 0
 
 
 def puts_other_rows(entry: Mapping[str, Any]) -> bool:
-    """Whether a history entry is of a RESTORE, or of what replaces a table and goes on with its log."""
+    """Whether a history entry is of a RESTORE, or of a statement that replaces a table and keeps its log."""
     return entry.get("operation") == "RESTORE" or is_replacement(entry)
 
 
 def is_replacement(entry: Mapping[str, Any]) -> bool:
-    """Whether it says that the table was made anew on its log, with or without rows."""
+    """Whether a history entry is of a statement that replaces the table but keeps its log."""
     operation = str(entry.get("operation"))
     return operation == "CLONE" or operation.startswith(("REPLACE TABLE", "CREATE OR REPLACE TABLE"))
 
 
 def restored_to(entry: Mapping[str, Any]) -> int:
-    """The version that a RESTORE brought back.
+    """Return the version that a RESTORE brought back.
 
     Raises:
-        ValueError: If it was named by a time: which version that was, each writer of Delta tables decides for
-            itself.
+        ValueError: If the RESTORE names a time. Which version that means depends on the Delta writer.
     """
     parameters = entry["operationParameters"]
     if parameters.get("version") is None:
@@ -428,9 +430,9 @@ def restored_to(entry: Mapping[str, Any]) -> int:
 
 
 def own_metadata(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The sink's own part of a history entry; empty for commits of others.
+    """Return the sink's part of a history entry; empty for commits of others.
 
-    An entry that is kept by the writer of its commit has it as it was, and need not be parsed.
+    An entry that the commit's own writer has kept contains it as a mapping, which need not be parsed.
     """
     metadata = entry.get("userMetadata") or "{}"
     if isinstance(metadata, dict):

@@ -1,23 +1,25 @@
-"""How far a Delta table has come with a group, for sinks, offset stores and command lines alike.
+"""A group's watermarks in a Delta table, as sinks, offset stores and command lines read them.
 
-Two witnesses show it: the table's transaction ids, and what the group's newest commit records of itself. Each
-of them may lose a part, so both are judged:
+They are in two places: in the table's transaction ids, and in the record within the group's newest commit.
+Each place may lack a part, so both are read:
 
 * With ``delta.setTransactionRetentionDuration`` the next checkpoint drops the ids of queues that stood still,
   and those of older releases at once. The commit has all of them.
 * The log keeps commits for 30 days (``delta.logRetentionDuration``). Ids stay.
-* Spark's writer takes one id for a commit, so what its commits record is newer than the ids of the queues.
-* delta-rs may put a commit of files behind one of another member that its writer had not seen; then the ids
+* Spark's writer stores one id per commit, so the records of its commits are newer than the ids of queues.
+* delta-rs may put a commit of files after one of another member that its writer had not seen; then the ids
   are newer than the record.
 
-Where neither is left the answer is unknown, which is refused: taken for nothing, it would double rows.
+If neither is left, the watermarks are unknown, and that is an error: if they were taken for 0, rows would be
+doubled.
 
-A commit records the last generation of each queue: of an earlier one nothing is written any more. Where very
-many queues stand still (deleted topics), most commits record only what has changed since one that has all of
-them, and name it. That one is so little older that no log loses it long before them.
+A commit records the last generation of each queue, since nothing is written to earlier ones any more. If very
+many queues stand still (deleted topics), most commits record only what has changed since a commit that has
+all of them, and name that commit. It is so little older that no log loses it long before them.
 
-The newest message of a queue is believed where the record's watermark is the queue's. Where it is not, a
-member has moved the queue since that keeps no messages, or that the record's writer had not seen.
+The newest message of a queue in the record is valid if the record's watermark is the queue's watermark. If it
+is not, the queue was moved since by a member that stores no messages, or by one whose commit the record's
+writer had not seen.
 """
 
 from __future__ import annotations
@@ -47,21 +49,21 @@ from pyspark_rocketmq.sinks.delta_rules import (
 )
 
 _WORTH_LEAVING_OUT: Final = 64
-"""Queues that stand still; a commit records about a hundred bytes of each."""
+"""Number of idle queues above which commits leave them out; a commit records about 100 bytes per queue."""
 _LONGEST_SINCE_MS: Final = 15 * 60 * 1_000
-"""Age up to which a commit that has all queues is gone on from; logs are cleaned up by age."""
+"""Age up to which commits refer to one that has all queues; logs are cleaned up by age."""
 
 
 class Recorded(NamedTuple):
-    """How far a group was by what one of its commits records."""
+    """A group's progress as one of its commits records it."""
 
     watermarks: Mapping[str, int]
     newest: Mapping[str, Any]
     """Numbers of the newest message of each queue, by application id."""
     whole: WholeRecord | None = None
-    """The commit that has all queues, for others to go on from; None where it has few, or is not there."""
+    """The commit that has all queues, to which later ones refer; None for few queues, or without a commit."""
     is_whole: bool = True
-    """False where that commit is missing, or nothing is recorded."""
+    """Whether the watermarks are complete: False if that commit is missing, or if nothing is recorded."""
 
 
 class WholeRecord(NamedTuple):
@@ -74,11 +76,11 @@ class WholeRecord(NamedTuple):
 
 
 def recorded(entry: Mapping[str, Any] | None, whole_entry: Mapping[str, Any] | None = None) -> Recorded:
-    """Return what a group's commit of files records.
+    """Return the record in a group's commit of files.
 
     Args:
-        entry: What the log says of it; None without one.
-        whole_entry: The same of the commit that it names as the one with all queues.
+        entry: The commit's entry in the log; None if there is no commit.
+        whole_entry: The entry of the commit that it names as the one with all queues.
     """
     own = {} if entry is None else own_metadata(entry)
     watermarks, newest = _mapping(own, REACHED), _mapping(own, NEWEST)
@@ -109,16 +111,16 @@ def _known(newest: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCommit:
-    """How far a table has come with a group."""
+    """A group's progress in a table."""
 
     watermarks: Mapping[str, int] = field(default_factory=dict)
-    """Watermarks by application id; the table has no row of a queue that is missing here."""
+    """Watermarks by application id; the table has no rows of queues that are missing here."""
     number: int = 0
-    """How many commits Spark has made for the group."""
+    """Number of commits that Spark has made for the group."""
     not_in_ids: Mapping[str, int] = field(default_factory=dict)
     """Watermarks that the transaction ids lack, or have with another value."""
     newest: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers of the newest message below each watermark, by application id; missing where it is unknown."""
+    """Numbers of the newest message below each watermark, by application id; missing if it is unknown."""
     whole: WholeRecord | None = None
     """The commit that has all queues, where there are very many."""
 
@@ -131,12 +133,12 @@ class GroupCommit:
         *,
         number: int = 0,
     ) -> GroupCommit:
-        """Return what the ids in ``stored`` and the group's newest commit show together."""
+        """Return the progress that the ids in ``stored`` and the group's newest commit show together."""
         own = {} if entry is None else own_metadata(entry)
         known = recorded(entry, whole_entry)
         if WATERMARKS in own:
             known = Recorded(own[WATERMARKS], known.newest)
-            # Ids of earlier generations are older than what such commits recorded of these.
+            # Such commits store no ids of queues, so ids may be of earlier generations than the record.
             watermarks = last_generations({**stored, **own[WATERMARKS]})
             number = max(number, own[NUMBER])
         else:
@@ -157,7 +159,7 @@ class GroupCommit:
         return last_generations({**self.watermarks, **commit.watermarks})
 
     def record_of_files(self, commit: SinkCommit, now_ms: int) -> dict[str, Any]:
-        """Return what a commit of files records of the group."""
+        """Return the record of the group for a commit of files."""
         reached, newest = self.reached_with(commit), commit.newest_after(self.newest)
         if len(reached) <= _WORTH_LEAVING_OUT:
             return _record(reached, newest)
@@ -173,13 +175,13 @@ class GroupCommit:
         return {**_record(reached, newest), WHOLE_AT: now_ms}
 
     def record_by_spark(self, commit: SinkCommit) -> dict[str, Any]:
-        """Return what a commit by Spark, or in its form, records of the group."""
+        """Return the record of the group for a commit by Spark, or one in the same form."""
         newest = commit.newest_after(self.newest)
         kept = {NEWEST: newest} if newest else {}
         return {WATERMARKS: self.reached_with(commit), NUMBER: self.number + 1, **kept}
 
     def set_by(self, commit: SinkCommit) -> GroupCommit:
-        """Return the same without newest messages that are unknown once an operator's commit is made."""
+        """Return this without the newest messages of queues that an operator's ``commit`` moves."""
         moved = {name for name, at in commit.watermarks.items() if self.watermarks.get(name) != at}
         return replace(self, newest={name: each for name, each in self.newest.items() if name not in moved})
 
@@ -189,22 +191,22 @@ def _record(watermarks: Mapping[str, int], newest: Mapping[str, Any]) -> dict[st
 
 
 def records_progress(entry: Mapping[str, Any], whole_entry: Mapping[str, Any] | None = None) -> bool:
-    """Whether a commit of a group records how far the group has come; those of older releases do not."""
+    """Whether a commit records its group's progress; commits of older releases do not."""
     return WATERMARKS in own_metadata(entry) or recorded(entry, whole_entry).is_whole
 
 
 def group_commit(
     log: SinkLog, consumer_group: str, generations: Iterable[tuple[MessageQueue, int]]
 ) -> GroupCommit:
-    """Return how far the table has come with the group.
+    """Return the group's progress in the table.
 
     Args:
-        log: The table's log at the version that is asked about.
+        log: The table's log, at the version in question.
         consumer_group: The group.
-        generations: Queues that are asked about anyway, in case a log's form shows ids only by their names.
+        generations: Queues that must be included, in case ids can be read from this log only by their names.
 
     Raises:
-        SinkConflict: If that cannot be told any more.
+        SinkConflict: If the progress is no longer in the log.
     """
     ids = (app_id(consumer_group, queue, generation) for queue, generation in generations)
     stored = log.group_transactions(consumer_group, ids)
@@ -222,7 +224,7 @@ def group_commit(
 
 
 def forgotten(log: SinkLog, consumer_group: str) -> SinkConflict:
-    """Return the error for a group whose newest commit was the only one to record how far it is."""
+    """Return the error for a group whose progress was only in its newest commit, which is gone."""
     return SinkConflict(
         f"The Delta table {masked(log.log.table_uri)} has rows of group {consumer_group}, but the log entry "
         "that tells how far they go has been cleaned up. Say it with DeltaSink.rewind(consumer_group, "
@@ -232,7 +234,7 @@ def forgotten(log: SinkLog, consumer_group: str) -> SinkConflict:
 
 
 def unknown(log: SinkLog, consumer_group: str) -> SinkConflict:
-    """Return the error for a table that may have forgotten what it had of a group."""
+    """Return the error for a table that may have dropped the group's watermarks."""
     return SinkConflict(
         f"How far rows of group {consumer_group} go in the Delta table {masked(log.log.table_uri)}, if there "
         f"are any, cannot be told: by its property {TRANSACTION_RETENTION} writers forget that, and its log "
@@ -244,7 +246,10 @@ def unknown(log: SinkLog, consumer_group: str) -> SinkConflict:
 
 
 def last_known_commit(log: SinkLog, consumer_group: str) -> GroupCommit:
-    """Return :func:`group_commit` without what the log no longer has: an operator is about to set it."""
+    """Return :func:`group_commit`, but without watermarks that are no longer in the log.
+
+    For an operator who is about to set them.
+    """
     try:
         return group_commit(log, consumer_group, ())
     except SinkConflict:
@@ -252,6 +257,6 @@ def last_known_commit(log: SinkLog, consumer_group: str) -> GroupCommit:
         stored = log.group_transactions(consumer_group, ())
         number = stored.pop(counter, 0)
         newest = log.newest_commit(consumer_group)
-        # In a table that Spark writes, ids are older than what was forgotten.
+        # In a table that Spark writes, the ids are older than the lost record.
         known = GroupCommit.judged({} if number else stored, newest, log.whole_record_of(newest))
         return replace(known, number=number)

@@ -1,7 +1,7 @@
-"""Several sinks of one query: each has watermarks of its own, so that each gets its rows exactly once.
+"""Several sinks of one query: each has its own watermarks, so that each gets its rows exactly once.
 
-They commit one after the other, and the offsets move after the last.  Killed in between, the batch runs
-again: a sink that has it already drops its rows, the others add them.
+They commit one after the other, and the offsets move after the last.  If the query is killed in between, the
+batch runs again: the sinks that already have its rows drop them, and the others add them.
 """
 
 from __future__ import annotations
@@ -32,19 +32,22 @@ from pyspark_rocketmq.sinks.standing import SinkStanding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Which rows, and which of their columns, go to a sink."""
+    """Selects the rows, and the columns of these, that go to a sink."""
 
     sink: Sink
     where: pc.Expression | None = None
-    """As ``pyarrow.compute.field("kind") == "paid"``; all rows without it, and none for which it is null."""
+    """Condition such as ``pyarrow.compute.field("kind") == "paid"``; None selects all rows.
+
+    Rows for which the condition is null are not selected.
+    """
     columns: tuple[str, ...] | None = None
-    """Of the listener's; all without it. The position of the message always goes along."""
+    """Columns of the listener's rows; None selects all. The message's position is always included."""
 
     def schema_of(self, rows: pa.Schema) -> pa.Schema:
-        """Columns of the rows that take this route.
+        """Return the columns of the rows that take this route.
 
         Raises:
-            OptionError: If a column is not among those of ``rows``, or ``where`` cannot be told of them.
+            OptionError: If ``rows`` lacks one of ``columns``, or if ``where`` cannot be evaluated on them.
         """
         self._check_where(rows)
         if self.columns is None:
@@ -73,14 +76,14 @@ class Route:
 
 
 class MultiSink:
-    """Implements ``Sink`` over others."""
+    """Implements ``Sink`` by several other sinks."""
 
     def __init__(self, sinks: Sequence[Sink | Route]) -> None:
-        """Send all rows to each sink, or those that its route says.
+        """Send each sink all rows, or those that its route selects.
 
         Raises:
-            OptionError: If there is none, or if two have one place: the first one's commit would move the
-                watermarks of the other, whose rows were never written then.
+            OptionError: If there is no sink, or if two have the same place: the first one's commit would move
+                the watermarks of the other, and the other's rows would never be written.
         """
         self._routes = tuple(each if isinstance(each, Route) else Route(sink=each) for each in sinks)
         if not self._routes:
@@ -95,7 +98,7 @@ class MultiSink:
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
-        """Those that it is made of."""
+        """The sinks in this one."""
         return tuple(route.sink for route in self._routes)
 
     @property
@@ -104,10 +107,10 @@ class MultiSink:
         return tuple(sink.place for sink in self.sinks)
 
     def prepare(self, schema: pa.Schema) -> None:
-        """Prepare each for its rows; see ``Sink.prepare``.
+        """Prepare each sink for its rows; see ``Sink.prepare``.
 
         Raises:
-            OptionError: If two turn out to have one place.
+            OptionError: If two turn out to have the same place.
         """
         schemas = [route.schema_of(schema) for route in self._routes]
         for route, own in zip(self._routes, schemas, strict=True):
@@ -126,17 +129,17 @@ class MultiSink:
             raise OptionError((problem,), where="several sinks")
 
     def standings(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> tuple[SinkStanding, ...]:
-        """Those of all; see ``Sink.standings``."""
+        """Return the standings of all sinks; see ``Sink.standings``."""
         return tuple(each for sink in self.sinks for each in sink.standings(consumer_group, queues))
 
     def watermarks(self, consumer_group: str) -> dict[QueueGeneration, int]:
-        """The smallest watermark of each generation, 0 if one sink has none; see ``Sink.watermarks``."""
+        """Return the smallest watermark of each generation, 0 if a sink has none; see ``Sink.watermarks``."""
         found = [sink.watermarks(consumer_group) for sink in self.sinks]
         generations = {key for each in found for key in each}
         return newest_generations({key: min(each.get(key, 0) for each in found) for key in generations})
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> SinkBatch:
-        """Begin a batch in each; see ``Sink.begin``."""
+        """Begin a batch in each sink; see ``Sink.begin``."""
         begun = [sink.begin(consumer_group, queues) for sink in self.sinks]
         filters = tuple(
             _Filter(route.where, columns) for route, columns in zip(self._routes, self._columns, strict=True)
@@ -145,10 +148,10 @@ class MultiSink:
 
 
 def one_sink(sinks: Sink | Route | Sequence[Sink | Route]) -> Sink:
-    """What a query is given as its sink, as one.
+    """Return one sink for all that was passed to a query.
 
     Raises:
-        OptionError: As of ``MultiSink``.
+        OptionError: See ``MultiSink``.
     """
     if isinstance(sinks, Route):
         return MultiSink([sinks])
@@ -156,7 +159,7 @@ def one_sink(sinks: Sink | Route | Sequence[Sink | Route]) -> Sink:
 
 
 def single_sinks(sink: Sink) -> tuple[Sink, ...]:
-    """The sinks that one is made of, itself if it is a single one."""
+    """Return the single sinks within a sink; only the sink itself if it is a single one."""
     if not isinstance(sink, MultiSink):
         return (sink,)
     return tuple(single for each in sink.sinks for single in single_sinks(each))
@@ -176,7 +179,7 @@ class _Filter:
 
 @dataclass(frozen=True, slots=True)
 class _WrittenBy:
-    """What the writer of one of the sinks has written."""
+    """A task's result for one of the sinks."""
 
     index: int
     of_sink: Written
@@ -203,7 +206,7 @@ class _MultiWriting:
     filters: tuple[_Filter, ...]
 
     def add(self, rows: pa.RecordBatch) -> int:
-        # Of the sink that has most of them; the others have no more than the same rows.
+        # The largest count of any sink, since the sinks' counts are of the same rows.
         return max(
             sum(writing.add(own) for own in rows_of.apply(rows))
             for writing, rows_of in zip(self.writings, self.filters, strict=True)

@@ -1,16 +1,16 @@
-"""RESTOREs since a group's last commit, without reading what a commit of any group has read before.
+"""Search for RESTOREs since a group's last commit, without reading again what other commits summarize.
 
-RESTORE takes rows away and leaves the watermarks where they are, so rows would be missing for ever.
-REPLACE TABLE, in all its forms, leaves them too, and counts as one.
+RESTORE removes rows but keeps the watermarks, so the rows would be missing for ever.  REPLACE TABLE, in all
+its forms, keeps the watermarks too, and counts as a RESTORE.
 
-What a log says of a version never changes.  So each commit of a sink says what its writer has seen of the
-log: a range of versions without a gap, the last RESTORE among them and the last commit of each group.  A
-reader that comes to such a commit goes on below that range; commits of others are read one by one.
+A version in the log never changes.  So each commit of a sink records what its writer has seen of the log: a
+range of versions without a gap, the last RESTORE among them and the last commit of each group.  A reader that
+comes to such a commit continues below that range; commits of others are read one by one.
 
-A RESTORE may come after a writer's last look and before its commit, where Spark's writer makes that. So a
-commit counts as later than a RESTORE only if its writer had seen it.
+If Spark makes the commit, a RESTORE may come between the writer's last look and the commit.  So a commit
+counts as later than a RESTORE only if its writer had seen the RESTORE.
 
-Pure: takes what the commits say of themselves.
+No I/O: this takes the information in the commits as arguments.
 """
 
 from __future__ import annotations
@@ -22,32 +22,35 @@ from typing import Any, TypeGuard
 from pyspark_rocketmq.sinks.delta_rules import own_metadata, puts_other_rows
 
 _MOST_GROUPS = 100
-"""Named by a commit."""
+"""Most groups that a commit names."""
 _NEAR = 20
-"""So few commits are read to come to what another one tells, even if that is not needed now."""
+"""Read up to this many more commits to reach a range that another commit records, even if not needed now."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenCommits:
-    """What commits of the versions from ``first`` to ``last`` say; empty if ``last`` is below ``first``."""
+    """A summary of the commits from version ``first`` to ``last``; empty if ``last`` is below ``first``."""
 
     first: int
     last: int
     restored: int | None = None
-    """The last RESTORE among them."""
+    """Version of the last RESTORE among them."""
     commits: Mapping[str, int] = field(default_factory=dict)
-    """By group: its last commit among them."""
+    """Version of the last commit of each group among them."""
     knew: Mapping[str, int] = field(default_factory=dict)
-    """By group: up to where its commits had seen the log, if a RESTORE may lie between that and the last."""
+    """Version up to which each group's commits had seen the log.
+
+    Contains only groups for which a RESTORE may lie between that version and the last commit.
+    """
 
     @classmethod
     def empty(cls, version: int) -> SeenCommits:
-        """Nothing, seen from ``version``."""
+        """Return an empty summary, to be extended downwards from ``version``."""
         return cls(version + 1, version)
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> SeenCommits:
-        """One commit."""
+        """Return the summary of one commit."""
         version = int(entry["version"])
         own = own_metadata(entry)
         group = own.get("consumerGroup")
@@ -55,14 +58,14 @@ class SeenCommits:
             return cls(version, version, version)
         if "rocketmqCommit" not in own or not isinstance(group, str):
             return cls(version, version)
-        # Older releases did not say it.
+        # Commits of older releases do not record it.
         told = cls.seen_by(entry)
         knew = version - 1 if told is None else told.last
         return cls(version, version, None, {group: version}, {} if knew == version - 1 else {group: knew})
 
     @classmethod
     def seen_by(cls, entry: Mapping[str, Any]) -> SeenCommits | None:
-        """What the writer of a commit had seen; None if that is not said, or cannot be."""
+        """Return what the writer of a commit had seen; None if that is not recorded, or not plausible."""
         seen = own_metadata(entry).get("seen")
         if not isinstance(seen, dict):
             return None
@@ -80,7 +83,10 @@ class SeenCommits:
         return cls(first, last, restored, commits, knew)
 
     def to_metadata(self) -> dict[str, Any]:
-        """What a commit says of it, for :meth:`seen_by`; without its beginning if it has very many groups."""
+        """Return the form in which a commit records this, for :meth:`seen_by`.
+
+        With very many groups, the beginning of the range is left out.
+        """
         newest_first = sorted(self.commits.items(), key=lambda commit: -commit[1])
         named, unnamed = newest_first[:_MOST_GROUPS], newest_first[_MOST_GROUPS:]
         first = unnamed[0][1] + 1 if unnamed else self.first
@@ -90,7 +96,7 @@ class SeenCommits:
         return {**told, "knew": knew} if knew else told
 
     def after(self, earlier: SeenCommits) -> SeenCommits:
-        """Both as one; ``earlier`` begins below this one, and there is no version between them."""
+        """Join this with ``earlier``, which begins below it; there must be no version between them."""
         found = [one.restored for one in (earlier, self) if one.restored is not None]
         restored = max(found, default=None)
         commits = dict(earlier.commits)
@@ -108,23 +114,23 @@ class SeenCommits:
         return SeenCommits(earlier.first, max(earlier.last, self.last), restored, commits, knew)
 
     def _knew(self, consumer_group: str) -> int:
-        """A RESTORE up to there is dealt with; -1 without a commit of the group."""
+        """Return the version up to which the group's commits knew of RESTOREs; -1 without a commit of it."""
         return self.knew.get(consumer_group, self.commits.get(consumer_group, -1))
 
     def tells_of(self, consumer_group: str) -> bool:
-        """Whether :meth:`restored_since` says what the whole log would."""
+        """Whether :meth:`restored_since` returns the same as for the whole log."""
         if self.restored is not None:
             return True
         return consumer_group in self.commits and self.first <= self._knew(consumer_group) + 1
 
     def restored_since(self, consumer_group: str) -> int | None:
-        """The last RESTORE that no commit of the group knew."""
+        """Return the last RESTORE, if no commit of the group knew it."""
         if self.restored is None or self._knew(consumer_group) >= self.restored:
             return None
         return self.restored
 
     def came_past(self, consumer_group: str) -> int | None:
-        """The version of the group's commit behind a RESTORE that it did not know; None without one."""
+        """Return the version of the group's commit after a RESTORE that it did not know; None without one."""
         restored, last = self.restored_since(consumer_group), self.commits.get(consumer_group, -1)
         return last if restored is not None and last > restored else None
 
@@ -135,14 +141,14 @@ def look_back(
     entries_below: Callable[[int], Iterable[Mapping[str, Any]]],
     is_enough: Callable[[SeenCommits], bool],
 ) -> SeenCommits:
-    """The commits up to ``version``, ``known`` among them, as far back as is enough or the log goes.
+    """Summarize the commits up to ``version``, as far back as is enough or as the log goes.
 
     Args:
-        version: Up to where.
-        known: What was seen before, not beyond ``version``.
-        entries_below: What the commits below a version say of themselves, the newest first; it ends where the
-            log begins.
-        is_enough: Whether to look no further.
+        version: The last version of the result.
+        known: An earlier summary, which does not go beyond ``version``; it is part of the result.
+        entries_below: Yields the information in the commits below a version, the newest first; it ends where
+            the log begins.
+        is_enough: Whether a summary goes back far enough.
     """
     found = SeenCommits.empty(version)
     seen = [known]

@@ -1,7 +1,7 @@
-"""Checks before a query starts: shared folders on all machines, tables within each other.
+"""Checks before a query starts: are folders shared by all machines, are tables within each other?
 
-A path without a scheme is each machine's own disk, unless all of them have mounted the same storage there.
-Which of the two it is can be seen: the driver puts an empty file beside the table, and tasks look for it.
+A path without a scheme is on each machine's own disk, unless all machines have mounted the same storage
+there. To find out, the driver puts an empty file beside the table, and tasks look for it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ from pyspark_rocketmq.errors import OptionError, StorageNotShared
 logger = logging.getLogger(__name__)
 
 _LOOK_TIMEOUT_S: Final = 60.0
-"""For so long the start of a query waits for executors that could look; after that the first batch finds out.
-"""
+"""Longest time that the start of a query waits for executors to look; later the first batch finds out."""
 _MOST_LOOKS: Final = 200
 _HIDDEN: Final = ("_", ".")
-"""How a folder's name begins that Delta's VACUUM leaves alone."""
+"""Prefixes of folders that Delta's VACUUM ignores."""
 
 
 def normal_place(path: str) -> str:
-    """One text for all ways to write a path or a storage URI; links are followed."""
+    """Return the same text for all ways to write a path or a storage URI; links are followed."""
     folder = local_path(path)
     if folder is not None:
         return os.path.realpath(folder)
@@ -46,10 +45,10 @@ def normal_place(path: str) -> str:
 
 
 def check_apart(places: Mapping[str, str]) -> None:
-    """Refuse tables that are one, or of which one lies where another's VACUUM removes files.
+    """Refuse tables at the same place, and a table within another one whose VACUUM would remove its files.
 
     Args:
-        places: By what they are called, as a user wrote them.
+        places: Paths or URIs as the user wrote them, by what they are called.
 
     Raises:
         OptionError: With every such pair.
@@ -64,7 +63,7 @@ def check_apart(places: Mapping[str, str]) -> None:
 
 
 def _relation(one: str, other: str) -> str:
-    """What is wrong with two places; empty if nothing is."""
+    """Describe what is wrong with two places; empty if nothing is."""
     if one == other:
         return "are one place; give each table a folder of its own"
     outer, inner = sorted((one, other), key=len)
@@ -85,11 +84,11 @@ def is_on_one_machine(spark: SparkSession) -> bool:
 
 
 def check_shared(spark: SparkSession, places: Mapping[str, str]) -> None:
-    """See that the executors have the folders of these paths, where that can be doubted.
+    """Check that the executors see the same folders under these paths as the driver.
 
     Args:
-        spark: A classic session; nothing is looked for where driver and executors are one process's threads.
-        places: By what they are called; those that are URIs of shared storage are not looked for.
+        spark: A classic session; nothing is checked if driver and executors are in one process.
+        places: Paths or URIs by what they are called; URIs of shared storage are not checked.
 
     Raises:
         StorageNotShared: With the host that has another folder.
@@ -113,7 +112,7 @@ def check_shared(spark: SparkSession, places: Mapping[str, str]) -> None:
 
 @contextmanager
 def _marked(folders: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """A file in each folder that has never been there before → what the folder is called."""
+    """Make a file with a new name in each folder; yield file → what the folder is called."""
     markers = {f"{folder}/_rocketmq_{uuid.uuid4()}": name for name, folder in folders.items()}
     try:
         for marker in markers:
@@ -126,7 +125,7 @@ def _marked(folders: Mapping[str, str]) -> Iterator[dict[str, str]]:
 
 
 def _looked_for(spark: SparkSession, markers: list[str]) -> dict[str, str]:
-    """Marker → a host that does not see it."""
+    """Let tasks look for the markers; return marker → a host that does not see it."""
     context = spark.sparkContext
     group = f"rocketmq-shared-storage-{uuid.uuid4()}"
 
@@ -152,7 +151,7 @@ def _looked_for(spark: SparkSession, markers: list[str]) -> dict[str, str]:
 
 
 class Look:
-    """Run in tasks: a row for each file that is not there."""
+    """Function for tasks that yields a row for each missing file."""
 
     def __init__(self, markers: list[str]) -> None:
         self._markers = markers

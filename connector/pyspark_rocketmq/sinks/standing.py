@@ -1,10 +1,10 @@
-"""Whether a sink has all that a group's offsets say it has.  Pure.
+"""Comparison of sinks with a group's offsets: does each sink have all rows below the offsets?  No I/O.
 
-Data are committed before offsets, so a sink is never behind a row that a batch with this sink has moved.
-Where it is, it was deleted, replaced, restored from a backup, or failed over to a replica that lacked its
-last commits, and its rows are gone. Each row therefore remembers the sinks of the batch that moved it last,
-with what tells one table from another.  A row that an operator has reset, or that went on where another
-member of the group had come, remembers none: its gap is wanted.
+Data is committed before offsets, so a sink is never behind the offsets that its batches stored.  If it is, it
+was deleted, replaced, restored from a backup, or failed over to a replica that lacked its last commits, and
+its rows are gone.  Each offset row therefore stores the sinks of the batch that moved it last, with an
+identity for each table.  The row has no sinks if an operator has reset it, or if it was moved to the offset
+that another member of the group had reached.  Its gap is intended.
 """
 
 from __future__ import annotations
@@ -25,27 +25,30 @@ _SHOWN_QUEUES = 5
 
 
 class SinkStanding(NamedTuple):
-    """How far one sink has come with a group."""
+    """One sink's progress with a group."""
 
     name: str
-    """What it is found by, the same in the next run of a query."""
+    """Name of the sink's place, the same in the next run of a query."""
     identity: str | None
-    """Which table it is, of all that ever were there; empty if this kind of sink cannot tell, None if nothing
-    is there."""
+    """Id that distinguishes the table from all others that ever were at this place.
+
+    Empty if this kind of sink has no such id; None if there is no table.
+    """
     watermarks: Mapping[MessageQueue, int]
-    """Next offset of each queue, in the generation that the caller named; 0, or missing, where
-    it has no row."""
+    """Next offset of each queue, in the generation that the caller named; 0 or missing without rows."""
     path: str = ""
-    """For commands; empty if it is no Delta table."""
+    """Path for commands; empty if the sink is not a Delta table with a path."""
     newest: Mapping[MessageQueue, str] = MappingProxyType({})
-    """The newest message below each of these watermarks, as text of ``consume.generations``; missing where
-    the sink keeps none. A standing of ``SinkBatch`` has none."""
+    """The newest message below each of these watermarks, as text of ``consume.generations``.
+
+    Missing where the sink stores none; empty in the standings of a ``SinkBatch``.
+    """
     later: frozenset[MessageQueue] = frozenset()
-    """Queues of which it has rows of a later generation than the caller named: it lacks none of that one."""
+    """Queues with rows of a later generation than the caller named; of the named one nothing is missing."""
 
 
 def with_newest(standing: SinkStanding, newest: Mapping[MessageQueue, str]) -> SinkStanding:
-    """The standing with the newest messages, except those above a watermark that an operator set back."""
+    """Add the newest messages, except those above a watermark that an operator has set back."""
     below = {
         queue: text
         for queue, text in newest.items()
@@ -56,42 +59,42 @@ def with_newest(standing: SinkStanding, newest: Mapping[MessageQueue, str]) -> S
 
 
 class Lost(NamedTuple):
-    """What one sink lacks."""
+    """The rows that one sink lacks."""
 
     standing: SinkStanding
     remembered: str
-    """The identity that the rows know it by."""
+    """The sink's identity as the offset rows store it."""
     behind: Mapping[MessageQueue, OffsetRow]
-    """Rows that are ahead of it; of another table all those that it had a part in."""
+    """Offset rows that are ahead of the sink; all of its rows if it is another table."""
 
     @property
     def is_another(self) -> bool:
-        """Whether it is another table than the one that was written to."""
+        """Whether the sink is now another table than the one that was written to."""
         return bool(self.standing.identity and self.remembered) and self.standing.identity != self.remembered
 
     @property
     def may_be_forgotten(self) -> bool:
-        """Whether it may have all rows, and only their watermarks are gone."""
+        """Whether the sink may have all rows, and only their watermarks are gone."""
         at = self.standing.watermarks
         is_same = bool(self.standing.path and self.standing.identity) and not self.is_another
         return is_same and not any(at.get(queue, 0) for queue in self.behind)
 
     @property
     def is_one_of_several(self) -> bool:
-        """Whether other sinks had a part in these rows."""
+        """Whether these offset rows name other sinks, too."""
         return any(len(_parsed(row.sinks)) > 1 for row in self.behind.values())
 
     @property
     def targets(self) -> dict[MessageQueue, int]:
-        """Where each of the queues has to go on for the sink to lack nothing that brokers still have."""
+        """Offset from which to consume each queue again; the sink then gets all that brokers still have."""
         return {queue: self.standing.watermarks.get(queue, 0) for queue in self.behind}
 
 
 def remembered_text(standings: Iterable[SinkStanding]) -> str:
-    """What a row remembers of the sinks of its batch; JSON, empty without any."""
+    """Return the sinks of a batch as an offset row stores them: JSON, empty if there are none."""
     known: dict[str, str] = {}
     for standing in standings:
-        # Two databases may have tables of one name.
+        # Two databases may have tables with the same name.
         name = standing.name if standing.name not in known else f"{standing.name} {standing.identity}"
         known[name] = standing.identity or ""
     return json.dumps(known, sort_keys=True) if known else ""
@@ -104,10 +107,11 @@ def check_has_all(
     *,
     store: str,
 ) -> None:
-    """Refuse to go on where a sink lacks rows.
+    """Refuse to continue if a sink lacks rows.
 
     Raises:
-        SinkSetBack: With what is missing and the ways forward; ``store`` is the offset store's ``spec``.
+        SinkSetBack: If so; it names the missing rows and the ways forward.  ``store`` is the offset store's
+            ``spec``.
     """
     lost = lost_by(rows, standings)
     if lost:
@@ -115,7 +119,7 @@ def check_has_all(
 
 
 def lost_by(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]) -> list[Lost]:
-    """What the sinks lack of the messages that the rows have passed."""
+    """Find the sinks that lack rows of messages below the group's offsets."""
     found = []
     for standing in standings:
         behind: dict[MessageQueue, OffsetRow] = {}
@@ -136,10 +140,10 @@ def lost_by(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStan
 def forgotten_by(
     rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
 ) -> dict[MessageQueue, int]:
-    """How many messages rows are behind sinks that have them already, by queue.
+    """Return how many messages each offset row is behind the sinks that it names, by queue.
 
-    After a batch that was killed before its offsets were stored, and after an offset store was put back; not
-    after a reset.
+    This happens after a batch that was killed before its offsets were stored, and after the offset store was
+    restored; after a reset the row names no sinks.
     """
     forgotten = {}
     for queue, row in rows.items():
@@ -153,7 +157,7 @@ def forgotten_by(
 def ahead_of(
     rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]
 ) -> dict[MessageQueue, SinkRecord]:
-    """Find where sinks are ahead of rows of the same generations, and of the messages that these remember."""
+    """Return the farthest sink of each queue where it is ahead of the offset row and of its last message."""
     records: dict[MessageQueue, SinkRecord] = {}
     for queue, row in rows.items():
         if all(each.watermarks.get(queue, 0) <= row.next_offset for each in standings):
@@ -174,7 +178,7 @@ def records_of(
     watermarks: Mapping[MessageQueue, int],
     standings: Sequence[SinkStanding],
 ) -> dict[MessageQueue, SinkRecord]:
-    """The watermarks with the newest messages that any of the sinks shows below its own."""
+    """Return the watermarks with the newest message that the farthest sink stores for each queue."""
     records = {}
     for queue, offset in watermarks.items():
         farthest = _farthest(queue, generations[queue], standings)
@@ -193,7 +197,10 @@ def _farthest(queue: MessageQueue, generation: int, standings: Sequence[SinkStan
 
 
 def strangers(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkStanding]) -> list[str]:
-    """Names of the sinks that no row knows although rows know others: their tables lack what came before."""
+    """Return the names of sinks that no offset row names although some rows name other sinks.
+
+    The tables of these sinks lack the rows of earlier batches.
+    """
     known = [row.sinks for row in rows.values() if row.sinks]
     return [
         standing.name
@@ -203,7 +210,7 @@ def strangers(rows: Mapping[MessageQueue, OffsetRow], standings: Sequence[SinkSt
 
 
 def loss_text(consumer_group: str, lost: Sequence[Lost], *, store: str) -> str:
-    """What is missing and the ways forward, in sentences."""
+    """Describe the missing rows and the ways forward."""
     group = f"--option offsetStore={store} --option consumerGroup={consumer_group}"
     at_brokers = f"{group} --option nameServers=HOST:PORT"
     back = _way_back(lost, at_brokers)
@@ -231,7 +238,7 @@ def _if_rows_are_there(consumer_group: str, lost: Lost) -> str:
 
 
 def rows_there_text(consumer_group: str, path: str, count: int) -> str:
-    """Why a group does not go back to the beginning of a sink that shows no watermark and has rows."""
+    """Describe why a group is not moved back to the beginning of a sink with rows but without watermarks."""
     return (
         f"Nothing was changed: {path} shows no watermark of group {consumer_group}, and has "
         f"{counted(count, 'row')} of its queues, which the group would write again, and would have twice. If "
@@ -243,8 +250,8 @@ def rows_there_text(consumer_group: str, path: str, count: int) -> str:
 
 
 def _way_back(lost: Sequence[Lost], options: str) -> str:
-    """What moves the offsets back to where all sinks are."""
-    # A reset to one of several forgets what the others lack.
+    """Return the command that moves the offsets back to where all sinks are."""
+    # A reset to only one of several sinks would forget what the others lack.
     if any(each.is_one_of_several for each in lost):
         return "`rmq.reset_to_sink(store, [every sink of the query], consumer_group)` in Python"
     standing = lost[0].standing
@@ -281,7 +288,7 @@ def _what_is_missing(consumer_group: str, lost: Lost) -> str:
 
 
 def _identity_in(text: str, standing: SinkStanding) -> str | None:
-    """What a row knows the sink's table by, under whatever name; None if it had no part in the row."""
+    """Return the identity of the sink's table in a row's text, also under another name; None if not in it."""
     known = _parsed(text)
     if standing.identity and standing.identity in known.values():
         return standing.identity

@@ -295,7 +295,7 @@ def _is_local(spark: SparkSession) -> bool:
 
 
 def driver_address(spark: SparkSession) -> tuple[str, str, bool]:
-    """Return the host by which workers reach this process, the one to listen on, and whether all is local."""
+    """Return this process's host for workers, its host to listen on, and whether all workers are local."""
     if _is_local(spark):
         return "127.0.0.1", "127.0.0.1", True
     settings = _settings(spark)
