@@ -1,7 +1,7 @@
-"""Every request made of a broker, as one typed call each.
+"""Every request to a broker, one typed call for each.
 
 A call takes the broker's address first. Nothing here retries, caches or chooses a broker: callers do. Callers
-name topics and groups as users do; the namespace is added and removed here and nowhere else.
+name topics and groups as users do; only this module adds and removes the namespace.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from pyspark_rocketmq.wire.subscription import SubscriptionData
 __all__ = ["Batch", "BrokerClient", "PullRequest", "PullResult", "PullStatus", "SendResult", "SendSettings"]
 
 _HOLD_SCAN_S: Final = 5.0
-"""How late a broker may end the suspension of a pull (``PullRequestHoldService.run``)."""
+"""How much too late a broker may end the suspension of a pull (``PullRequestHoldService.run``)."""
 _READ_AND_WRITE: Final = 6
 """A topic's permissions: 4 to read and 2 to write."""
 
@@ -59,22 +59,22 @@ T = TypeVar("T")
 
 
 def command_of(code: RequestCode, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
-    """A request from its header's fields."""
+    """Make a request from its header's fields."""
     return RemotingCommand(code=code, ext_fields={} if header is None else to_ext_fields(header), body=body)
 
 
 class BrokerClient:
     """Calls to brokers through a pool. Shared by any number of threads.
 
-    Every blocking call raises ``TransportError`` (retryable) when no answer comes, ``BrokerError`` or a
-    subclass when the broker says no, and ``RemoteProtocolError`` when the answer makes no sense. It waits at
-    most ``request_timeout_s`` for connection and answer together, unless it takes a deadline of its own.
-    Asynchronous calls wait for nothing, not even for a connection. They call back exactly once, normally on
-    the channel's reader thread, which must not block: while it runs, no other answer of this broker is taken
-    in.
+    Every blocking call raises ``TransportError`` (retryable) if no answer comes, ``BrokerError`` or a
+    subclass if the broker refuses, and ``RemoteProtocolError`` if the answer is invalid. It waits at most
+    ``request_timeout_s`` for connection and answer together, unless it takes its own deadline. Asynchronous
+    calls wait for nothing, not even for a connection. They call back exactly once, normally on the channel's
+    reader thread. The callback must not block: while it runs, no other answer of this broker is processed.
 
-    A call that names a broker, by a queue, a message or ``broker_name``, is made only to that one: where
-    another one answers it raises ``WrongBroker`` (retryable), or calls back with it, and sends nothing.
+    A call that names a broker, by a queue, a message or ``broker_name``, is only made to that broker. If
+    another broker has the address, it sends nothing, and raises ``WrongBroker`` (retryable) or calls back
+    with it.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class BrokerClient:
     # --- pull -----------------------------------------------------------------------------------------------
 
     def pull(self, address: str, request: PullRequest) -> PullResult:
-        """Pull once; waits as long as the broker may hold the request."""
+        """Pull once; wait as long as the broker may hold the request."""
         request = self._named_pull(request)
         deadline = self._pull_deadline(request)
         answer = self._channel(address, deadline, request.queue.broker_name).request(request, deadline)
@@ -115,7 +115,7 @@ class BrokerClient:
         settings: SendSettings,
         deadline: Deadline | None = None,
     ) -> SendResult:
-        """Send one message, as it is, to ``queue``."""
+        """Send one message to ``queue`` without changing it."""
         command = self._send_command(message, queue, settings)
         return self._send(address, command, queue, (message,), deadline)
 
@@ -136,7 +136,7 @@ class BrokerClient:
     def send_oneway(
         self, address: str, message: Message, queue: MessageQueue, settings: SendSettings
     ) -> None:
-        """Send one message without learning whether it was stored."""
+        """Send one message without waiting for an answer; it may or may not be stored."""
         self._oneway(address, self._send_command(message, queue, settings), queue.broker_name)
 
     def send_batch(
@@ -149,8 +149,8 @@ class BrokerClient:
     def send_batch_async(self, address: str, batch: Batch, settings: SendSettings, on_result: OnSend) -> None:
         """Begin a :meth:`send_batch`, without waiting for its answer.
 
-        Batches for one queue keep their order only if each is sent after the one before was answered: a
-        broker works on several requests of one connection at once.
+        Batches for one queue keep their order only if each is sent after the answer to the one before: a
+        broker works on several requests of one connection at the same time.
         """
         command = self._batch_command(batch, settings)
         self._send_async(address, command, batch.queue, batch.messages, on_result)
@@ -158,15 +158,15 @@ class BrokerClient:
     def send_encoded(
         self, address: str, batch: EncodedBatch, settings: SendSettings, on_result: OnSend
     ) -> None:
-        """Begin to send a batch that is bytes already, as :meth:`send_batch_async` does."""
+        """Begin to send a batch that is already encoded, as :meth:`send_batch_async` does."""
         named = replace(batch, queue=self._named_queue(batch.queue))
         command = encoded_batch_command(named, self._named_settings(settings), self._now_ms())
         self._send_async(address, command, batch.queue, (), on_result)
 
     def end_transaction(self, address: str, header: headers.EndTransactionRequestHeader) -> None:
-        """Commit or roll back a half message (one-way); ``address`` must be where it is stored.
+        """Commit or roll back a half message (one-way); ``address`` must be the broker that stores it.
 
-        A loss is no harm: the broker asks for the message's state later.
+        If the request is lost, the broker asks for the message's state later.
         """
         topic = None if header.topic is None else self._named(header.topic)
         named = replace(header, producer_group=self._named(header.producer_group), topic=topic)
@@ -180,7 +180,7 @@ class BrokerClient:
         delay_level: int,
         max_reconsume_times: int,
     ) -> None:
-        """Have the broker that stores a message deliver it again through the group's retry topic.
+        """Ask the broker that stores a message to deliver it again through the group's retry topic.
 
         ``delay_level`` 0: the broker decides by the number of attempts; -1: straight to the dead-letter
         topic.
@@ -200,14 +200,14 @@ class BrokerClient:
     # --- offsets --------------------------------------------------------------------------------------------
 
     def min_offset(self, address: str, queue: MessageQueue) -> int:
-        """The first queue offset the broker still has."""
+        """Return the first queue offset that the broker still has."""
         header = headers.QueueRequestHeader(
             topic=self._named(queue.topic), queue_id=queue.queue_id, broker_name=queue.broker_name
         )
         return self._offset(address, RequestCode.GET_MIN_OFFSET, header, queue.broker_name)
 
     def max_offset(self, address: str, queue: MessageQueue) -> int:
-        """The last queue offset + 1; 0 for a topic or queue that does not exist."""
+        """Return the last queue offset + 1; 0 for a topic or queue that does not exist."""
         header = headers.QueueRequestHeader(
             topic=self._named(queue.topic),
             queue_id=queue.queue_id,
@@ -217,15 +217,16 @@ class BrokerClient:
         return self._offset(address, RequestCode.GET_MAX_OFFSET, header, queue.broker_name)
 
     def search_offset(self, address: str, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The queue offset of the first message stored at or after ``timestamp_ms`` (since the epoch).
+        """Return the queue offset of the first message stored at or after ``timestamp_ms`` (since the epoch).
 
-        After the last message: the maximum. Before the first one it may be below the minimum.
+        It is the maximum offset if all messages are older. For a time before the first message it may be
+        below the minimum offset.
         """
         header = headers.SearchOffsetRequestHeader(
             topic=self._named(queue.topic),
             queue_id=queue.queue_id,
             timestamp=timestamp_ms,
-            # the first message at or after the time
+            # LOWER: the first message at or after the time.
             boundary_type="LOWER",
             broker_name=queue.broker_name,
         )
@@ -234,7 +235,7 @@ class BrokerClient:
     def topic_stats(
         self, address: str, topic: str, *, broker_name: str = ""
     ) -> dict[MessageQueue, QueueBounds]:
-        """The bounds of all of the topic's write queues on this broker, in one request."""
+        """Return the bounds of all of the topic's write queues on this broker, by one request."""
         header = headers.TopicRequestHeader(topic=self._named(topic))
         answer = self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, header, broker_name)
         return self._bare_queues(decode_topic_stats(answer.body))
@@ -253,12 +254,12 @@ class BrokerClient:
         *,
         set_zero_if_not_found: bool | None = None,
     ) -> int:
-        """The next offset to consume that is stored for the group.
+        """Return the next offset to consume that is stored for the group.
 
-        With ``set_zero_if_not_found=False`` the broker never makes up a 0 for a new group on a young topic.
+        With ``set_zero_if_not_found=False`` the broker does not return 0 for a new group on a young topic.
 
         Raises:
-            OffsetNotFound: If none is stored: a first start. No other error ever means that.
+            OffsetNotFound: If none is stored, as at a group's first start. No other error means that.
         """
         header = headers.QueryConsumerOffsetRequestHeader(
             consumer_group=self._named(consumer_group),
@@ -272,7 +273,7 @@ class BrokerClient:
     def update_consumer_offset(
         self, address: str, consumer_group: str, queue: MessageQueue, commit_offset: int
     ) -> None:
-        """Store the next offset to consume; the broker takes any value, lower ones too."""
+        """Store the next offset to consume; the broker accepts any value, also a lower one."""
         header = headers.UpdateConsumerOffsetRequestHeader(
             consumer_group=self._named(consumer_group),
             topic=self._named(queue.topic),
@@ -285,7 +286,7 @@ class BrokerClient:
     # --- membership and locks -------------------------------------------------------------------------------
 
     def heartbeat(self, address: str, heartbeat: bodies.HeartbeatData, *, broker_name: str = "") -> None:
-        """Show this client's groups and their whole subscriptions: what is missing is unsubscribed."""
+        """Report this client's groups and their whole subscriptions; missing topics are unsubscribed."""
         body = dumps_java(self._named_heartbeat(heartbeat))
         self._call(address, command_of(RequestCode.HEART_BEAT, body=body), broker_name=broker_name)
 
@@ -297,7 +298,7 @@ class BrokerClient:
         consumer_group: str | None = None,
         producer_group: str | None = None,
     ) -> None:
-        """Leave a group; the others rebalance at once. Queue locks stay: unlock them first."""
+        """Leave a group; the other members rebalance at once. Queue locks remain: unlock queues first."""
         header = headers.UnregisterClientRequestHeader(
             client_id=client_id,
             consumer_group=self._named(consumer_group) if consumer_group is not None else None,
@@ -306,10 +307,10 @@ class BrokerClient:
         self._ask(address, RequestCode.UNREGISTER_CLIENT, header)
 
     def consumer_list(self, address: str, consumer_group: str, *, broker_name: str = "") -> tuple[str, ...]:
-        """The client ids this broker knows of the group, in any order, an id perhaps twice.
+        """Return the group's client ids that this broker knows, in any order; an id may occur twice.
 
         Raises:
-            BrokerError: If the group has no member here (code 1).
+            BrokerError: If the group has no member at this broker (code 1).
         """
         header = headers.GroupRequestHeader(consumer_group=self._named(consumer_group))
         answer = self._ask(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header, broker_name)
@@ -323,7 +324,7 @@ class BrokerClient:
         queues: Iterable[MessageQueue],
         deadline: Deadline | None = None,
     ) -> frozenset[MessageQueue]:
-        """Lock queues for 60 s, or renew their locks; returns the queues that are now held."""
+        """Lock queues for 60 s, or renew their locks; return the queues that are now held."""
         wanted = tuple(queues)
         command = self._lock_command(RequestCode.LOCK_BATCH_MQ, consumer_group, client_id, wanted)
         answer = self._call(address, command, deadline, broker_name=_one_broker(wanted))
@@ -333,7 +334,7 @@ class BrokerClient:
     def unlock_batch(
         self, address: str, consumer_group: str, client_id: str, queues: Iterable[MessageQueue]
     ) -> None:
-        """Give queues free; those not held by this client stay as they are."""
+        """Unlock queues; locks of other clients are not changed."""
         held = tuple(queues)
         command = self._lock_command(RequestCode.UNLOCK_BATCH_MQ, consumer_group, client_id, held)
         self._call(address, command, broker_name=_one_broker(held))
@@ -341,7 +342,7 @@ class BrokerClient:
     # --- administration -------------------------------------------------------------------------------------
 
     def create_topic(self, address: str, topic: str, queue_nums: int) -> None:
-        """Create the topic on this broker, or change it, with ``queue_nums`` queues to read and to write."""
+        """Create the topic on this broker, or change it to ``queue_nums`` queues to read and to write."""
         header = headers.CreateTopicRequestHeader(
             topic=self._named(topic),
             read_queue_nums=queue_nums,
@@ -355,10 +356,10 @@ class BrokerClient:
         self._ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 
     def consumer_connection(self, address: str, consumer_group: str) -> admin.ConsumerConnection:
-        """Who of the group is connected to this broker, and with which subscriptions.
+        """Return the group's clients that are connected to this broker, and their subscriptions.
 
         Raises:
-            ConsumerNotOnline: If nobody is.
+            ConsumerNotOnline: If no client of the group is connected.
         """
         header = headers.GroupRequestHeader(consumer_group=self._named(consumer_group))
         answer = self._ask(address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
@@ -370,10 +371,10 @@ class BrokerClient:
         return replace(connection, subscriptions=subscriptions)
 
     def retry_queue_nums(self, address: str, consumer_group: str) -> int:
-        """Queues of the group's retry topic as this broker is set up; 0: what is sent back is dropped.
+        """Return the configured number of the group's retry queues; with 0, messages sent back are dropped.
 
         Raises:
-            BrokerError: If the broker does not know the group or the request, or the user may not ask.
+            BrokerError: If the broker does not know the group or the request, or the user lacks the right.
         """
         header = headers.GroupConfigRequestHeader(group=self._named(consumer_group))
         answer = self._ask(address, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, header)
@@ -382,7 +383,7 @@ class BrokerClient:
     def check_subscription(
         self, address: str, client_id: str, consumer_group: str, subscription: SubscriptionData
     ) -> None:
-        """Ask whether the broker can filter by this subscription: only so is a bad SQL92 expression refused.
+        """Check that the broker can filter by this subscription; only this refuses a bad SQL92 expression.
 
         Raises:
             ExpressionInvalid: If the expression does not compile.
@@ -393,19 +394,19 @@ class BrokerClient:
         self._call(address, command_of(RequestCode.CHECK_CLIENT_CONFIG, body=body))
 
     def running_info(self, address: str, consumer_group: str, client_id: str) -> ConsumerRunningInfo:
-        """Return the figures of a running consumer, under the names that it uses itself.
+        """Return the figures of a running consumer; its topics and groups are named as it names them.
 
         Raises:
-            BrokerError: If it is not connected to this broker (code 1).
+            BrokerError: If the consumer is not connected to this broker (code 1).
             ConsumerNotOnline: If it did not answer the broker.
-            RemoteProtocolError: If it answered something else, or nothing but a remark.
+            RemoteProtocolError: If its answer is invalid, or only has a remark.
         """
         header = admin.GetConsumerRunningInfoRequestHeader(
             consumer_group=self._named(consumer_group), client_id=client_id
         )
         answer = self._ask(address, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
         if not answer.body:
-            # Of a Go client whose own call failed: its remark says why.
+            # A Go client whose own call failed answers only with a remark, which is the reason.
             remark = peer_text(repr(answer.remark or ""))
             raise RemoteProtocolError(f"Member {peer_text(client_id)} answered with nothing but {remark}.")
         return decode_body(ConsumerRunningInfo, answer.body)
@@ -454,7 +455,7 @@ class BrokerClient:
         deadline: Deadline,
         on_outcome: Callable[[RemotingCommand | RocketMQError], object],
     ) -> None:
-        """Send a request without waiting: for a connection, for the server's name, or for the answer."""
+        """Send a request without waiting for a connection, the server's name or the answer."""
 
         def send(channel: Channel, refusal: RocketMQError | None) -> None:
             if refusal is None:
@@ -526,7 +527,7 @@ class BrokerClient:
         )
         return command_of(code, body=dumps_java(request))
 
-    # --- names: as users know them (bare), as brokers do (named) --------------------------------------------
+    # --- names as users know them (bare) and as brokers know them (named) -----------------------------------
 
     def _named(self, resource: str) -> str:
         return with_namespace(self._namespace, resource)
@@ -550,7 +551,7 @@ class BrokerClient:
         )
 
     def _named_settings(self, settings: SendSettings) -> SendSettings:
-        """The template of new topics has no namespace."""
+        """Add the namespace to the producer group; the template of new topics has none."""
         if not self._namespace:
             return settings
         return replace(settings, producer_group=self._named(settings.producer_group))
@@ -571,7 +572,7 @@ class BrokerClient:
 
 
 def _one_broker(queues: Sequence[MessageQueue]) -> str:
-    """The name of the broker that has them; empty if there are several, or none."""
+    """Return the name of the queues' broker; empty if there are several or none."""
     names = {queue.broker_name for queue in queues}
     return names.pop() if len(names) == 1 else ""
 

@@ -1,14 +1,14 @@
-"""One connection: requests out, answers matched; the server's own requests handled on other threads.
+"""One connection: send requests, match answers, and handle the server's own requests on other threads.
 
-A channel owns one reader thread. It alone receives, decodes and calls back; callers only send. What is under
-way is in one table, opaque -> waiting request, and *whoever takes an entry out of the table calls it back*:
-the reader with the answer, the reader's deadline sweep with ``RequestTimeout``, or whoever ends the channel
-with the reason. That is why every callback comes exactly once.
+A channel owns one reader thread. Only this thread receives, decodes and calls back; callers only send.
+Requests under way are in one table, opaque -> waiting request, and *whoever takes an entry out of the table
+calls it back*: the reader with the answer, the reader's deadline sweep with ``RequestTimeout``, or the thread
+that ends the channel with the reason. Therefore every callback comes exactly once.
 
-Rule 1: under ``_lock`` only the table and the end reason are touched. Rule 2: under ``_send_lock`` only the
-transport sends (or is closed); a stuck peer ends that by the transport's own time-out, or by the sender's
-deadline; a thread that waits for the lock gives up at its own. Rule 3: neither lock is held while the other
-is taken, while waiting, or during a callback.
+Rule 1: under ``_lock`` only the table, the end reason and the silence are touched. Rule 2: under
+``_send_lock`` the transport only sends (or is closed). With a stuck peer, sending ends by the transport's own
+time-out or the sender's deadline; a thread that waits for the lock gives up at its own deadline. Rule 3:
+neither lock is held while the other is taken, while waiting, or during a callback.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ from pyspark_rocketmq.wire.requests.responses import describe_request
 logger = logging.getLogger(__name__)
 
 RequestHandler = Callable[[RemotingCommand], RemotingCommand | None]
-"""Answers a server's request; None when the request is oneway or not this handler's business."""
+"""Answers a server's request; returns None if the request is oneway or not one that it handles."""
 
 _JOIN_DISPATCHER_S = 5.0
 MOST_REQUESTS: Final = 1_000
-"""Of one queue, the one in the handler's hands included."""
+"""Most requests in one queue, including the one being handled."""
 MOST_BYTES: Final = 32 << 20
-"""Of memory in one queue: twice the longest frame."""
+"""Most memory of one queue, in bytes: twice the longest frame."""
 _BUSY: Final = "[OVERLOAD]the client has too many requests to answer, try again"
 
 
 class RequestDispatcher:
-    """Hands a server's requests to the handler, in order, on threads of its own.
+    """Passes a server's requests to the handler, in order, on its own threads.
 
-    Requests that run a listener have their own queue: news of members and resets must not wait for them. Both
-    queues are bounded, in number and memory; what has no room is answered with SYSTEM_BUSY. ``dispatch`` and
-    ``stop`` belong to one thread (the channel's reader).
+    Requests that run a listener have their own queue, so that news of members and resets does not wait for
+    them. Both queues are bounded, in number and memory; a request that does not fit is answered with
+    SYSTEM_BUSY. Only one thread (the channel's reader) may call ``dispatch`` and ``stop``.
 
-    Source: ``NettyRemotingAbstract.processRequestCommand``, which refuses what its executor's queue has no
-    room for.
+    Source: ``NettyRemotingAbstract.processRequestCommand``, which also refuses requests when its executor's
+    queue is full.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class RequestDispatcher:
             self._answer(request.response(ResponseCode.SYSTEM_BUSY, remark=_BUSY))
 
     def stop(self) -> None:
-        """Let the threads end after the requests they have; does not wait."""
+        """Let the threads end after the requests they have; do not wait for that."""
         self._quick.stop()
         self._slow.stop()
 
     def join(self) -> None:
-        """Wait for the threads to end, but for this one; call ``stop`` first."""
+        """Wait for the threads to end, except the calling one; call ``stop`` first."""
         self._quick.join()
         self._slow.join()
 
@@ -94,7 +94,7 @@ class RequestDispatcher:
         try:
             self._answer(answer)
         except LocalProtocolError as error:
-            # It may repeat a text of the request that JSON could carry and UTF-8 cannot.
+            # It may repeat a text of the request that JSON can carry but UTF-8 cannot.
             logger.warning("answer cannot be sent code=%d: %s", request.code, error)
             self._answer(
                 request.response(ResponseCode.SYSTEM_ERROR, remark="The client's answer cannot be sent.")
@@ -116,7 +116,7 @@ class RequestDispatcher:
 
 
 class _RequestQueue:
-    """Served by one thread, which starts with the first request: most channels never see one."""
+    """A queue of requests, served by one thread that starts with the first: most channels never get one."""
 
     def __init__(self, serve: Callable[[RemotingCommand], None], name: str) -> None:
         self._serve = serve
@@ -129,7 +129,7 @@ class _RequestQueue:
         self._has_refused = False
 
     def put(self, request: RemotingCommand) -> bool:
-        """Have it served; False if too many wait."""
+        """Queue the request for the thread; return False if too many wait."""
         if not self._admit(_size_of(request)):
             return False
         if self._thread is None:
@@ -183,14 +183,14 @@ class _RequestQueue:
 
 
 def _size_of(request: RemotingCommand) -> int:
-    """Bytes of memory, but for small change."""
+    """Return the approximate memory of a request, in bytes."""
     fields = request.ext_fields
     texts = (request.remark, *fields, *fields.values())
     return sum(map(sys.getsizeof, texts)) + sys.getsizeof(fields) + sys.getsizeof(request.body)
 
 
 OnResponse = Callable[[RemotingCommand | RocketMQError], object]
-"""Takes the answer, or the reason why there is none. Must not block: it runs on the reader thread."""
+"""Takes the answer, or the error if there is none. Must not block: it runs on the reader thread."""
 
 _RECEIVE_BUFFER_BYTES: Final = 512 * 1024
 _OPAQUE_MASK: Final = 0x7FFFFFFF
@@ -207,12 +207,12 @@ class _Waiting(NamedTuple):
 class Channel:
     """A connection to one server, shared by any number of threads.
 
-    Requests leave in the order in which one thread calls ``submit``; an answer to a request that was given up
-    is ignored; a server's request never delays an answer. A server that answers GO_AWAY gets no new request
-    from the pool; the channel ends with the last answer that is awaited.
+    Requests leave in the order in which one thread calls ``submit``. An answer to a request that was given up
+    is ignored. A server's request never delays an answer. A server that answers GO_AWAY gets no new request
+    from the pool, and the channel ends after the last awaited answer.
 
-    A request that is given up ends the channel if nothing at all has come since it was sent (``silence``): a
-    peer, proxy or tunnel that is gone without a word keeps the connection open for ever, while new ones work.
+    A request that is given up ends the channel if nothing at all has arrived since it was sent (``silence``).
+    If a peer, proxy or tunnel vanishes silently, its connection stays open for ever, while new ones work.
 
     Source: RocketMQ 5.3.3 ``NettyRemotingClient.invokeSync`` with ``clientCloseSocketIfTimeout``.
     """
@@ -227,9 +227,9 @@ class Channel:
     ) -> None:
         self.address = transport.address
         self.broker_name: str | None = None
-        """Name that the server gives itself, as ``identity`` has it; None until it was asked."""
+        """The server's own name, see ``identity``; None until it was asked for."""
         self.is_asked_again_s = math.inf
-        """When a server that did not say its name is asked again, in monotonic seconds."""
+        """When a server that did not give its name is asked again, in monotonic seconds."""
         self._transport = transport
         self._clock = clock
         self._signer = signer
@@ -239,7 +239,7 @@ class Channel:
         self._waiting: dict[int, _Waiting] = {}
         self._ended: RocketMQError | None = None
         self._silence = Silence()
-        """What comes, only the reader notes; the rest under ``_lock``."""
+        """Only the reader notes arrivals; everything else happens under ``_lock``."""
         self._is_leaving = False
         self._dispatcher = RequestDispatcher(
             request_handler, self._answer, f"rocketmq-requests {self.address}"
@@ -251,7 +251,7 @@ class Channel:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``: the connection is the parent's, and nobody here may use it."""
+        """In a child of ``fork()``: end the channel here, because the connection is the parent's."""
         self._lock, self._send_lock = threading.Lock(), threading.Lock()
         self._ended = ChannelClosed(self.address, "this process was forked; the connection is its parent's")
         self._waiting = {}
@@ -259,12 +259,12 @@ class Channel:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests may be sent here; False for good once it ended or the server wants to stop."""
+        """Whether requests may be sent here; False for good once the channel ended or the server leaves."""
         return self._ended is None and not self._is_leaving
 
     @property
     def has_ended(self) -> bool:
-        """Whether the connection is over and nothing is awaited any more."""
+        """Whether the connection is over and no answer is awaited any more."""
         return self._ended is not None
 
     def request(self, request: Outgoing, deadline: Deadline) -> RemotingCommand:
@@ -273,7 +273,7 @@ class Channel:
         Raises:
             RequestTimeout: If no answer came before ``deadline``; a later one is ignored.
             ChannelClosed: If the connection ended first.
-            RemoteProtocolError: If the server sent something that is no answer.
+            RemoteProtocolError: If the server sent something that is not an answer.
         """
         outcomes: SimpleQueue[RemotingCommand | RocketMQError] = SimpleQueue()
         opaque = self.submit(request, outcomes.put, deadline)
@@ -290,10 +290,11 @@ class Channel:
         return outcome
 
     def submit(self, request: Outgoing, on_response: OnResponse, deadline: Deadline | None = None) -> int:
-        """Send a request without waiting; ``on_response`` is called exactly once. Returns its opaque.
+        """Send a request without waiting; ``on_response`` is called exactly once. Return its opaque.
 
-        It gets the answer, ``RequestTimeout`` (within a second after ``deadline``), or the reason why the
-        channel ended; on the reader thread, or on the thread that noticed its end, perhaps this one.
+        ``on_response`` gets the answer, ``RequestTimeout`` (within a second after ``deadline``), or the error
+        with which the channel ended. It runs on the reader thread, or on the thread that noticed the end,
+        which may be the calling one.
         """
         outgoing = self._signed(request)
         opaque = next(self._opaques) & _OPAQUE_MASK
@@ -342,12 +343,12 @@ class Channel:
         self._end_if_silent(given_up)
 
     def answered_after(self, took_s: float) -> None:
-        """Note that the server is slow: it took so long to answer a question that costs it nothing."""
+        """Note how long the server took to answer a question that costs it nothing."""
         with self._lock:
             self._silence.answered_after(took_s)
 
     def close(self) -> None:
-        """End the connection, fail what is under way, wait for the threads unless called from one."""
+        """End the connection, fail requests under way, and wait for the threads unless called from one."""
         self._end(ChannelClosed(self.address, "it was closed on this side"))
         if threading.current_thread() is not self._reader:
             self._reader.join(_JOIN_S)
@@ -357,7 +358,7 @@ class Channel:
         return request if self._signer is None else self._signer(request.command())
 
     def _send(self, frame: bytes, deadline: Deadline | None = None) -> bool:
-        """Send a frame; False if the deadline passed before anything of it was sent."""
+        """Send a frame; return False if the deadline passed before any part of it was sent."""
         if not self._send_lock.acquire(timeout=_seconds_left(deadline, threading.TIMEOUT_MAX)):
             return False
         try:
@@ -368,7 +369,7 @@ class Channel:
             return True
         finally:
             self._send_lock.release()
-        # Part of the frame may be out: nothing that follows could be understood.
+        # Part of the frame may have been sent: the peer could not understand anything after it.
         self._end(failure)
         return True
 
@@ -381,7 +382,7 @@ class Channel:
         except RocketMQError as error:
             self._end(error if self._silence.received else _with_tls_hint(error))
         except Exception as error:
-            # Whatever it was, a channel without a reader must not look alive.
+            # Whatever the error, a channel without a reader must not look open.
             logger.exception("reader failed address=%s", self.address)
             self._end(ChannelClosed(self.address, f"the reader failed: {error!r}"))
         finally:
@@ -409,7 +410,7 @@ class Channel:
         raise ChannelClosed(self.address, detail)
 
     def _take_in(self, command: RemotingCommand) -> None:
-        # Each side numbers its own requests, so the flag decides, never the opaque alone.
+        # Each side numbers its own requests, so the flag decides and not the opaque.
         if not command.is_response:
             logger.debug("< request code=%d opaque=%d address=%s", command.code, command.opaque, self.address)
             self._dispatcher.dispatch(command)
@@ -442,7 +443,7 @@ class Channel:
         return RequestTimeout(self.address, describe_request(waiting.request.command()), waited_s)
 
     def _end_if_silent(self, given_up: Iterable[_Waiting]) -> None:
-        """End the channel if nothing has come since one of these requests was sent."""
+        """End the channel if nothing has arrived since one of these requests was sent."""
         now_s = self._clock.monotonic_s()
         if not self._silence.is_suspicious([each.sent for each in given_up], now_s) or self._has_unread():
             return
@@ -452,7 +453,7 @@ class Channel:
             self._end(ChannelClosed(self.address, f"nothing came on it for {silent_s:.3g} s"))
 
     def _has_unread(self) -> bool:
-        """Whether something has come that the reader has not seen: this process may have stood still."""
+        """Whether bytes have arrived that the reader has not seen: this process may have been suspended."""
         try:
             return bool(await_readable((self._transport,), 0.0))
         except ValueError:
@@ -484,7 +485,7 @@ def _with_tls_hint(reason: RocketMQError) -> RocketMQError:
 
 
 def _reason_for(reason: RocketMQError, request: Outgoing) -> RocketMQError:
-    """A new error per request: one exception raised in several threads would mix their tracebacks."""
+    """Return a new error per request: one exception raised in several threads would mix their tracebacks."""
     asked = describe_request(request.command())
     if isinstance(reason, (ChannelClosed, TlsFailed)):
         return type(reason)(reason.address, f"{reason.detail.removesuffix('.')}. It was needed for {asked}.")

@@ -1,4 +1,4 @@
-"""One cluster as options name it: its clients, its topics' routes, calls to several brokers at once."""
+"""One cluster as given by options: its clients, its topics' routes, and calls to several brokers at once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pyspark_rocketmq.wire.subscription import SubscriptionData, build_subscript
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """One cluster as options name it: makes the clients that talk to it."""
+    """One cluster as given by options; makes the clients that talk to it."""
 
     name_servers: tuple[str, ...]
     pool: ChannelPool
@@ -49,13 +49,13 @@ class Cluster:
         pool: ChannelPool | None = None,
         at_most_s: float = math.inf,
     ) -> Cluster:
-        """The cluster of a source's or a sink's options.
+        """Return the cluster of a source's or a sink's options.
 
         Args:
-            options: How it is reached.
-            clock: The system's, but in tests.
-            pool: Whose connections are used, if not this process's for these options.
-            at_most_s: Bounds the options' time-out of a call.
+            options: How to reach the cluster.
+            clock: The system's, except in tests.
+            pool: Connections to use; by default those of this process for these options.
+            at_most_s: Upper bound of the options' time-out of a call.
         """
         return cls(
             options.name_servers,
@@ -66,7 +66,7 @@ class Cluster:
         )
 
     def name_server(self, route_max_age_s: float = 30.0) -> NameServerClient:
-        """Any of the name servers; routes are remembered for ``route_max_age_s``."""
+        """Return a client of the name servers; routes are remembered for ``route_max_age_s``."""
         return NameServerClient(
             self.name_servers,
             self.pool,
@@ -77,12 +77,12 @@ class Cluster:
         )
 
     def brokers(self, at_most_s: float = math.inf) -> BrokerClient:
-        """The brokers; each call ends within the time-out and ``at_most_s``."""
+        """Return a client of the brokers; each call ends within the time-out and ``at_most_s``."""
         timeout_s = min(self.timeout_s, at_most_s)
         return BrokerClient(self.pool, self.clock, timeout_s, namespace=self.namespace)
 
     def routes(self, options: ReadOptions, name_server: NameServerClient | None = None) -> TopicRoutes:
-        """The routes of all that ``options`` read, a group's retry topic included. For one thread."""
+        """Return the routes of all topics in ``options``, including a group's retry topic. For one thread."""
         names = name_server or self.name_server()
         return TopicRoutes(names, options.subscribed(), options.retry_topic(), self.clock)
 
@@ -97,18 +97,19 @@ T = TypeVar("T")
 
 
 def run_concurrently(calls: Sequence[Callable[[], T]], *, at_most: int = 64) -> list[T]:
-    """Return the results of the calls, in their order; a slow call holds up no other while threads are left.
+    """Return the results of the calls, in their order; while threads are left, no call waits for a slow one.
 
-    Each must end by a deadline of its own. This thread and up to ``at_most - 1`` others make them. A process
-    that is about to end starts no threads (Python 3.12 and later): this one makes them all.
+    Each call must end by its own deadline. This thread and up to ``at_most - 1`` others make the calls. A
+    process that is about to end starts no threads (Python 3.12 and later): then this thread makes all calls.
 
-    Raises what the first call that raises does, once all that were begun have ended; no more are begun.
+    After a call has raised, no more are begun. When those under way have ended, the error of the first is
+    raised.
     """
     outcomes: list[Future[T]] = [Future() for _ in calls]
     left = deque(zip(calls, outcomes, strict=True))
 
     def make_calls() -> None:
-        # Another thread may take the last one first.
+        # Another thread may take the last call first.
         with suppress(IndexError):
             while True:
                 call, outcome = left.popleft()
@@ -136,9 +137,9 @@ def run_concurrently(calls: Sequence[Callable[[], T]], *, at_most: int = 64) -> 
 def stored_at_s(
     brokers: BrokerClient, address: BrokerAddress, queue: MessageQueue, queue_offset: int
 ) -> float | None:
-    """When the first message from ``queue_offset`` on was stored, in seconds; None if there is none.
+    """Return when the first message from ``queue_offset`` on was stored, in seconds; None if there is none.
 
-    Costs a pull of one message, and touches no group's offsets.
+    This pulls one message, and changes no group's offsets.
 
     Raises:
         RocketMQError: If the broker does not answer in time, or refuses.
@@ -149,7 +150,7 @@ def stored_at_s(
     pulled = brokers.pull(address, request)
     if pulled.status is not PullStatus.FOUND:
         return None
-    # Bodies are left as they are: one that cannot be decompressed was stored at its time, too.
+    # Bodies are not decompressed: a damaged message also has a time of storage.
     messages = decode_stored_messages(pulled.body)
     times = [one.store_timestamp for one in messages if one.queue_offset >= queue_offset]
     return times[0] / 1000 if times else None
@@ -163,7 +164,7 @@ def at_brokers(names: Collection[str], ask: Callable[[str], T]) -> dict[str, T]:
 def at_queues(queues: Iterable[MessageQueue], ask: Callable[[MessageQueue], T]) -> dict[MessageQueue, T]:
     """Return the answer of ``ask`` for each queue: brokers at once, queues of a broker one after another.
 
-    A broker is asked no further after a call that raised, which is then raised as by :func:`at_brokers`.
+    After a call that raised, its broker is not asked again; the error is raised as by :func:`at_brokers`.
     """
     by_broker: dict[str, list[MessageQueue]] = {}
     for queue in sorted(queues):
@@ -181,7 +182,7 @@ def outcomes_at_queues(
 ) -> dict[MessageQueue, T | RocketMQError]:
     """Return the answers of ``ask``, or its errors; brokers at once, queues of a broker one by one.
 
-    A broker that does not answer is asked no further: its other queues have the same error.
+    A broker that does not answer is not asked again: its other queues get the same error.
     """
     by_broker: dict[str, list[MessageQueue]] = {}
     for queue in sorted(queues):
@@ -210,7 +211,7 @@ logger = logging.getLogger(__name__)
 
 
 _CONNECTING: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
-"""A wrong address must end in an error soon; one connection that fell silent or was cut must not."""
+"""Retries of a connection: a wrong address soon ends in an error, one broken connection does not."""
 
 
 def _is_of_transport(error: RocketMQError) -> bool:
@@ -225,21 +226,22 @@ class _NotThere(TopicNotFound):
 class PatientLookup:
     """Finds the queues of topics for one producer.
 
-    A topic that the producer has never seen may be new, or be on brokers that restart. It is looked for until
-    the time is over before brokers are expected to make it: other brokers would, and keys would move there.
-    Messages without keys have no such reason to wait, and brokers that make topics get them at once.
+    A topic that the producer has never seen may be new, or be on brokers that are restarting. It is looked
+    for until the time is over; only then brokers are expected to create it. Otherwise other brokers would
+    create it, and keys would move there. Messages without keys need not wait: they go at once to brokers that
+    create topics.
     """
 
     producer: Producer
     clock: Clock
     timeout_s: float
-    """For one topic."""
+    """How long to look for one topic, in seconds."""
     sleep: Callable[[float], object] = time.sleep
     has_keys: bool = True
-    """Whether the messages have sharding keys or queues of their own."""
+    """Whether the messages have sharding keys or given queues."""
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Return :meth:`Producer.queues`, after tries as long as its error may pass."""
+        """Return :meth:`Producer.queues`, trying again as long as its error may pass."""
         deadline = Deadline.after(self.clock, self.timeout_s)
         try:
             return call_with_retry(
@@ -270,8 +272,8 @@ class PatientLookup:
 
 _SOON_S: Final = 1.0
 _LATE_S: Final = 30.0
-"""First and longest pause between two questions for a retry topic that is not on all brokers yet: a broker
-makes it at the group's first heartbeat, so it is there a moment later or, for want of rights, never."""
+"""First and longest pause between two look-ups of a retry topic that is not on all brokers yet. A broker
+creates it at the group's first heartbeat: it is there a moment later, or never if rights are missing."""
 
 
 @dataclass(frozen=True)
@@ -280,24 +282,24 @@ class Routes:
 
     by_topic: Mapping[str, TopicRoute]
     absent: Mapping[str, TopicNotFound] = field(default_factory=dict)
-    """Topics that no name server knows, and of which nothing is known; a retry topic is never here."""
+    """Topics that no name server knows and that have no known route; a retry topic is never among them."""
     denied: Mapping[str, TopicNotFound] = field(default_factory=dict)
-    """Topics that no name server knows at the moment; their last routes hold."""
+    """Topics that no name server knows at the moment; their last routes stay in use."""
 
     @cached_property
     def queues(self) -> tuple[MessageQueue, ...]:
-        """Every queue that consumers may read, sorted within its topic."""
+        """All queues that consumers may read, sorted within their topics."""
         routes = self.by_topic.items()
         return tuple(queue for topic, route in routes for queue in route.subscribe_queues(topic))
 
     @cached_property
     def brokers(self) -> tuple[BrokerData, ...]:
-        """The brokers of each topic, so the same one several times."""
+        """The brokers of each topic; a broker occurs once for each of its topics."""
         return tuple(broker for route in self.by_topic.values() for broker in route.brokers)
 
     @cached_property
     def masters(self) -> Mapping[str, BrokerAddress]:
-        """Where the living masters are, by broker name in its order."""
+        """The addresses of the living masters, sorted by broker name."""
         found = {broker.broker_name: broker.master for broker in self.brokers if broker.master is not None}
         return dict(sorted(found.items()))
 
@@ -318,7 +320,7 @@ class TopicRoutes:
         self._retry_pause_s = _SOON_S
 
     def look(self, deadline: Deadline) -> Routes:
-        """Routes at most 30 s old; the same object as before as long as they are the same.
+        """Return routes at most 30 s old; the same object as before if nothing has changed.
 
         Raises:
             TransportError: If no name server answered before ``deadline`` and a route was not known.
@@ -344,18 +346,18 @@ class TopicRoutes:
         return self._known
 
     def follow(self, topics: Collection[str]) -> None:
-        """From now on the routes are those of ``topics``."""
+        """Look up the routes of ``topics`` from now on."""
         self._topics = tuple(sorted(topic for topic in topics if topic != self._retry_topic))
 
     def invalidate(self) -> None:
-        """Ask for every route again: one led to a broker that is gone."""
+        """Ask for every route again next time, because one led to a broker that is gone."""
         for topic in self._topics:
             self._name_server.invalidate(topic)
         if self._retry_topic is not None:
             self._name_server.invalidate(self._retry_topic)
 
     def _look_for_retries(self, brokers: Collection[str], deadline: Deadline) -> None:
-        """Not there yet, or no name server answers: the last route holds, and a later look finds it."""
+        """Look up the retry topic's route; keep the last one if it is not there or no name server answers."""
         assert self._retry_topic is not None
         now_s = self._clock.monotonic_s()
         if self._retry_route is not None and _names(self._retry_route).issuperset(brokers):

@@ -1,12 +1,12 @@
-"""Which broker a server is, by its own words: an address is not a broker.
+"""Ask each server for its broker name, because an address does not identify a broker.
 
 Brokers that restart may come back at each other's address, or at one that another broker had, while routes
-are up to 30 s old and name servers up to two minutes. So each new connection begins with the question for the
-broker's name, and what is meant for another broker is not sent. A server that does not say its name is taken
-for what its route calls it, with a warning: a RocketMQ 5 Proxy, which finds the broker by itself, a managed
-cluster's gateway, and a broker that refuses the question. One that has said its name is never taken for
-another one later, whatever it answers then. Source: ``AdminBrokerProcessor.getBrokerConfig``, which every
-user may ask for.
+are up to 30 s old and name servers' data up to two minutes. So each new connection begins with a request for
+the broker's name, and requests for another broker are not sent. If a server does not give its name, it is
+assumed to be the broker that the route names, with a warning. Such servers are a RocketMQ 5 Proxy, which
+finds the broker by itself, a managed cluster's gateway, and a broker that refuses the request. Once a server
+has given its name, it keeps that name, whatever it answers later. Source:
+``AdminBrokerProcessor.getBrokerConfig``, which every user may call.
 
 Two threads may ask at the same time: a connection has one server, which gives both the same name.
 """
@@ -30,11 +30,11 @@ from pyspark_rocketmq.wire.requests.responses import error_of
 logger = logging.getLogger(__name__)
 
 WHO: Final = RemotingCommand(code=RequestCode.GET_BROKER_CONFIG)
-"""The question. The answer may contain secrets of the broker: no log shows it."""
+"""The request for the name. Its answer may contain secrets of the broker, and is never logged."""
 UNKNOWN: Final = ""
-"""Name of a server that does not say it."""
+"""Name of a server that does not give its name."""
 _ASKED_AGAIN_S: Final = 60.0
-"""How long after a refusal a server is asked again: it may have failed for a moment, or rights were given."""
+"""How long after a refusal a server is asked again: the failure may pass, or rights may be granted."""
 _NAME: Final = re.compile(rb"^brokerName=(.*?)\r?$", re.MULTILINE)
 
 
@@ -42,7 +42,7 @@ def name_in(answer: RemotingCommand, address: str) -> str:
     """Return the broker's name in its answer to :data:`WHO`, or :data:`UNKNOWN`.
 
     Raises:
-        BrokerError: If the server is busy or leaves, so that the question is to be asked again.
+        BrokerError: If the server is busy or shutting down, so that it must be asked again.
     """
     if answer.code != ResponseCode.SUCCESS:
         error = error_of(WHO, answer, address)
@@ -54,21 +54,21 @@ def name_in(answer: RemotingCommand, address: str) -> str:
 
 
 def check_name(address: str, is_named: str, wanted: str) -> None:
-    """Compare a server's name with the one that its route gives it.
+    """Compare a server's name with the name in its route.
 
     Raises:
-        WrongBroker: If it is another broker.
+        WrongBroker: If the server is another broker.
     """
     if is_named not in {wanted, UNKNOWN}:
         raise WrongBroker(address, f"it is {is_named}, and {wanted} was expected there")
 
 
 _warned: set[str] = set()
-"""Addresses whose servers do not say their names, as far as this process has logged it."""
+"""Addresses for which this process has logged that their servers do not give their names."""
 
 
 def warn_of_unknown(address: str, wanted: str, answer: RemotingCommand) -> None:
-    """Log once for each address that its server does not say its name, and what to do."""
+    """Log once for each address that its server does not give its name, and what to do."""
     if address in _warned:
         return
     _warned.add(address)
@@ -95,15 +95,15 @@ def warn_of_unknown(address: str, wanted: str, answer: RemotingCommand) -> None:
 
 
 def confirm(channel: Channel, broker_name: str, deadline: Deadline) -> None:
-    """Ask a server for its name, once for each connection, and again where it is not the wanted one.
+    """Ask a server for its name, once for each connection, and again if it is not the wanted one.
 
     Raises:
-        WrongBroker: If it is another broker.
+        WrongBroker: If the server is another broker.
         TransportError, BrokerError: If it did not answer before ``deadline``.
     """
     if _is_confirmed(channel, broker_name, deadline):
         return
-    # A connection that has fallen silent to another broker must not stand in the way of a new one.
+    # Asking again also ends a silent connection to another broker, which would block a new one.
     left_s = deadline.remaining_s()
     answer = channel.request(WHO, deadline)
     _take_in(channel, broker_name, answer, left_s, deadline)
@@ -117,7 +117,7 @@ def confirm_soon(
 ) -> None:
     """Do what :func:`confirm` does without waiting: ``on_confirmed`` gets None or the error, exactly once.
 
-    It is called at once where nothing is to be asked.
+    It is called at once if the name is already confirmed.
     """
     if _is_confirmed(channel, broker_name, deadline):
         on_confirmed(None)
@@ -147,7 +147,7 @@ def _is_confirmed(channel: Channel, broker_name: str, deadline: Deadline) -> boo
 def _take_in(
     channel: Channel, broker_name: str, answer: RemotingCommand, left_s: float, deadline: Deadline
 ) -> None:
-    # The rest of a slow server's time is too short for a second answer: that must not end the channel.
+    # A slow server has too little time left for a second answer: the channel must not end because of that.
     channel.answered_after(left_s - deadline.remaining_s())
     name = name_in(answer, channel.address)
     if name != UNKNOWN:

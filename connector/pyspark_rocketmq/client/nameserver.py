@@ -1,4 +1,4 @@
-"""Asks name servers for routes of topics, which are kept for a while, and for the whole cluster."""
+"""Ask name servers for routes of topics, which are cached, and for the whole cluster."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from pyspark_rocketmq.wire.requests.topics import decode_route
 logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S: Final = 1.0
-"""How long a known route is used before it is asked for again, if the last answer was an error."""
+"""How long a known route is used before it is asked for again after an error."""
 _SILENT_S: Final = 30.0
-"""How long a name server that did not answer is asked only if no other one answers."""
+"""How long a name server that did not answer is asked only if no other name server answers."""
 
 
 class KnownRoute(NamedTuple):
@@ -46,9 +46,9 @@ class KnownRoute(NamedTuple):
     route: TopicRoute
     since_s: float
     is_expected: bool = False
-    """Nobody has the topic yet: its first messages will make it so."""
+    """Whether no broker has the topic yet, and its first messages are expected to create it."""
     trouble: RocketMQError | None = None
-    """Why the route is older than it should be; None if a name server gave it when last asked."""
+    """Why the route is outdated; None if a name server returned it when last asked."""
 
     @property
     def denial(self) -> TopicNotFound | None:
@@ -59,9 +59,9 @@ class KnownRoute(NamedTuple):
 class NameServerClient:
     """Asks one name server as long as it answers, then the next one. Shared by any number of threads.
 
-    The word of one name server is no verdict: one that denies a topic, or answers with an error, may have
-    restarted, or may no longer be among those where the brokers register. Then the others are asked, and what
-    was once known of a topic stays in force. Whether a topic was deleted, its brokers can say.
+    The answer of a single name server proves little: if it denies a topic or answers with an error, it may
+    have restarted, or brokers may no longer register there. Then the others are asked, and the last known
+    route of a topic stays in use. Only a topic's brokers can show that it was deleted.
 
     Source: RocketMQ 5.3.3 ``NettyRemotingClient.getAndCreateNameserverChannel`` (sticky choice),
     ``MQClientInstance.updateTopicRouteInfoFromNameServer`` (refresh, keep the old route on failure and at
@@ -90,23 +90,23 @@ class NameServerClient:
         self._current = 0
         self._known: dict[str, KnownRoute] = {}
         self._silent_until_s: dict[str, float] = {}
-        """End of each silence, by address, for name servers that did not answer when last asked."""
+        """Until when name servers count as silent that did not answer when last asked, by address."""
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``: what is known stays."""
+        """In a child of ``fork()``: keep all known routes."""
         self._lock = threading.Lock()
 
     def route(self, topic: str, deadline: Deadline) -> TopicRoute:
         """Return the topic's route, at most ``route_max_age_s`` old.
 
-        An older one is returned, rather than none, while no name server answers, and while all that answer
-        deny the topic or return errors: brokers outlive name servers, and a name server denies a topic while
-        its only broker restarts, and every topic from its own restart until brokers have registered again. A
-        message that went elsewhere then would leave its key's queue.
+        An older route is returned while no name server answers, and while all that answer deny the topic or
+        return errors. Brokers outlive name servers. A name server denies a topic while its only broker
+        restarts, and denies every topic from its own restart until brokers have registered again. If a
+        message went elsewhere then, it would leave its key's queue.
 
         Raises:
-            TopicNotFound: If all name servers that answered deny the topic and nothing was ever known of it.
+            TopicNotFound: If all name servers that answered deny the topic, and no route was ever known.
             NameServerNotReady: If one of them answered with an error that may pass; no route was known.
             TransportError: If no name server answered before ``deadline`` and no route was known.
         """
@@ -125,19 +125,19 @@ class NameServerClient:
         return fresh.route
 
     def denial(self, topic: str) -> TopicNotFound | None:
-        """Why the route that :meth:`route` returned last is no name server's; None if it is one's."""
+        """Return the denial despite which :meth:`route` returned a known route; None if there was none."""
         known = self.last_known(topic)
         return None if known is None else known.denial
 
     def last_known(self, topic: str) -> KnownRoute | None:
-        """Return the last known route of the topic, however old; asks nobody."""
+        """Return the last known route of the topic, however old, without a request."""
         with self._lock:
             return self._known.get(topic)
 
     def invalidate(self, topic: str) -> None:
         """Ask for the topic's route again next time: it led to a broker that is gone or denies the topic.
 
-        It is kept for the case that no name server answers then.
+        The route is kept in case no name server answers then.
         """
         with self._lock:
             known = self._known.get(topic)
@@ -145,17 +145,17 @@ class NameServerClient:
                 self._known[topic] = known._replace(since_s=-math.inf)
 
     def expect(self, topic: str, route: TopicRoute) -> None:
-        """Give ``route`` for a topic that its first messages will make, until it is as old as any other."""
+        """Use ``route`` for a topic that its first messages will create; it expires like any other route."""
         with self._lock:
             self._known[topic] = KnownRoute(route, self._clock.monotonic_s(), is_expected=True)
 
     def know(self, topic: str, route: TopicRoute) -> None:
-        """Take ``route`` as if a name server had just sent it: another process has seen it."""
+        """Use ``route``, which another process has seen, as if a name server had just sent it."""
         with self._lock:
             self._known[topic] = KnownRoute(route, self._clock.monotonic_s())
 
     def known_master(self, broker_name: str) -> BrokerAddress | None:
-        """Where a route of any topic says that the broker's master is; asks nobody.
+        """Return the master's address from the newest route that has the broker, without a request.
 
         Source: RocketMQ 5.3.3 ``MQClientInstance.findBrokerAddressInPublish``.
         """
@@ -165,7 +165,7 @@ class NameServerClient:
         return next((master for master in masters if master is not None), None)
 
     def brokers(self, deadline: Deadline) -> tuple[BrokerData, ...]:
-        """Return every living broker of the cluster, by name, as all name servers that answer know them.
+        """Return all living brokers that any answering name server knows, sorted by name.
 
         Raises:
             RocketMQError: If no name server answered before ``deadline``, or each one with an error.
@@ -178,9 +178,9 @@ class NameServerClient:
         return tuple(found[name] for name in sorted(found))
 
     def topics(self, deadline: Deadline) -> tuple[str, ...]:
-        """Return every topic that a living broker has, sorted, RocketMQ's own among them.
+        """Return every topic that a living broker has, sorted, including RocketMQ's own.
 
-        With a namespace: its topics only, named without it. All name servers that answer are asked.
+        With a namespace, return only its topics, named without it. All name servers are asked.
 
         Raises:
             RocketMQError: If no name server answered before ``deadline``, or each one with an error.
@@ -191,7 +191,7 @@ class NameServerClient:
         return tuple(sorted(short for full, short in bare if not self._namespace or short != full))
 
     def _look_up(self, topic: str, known: KnownRoute | None, deadline: Deadline) -> TopicRoute:
-        """Ask for a route, of one name server after the other until it has all brokers that were known."""
+        """Ask one name server after the other until the route has all brokers that were known before."""
         header = GetRouteInfoRequestHeader(topic=with_namespace(self._namespace, topic))
         had = set() if known is None else set(_broker_names(known.route))
         routes: list[TopicRoute] = []
@@ -209,7 +209,7 @@ class NameServerClient:
         return _merged(routes)
 
     def _kept(self, topic: str, known: KnownRoute, error: RocketMQError) -> KnownRoute:
-        """Return the known route, which holds for a while longer."""
+        """Return the known route, to be used for a while longer."""
         is_news = type(error) is not type(known.trouble)
         if isinstance(error, TopicNotFound):
             if is_news and not known.is_expected:
@@ -228,9 +228,9 @@ class NameServerClient:
         return known._replace(route=self._where_brokers_are(known), since_s=since_s, trouble=error)
 
     def _where_brokers_are(self, kept: KnownRoute) -> TopicRoute:
-        """Return a route that no name server gives any more, with the addresses that newer ones have.
+        """Return a route that no name server returns any more, with the brokers' addresses from newer routes.
 
-        A broker that is back at another address may have registered other topics only.
+        A broker that is back at another address may have registered only other topics.
         """
         with self._lock:
             known = [each for each in self._known.values() if each.trouble is None and not each.is_expected]
@@ -249,9 +249,9 @@ class NameServerClient:
     def _outcomes(
         self, request: RemotingCommand, deadline: Deadline
     ) -> Generator[RemotingCommand | RocketMQError]:
-        """Yield what each name server answers, the one that answered last first, as far as the caller asks.
+        """Yield the outcome of each name server, beginning with the current one, while the caller goes on.
 
-        One that was silent lately is left out as soon as another one has answered anything.
+        A name server that was silent lately is left out if another one has already answered anything.
         """
         count, first = len(self._addresses), self._current
         has_answer = has_success = False
@@ -260,7 +260,7 @@ class NameServerClient:
             address = self._addresses[index]
             if has_answer and self._clock.monotonic_s() < self._silent_until_s.get(address, -math.inf):
                 continue
-            # A fair share of the time: one name server that hangs must leave some for the others.
+            # Share the time: a name server that hangs must leave some for the others.
             share_s = deadline.remaining_s() / (count - turn)
             own_deadline = Deadline.after(self._clock, min(self._request_timeout_s, share_s))
             outcome = self._ask(address, request, own_deadline)
@@ -288,13 +288,16 @@ class NameServerClient:
 
 
 def _is_plain(error: BrokerError) -> bool:
-    """Whether its class says all of it, unlike that of an error inside the name server, which may pass."""
+    """Whether an error is a definite answer; any other error inside the name server may pass."""
     is_unsupported = error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     return is_unsupported or isinstance(error, (TopicNotFound, NoPermission, SystemBusy, GoAway))
 
 
 def _verdict(failures: Sequence[RocketMQError]) -> RocketMQError:
-    """The error to raise: one that may pass before one that will not, an answer before none; the last one."""
+    """Return the error to raise: prefer retryable answers, then other errors, then denials, then no answer.
+
+    Of several equal ones it is the last.
+    """
 
     def weight(error: RocketMQError) -> int:
         if not isinstance(error, BrokerError):
@@ -310,7 +313,7 @@ def _broker_names(route: TopicRoute) -> set[str]:
 
 
 def _merged(routes: Sequence[TopicRoute]) -> TopicRoute:
-    """The first route, with the brokers that only later ones have."""
+    """Return the first route, extended by the brokers that only later routes have."""
     first, *others = routes
     for route in others:
         new = _broker_names(route) - _broker_names(first)

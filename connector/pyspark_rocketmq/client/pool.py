@@ -1,4 +1,4 @@
-"""Connection settings, request signing, one channel per address, one pool per process."""
+"""Connection settings, request signing, and a process's pools with one channel per address."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class AclSigner:
         self._secret = secret_key.encode()
 
     def sign(self, command: RemotingCommand) -> RemotingCommand:
-        """The same command with credentials; its ext fields and body must not change afterwards."""
+        """Return the command with credentials; its ext fields and body must not change afterwards."""
         fields = {**command.ext_fields, **self._credentials}
         fields[SIGNATURE] = signature(self._secret, fields, command.body)
         return replace(command, ext_fields=fields)
@@ -47,7 +47,7 @@ class AclSigner:
 
 @dataclass(frozen=True, slots=True)
 class InstanceFields:
-    """Adds the fields that name the instance, before credentials are added.
+    """Adds the ext fields that name the instance, before credentials are added.
 
     Source: RocketMQ 5.3.3 ``NamespaceRpcHook``, which runs before ``AclClientRPCHook``.
     """
@@ -56,7 +56,7 @@ class InstanceFields:
     then: Signer | None = None
 
     def sign(self, command: RemotingCommand) -> RemotingCommand:
-        """The same command with these fields, and whatever ``then`` adds."""
+        """Return the command with these fields, and with those that ``then`` adds."""
         named = {**command.ext_fields, NAMESPACED: "true", NAMESPACE: self.namespace_v2}
         command = replace(command, ext_fields=named)
         return command if self.then is None else self.then(command)
@@ -67,14 +67,14 @@ class Elsewhere:
     """Connects to other addresses than those that brokers announce."""
 
     addresses: Mapping[str, str]
-    """Addresses to use, by the announced ones; any other is used as it is."""
+    """Addresses to connect to, by announced address; an address that is not in it is used as it is."""
     inner: Connect
 
     def connect(self, address: str, timeout_s: float) -> Transport:
-        """A connection in place of one to ``address``.
+        """Connect to the address to use instead of ``address``.
 
         Raises:
-            ConnectFailed: If none could be made; it names both addresses.
+            ConnectFailed: If no connection could be made; it names both addresses.
         """
         instead = self.addresses.get(address)
         if instead is None:
@@ -87,15 +87,15 @@ class Elsewhere:
 
 
 HandlerFor = Callable[[str], RequestHandler]
-"""What answers the requests of the server at an address."""
+"""Returns the handler for the requests of the server at an address."""
 OnChannel = Callable[[Channel | RocketMQError], object]
 
 
 class ChannelPool(Closing):
-    """One channel per address, made when first needed or when it died. Shared by any number of threads.
+    """One channel per address, opened when first needed or after it died. Shared by any number of threads.
 
     As in the Java client, one connection per server carries everything: pulls, commits, heartbeats, sends.
-    Decides under its lock; connects, waits and closes outside it.
+    The pool decides under its lock; it connects, waits and closes outside it.
     """
 
     def __init__(
@@ -114,20 +114,20 @@ class ChannelPool(Closing):
         self._signer = signer
         self._lock = threading.Lock()
         self._channels: dict[str, Future[Channel]] = {}
-        """Done: the channel. Not done: somebody is connecting."""
+        """Channels by address; a future that is not done means that a thread is connecting."""
         self._leaving: list[Channel] = []
-        """Replaced because the server said GO_AWAY, but still awaiting answers."""
+        """Channels replaced because the server sent GO_AWAY, but still awaiting answers."""
         self._is_closed = False
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``: begin without connections; the parent's stay open."""
+        """In a child of ``fork()``: begin without connections; the parent's remain open."""
         self._lock = threading.Lock()
         self._channels = {}
         self._leaving = []
 
     def get(self, address: str, deadline: Deadline) -> Channel:
-        """An open channel to ``address``; one caller connects, others who ask meanwhile wait for it.
+        """Return an open channel to ``address``; one caller connects, and others wait for it.
 
         Raises:
             ConnectFailed: If no connection could be made before ``deadline`` or within the connect time-out.
@@ -146,21 +146,21 @@ class ChannelPool(Closing):
     def get_soon(self, address: str, deadline: Deadline, on_channel: OnChannel) -> None:
         """Do what :meth:`get` does without waiting: ``on_channel`` gets channel or error, exactly once.
 
-        It is called at once if there is an open channel, and else on a thread that connects. A process that
-        is about to end starts no threads (Python 3.12 and later): this one connects.
+        It is called at once if there is an open channel, otherwise on a thread that connects. If no thread
+        can be started, because the process is about to end (Python 3.12 and later), this one connects.
         """
         try:
             found, is_ours = self._place(address)
         except ChannelClosed as error:
             on_channel(error)
             return
-        # Before it is filled: whoever asked first is called first.
+        # Added before the future is done, so that callbacks are called in the order of the requests.
         found.add_done_callback(lambda place: on_channel(_outcome_in(place, address)))
         if not is_ours:
             return
 
         def connect() -> None:
-            # Those who asked get the error.
+            # The callbacks get the error.
             with suppress(Exception):
                 self._fill(found, address, deadline)
 
@@ -187,7 +187,7 @@ class ChannelPool(Closing):
             self._is_closed = True
             channels, self._channels = self._channels, {}
             leaving, self._leaving = self._leaving, []
-        # One still connecting is closed by the thread that connects it.
+        # A thread that is still connecting closes its channel itself.
         for channel in [*leaving, *(one for place in channels.values() for one in _channel_in(place))]:
             channel.close()
 
@@ -212,7 +212,7 @@ class ChannelPool(Closing):
 
 
 def _outcome_in(place: Future[Channel], address: str) -> Channel | RocketMQError:
-    """The channel, or an error of the asker's own: one raised in several threads would mix tracebacks."""
+    """Return the channel, or a new error for each caller: a shared exception would mix tracebacks."""
     error = place.exception()
     if error is None:
         return place.result()
@@ -233,11 +233,11 @@ def _channel_in(place: Future[Channel] | None) -> list[Channel]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionSettings:
-    """Picklable, hashable, and silent about its secrets when printed."""
+    """Settings of connections; picklable, hashable, and printed without secrets."""
 
     connect_timeout_s: float = 3.0
     access_key: str | None = field(default=None, repr=False)
-    """With ``secret_key``: requests are signed."""
+    """User's name; with it and ``secret_key``, requests are signed."""
     secret_key: str | None = field(default=None, repr=False)
     security_token: str | None = field(default=None, repr=False)
     use_tls: bool = False
@@ -253,13 +253,13 @@ class ConnectionSettings:
     tls_verify_hostname: bool = True
     """False accepts a trusted certificate that was made for another host."""
     namespace_v2: str | None = None
-    """Id of the instance that every request names, for clusters that ask for it."""
+    """Id of the instance that every request names, for clusters that require it."""
     broker_addresses: tuple[tuple[str, str], ...] = ()
-    """Pairs of an address that a broker announces and the one to connect to in its place."""
+    """Pairs of an address that a broker announces and the address to connect to instead."""
 
     @classmethod
     def of(cls, options: ConnectionOptions) -> ConnectionSettings:
-        """The settings that the options of a source or a sink ask for."""
+        """Return the settings in the options of a source or a sink."""
         names = (each.name for each in fields(cls) if each.name != "connect_timeout_s")
         return cls(**{name: getattr(options, name) for name in names})
 
@@ -274,7 +274,7 @@ class ConnectionSettings:
         )
 
     def connector(self) -> Connect:
-        """How connections are made: plain or with TLS, to announced addresses or to others.
+        """Return the function that connects: plain or with TLS, to announced or to other addresses.
 
         Raises:
             OptionError: If a certificate or key file cannot be used.
@@ -285,7 +285,7 @@ class ConnectionSettings:
         return Elsewhere(dict(self.broker_addresses), connect).connect
 
     def signer(self) -> Signer | None:
-        """Signer that adds the instance's name and credentials to requests; None without either."""
+        """Return a signer that adds the instance's name and credentials to requests; None without both."""
         signer: Signer | None = None
         if self.access_key is not None and self.secret_key is not None:
             signer = AclSigner(self.access_key, self.secret_key, self.security_token).sign
@@ -294,7 +294,7 @@ class ConnectionSettings:
 
 @lru_cache(maxsize=16)
 def _tls_connector(settings: ConnectionSettings) -> TlsConnector:
-    """Cached: a worker that opens a connection for every task must not read the files each time."""
+    """Return a cached connector: a worker that connects for every task must not read the files each time."""
     return TlsConnector(
         ca_file=settings.tls_ca_file,
         cert_file=settings.tls_cert_file,
@@ -306,16 +306,16 @@ def _tls_connector(settings: ConnectionSettings) -> TlsConnector:
 
 
 _pools: dict[ConnectionSettings, ChannelPool] = {}
-"""By settings. In a forked child they begin without connections."""
+"""This process's pools by settings. In a forked child they begin without connections."""
 
 
 def process_pool(settings: ConnectionSettings | None = None) -> ChannelPool:
-    """This process's pool for ``settings``, open until the process ends; do not close it."""
+    """Return this process's pool for ``settings``, open until the process ends; do not close it."""
     key = settings or ConnectionSettings()
     found = _pools.get(key)
     if found is not None:
         return found
-    # No lock, which a fork could leave held: setdefault is atomic, and a pool that loses has opened nothing.
+    # No lock, because a fork could leave it held: setdefault is atomic, and an unused pool opens nothing.
     made = key.open_pool(SystemClock())
     kept = _pools.setdefault(key, made)
     if kept is made:

@@ -1,16 +1,16 @@
-"""A connection on which one thread pulls, many pulls at a time; its receive buffer; the cache of idle ones.
+"""A connection on which one thread has many pulls in flight; its receive buffer; a cache of connections.
 
-Why not a channel: its reader thread wakes once per answer and then contends with the thread that decodes
-messages for Python's lock. Here one thread sends the next pulls in one piece, takes everything that has come
-in one piece, and decodes in between while the broker works; that costs half the processor time, on the
-broker's side too, which sees bursts instead of single requests.
+Why this is not a channel: a channel's reader thread wakes once per answer and then competes for Python's lock
+with the thread that decodes messages. Here one thread sends the next pulls in one piece, receives everything
+that has arrived in one piece, and decodes in between while the broker works. This takes half the processor
+time, also at the broker, which gets bursts instead of single requests.
 
-Rule 1: one thread. Rule 2: after any error the connection is of no use: close it. Rule 3: silence is measured
-while waiting, never while the caller was busy or the process was suspended: the answers may have come
-meanwhile. Rule 4: a pull that is not answered while others are is given up, and the connection goes on; a
-broker may drop one that it cannot write (``DefaultPullMessageResultHandler.channelIsWritable``). Rule 5: no
-pull leaves before the server has said which broker it is, since a broker reports a reset once, with whatever
-pull comes next. Rule 6, about bodies, is :class:`ReceiveBuffer`'s.
+Rule 1: one thread. Rule 2: close the connection after any error. Rule 3: silence is measured only while
+waiting, not while the caller is busy or the process is suspended, because answers may have arrived meanwhile.
+Rule 4: a pull that is not answered while others are is given up, and the connection goes on; a broker may
+drop an answer that it cannot write (``DefaultPullMessageResultHandler.channelIsWritable``). Rule 5: no pull
+is sent before the server has given its broker name, because a broker reports a reset only once, with the next
+pull. Rule 6, about bodies, is in :class:`ReceiveBuffer`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from pyspark_rocketmq.wire.requests.responses import describe_request
 _LENGTH_WORD: Final = 4
 _FIRST_BYTES: Final = 1 << 20
 _MOST_BYTES: Final = 8 << 20
-"""Twice what is decoded at once. A longer frame gets a buffer of its own size."""
+"""Largest usual buffer: twice the bytes decoded at once. A longer frame gets its own, larger buffer."""
 _LEAST_ROOM: Final = 256 << 10
-"""Who receives from TLS must be able to take a whole record."""
+"""Least room for receiving: a receive from TLS must be able to take a whole record."""
 _MOST_SPARES: Final = 3
 
 T = TypeVar("T")
@@ -48,49 +48,49 @@ T = TypeVar("T")
 class ReceiveBuffer:
     """Owns the memory where one connection's bytes arrive and message bodies are used in place.
 
-    The rule: a body is a view of the buffer, and nobody keeps a view once the next bodies are asked for. By
-    then it is decoded into memory of its own (the reader does that in the call that takes it), or copied, or
-    it still waits for its turn, and the fetcher has moved it (``swap``, then ``retain`` for each).
+    The rule: a body is a view of the buffer, and no view may be kept when the next bodies are asked for. By
+    then it has been decoded into other memory (the reader does that in the call that takes it) or copied. If
+    it still waits for its turn, the fetcher has moved it (``swap``, then ``retain`` for each).
 
-    A view that is kept all the same costs memory, never a message: a buffer is written again only when no
-    view of it is left, else another one is taken. With the rule two buffers are enough, and both stay in the
-    processor's cache.
+    A view that is kept nevertheless costs memory, but never damages a message: a buffer is written again only
+    when no view of it is left; otherwise another one is used. With the rule, two buffers are enough, and both
+    stay in the processor's cache.
     """
 
     __slots__ = ("_at", "_bytes", "_filled", "_limit", "_spares", "_view")
 
     def __init__(self) -> None:
         self._spares: list[bytearray] = []
-        """Used before; some of them may still be looked into."""
+        """Buffers used before; some of them may still have views."""
         self._at = self._filled = 0
-        """The bytes between them are received and not decoded."""
+        """Begin and end of the bytes that are received and not decoded."""
         self._limit = 0
-        """Behind it are bodies that were moved."""
+        """End of the room for receiving; behind it are bodies that were moved."""
         self._use(bytearray(_FIRST_BYTES))
 
     def room(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """Return the part of the buffer for the next bytes; never empty."""
         if self._limit - self._filled < _LEAST_ROOM:
             self._move_on(min(2 * len(self._bytes), _MOST_BYTES))
         return self._view[self._filled : self._limit]
 
     def take_in(self, count: int, decode: Callable[[memoryview, int, int], tuple[list[T], int]]) -> list[T]:
-        """What ``decode`` makes of the bytes not used yet, after ``count`` more have come into ``room()``.
+        """Decode the bytes that are not used yet, after ``count`` more have been received into ``room()``.
 
-        ``decode`` gets a view and where in it they begin and end, and returns where its unused bytes begin.
-        When it raises, close the connection.
+        ``decode`` gets a view and where in it these bytes begin and end; it returns its values and where the
+        unused bytes begin. If it raises, close the connection.
         """
         self._filled += count
         decoded, self._at = decode(self._view, self._at, self._filled)
         return decoded
 
     def swap(self) -> None:
-        """Go on in another buffer: the bodies handed out so far are used up, or moved by ``retain``."""
+        """Go on in another buffer; the caller has used the bodies so far, or moves them by ``retain``."""
         if self._at:
             self._move_on(len(self._bytes))
 
     def retain(self, body: PulledBody) -> PulledBody:
-        """The same body outside the buffers used before; itself if it is in none of them."""
+        """Return the body moved out of the buffers used before; the same object if it is in none of them."""
         if not isinstance(body, memoryview) or not any(body.obj is spare for spare in self._spares):
             return body
         end = self._limit
@@ -106,10 +106,10 @@ class ReceiveBuffer:
         self._at, self._filled, self._limit = 0, 0, len(buffer)
 
     def _move_on(self, size: int) -> None:
-        """Move the beginning of a frame to another buffer of ``size`` bytes or, for a long frame, more."""
+        """Move the beginning of a frame to another buffer of ``size`` bytes, or more for a long frame."""
         rest = self._view[self._at : self._filled]
         if len(rest) >= _LENGTH_WORD:
-            # The decoder has refused a length beyond the limit.
+            # The decoder has already refused lengths beyond the limit.
             size = max(size, _LENGTH_WORD + int.from_bytes(rest[:_LENGTH_WORD], "big") + _LEAST_ROOM)
         used = self._bytes
         self._use(self._spare(size) or bytearray(size))
@@ -127,9 +127,9 @@ class ReceiveBuffer:
 
 
 def _is_free(buffer: bytearray) -> bool:
-    """Whether no view of it is left: Python resizes no bytearray that has one."""
+    """Whether no view of the buffer is left: Python does not resize a bytearray that has one."""
     try:
-        # Shorter first: to append to a full one moves it.
+        # Shorten it first, because appending to a full bytearray would move it.
         del buffer[-1]
     except BufferError:
         return False
@@ -147,19 +147,19 @@ _OPAQUE_MASK: Final = 0x7FFFFFFF
 class PullConnection(Generic[PullT]):
     """Pulls in flight on one connection; the caller gets each back with its answer.
 
-    No suspended pulls: a broker that holds one is silent, and silence is taken for failure.
+    Pulls must not be suspended: a broker that holds a pull is silent, and silence counts as a failure.
     """
 
     def __init__(
         self, transport: Transport, clock: Clock, *, signer: Signer | None = None, broker_name: str = ""
     ) -> None:
-        """Take over a connection to the broker of that name; empty: to any server."""
+        """Take over a connection to the broker of that name; any server if it is empty."""
         self.broker_name = broker_name
         self._is_confirmed = not broker_name
         self._who: int | None = None
-        """Opaque of the question for the name."""
+        """Opaque of the request for the broker's name."""
         self._held: list[bytes] = []
-        """Pulls that leave when the answer is there."""
+        """Pulls to send when the name is confirmed."""
         self._transport = transport
         self._clock = clock
         self._signer = signer
@@ -167,14 +167,14 @@ class PullConnection(Generic[PullT]):
         self._decoder = PullResponseDecoder()
         self._opaques = itertools.count()
         self._waiting: dict[int, tuple[PullT, float]] = {}
-        """By opaque, in the order of sending: pulls and when they were sent, in the connection's own time,
+        """Pulls and when they were sent, by opaque in the order of sending. The time is the connection's own,
         which passes only while it waits for bytes."""
         self._listened_s = 0.0
         self._next_look_s = 0.0
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``: release the connection without ending it; it is the parent's."""
+        """In a child of ``fork()``: release the connection without ending it, because it is the parent's."""
         self._transport.close()
 
     @property
@@ -184,7 +184,7 @@ class PullConnection(Generic[PullT]):
 
     @property
     def in_flight(self) -> int:
-        """Pulls sent and not answered."""
+        """Number of pulls sent and not answered."""
         return len(self._waiting)
 
     def fileno(self) -> int:
@@ -195,7 +195,7 @@ class PullConnection(Generic[PullT]):
         """Send pulls, all in one piece.
 
         Raises:
-            ChannelClosed: If the connection is gone; the pulls count as in flight all the same.
+            ChannelClosed: If the connection is gone; the pulls count as in flight nevertheless.
         """
         frames = []
         waiting, opaques, now_s = self._waiting, self._opaques, self._listened_s
@@ -210,16 +210,16 @@ class PullConnection(Generic[PullT]):
             self._transport.sendall(b"".join(frames))
 
     def receive(self, silence_s: float) -> list[tuple[PullT, PullResult | RocketMQError]]:
-        """Wait for answers and return what has come, perhaps nothing yet; errors are those of single pulls.
+        """Wait for bytes and return the answers that are complete, perhaps none; errors are of single pulls.
 
         A pull without an answer after ``silence_s`` of waiting gets ``RequestTimeout``.
 
         Raises:
-            RequestTimeout: If not a byte came for ``silence_s`` seconds, give or take one.
+            RequestTimeout: If no byte came for about ``silence_s`` seconds (to within one second).
             ChannelClosed: If the connection ended.
-            RemoteProtocolError: If what came is not the protocol.
+            RemoteProtocolError: If the received bytes violate the protocol.
             WrongBroker: If the server is another broker.
-            BrokerError: If the server is too busy to say which one it is, or leaves.
+            BrokerError: If the server is too busy to give its name, or is shutting down.
         """
         count = self._await_bytes(silence_s)
         answers: list[tuple[PullT, PullResult | RocketMQError]] = []
@@ -233,16 +233,16 @@ class PullConnection(Generic[PullT]):
         return answers
 
     def pass_time(self, waited_s: float, silence_s: float) -> list[tuple[PullT, PullResult | RocketMQError]]:
-        """Count time in which the caller waited for several connections, and nothing came on this one.
+        """Count time in which the caller waited for several connections and nothing came on this one.
 
         Returns:
-            The pulls that are given up now, as by ``receive``.
+            The pulls that are given up now, with their errors, as from ``receive``.
         """
         self._listened_s += waited_s
         return self._overdue(silence_s) if self._listened_s >= self._next_look_s else []
 
     def close(self) -> list[PullT]:
-        """End the connection; the pulls that were not answered."""
+        """End the connection; return the pulls that were not answered."""
         self._transport.shutdown()
         self._transport.close()
         unanswered = [pull for pull, _ in self._waiting.values()]
@@ -274,7 +274,7 @@ class PullConnection(Generic[PullT]):
         if not self._is_confirmed and command.is_response and command.opaque == self._who:
             self._confirm(command)
             return
-        # Brokers ask only clients that sent heartbeats; whatever comes unasked is not for this connection.
+        # Brokers send requests only to clients that sent heartbeats: other frames are not meant for this one.
         found = self._waiting.pop(command.opaque, None) if command.is_response else None
         if found is None:
             logger.debug("! unexpected frame ignored code=%d address=%s", command.code, self.address)
@@ -287,7 +287,7 @@ class PullConnection(Generic[PullT]):
         while True:
             began_s = self._clock.monotonic_s()
             count = self._transport.recv_into(self.buffer.room())
-            # Beyond the timeout this process was suspended: that does not count as silence.
+            # Time beyond the timeout means this process was suspended; it does not count as silence.
             waited_s += min(self._clock.monotonic_s() - began_s, RECEIVE_TICK_S)
             if count:
                 self._listened_s += waited_s
@@ -299,7 +299,7 @@ class PullConnection(Generic[PullT]):
                 raise self._timeout(oldest, waited_s)
 
     def _overdue(self, silence_s: float) -> list[tuple[PullT, PullResult | RocketMQError]]:
-        """Give up the pulls that were passed over; looked for now and then, oldest first."""
+        """Give up pulls without an answer for ``silence_s``; they are checked now and then, oldest first."""
         self._next_look_s = self._listened_s + silence_s / 4
         overdue: list[tuple[PullT, PullResult | RocketMQError]] = []
         for opaque, (pull, sent_at_s) in list(self._waiting.items()):
@@ -317,14 +317,14 @@ class PullConnection(Generic[PullT]):
 
 _PLAIN: Final = ConnectionSettings()
 _KEPT_S: Final = 60.0
-"""A broker ends a connection that is silent for 120 s (``serverChannelMaxIdleTimeSeconds``)."""
+"""How long an idle connection is kept; a broker ends it after 120 s (``serverChannelMaxIdleTimeSeconds``)."""
 
 _idle: dict[tuple[str, str, ConnectionSettings], list[tuple[float, PullConnection[Any]]]] = {}
-"""Idle connections by address, broker name, and settings, because a connection has one user's credentials.
+"""Idle connections, each with the monotonic second of its release, by address, broker name and settings.
 
-With the monotonic second of its release.
+Settings are part of the key because a connection has one user's credentials.
 """
-# A child must not speak on its parent's connections.
+# A child must not use its parent's connections.
 os.register_at_fork(after_in_child=_idle.clear)
 
 
@@ -336,16 +336,16 @@ def acquire_connection(
     broker_name: str = "",
     connect: Connect | None = None,
 ) -> PullConnection[Any]:
-    """A connection to a broker that nobody else uses: one that was released lately, else a new one.
+    """Return a connection for the caller's use: one that was released lately, or else a new one.
 
-    A new one sends no pull before the server has said that it is the broker of that name, if one is given.
+    A new connection with a ``broker_name`` sends no pull before the server has confirmed that name.
 
     Raises:
         ConnectFailed: If no connection could be made within the settings' time-out.
         OptionError: If a certificate or key file cannot be used.
     """
     kept = _idle.get((address, broker_name, settings), [])
-    # Another thread may take the last one first.
+    # Another thread may take the last connection first.
     with suppress(IndexError):
         while True:
             since_s, connection = kept.pop()
@@ -359,7 +359,7 @@ def acquire_connection(
 def release_connection(
     connection: PullConnection[Any], clock: Clock, settings: ConnectionSettings = _PLAIN
 ) -> None:
-    """Keep a connection for the next taker with the same settings; one with pulls in flight is closed."""
+    """Keep a connection for the next caller with the same settings, or close it if it has pulls in flight."""
     if connection.in_flight:
         connection.close()
         return

@@ -1,4 +1,4 @@
-"""Decides when a connection on which nothing comes has ended.  Pure: callers pass the time."""
+"""Decide when a connection on which nothing arrives has ended.  Pure: callers pass the time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 _LEAST_S: Final = 0.1
-"""A shorter silence says nothing: the request had hardly any time left when it was sent."""
+"""A shorter silence proves nothing: the request had hardly any time left when it was sent."""
 _SURE_S: Final = 3.0
 """A silence this long ends a connection even if requests with more time are under way on it."""
 _SLOWEST_S: Final = 2.5
@@ -19,30 +19,30 @@ class Sent(NamedTuple):
     at_s: float
     """Monotonic seconds."""
     received_before: int
-    """How often something had come by then."""
+    """How often something had arrived by then."""
 
 
 class Silence:
     """The silence of one connection.
 
-    A request that is given up ends its connection if nothing at all has come since it was sent, for 0.1 s or
-    as long as this server has needed for an answer. While other requests are under way, the silence must last
-    3 s: a broker may be too slow only for the shorter ones.
+    A request that is given up ends its connection if nothing at all has arrived since it was sent, for at
+    least 0.1 s and at least as long as this server has needed for an answer. While other requests are under
+    way, the silence must last 3 s: the broker may be too slow only for requests with little time.
     """
 
     def __init__(self) -> None:
         self.received = 0
-        """How often something has come."""
+        """How often something has arrived."""
         self._first = Sent(0.0, -1)
-        """The first request since something came."""
+        """The first request since the last arrival."""
         self._least_s = _LEAST_S
 
     def came(self) -> None:
-        """Note that something has come."""
+        """Note that something has arrived."""
         self.received += 1
 
     def sent(self, request: Sent) -> None:
-        """Note a request; threads may note theirs in another order than they looked at ``received``."""
+        """Note a request; threads may note requests in another order than they read ``received``."""
         if request.received_before > self._first.received_before:
             self._first = request
 
@@ -51,14 +51,14 @@ class Silence:
         self._least_s = max(self._least_s, min(took_s, _SLOWEST_S))
 
     def is_suspicious(self, given_up: Iterable[Sent], now_s: float) -> bool:
-        """Whether one of the requests that are given up now was met by silence only, and for long enough."""
+        """Whether nothing has arrived since one of these requests was sent, for long enough."""
         silent_s = (now_s - each.at_s for each in given_up if each.received_before == self.received)
         return max(silent_s, default=0.0) >= self._least_s
 
     def over_after_s(self, now_s: float, *, has_others: bool) -> float | None:
-        """Return how long the silence has lasted if it ends the connection, which was suspicious; else None.
+        """Return how long the silence has lasted if it ends a suspicious connection; otherwise None.
 
-        ``has_others``: other requests are under way.
+        ``has_others``: whether other requests are under way.
         """
         if self._first.received_before != self.received:
             return None

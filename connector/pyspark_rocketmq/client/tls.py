@@ -1,8 +1,8 @@
-"""One TLS connection: as ``transport``, encrypted.
+"""One TLS connection: like ``transport``, but encrypted.
 
 An OpenSSL connection must not be read and written at the same moment, so both happen under one lock, without
-blocking; waiting for the socket happens outside it.  RocketMQ speaks TLS on the same port as plain text, from
-the first byte.
+blocking. Waiting for the socket happens outside the lock.  RocketMQ speaks TLS on the same port as plain
+text, from the first byte.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from pyspark_rocketmq.client.transport import (
 from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed, OptionError, TlsFailed
 
 _PIECE_BYTES: Final = 256 * 1024
-"""Bytes encrypted in one go: bounds how long a reader waits for the lock."""
+"""Bytes encrypted at once, which bounds how long a reader waits for the lock."""
 _OTHER_HOST: Final = frozenset({62, 64})
 """``X509_V_ERR_HOSTNAME_MISMATCH`` and ``X509_V_ERR_IP_ADDRESS_MISMATCH``."""
 _NOT_VALID_NOW: Final = frozenset({9, 10})
 """``X509_V_ERR_CERT_NOT_YET_VALID`` and ``X509_V_ERR_CERT_HAS_EXPIRED``."""
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"})
-"""What comes back from a server that answers something else than a handshake."""
+"""Reasons of errors if a server answers with something other than a handshake."""
 
 
 class TlsConnector:
@@ -54,7 +54,7 @@ class TlsConnector:
         if not verify_certificate:
             self._context.verify_mode = ssl.CERT_NONE
         if cert_file is not None:
-            # A key without a password must not make OpenSSL ask for one at the terminal.
+            # Without this callback OpenSSL would ask for a missing password at the terminal.
             password = key_password or ""
             with _reporting("tlsCertFile, tlsKeyFile and tlsKeyPassword", cert_file, key_file):
                 self._context.load_cert_chain(cert_file, key_file, lambda: password)
@@ -63,7 +63,7 @@ class TlsConnector:
         """Connect and shake hands, each within ``timeout_s``.
 
         Raises:
-            ConnectFailed: If nobody accepts, or the server ends the handshake without a word.
+            ConnectFailed: If nobody accepts, or the server ends the handshake without a reason.
             TlsFailed: If one side does not trust the other, or the server does not speak TLS.
         """
         connected = open_socket(address, timeout_s)
@@ -92,7 +92,7 @@ def _reporting(options: str, *files: str | None) -> Iterator[None]:
 
 
 def _handshake_error(address: str, failure: OSError) -> ConnectFailed:
-    """What a failed handshake means to the operator."""
+    """Return an error that explains a failed handshake to the operator."""
     if isinstance(failure, ssl.SSLCertVerificationError):
         complaint = failure.verify_message.rstrip(".")
         if failure.verify_code in _OTHER_HOST:
@@ -150,7 +150,7 @@ class TlsTransport:
         self._stall_s = stall_s
         self._lock = threading.Lock()
         self._alert: ssl.SSLError | None = None
-        """What the server said when it refused this client."""
+        """The alert with which the server refused this client."""
 
     def sendall(self, data: bytes, timeout_s: float = math.inf) -> None:
         """See ``Transport``."""
@@ -162,7 +162,7 @@ class TlsTransport:
         except TimeoutError as exc:
             raise ChannelClosed(self.address, time_left.complaint(len(rest))) from exc
         except (OSError, ValueError) as exc:  # ValueError: the socket was closed meanwhile
-            # The alert that says why may have been received by another thread, or by nobody yet.
+            # The alert with the reason may have been received by another thread, or by no thread yet.
             with contextlib.suppress(OSError, ValueError):
                 self._receive_some(memoryview(bytearray(1)))
             self._raise_refusal()
@@ -182,7 +182,7 @@ class TlsTransport:
         return count
 
     def fileno(self) -> int:
-        """See ``Transport``; a receive takes all that was decrypted, so what is left is in the socket."""
+        """See ``Transport``; a receive takes all decrypted bytes, so the rest is still in the socket."""
         return self._secured.fileno()
 
     def shutdown(self) -> None:
@@ -215,8 +215,8 @@ class TlsTransport:
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return None
             except ssl.SSLError as exc:
-                # In TLS 1.3 a server refuses the client's certificate only after the client's handshake is
-                # over.
+                # In TLS 1.3 a server refuses the client's certificate only after the handshake has ended for
+                # the client.
                 if "ALERT" in (exc.reason or ""):
                     self._alert = exc
                 raise

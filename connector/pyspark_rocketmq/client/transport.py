@@ -1,7 +1,7 @@
-"""One TCP connection: its system calls (``tls`` adds encryption); what a ``fork()`` does to connections.
+"""The system calls of one TCP connection (``tls`` adds encryption), and its renewal after a ``fork()``.
 
-Rule 1: every ``OSError`` leaves here as a ``TransportError`` that names the address. Rule 2: no call blocks
-without a bound. Nothing here knows frames or requests.
+Rule 1: every ``OSError`` is raised as a ``TransportError`` that names the address. Rule 2: no call blocks
+without a bound. This module does not know frames or requests.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 class Closing:
-    """Base of what is closed where its ``with`` ends."""
+    """Base of objects that are closed at the end of a ``with``."""
 
     def close(self) -> None:
-        """Release what is held. Idempotent."""
+        """Release all resources. Idempotent."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -40,7 +40,7 @@ class Renewed(Protocol):
     """Holds connections, locks, threads or counters that a child of ``fork()`` must not share."""
 
     def renew(self) -> None:
-        """Replace them in the child, before anything else runs there; take no lock that is not new."""
+        """Replace them in the child, before anything else runs there; take only new locks."""
         ...
 
 
@@ -68,7 +68,7 @@ interface."""
 
 
 def local_ip() -> bytes:
-    """The IPv4 address other machines see, 4 bytes; the loopback address when there is no network."""
+    """Return the IPv4 address that other machines see, 4 bytes; the loopback address without a network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(_ANY_REMOTE)
@@ -78,13 +78,13 @@ def local_ip() -> bytes:
 
 
 SEND_STALL_S: Final = 5.0
-"""Seconds without a single byte accepted by the peer after which it counts as stuck."""
+"""Seconds after which a peer that has accepted no byte counts as stuck."""
 SLOWEST_BYTES_PER_S: Final = 64 * 1024
-"""A peer that takes less counts as stuck too, or one byte every few seconds could hold a sender for ever."""
+"""A slower peer also counts as stuck; otherwise one byte every few seconds could hold a sender for ever."""
 RECEIVE_TICK_S: Final = 1.0
-"""Seconds after which a silent ``recv_into`` returns, so that the caller can look after its deadlines."""
+"""Seconds after which a silent ``recv_into`` returns, so that the caller can check its deadlines."""
 
-# A peer that is gone without a word (power, a firewall that forgot the connection) is noticed within a
+# A peer that vanishes silently (loss of power, a firewall that forgot the connection) is noticed within a
 # minute, by unanswered probes or by unacknowledged data; the system's defaults are hours.
 _VANISHED_PEER: Final = (
     ("TCP_KEEPIDLE", 30),
@@ -104,23 +104,23 @@ class Transport(Protocol):
         """Send all of ``data``.
 
         Raises:
-            ChannelClosed: If the peer is gone, or :class:`SendingTime` is over. Part of the data may be sent,
-                so the connection is of no use afterwards.
-            TlsFailed: As ``recv_into``.
+            ChannelClosed: If the peer is gone, or :class:`SendingTime` is over. Part of the data may have
+                been sent, so the connection cannot be used afterwards.
+            TlsFailed: For the same reasons as ``recv_into``.
         """
         ...
 
     def recv_into(self, buffer: memoryview) -> int | None:
-        """Receive some bytes: their number, 0 at the end of the stream, None after a silent second.
+        """Receive some bytes; return their number, 0 at the end of the stream, None after a silent second.
 
         Raises:
             ChannelClosed: If the connection was reset or its encryption broken.
-            TlsFailed: If the server refused this client's certificate, or asked for one in vain.
+            TlsFailed: If the server refused this client's certificate, or required one and got none.
         """
         ...
 
     def fileno(self) -> int:
-        """Number of the socket: when the system calls it readable, ``recv_into`` has something to do."""
+        """Return the socket's number; when the system reports it readable, ``recv_into`` has work to do."""
         ...
 
     def shutdown(self) -> None:
@@ -128,7 +128,7 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the operating system's resources back. Idempotent; no thread may be inside another call."""
+        """Release the operating system's resources. Idempotent; no thread may be inside another call."""
         ...
 
 
@@ -143,7 +143,7 @@ Connect = Callable[[str, float], Transport]
 
 
 def await_readable(connected: Sequence[ReadableT], timeout_s: float) -> list[ReadableT]:
-    """Those from which something can be received, waiting at most ``timeout_s`` for the first."""
+    """Wait at most ``timeout_s`` until something can be received; return the connections that have it."""
     poll = select.poll()
     by_number = {each.fileno(): each for each in connected}
     for number in by_number:
@@ -152,7 +152,7 @@ def await_readable(connected: Sequence[ReadableT], timeout_s: float) -> list[Rea
 
 
 class SendingTime:
-    """How long sending may take: ``stall_s`` for each step, in all what its size and caller allow."""
+    """How long sending may take: ``stall_s`` for each step, and in total as its size and caller allow."""
 
     __slots__ = ("_began_s", "_bytes", "_limit_s", "_stall_s")
 
@@ -163,11 +163,11 @@ class SendingTime:
         self._began_s = time.monotonic()
 
     def next_s(self) -> float:
-        """Timeout for the next send; never 0, so data the socket accepts immediately is always sent."""
+        """Return the timeout of the next send; never 0, so that data the socket accepts at once is sent."""
         return max(0.001, min(self._stall_s, self._limit_s - (time.monotonic() - self._began_s)))
 
     def complaint(self, rest: int) -> str:
-        """What is wrong with a peer that did not take the last ``rest`` bytes."""
+        """Describe a peer that did not take the last ``rest`` bytes, for an error."""
         waited_s = time.monotonic() - self._began_s
         return f"the peer accepted {self._bytes - rest} of {self._bytes} bytes within {waited_s:.3g} s"
 
@@ -198,7 +198,7 @@ def split_address(address: str) -> tuple[str, int]:
     """Take ``host:port`` apart; an IPv6 host is written in brackets.
 
     Raises:
-        ConnectFailed: If it is not of that form.
+        ConnectFailed: If the address does not have that form.
     """
     host, colon, port = address.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
@@ -210,7 +210,7 @@ def split_address(address: str) -> tuple[str, int]:
 class TcpTransport:
     """A plain TCP connection.
 
-    Receiving and sending have time-outs of their own, hence two socket objects on one connection.
+    Receiving and sending have different time-outs, hence two socket objects on one connection.
     """
 
     def __init__(self, address: str, connected: socket.socket, *, stall_s: float = SEND_STALL_S) -> None:

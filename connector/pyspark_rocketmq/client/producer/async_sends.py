@@ -1,8 +1,8 @@
-"""Sends with a future each, bounded in number and bytes.
+"""Asynchronous sends with a future each, bounded in number and bytes.
 
-A future is done by the thread that reads the broker's answers, that gives up overdue requests, or that
-repeats the producer's attempts: within a second after the producer's send time-out, or after as long again if
-its repetition waited for others'. Its callbacks (``add_done_callback``) run there and must not block.
+The thread that reads the broker's answers, gives up overdue requests, or repeats the producer's attempts
+completes a future. It does so within a second after the producer's send time-out, or after as long again if
+the repetition waited for others. Callbacks (``add_done_callback``) run on that thread and must not block.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MOST_BYTES: Final = 100 * 1024 * 1024
 
 class _SendFuture(Future[SendResult]):
     _done_callbacks: list[Any]
-    """The base class's; nothing public removes callbacks."""
+    """The base class's list; there is no public way to remove callbacks."""
 
     def __init__(self) -> None:
         super().__init__()
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``: an error, without callbacks; the parent learns the outcome."""
+        """In a child of ``fork()``: fail without callbacks; only the parent gets the outcome."""
         self._condition = threading.Condition()
         if not self.done():
             self._done_callbacks.clear()
@@ -46,8 +46,8 @@ class _SendFuture(Future[SendResult]):
 class AsyncSends:
     """Sends messages of one producer by :meth:`Producer.send_async`. Shared by any number of threads.
 
-    Two messages under way for one queue may be stored in either order. For order there are
-    :meth:`Producer.send_ordered` and the data source's sink.
+    Two messages under way for one queue may be stored in either order. To keep an order, use
+    :meth:`Producer.send_ordered` or the data source's sink.
 
     Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.send(…, SendCallback)``, ``executeAsyncMessageSend``.
     """
@@ -60,13 +60,13 @@ class AsyncSends:
         max_bytes: int = MOST_BYTES,
         wait_s: float = 3.0,
     ) -> None:
-        """Send nothing yet.
+        """Prepare to send.
 
         Args:
-            producer: Stays open when this is not used any more.
+            producer: Sends the messages; it is not closed here.
             max_sends: Most messages under way.
-            max_bytes: Most bytes of their bodies; a larger message goes by itself.
-            wait_s: How long :meth:`send` may wait for others to be answered.
+            max_bytes: Most bytes of their bodies; a larger message is sent by itself.
+            wait_s: How long :meth:`send` may wait for the answers of other sends.
         """
         self._producer = producer
         self._max_sends = max_sends
@@ -76,18 +76,18 @@ class AsyncSends:
         self._sends = 0
         self._bytes = 0
         self._undone = 0
-        """Futures that are not done: a send has left room for the next one a moment before its future is."""
+        """Futures that are not done; a send makes room for the next a moment before its future is done."""
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``: nothing is under way."""
+        """In a child of ``fork()``: begin without sends under way."""
         self._changed = threading.Condition()
         self._sends = self._bytes = self._undone = 0
 
     def send(
         self, message: Message, *, sharding_key: ShardingKey | None = None, queue: MessageQueue | None = None
     ) -> Future[SendResult]:
-        """Begin to send one message; its future has the result, or raises what went wrong.
+        """Begin to send one message; return a future with the result or the error.
 
         Raises:
             TooManySends: If too much was under way for ``wait_s``; nothing was sent.
@@ -116,9 +116,9 @@ class AsyncSends:
         return future
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until every future is done; False if that took longer.
+        """Wait until every future is done; return False if that takes longer than ``timeout_s``.
 
-        Not from a future's callback, which it waits for, too.
+        Do not call this from a future's callback, for which it would wait.
         """
         with self._changed:
             return self._changed.wait_for(lambda: self._undone == 0, timeout_s)

@@ -1,8 +1,8 @@
-"""Which queue a send tries, when it is tried again, which brokers it avoids meanwhile.
+"""Decide which queue a send tries, when it is repeated, and which brokers it avoids.
 
-A broker is *available* when the time for which it is avoided is over, and *reachable* unless its last answer
-was a refusal. Neither ever leaves a producer without a queue: available ones are preferred, then reachable
-ones, then any.
+A broker is *available* if the time for which it is avoided is over, and *reachable* unless its last answer
+was a refusal. There is always a queue to send to: available brokers are preferred, then reachable ones, then
+any.
 
 Source: RocketMQ 5.3.3 ``MQFaultStrategy``, ``LatencyFaultToleranceImpl`` (without Java's detector, a thread
 that probes brokers and is off by default); ``MQClientAPIImpl.sendMessageAsync``, ``onExceptionImpl``.
@@ -35,17 +35,17 @@ from pyspark_rocketmq.wire.requests.send import (
 OutcomeT = TypeVar("OutcomeT")
 
 _LATE_S: Final = 60.0
-"""Later than this after a send's time-out no outcome comes: a callback was lost, which is a bug."""
+"""How long after a send's time-out its outcome may come; later, a callback was lost, which is a bug."""
 _WAIT_S: Final = 1.0
 
 
 def next_outcome(outcomes: SimpleQueue[OutcomeT], send_timeout_s: float) -> OutcomeT:
     """Wait for the next outcome of sends that may take ``send_timeout_s`` each.
 
-    Waits of a second are counted, so time in which the process was suspended does not count.
+    It counts waits of one second, so that time in which the process was suspended does not matter.
 
     Raises:
-        AssertionError: If none comes, although each send has exactly one.
+        AssertionError: If no outcome comes, although each send has exactly one.
     """
     patience_s = send_timeout_s + _LATE_S
     for _ in range(math.ceil(patience_s / _WAIT_S)):
@@ -55,7 +55,7 @@ def next_outcome(outcomes: SimpleQueue[OutcomeT], send_timeout_s: float) -> Outc
 
 
 def route_to_create(default_route: TopicRoute) -> TopicRoute:
-    """The route to expect of a topic that the first send will create, from that of TBW102.
+    """Return the expected route of a topic that the first send will create, from the route of TBW102.
 
     Source: RocketMQ 5.3.3 ``MQClientInstance.updateTopicRouteInfoFromNameServer``.
     """
@@ -69,7 +69,7 @@ def route_to_create(default_route: TopicRoute) -> TopicRoute:
 def round_robin_queue(
     queues: Sequence[MessageQueue], turn: int, failed_broker: str | None = None
 ) -> MessageQueue:
-    """The ``turn``-th queue, or the next one that is not on the broker that just failed, if there is any.
+    """Return the ``turn``-th queue, or the next one that is not on the broker that just failed, if any.
 
     Source: RocketMQ 5.3.3 ``TopicPublishInfo.selectOneMessageQueue(lastBrokerName)``.
     """
@@ -81,7 +81,7 @@ def round_robin_queue(
 
 
 def select_message_queue_by_hash(queues: Sequence[MessageQueue], sharding_key: ShardingKey) -> MessageQueue:
-    """The queue of a sharding key among a topic's queues, in their order (``SelectMessageQueueByHash``)."""
+    """Return a sharding key's queue from a topic's queues in their order (``SelectMessageQueueByHash``)."""
     return queues[select_by_hash(sharding_key, len(queues))]
 
 
@@ -94,7 +94,10 @@ _AVOIDED_MS: Final = (
     (100, 0),
     (50, 0),
 )
-"""From this latency on, for so long (``MQFaultStrategy.latencyMax``, ``notAvailableDuration``)."""
+"""Pairs of a latency and how long a broker with at least that latency is avoided.
+
+Source: ``MQFaultStrategy.latencyMax``, ``notAvailableDuration``.
+"""
 _LATENCY_OF_A_FAILURE_MS: Final = 10_000
 
 
@@ -103,20 +106,20 @@ class SendOutcome(Enum):
 
     ANSWERED = auto()
     REFUSED = auto()
-    """The broker said no (``MQBrokerException``); it counts as not reachable."""
+    """The broker refused (``MQBrokerException``); it counts as not reachable."""
     UNHEARD = auto()
     """No answer came (``RemotingException``)."""
 
     @classmethod
     def of(cls, error: RocketMQError) -> SendOutcome:
-        """That of a failed attempt; what was wrong on this side says nothing about a broker."""
+        """Return the outcome of a failed attempt; errors on this side count as ANSWERED."""
         if isinstance(error, BrokerError):
             return cls.REFUSED
         return cls.UNHEARD if isinstance(error, TransportError) else cls.ANSWERED
 
     @classmethod
     def of_async(cls, outcome: object) -> SendOutcome:
-        """That of an asynchronous attempt, where a refusal means that the broker can be reached.
+        """Return the outcome of an asynchronous attempt; a broker that refused counts as reachable here.
 
         Source: ``MQClientAPIImpl.sendMessageAsync``, the arguments of its ``updateFaultItem``.
         """
@@ -126,7 +129,7 @@ class SendOutcome(Enum):
 
 
 def avoided_ms(latency_ms: float) -> int:
-    """How long a broker is avoided after an answer that took ``latency_ms``.
+    """Return for how many milliseconds a broker is avoided after an answer that took ``latency_ms``.
 
     Source: ``MQFaultStrategy.computeNotAvailableDuration``.
     """
@@ -140,7 +143,7 @@ class _Broker:
 
 
 class FaultTable:
-    """State of a producer's brokers. Shared by any number of threads."""
+    """The state of a producer's brokers. Shared by any number of threads."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -149,11 +152,11 @@ class FaultTable:
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``: what is known stays."""
+        """In a child of ``fork()``: keep the brokers' states."""
         self._lock = threading.Lock()
 
     def note(self, broker_name: str, latency_ms: float, outcome: SendOutcome) -> None:
-        """Take in how an attempt went (``MQFaultStrategy.updateFaultItem``)."""
+        """Note the outcome of an attempt (``MQFaultStrategy.updateFaultItem``)."""
         counted_ms = latency_ms if outcome is SendOutcome.ANSWERED else _LATENCY_OF_A_FAILURE_MS
         available_at_s = self._clock.monotonic_s() + avoided_ms(counted_ms) / 1000
         with self._lock:
@@ -162,13 +165,13 @@ class FaultTable:
             broker.is_reachable = outcome is not SendOutcome.REFUSED
 
     def is_available(self, broker_name: str) -> bool:
-        """Whether it is not avoided now; True of an unknown broker."""
+        """Whether the broker is not avoided now; True for an unknown broker."""
         with self._lock:
             broker = self._brokers.get(broker_name)
             return broker is None or self._clock.monotonic_s() >= broker.available_at_s
 
     def is_reachable(self, broker_name: str) -> bool:
-        """Whether its last answer was no refusal; True of an unknown broker."""
+        """Whether the broker's last answer was not a refusal; True for an unknown broker."""
         with self._lock:
             broker = self._brokers.get(broker_name)
             return broker is None or broker.is_reachable
@@ -176,7 +179,7 @@ class FaultTable:
     def preferred(
         self, queues: Sequence[MessageQueue], failed_broker: str | None = None
     ) -> Sequence[MessageQueue]:
-        """Return the queues of brokers that are available, else reachable, and did not just fail; else all.
+        """Return the queues of available brokers, else reachable ones, except the failed broker's; else all.
 
         Source: ``MQFaultStrategy.selectOneMessageQueue``, which takes the next one of these.
         """
@@ -196,26 +199,26 @@ logger = logging.getLogger(__name__)
 class AsyncAttempts:
     """The attempts of one asynchronous send.
 
-    An attempt without an answer is repeated while there is time, which all attempts share; a broker's refusal
-    is not.
+    An attempt without an answer is repeated until the deadline, which all attempts share. An attempt that a
+    broker refuses is not repeated.
     """
 
     send: Callable[[MessageQueue, OnSend], None]
     """Begins an attempt; calls back exactly once, on any thread, unless it raises."""
     next_queue: Callable[[MessageQueue], MessageQueue]
-    """Where to try after a failure at this queue; may block."""
+    """Returns the queue to try after a failure at this one; may block."""
     note: Callable[[MessageQueue, float, SendOutcome], None]
-    """Notes how an attempt at a queue, begun at a monotonic second, went."""
+    """Notes the outcome of an attempt at a queue, begun at this monotonic second."""
     later: Callable[[Callable[[], None]], bool]
-    """Calls on a thread that may block; False if there is none any more."""
+    """Calls a function on a thread that may block; returns False if there is no thread any more."""
     on_result: OnSend
-    """Called once, in the end."""
+    """Called once, at the end."""
     deadline: Deadline
     retries: int
     """Attempts left after the first."""
 
     def begin(self, queue: MessageQueue) -> None:
-        """Try; raises ``RocketMQError``, without a call of ``on_result``, if no attempt could be begun."""
+        """Begin the first attempt; raise ``RocketMQError``, without calling ``on_result``, if that fails."""
         begun_s = self.deadline.clock.monotonic_s()
         self.send(queue, lambda outcome: self._ended(queue, begun_s, outcome))
 
@@ -232,7 +235,7 @@ class AsyncAttempts:
         try:
             self.begin(self.next_queue(queue))
         except Exception as error:
-            # Whatever it is, somebody waits for the result, which is the attempt's and not the search's.
+            # A caller waits for the result: pass on the attempt's failure and not this error.
             if not isinstance(error, RocketMQError):
                 logger.exception("a send could not be repeated queue=%s", queue)
             self.on_result(failure)

@@ -1,16 +1,17 @@
 """A producer: routes, queue choice, ids and compression around the broker calls.
 
-Order. A message with a sharding key, or with a given queue, goes to that queue or not at all: another queue
-would break the order of the key, so the error surfaces and the caller decides. Sends are in the queue's order
-only if each is answered before the next one for that queue begins, as in all blocking methods here.
+Order. A message with a sharding key or a given queue is sent only to that queue. Another queue would break
+the key's order, so an error is raised and the caller decides. Messages are stored in the order of sends only
+if each send is answered before the next one for that queue begins, as in all blocking methods here.
 
 A key's queue depends on the number of queues. Create a topic before its first ordered message: brokers that
-create it by themselves do so one by one, each at its own first message. As Java's, a producer that found no
-topic sends as if all had it, until its route is too old; then it goes by those that have it, as do producers
-that come later.
+create it by themselves do so one by one, each at its own first message. Like Java's, a producer that found no
+topic sends as if all brokers had it, until its route expires. After that it uses the brokers that have the
+topic, and so do producers that start later.
 
-Restarts. What was once known of a topic holds while no living broker has it, so a broker or a name server
-that restarts moves no key; sends to a broker that is away fail until it is back, and may be tried again.
+Restarts. The last known route of a topic stays in use while no living broker has it, so that no key moves
+when a broker or a name server restarts. Sends to a broker that is away fail until it is back; they can be
+tried again.
 """
 
 from __future__ import annotations
@@ -69,11 +70,11 @@ from pyspark_rocketmq.wire.requests.send import (
 
 _TIME_AND_COUNTER_DIGITS = 12
 _MORE_THAN_A_MONTH_S = 32 * 86_400.0
-"""From a month's begin into the next one."""
+"""Seconds that lead from the start of any month into the next one."""
 
 
 class UniqueKeys:
-    """Makes keys no other producer makes at the same time. Shared by any number of threads.
+    """Makes keys that no other producer makes at the same time. Shared by any number of threads.
 
     Source: RocketMQ 5.3.3 ``MessageClientIDSetter``.
     """
@@ -81,19 +82,19 @@ class UniqueKeys:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._month = (0.0, 0.0)
-        """Begin of the current month and of the next one."""
+        """Start of the current month and of the next one, in seconds since the epoch."""
         self.renew()
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``, and at first: another maker."""
-        # Java takes the class loader's hash, which tells two producers of one process apart as well.
+        """In a child of ``fork()``, and at the start: choose a new maker id."""
+        # Java takes the class loader's hash, which also distinguishes two producers of one process.
         hash_code = random.SystemRandom().getrandbits(32)
         self._maker = unique_key(local_ip(), os.getpid(), hash_code, 0, 0)[:-_TIME_AND_COUNTER_DIGITS]
         self._counter = itertools.count()
 
     def next(self) -> str:
-        """A new key."""
+        """Return a new key."""
         now_s = self._clock.now_s()
         begin_s, end_s = self._month
         if not begin_s <= now_s < end_s:
@@ -104,14 +105,14 @@ class UniqueKeys:
 
 
 def month_start_s(now_s: float) -> float:
-    """The first instant of the current local month, in seconds since the epoch."""
+    """Return the first instant of the current local month, in seconds since the epoch."""
     local = time.localtime(now_s)
     return time.mktime((local.tm_year, local.tm_mon, 1, 0, 0, 0, 0, 0, -1))
 
 
 _SIGNS_OF_AN_OLD_ROUTE: Final = (TransportError, TopicNotFound)
 _ORDERED_CHUNK: Final = 4096
-"""Messages ``send_ordered`` holds back to make batches of."""
+"""Number of messages that ``send_ordered`` collects to make batches."""
 
 
 class Producer(Closing):
@@ -138,29 +139,29 @@ class Producer(Closing):
         namespace: str = "",
         batch_send: bool = True,
     ) -> None:
-        """Connect to nothing yet.
+        """Prepare to send; nothing is connected yet.
 
         Args:
-            name_servers: ``host:port`` of each, or all of them in one text, separated by ``;``; ``http://``
-                may stand before each.
-            producer_group: Shown to brokers.
-            send_timeout_s: For one send, all its attempts together.
+            name_servers: ``host:port`` of each, or all of them in one text, separated by ``;``; each may have
+                the prefix ``http://``.
+            producer_group: Name shown to brokers.
+            send_timeout_s: Time-out of one send with all its attempts.
             retry_times_when_send_failed: Further attempts of a send without key and queue.
             retry_times_when_send_async_failed: Further attempts of :meth:`send_async`.
             compress_over_bytes: Bodies of at least this size are compressed, except in batches.
-            compression_type: How, or None for not at all; Java clients before 5.0 read zlib only.
-            max_message_size: The largest body in bytes, before it is compressed. Brokers take 4 MiB as sent
-                by default (their ``maxMessageSize``), readers of this package 128 MiB.
+            compression_type: Compression of bodies, or None for none; Java clients before 5.0 read only zlib.
+            max_message_size: The largest body in bytes, before it is compressed. By default brokers take
+                4 MiB as sent (their ``maxMessageSize``), and readers of this package 128 MiB.
             send_latency_fault_enable: Whether messages without key and queue avoid brokers that were slow or
-                failed, as :class:`FaultTable` says.
+                failed, see :class:`FaultTable`.
             settings: Credentials and TLS of the producer's own connections, ``namespace_v2`` and
                 ``broker_addresses`` (docs/how-to/clouds.md).
-            pool: Connections to use instead of own ones; they stay open when the producer is closed. Then
-                ``namespace`` counts as it is.
+            pool: Connections to use instead of the producer's own; they stay open when the producer is
+                closed. With a pool, ``namespace`` is used as given.
             clock: The system's if not given.
-            namespace: That of the topics and of the producer group, which are named without it everywhere. By
-                default that of a host ``MQ_INST_…`` among ``name_servers``.
-            batch_send: Whether :meth:`send_ordered` makes batches; False for clusters that take none.
+            namespace: Namespace of the topics and of the producer group, which are named without it
+                everywhere. By default it is that of a host ``MQ_INST_…`` among ``name_servers``.
+            batch_send: Whether :meth:`send_ordered` makes batches; False for clusters that accept none.
         """
         self._clock = clock or SystemClock()
         self._own_pool = None if pool else (settings or ConnectionSettings()).open_pool(self._clock)
@@ -185,28 +186,28 @@ class Producer(Closing):
         self._compression_type = compression_type
         self._faults = FaultTable(self._clock) if send_latency_fault_enable else None
         self._unique_keys = UniqueKeys(self._clock)
-        # As Java: producers do not all begin with the first queue.
+        # As in Java, producers do not all begin with the first queue.
         self._turns = itertools.count(random.SystemRandom().getrandbits(16))
         self._is_closed = False
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``: new connections, ids and threads; what is under way is the parent's."""
+        """In a child of ``fork()``: use new connections, ids and threads; the parent keeps its sends."""
         if not self._is_closed:
             self._repeats = _thread_for_repeats()
 
     def queues(
         self, topic: str, *, may_create: bool = True, afresh: bool = False
     ) -> tuple[MessageQueue, ...]:
-        """The queues messages go to, in route order; the order that sharding keys count in.
+        """Return the queues that messages go to, in route order, by which sharding keys choose a queue.
 
         Args:
-            topic: If it was never seen, brokers are expected to create it, where any does so.
-            may_create: False: only a topic that exists, or did.
+            topic: If it was never seen, brokers are expected to create it, if any of them creates topics.
+            may_create: If False, the topic must exist or have existed.
             afresh: Whether to ask the name server even if the known route is young.
 
         Raises:
-            TopicNotFound: If the topic was never seen and brokers do not create topics, or may not.
+            TopicNotFound: If the topic was never seen, and brokers do not create topics or may not.
             NoWritableQueue: If no living master has a queue to write to.
         """
         if afresh:
@@ -214,10 +215,10 @@ class Producer(Closing):
         return self._publication(topic, self._deadline(), may_create=may_create)[1]
 
     def route(self, topic: str, *, may_create: bool = True) -> TopicRoute:
-        """The route messages go by; for :meth:`know` of another process's producer.
+        """Return the topic's route, for :meth:`know` of another process's producer.
 
         Raises:
-            RocketMQError: As of :meth:`queues`.
+            RocketMQError: For the same reasons as :meth:`queues`.
         """
         return self._publication(topic, self._deadline(), may_create=may_create)[0]
 
@@ -226,7 +227,7 @@ class Producer(Closing):
         self._name_servers.know(topic, route)
 
     def master_of(self, queue: MessageQueue) -> str:
-        """Where the broker of ``queue`` takes messages.
+        """Return the address of the queue's master, which takes messages.
 
         Raises:
             RocketMQError: If no route names it.
@@ -241,10 +242,10 @@ class Producer(Closing):
         With ``queue`` or ``sharding_key`` there is one attempt, on that queue. Otherwise queues take turns,
         and a failed attempt is repeated on another broker if there is one; a repeated message may be stored
         twice, both times with the same UNIQ_KEY. A number as ``sharding_key`` counts as a Java Long, a
-        ``JavaInteger`` as an Integer: they differ for negative ones.
+        ``JavaInteger`` as an Integer; negative numbers have different hashes in these two types.
 
         Raises:
-            RocketMQError: If it could not be sent; after ``TransportError`` it may be stored nevertheless.
+            RocketMQError: If the message could not be sent; after ``TransportError`` it may still be stored.
         """
         deadline = self._deadline()
         prepared, settings = self._prepare(message)
@@ -268,14 +269,14 @@ class Producer(Closing):
 
         An attempt without an answer is repeated, on another broker if there is one; with ``queue`` or
         ``sharding_key`` on the same queue. The message may then be stored twice, both times with the same
-        UNIQ_KEY. What a broker refuses is not repeated. Two messages sent so to one queue may be stored in
-        either order.
+        UNIQ_KEY. A message that a broker refuses is not sent again. Two messages sent to one queue in this
+        way may be stored in either order.
 
         Raises:
             RocketMQError: If no queue could be chosen; then ``on_result`` is not called.
 
-        Source: ``MQClientAPIImpl.onExceptionImpl``, whose repeated request keeps the number of the first
-        queue, which another broker may not have; here it has that of its own queue.
+        Source: ``MQClientAPIImpl.onExceptionImpl``. Java's repeated request keeps the number of the first
+        queue, which another broker may not have; here it has the number of its own queue.
         """
         prepared, settings = self._prepare(message)
         deadline = self._deadline()
@@ -306,7 +307,7 @@ class Producer(Closing):
     def send_oneway(
         self, message: Message, *, sharding_key: ShardingKey | None = None, queue: MessageQueue | None = None
     ) -> None:
-        """Send one message without ever learning whether it was stored."""
+        """Send one message without an answer; it is never reported whether it was stored."""
         prepared, settings = self._prepare(message)
         route, chosen = self._chosen(message.topic, sharding_key, queue, self._deadline())
         self._brokers.send_oneway(self._master(route, chosen), prepared, chosen, settings)
@@ -315,8 +316,9 @@ class Producer(Closing):
         """Send messages to one queue in one request of at most 4 MiB; one attempt, not compressed.
 
         Raises:
-            LocalProtocolError: If the batch is too large, mixed or delayed; ``split_batch`` helps.
-            RocketMQError: As of :meth:`send`.
+            LocalProtocolError: If the batch is too large (see ``split_batch``), or a message is for another
+                topic or delayed.
+            RocketMQError: For the same reasons as :meth:`send`.
         """
         deadline = self._deadline()
         route = self._publication(queue.topic, deadline)[0]
@@ -329,9 +331,9 @@ class Producer(Closing):
     def send_batches(
         self, batches: Mapping[MessageQueue, Sequence[Message]]
     ) -> dict[MessageQueue, SendResult | RocketMQError]:
-        """Send one batch to each of several queues at the same time; the outcome of each.
+        """Send one batch to each of several queues at the same time; return the outcome of each.
 
-        A batch of one goes as a message. Within a queue the order of calls is the order of messages.
+        A batch of one is sent as a message. Within a queue the order of calls is the order of messages.
         """
         outcomes: SimpleQueue[tuple[MessageQueue, SendResult | RocketMQError]] = SimpleQueue()
 
@@ -343,18 +345,18 @@ class Producer(Closing):
         return dict(next_outcome(outcomes, self._send_timeout_s) for _ in batches)
 
     def send_encoded(self, batch: EncodedBatch, on_result: OnSend) -> None:
-        """Send a batch that is bytes already, in one attempt; ``on_result`` is called exactly once.
+        """Send a batch that is already encoded, in one attempt; ``on_result`` is called exactly once.
 
         A queue keeps the order of requests only if each is answered before the next one begins.
         """
         self._begin(batch.queue, on_result, self._brokers.send_encoded, batch, self._send_settings)
 
     def send_as_stored(self, message: Message, queue: MessageQueue, sys_flag: int, on_result: OnSend) -> None:
-        """Send a message with a body as stored, in one attempt; ``on_result`` is called exactly once.
+        """Send a message with its body as stored, in one attempt; ``on_result`` is called exactly once.
 
         Args:
-            message: With its UNIQ_KEY, if it is to have one.
-            queue: Where it goes.
+            message: The message, with a UNIQ_KEY if it needs one: none is added.
+            queue: The queue to send to.
             sys_flag: Bits of ``MessageSysFlag``: how the body is compressed.
             on_result: Called with the outcome.
         """
@@ -362,12 +364,12 @@ class Producer(Closing):
         self._begin(queue, on_result, self._brokers.send_async, message, queue, settings)
 
     def send_ordered(self, keyed_messages: Iterable[tuple[ShardingKey, Message]]) -> int:
-        """Send messages by sharding key, many at a time; their number.
+        """Send messages by sharding key, many at a time; return their number.
 
-        Messages of one key keep their order. Batches for different queues travel at the same time.
+        Messages of one key keep their order. Batches for different queues are sent at the same time.
 
         Raises:
-            RocketMQError: The first failure; messages of the same and of earlier chunks may be stored.
+            RocketMQError: The first failure; messages of the same chunk and of earlier ones may be stored.
         """
         messages = iter(keyed_messages)
         sent = 0
@@ -377,7 +379,7 @@ class Producer(Closing):
         return sent
 
     def close(self) -> None:
-        """Close the producer's own connections; nothing is repeated any more. Idempotent."""
+        """Close the producer's own connections; no attempt is repeated any more. Idempotent."""
         self._is_closed = True
         self._repeats.shutdown(wait=False)
         if self._own_pool is not None:
@@ -399,8 +401,8 @@ class Producer(Closing):
             except TopicNotFound:
                 raise missing from None
             route = route_to_create(default)
-            # As Java: until it is asked for again, or keys would move as soon as the first broker has made
-            # its queues.
+            # As in Java, use this route until it expires; otherwise keys would move as soon as the first
+            # broker has created its queues.
             self._name_servers.expect(topic, route)
         queues = route.publish_queues(topic)
         if not queues:
@@ -418,7 +420,7 @@ class Producer(Closing):
         return route, self._any_queue(queues)
 
     def _prepare(self, message: Message) -> tuple[Message, SendSettings]:
-        """The message as it is sent; all attempts of one send share it, and so its UNIQ_KEY."""
+        """Return the message as it is sent; all attempts of one send share it, and therefore its UNIQ_KEY."""
         check_body(message.body, f"topic {message.topic}", self._send_settings.max_message_bytes)
         prepared = replace(message, properties=self._with_key(message.properties))
         settings = settings_of(message, self._send_settings)
@@ -426,7 +428,7 @@ class Producer(Closing):
             return prepared, settings
         body, sys_flag = compress(message.body, self._compression_type)
         if len(body) > self._send_settings.max_message_bytes:
-            # What does not shrink grows a little, beyond what can be sent.
+            # A body that cannot be compressed grows a little, perhaps beyond the limit.
             return prepared, settings
         return replace(prepared, body=body), replace(settings, sys_flag=settings.sys_flag | sys_flag)
 
@@ -468,7 +470,7 @@ class Producer(Closing):
             self._faults.note(queue.broker_name, (self._clock.monotonic_s() - begun_s) * 1000, outcome)
 
     def _later(self, repeat: Callable[[], None]) -> bool:
-        """Answers come on threads that must not wait for a connection."""
+        """Call ``repeat`` on another thread: the threads that read answers must not wait for a connection."""
         try:
             self._repeats.submit(repeat)
         except RuntimeError:
@@ -478,7 +480,7 @@ class Producer(Closing):
     def _begin(
         self, queue: MessageQueue, on_result: OnSend, send: Callable[..., None], *what: object
     ) -> None:
-        """Call ``send`` with the queue's master, ``what`` and a callback, which gets errors, too."""
+        """Call ``send`` with the queue's master, ``what`` and a callback, which also gets errors."""
         on_outcome = self._watching_route(queue.topic, on_result)
         try:
             route = self._publication(queue.topic, self._deadline())[0]
@@ -490,7 +492,7 @@ class Producer(Closing):
         self, master: str, queue: MessageQueue, messages: Sequence[Message], on_outcome: OnSend
     ) -> None:
         if len(messages) == 1:
-            # A batch of one has no room for the largest body there may be.
+            # A batch of one would have no room for the largest body allowed.
             message, settings = self._prepare(messages[0])
             self._brokers.send_async(master, message, queue, settings, on_outcome)
         else:
@@ -514,7 +516,7 @@ class Producer(Closing):
         return split_batch(messages) if self._batch_send else ((message,) for message in messages)
 
     def _master(self, route: TopicRoute, queue: MessageQueue) -> str:
-        """Where the queue's broker takes messages, by the topic's route or else by another one."""
+        """Return the address of the queue's master, from the topic's route or else from another one."""
         master = route.master_of(queue.broker_name) or self._name_servers.known_master(queue.broker_name)
         if master is None:
             raise ConnectFailed(
@@ -523,7 +525,7 @@ class Producer(Closing):
         return master
 
     def _watching_route(self, topic: str, on_result: OnSend) -> OnSend:
-        """``on_result``, called after an old route is forgotten, so that the next send sees the new one."""
+        """Wrap ``on_result`` so that an outdated route is forgotten first: the next send gets a new one."""
 
         def on_outcome(outcome: SendResult | RocketMQError) -> None:
             if isinstance(outcome, _SIGNS_OF_AN_OLD_ROUTE):
@@ -534,7 +536,7 @@ class Producer(Closing):
         return on_outcome
 
     def _raise_explained(self, topic: str, error: RocketMQError) -> NoReturn:
-        """Have the route asked for again, and raise the error as :meth:`_explained` has it."""
+        """Invalidate the route, and raise the error that :meth:`_explained` returns."""
         self._name_servers.invalidate(topic)
         explained = self._explained(topic, error)
         if explained is error:
@@ -542,7 +544,7 @@ class Producer(Closing):
         raise explained from error
 
     def _explained(self, topic: str, error: RocketMQError) -> RocketMQError:
-        """The error; of a topic that is away with what was known of it, and then retryable."""
+        """Return the error; for a known topic that is away, one that names its brokers and is retryable."""
         known = self._name_servers.last_known(topic)
         if known is None or known.is_expected:
             return error
@@ -560,5 +562,5 @@ class Producer(Closing):
 
 
 def _thread_for_repeats() -> ThreadPoolExecutor:
-    """Begins its thread with the first attempt that is repeated."""
+    """Return an executor whose thread starts with the first repeated attempt."""
     return ThreadPoolExecutor(1, "rocketmq-producer-repeats")

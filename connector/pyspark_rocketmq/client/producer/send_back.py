@@ -1,7 +1,7 @@
 """Give a message back to its broker, to be delivered again or kept among the group's dead letters.
 
-Rule 1: when a call returns, a broker has stored a copy; when it raises, the message must not be passed.
-Rule 2: a copy may be stored twice, where an answer was lost: what comes back may come back twice.
+Rule 1: when a call returns, a broker has stored a copy; when it raises, the message must not be skipped.
+Rule 2: a copy may be stored twice if an answer was lost, so a message may come back twice.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ from pyspark_rocketmq.wire.properties import (
 logger = logging.getLogger(__name__)
 
 CLIENT_INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
-"""Producer group of what a consumer sends (``MixAll.CLIENT_INNER_PRODUCER_GROUP``)."""
+"""Producer group of messages that a consumer sends (``MixAll.CLIENT_INNER_PRODUCER_GROUP``)."""
 FIRST_RETRY_LEVEL: Final = 3
-"""Delay level of a message's first retry, 10 s with a broker's defaults; each further one waits a level
-longer."""
+"""Delay level of a message's first retry, 10 s with a broker's defaults; each further retry is one level
+higher."""
 _DEAD_LETTER_LEVEL: Final = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendBackSettings:
-    """Settings by which a worker sends messages back; picklable, and printed without secrets."""
+    """Settings with which a worker sends messages back; picklable, and printed without secrets."""
 
     name_servers: tuple[str, ...]
     consumer_group: str
-    """Without its namespace."""
+    """The group's name without its namespace."""
     namespace: str = ""
     connection: ConnectionSettings = field(default_factory=ConnectionSettings)
     back_timeout_s: float = 5.0
-    """For the request to the storing broker and the routes it needs (``consumerSendMessageBack``)."""
+    """Time-out of the request to the storing broker and its routes (``consumerSendMessageBack``)."""
     send_timeout_s: float = 3.0
-    """For the ordinary send that follows when that failed, all its attempts together."""
+    """Time-out of the ordinary send that follows if that failed, with all its attempts."""
 
     @classmethod
     def of(cls, options: ReadOptions) -> SendBackSettings:
-        """The settings that a consumer's options ask for; ``options`` must name a group."""
+        """Return the settings in a consumer's options; ``options`` must name a group."""
         assert options.consumer_group is not None
         return cls(
             name_servers=options.name_servers,
@@ -77,7 +77,7 @@ class SendBackSettings:
 class SendBack:
     """Sends a consumer group's messages back. Shared by any number of threads.
 
-    Pickled to the executors; connects when there is a first message to send.
+    It is pickled to the executors, and connects for the first message.
 
     Source: RocketMQ 5.3.3 ``DefaultMQPushConsumerImpl.sendMessageBack``.
     """
@@ -86,7 +86,7 @@ class SendBack:
         self._settings = settings
         self._clock = clock or SystemClock()
         self.consumer_group = settings.consumer_group
-        """Whose retry and dead-letter topics take the messages."""
+        """The group whose retry and dead-letter topics take the messages."""
 
     @cached_property
     def _cluster(self) -> Cluster:
@@ -104,7 +104,7 @@ class SendBack:
             self._settings.name_servers,
             CLIENT_INNER_PRODUCER_GROUP,
             send_timeout_s=self._settings.send_timeout_s,
-            # A broker has stored the message, and stores it compressed again.
+            # A broker has stored the message, and will store it again as it is then compressed.
             max_message_size=MAX_BODY_BYTES,
             pool=self._cluster.pool,
             clock=self._clock,
@@ -112,19 +112,19 @@ class SendBack:
         )
 
     def send(self, message: MessageExt, delay_level: int, *, max_reconsume_times: int) -> None:
-        """Have ``message`` delivered again, or made a dead letter; it is safely stored when this returns.
+        """Let ``message`` be delivered again or become a dead letter; it is stored when this returns.
 
-        The broker that stores it copies it. When that fails, the message is sent to the group's retry topic
-        like any other, to any broker, always with delay level 3 + its reconsume times.
+        The broker that stores the message copies it. If that fails, the message is sent to the group's retry
+        topic like any other message, to any broker, always with delay level 3 + its reconsume times.
 
         Args:
-            message: As it was consumed: with its own topic, also when it came through the retry topic.
-            delay_level: 0: the broker decides, 3 + reconsume times; -1: a dead letter at once; else the
-                level.
+            message: The message as it was consumed, with its own topic even if it came from the retry topic.
+            delay_level: 0: the broker chooses 3 + reconsume times; -1: a dead letter at once; otherwise the
+                level itself.
             max_reconsume_times: A message tried more often becomes a dead letter; at least 0.
 
         Raises:
-            RocketMQError: If neither way stored the message, as far as is known.
+            RocketMQError: If neither way is known to have stored the message.
         """
         try:
             self._send_to_storing_broker(message, delay_level, max_reconsume_times)
@@ -139,14 +139,14 @@ class SendBack:
             self.send_as_retry(message, max_reconsume_times=max_reconsume_times)
 
     def send_as_dead_letter(self, message: MessageExt, *, max_reconsume_times: int) -> None:
-        """Have ``message`` kept among the group's dead letters; it is stored when this returns.
+        """Let ``message`` be kept among the group's dead letters; it is stored when this returns.
 
-        It is sent as Java's orderly consumers send it. If that is refused, as a message is whose properties
-        grow too large, or where the group may not send, the broker that stores the message copies it.
+        It is sent as Java's orderly consumers send it. This may be refused, for example if the properties
+        become too large or the group may not send. Then the broker that stores the message copies it.
 
         Raises:
-            DeadLetterRefused: If brokers refuse both, so that it will be refused the next time too.
-            RocketMQError: If it is not known to be stored, and may be the next time.
+            DeadLetterRefused: If brokers refuse both ways, so that the next attempt would also be refused.
+            RocketMQError: If the message is not known to be stored; the next attempt may succeed.
         """
         try:
             self.send_as_retry(message, max_reconsume_times=max_reconsume_times)
@@ -181,21 +181,21 @@ class SendBack:
     def send_as_retry(self, message: MessageExt, *, max_reconsume_times: int) -> None:
         """Send ``message`` to the group's retry topic; it is stored when this returns.
 
-        This is how orderly consumers give a message up: it has one attempt more than before, more than
-        ``max_reconsume_times``, so its broker keeps it as a dead letter. Brokers where the group holds a lock
-        do so whatever the number. A micro-batch that runs again sends its dead letters again.
+        This is how orderly consumers give a message up: it has one attempt more than before, which exceeds
+        ``max_reconsume_times``, so that its broker keeps it as a dead letter. Brokers where the group holds a
+        lock do so whatever the number. A micro-batch that runs again sends its dead letters again.
 
         Raises:
-            RocketMQError: If it is not known to be stored.
+            RocketMQError: If the message is not known to be stored.
 
         Source: RocketMQ 5.3.3 ``ConsumeMessageOrderlyService.sendMessageBack``.
         """
         self._producer.send(self._as_retry(message, max_reconsume_times))
 
     def _check_copies_are_kept(self, message: MessageExt) -> None:
-        """Refuse to send a message back where its broker would answer SUCCESS and keep nothing.
+        """Raise if the message's broker would answer SUCCESS to a message sent back but keep nothing.
 
-        A server that does not report that (proxies, missing rights) is taken to keep it.
+        A server that does not report its retry queues (a proxy, missing rights) is assumed to keep it.
 
         Raises:
             RocketMQError: If the group has no retry queues there, or the broker does not answer.
@@ -227,7 +227,7 @@ class SendBack:
             raise
 
     def _storing_broker(self, message: MessageExt) -> str:
-        """Address of the message's master; its store host may be one that clients cannot reach."""
+        """Return the address of the message's master; clients may be unable to reach its store host."""
         if not message.broker_name:
             return message.store_host
         deadline = Deadline.after(self._clock, self._settings.back_timeout_s)
@@ -239,11 +239,14 @@ class SendBack:
         raise ConnectFailed(message.broker_name, "no route names a master for this broker")
 
     def _routed_topics(self, message: MessageExt) -> tuple[str, str]:
-        # A message that comes back may lie on a broker that its own topic has no queue on.
+        # A message from the retry topic may be stored on a broker on which its own topic has no queue.
         return message.topic, retry_topic(self.consumer_group)
 
     def _as_retry(self, message: MessageExt, max_reconsume_times: int) -> Message:
-        """Source: RocketMQ 5.3.3 ``DefaultMQPushConsumerImpl.sendMessageBackAsNormalMessage``."""
+        """Return the message for the retry topic.
+
+        Source: RocketMQ 5.3.3 ``DefaultMQPushConsumerImpl.sendMessageBackAsNormalMessage``.
+        """
         properties = {
             **message.properties,
             ORIGIN_MESSAGE_ID: message.properties.get(ORIGIN_MESSAGE_ID) or message.msg_id,

@@ -1,16 +1,16 @@
-"""Messages that consumers see only when their sender's local transaction has succeeded.
+"""Messages that consumers see only if their sender's local transaction has succeeded.
 
 A message is sent as a *half message*, the local transaction is run, and its outcome is sent to the broker,
-one-way. If that is lost, the outcome was not known, or the sender has died, the broker asks a member of the
-producer group: so a transaction producer is a member, with heartbeats, and any member must be able to answer.
+one-way. If the outcome is lost or unknown, or the sender has died, the broker asks a member of the producer
+group. So a transaction producer is a member, with heartbeats, and any member must be able to answer.
 
-Heartbeats go to every broker of the topics it was given or has sent to, at once and every 30 s, on a thread
-of their own: a producer that starts again answers for the one before it, and a broker that is down holds up
-no transaction at another one.
+Heartbeats go to every broker of the topics that the producer was given or has sent to, at once and every
+30 s, on a separate thread. So a restarted producer answers for the one before it, and a broker that is down
+does not hold up transactions at other brokers.
 
 Rule 1: a half message that is not stored as durably as it should be is rolled back, and the transaction is
 not run.
-Rule 2: whatever goes wrong in the transaction or in a check counts as not known: the broker asks again.
+Rule 2: after an error in the transaction or in a check the outcome counts as unknown: the broker asks again.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ _FLAGS: Final = {
 }
 
 LocalTransaction = Callable[[Message], LocalTransactionState]
-"""Does what belongs together with the message, whose ``msg_id`` is the transaction's id, the same that a
-check is asked about (``TransactionListener.executeLocalTransaction``)."""
+"""Runs the local transaction of a message. The message's ``msg_id`` is the transaction's id, by which a check
+asks for it later (``TransactionListener.executeLocalTransaction``)."""
 TransactionCheck = Callable[[MessageExt], LocalTransactionState]
-"""Returns the outcome of the transaction of this ``msg_id``, also after a restart
+"""Returns the outcome of the transaction with this ``msg_id``, also after a restart
 (``TransactionListener.checkLocalTransaction``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionSendResult:
-    """Where the half message is, and what its transaction came to."""
+    """Where the half message is stored, and the outcome of its transaction."""
 
     sent: SendResult
     state: LocalTransactionState
@@ -99,19 +99,19 @@ class TransactionProducer(Closing):
         clock: Clock | None = None,
         namespace: str = "",
     ) -> None:
-        """Begin to register with the brokers of ``topics``; waits for none of them.
+        """Begin to register with the brokers of ``topics``, without waiting for them.
 
         Args:
-            name_servers: As of :class:`Producer`.
-            producer_group: All its members know the outcomes of transactions.
+            name_servers: See :class:`Producer`.
+            producer_group: Group whose members all know the outcomes of transactions.
             check: Called on a thread of a connection, one call at a time for each broker.
-            topics: Their brokers may ask at once, also about an earlier process; another topic's brokers
-                after its first message.
-            send_timeout_s: For one send.
-            max_message_size: As of :class:`Producer`.
+            topics: Their brokers may ask at once, also about an earlier process. Another topic's brokers may
+                ask after its first message.
+            send_timeout_s: Time-out of one send.
+            max_message_size: See :class:`Producer`.
             settings: Credentials and TLS.
             clock: The system's if not given.
-            namespace: As of :class:`Producer`.
+            namespace: See :class:`Producer`.
         """
         self._clock = clock or SystemClock()
         self._producer_group = producer_group
@@ -136,9 +136,9 @@ class TransactionProducer(Closing):
         self._brokers = BrokerClient(self._pool, self._clock, send_timeout_s, namespace=self._namespace)
         self._lock = threading.Lock()
         self._masters: dict[str, dict[str, str]] = {topic: {} for topic in topics}
-        """Names of brokers by address, of each topic as last seen."""
+        """Names of brokers by address, for each topic as last seen."""
         self._known: set[str] = set()
-        """Addresses of brokers that know of this member."""
+        """Addresses of brokers at which this member is registered."""
         self._is_over = False
         self._wake = threading.Event()
         self._beating: threading.Thread | None = None
@@ -146,7 +146,7 @@ class TransactionProducer(Closing):
         self._begin_beating()
 
     def renew(self) -> None:
-        """In a child of ``fork()``: be another member, of which no broker knows before its first send."""
+        """In a child of ``fork()``: become another member, which is not registered before its first send."""
         self._client_id = self._new_client_id()
         self._lock = threading.Lock()
         self._known = set()
@@ -158,17 +158,17 @@ class TransactionProducer(Closing):
 
         ``execute`` gets the message with its ``msg_id``. If it raises, the exception is passed on and the
         broker will ask. A delay of the message is dropped, as in Java. Only the broker that takes the message
-        need be up.
+        has to be up.
 
         Raises:
-            RocketMQError: If the half message could not be sent, or its broker does not say where it is; then
-                ``execute`` was not called.
+            RocketMQError: If the half message could not be sent, or its broker does not return where it is
+                stored; then ``execute`` was not called.
         """
         own = {TRAN_MSG: "true", PGROUP: with_namespace(self._namespace, self._producer_group)}
         properties = {name: text for name, text in message.properties.items() if name != DELAY}
         half = replace(message, properties={**properties, **own})
         sent = self._producer.send(half)
-        # Before the transaction: without an address its end could not be sent.
+        # Read this before the transaction: without it the outcome could not be sent.
         _, commit_log_offset = decode_offset_message_id(sent.offset_msg_id)
         self._be_known_at(sent.queue)
         state = LocalTransactionState.ROLLBACK_MESSAGE
@@ -216,7 +216,7 @@ class TransactionProducer(Closing):
                 self._beating.start()
 
     def _be_known_at(self, queue: MessageQueue) -> None:
-        """Register with the broker that took a message, and soon with the topic's other brokers."""
+        """Register with the broker that took a message, and soon after with the topic's other brokers."""
         self._begin_beating()
         try:
             address = self._producer.master_of(queue)
@@ -280,10 +280,10 @@ class TransactionProducer(Closing):
             # The broker will ask.
             logger.warning("end of a transaction not sent msgId=%s: %s", header.msg_id, error)
 
-    # --- what brokers ask -----------------------------------------------------------------------------------
+    # --- requests from brokers ------------------------------------------------------------------------------
 
     def _asked(self, address: str, request: RemotingCommand) -> RemotingCommand | None:
-        """Answer to where the question came from: brokers before 5.2.0 do not name themselves in it."""
+        """Answer a check at the address it came from: brokers before 5.2.0 do not send their name with it."""
         if request.code != RequestCode.CHECK_TRANSACTION_STATE:
             return None
         header = from_ext_fields(CheckTransactionStateRequestHeader, request.ext_fields)
