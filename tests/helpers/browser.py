@@ -1,6 +1,6 @@
 """A real browser without a window, for pages that must work in one.
 
-Chromium on the PATH, or what ``fetch`` unpacked into ``.cache/chromium`` from Debian's packages,
+Chromium on the PATH, or the one that ``fetch`` unpacked into ``.cache/chromium`` from Debian's packages,
 without installing them.
 """
 
@@ -37,8 +37,8 @@ class Browser:
         self._profile = profile
 
     def document(self, page: Path, screenshot: Path, *, width: int = 1300, height: int = 950) -> str:
-        """The page's document after its scripts have run; what a person would see,
-        as a PNG into ``screenshot``.
+        """Return the page's document after its scripts have run; write what a person would see
+        as a PNG to ``screenshot``.
         """
         libraries = os.pathsep.join(str(_HOME / each) for each in _LIBRARIES)
         done = subprocess.run(
@@ -66,7 +66,7 @@ def browser(tmp_path: Path) -> Browser:
 
 
 def fetch() -> bool:
-    """Unpack Chromium and what it needs into ``.cache/chromium``; return whether there is a browser now."""
+    """Unpack Chromium and its libraries into ``.cache/chromium``; return whether there is a browser now."""
     if find_browser() is not None:
         return True
     asked = ["apt-get", "install", "--print-uris", "--yes", "--no-install-recommends", "chromium"]

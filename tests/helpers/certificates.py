@@ -1,5 +1,5 @@
-"""Certificates for TLS tests, made by openssl: an authority and what it signs,
-or one that vouches for itself.
+"""Certificates for TLS tests, made by openssl: signed by an authority,
+or self-signed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Certificate(NamedTuple):
 
 
 class Authority:
-    """A certificate authority of its own in ``folder``, which must exist."""
+    """A new certificate authority in ``folder``, which must exist."""
 
     def __init__(self, folder: Path, name: str = "test authority") -> None:
         self._folder = folder
@@ -34,7 +34,7 @@ class Authority:
         return signed_by(self.own, self._folder, name, host, password=password)
 
     def issue_expired(self, name: str) -> Certificate:
-        """Sign a certificate for 127.0.0.1 whose time is over."""
+        """Sign an expired certificate for 127.0.0.1."""
         made, request, extension = (
             _files(self._folder, name),
             self._folder / f"{name}.csr",
@@ -50,7 +50,7 @@ class Authority:
 
 
 def self_signed(folder: Path, name: str = "server") -> Certificate:
-    """A certificate for 127.0.0.1 that vouches for itself; it serves as an authority too."""
+    """Make a self-signed certificate for 127.0.0.1, which also serves as an authority."""
     made = _files(folder, name)
     _openssl(
         *("req", "-x509", *_new_key(made.key), "-noenc", "-days", "2", "-subj", f"/CN={name}"),
@@ -67,7 +67,7 @@ def signed_by(
     *,
     password: str | None = None,
 ) -> Certificate:
-    """A certificate that ``authority`` vouches for, its key encrypted if there is a password."""
+    """Make a certificate signed by ``authority``; encrypt its key if there is a password."""
     made = _files(folder, name)
     cipher = ("-noenc",) if password is None else ("-passout", f"pass:{password}")
     _openssl(

@@ -1,5 +1,5 @@
-"""A client of Spark Connect with a server of its own, as a notebook has one;
-it prints what came of each thing it tries, as JSON.
+"""A client of Spark Connect with its own server, as in a notebook;
+it prints the outcome of everything it tries, as JSON.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Held:
 
 
 def _committer_s_pid() -> int:
-    """The process of this machine in which Spark Connect runs foreachBatch: its newest one."""
+    """Return the newest process of this machine in which Spark Connect runs foreachBatch."""
     found = [
         int(each.parent.name)
         for each in Path("/proc").glob("[0-9]*/cmdline")
@@ -262,7 +262,7 @@ def main(config: dict[str, str]) -> dict[str, object]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_CONF_DIR": str(REPO / "conf" / "none"),
         "JDK_JAVA_OPTIONS": QUICK_JVM,
-        # The daemon of workers forks, so what it imports must start no threads.
+        # The daemon of workers forks, so its imports must start no threads.
         "JE_ARROW_MALLOC_CONF": "background_thread:false",
         "OMP_NUM_THREADS": "1",
     }

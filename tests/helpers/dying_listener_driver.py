@@ -44,7 +44,7 @@ def die(how: str) -> None:
 
 
 class DyingListener:
-    """Dies in the middle of the first four batches it is called for."""
+    """A listener that dies in the middle of each of its first four batches."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = str(folder)

@@ -25,7 +25,7 @@ def begin_child(work: Callable[[], Any]) -> Callable[[], Any]:
     """Fork, do ``work`` in the child, and return a function that waits for its outcome as :func:`in_child`."""
     receiving, sending = os.pipe()
     with warnings.catch_warnings():
-        # Python 3.12 warns of what is tested.
+        # Python 3.12 warns of forks in processes with threads, which is under test.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:

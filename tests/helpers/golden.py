@@ -14,7 +14,7 @@ _FOLDER = Path(__file__).resolve().parents[1] / "golden"
 
 @cache
 def golden(name: str) -> Any:
-    """A JSON file of vectors; do not change what is returned."""
+    """Return a JSON file of vectors; do not change the returned value."""
     return json.loads((_FOLDER / name).read_text())
 
 
@@ -42,7 +42,7 @@ class RecordedCommand:
 
 
 def recorded_commands(request_code: int | None = None) -> tuple[RecordedCommand, ...]:
-    """All commands of frames.jsonl, or those of one request code and their answers."""
+    """Return all commands of frames.jsonl, or those of one request code and their answers."""
     return tuple(_commands(request_code))
 
 

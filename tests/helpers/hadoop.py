@@ -64,7 +64,7 @@ def hadoop_process(
 
 
 def answer_of(url: str) -> dict[str, Any] | None:
-    """The JSON that a server answers; None if it does not, yet."""
+    """Return the JSON that a server answers; None if it does not answer yet."""
     with suppress(OSError, ValueError), urllib.request.urlopen(url, timeout=5.0) as answer:
         return dict(json.loads(answer.read()))
     return None

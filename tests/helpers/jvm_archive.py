@@ -48,7 +48,7 @@ def write_archive() -> None:
         assert gateway is not None
         jvm = gateway.proc
         session.stop()
-        # The JVM ends, and writes, when its input does.
+        # The JVM ends, and writes the archive, when its input ends.
         jvm.stdin.close()
         jvm.wait(_WRITING_S)
         written.rename(archive)

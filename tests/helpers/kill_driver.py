@@ -3,7 +3,7 @@ and then finish.
 
 ``python -m tests.helpers.kill_driver CONFIG_JSON``: started again after each death until it exits by itself.
 It is its own process group, and everything in it dies at once: the driver, its JVM and, with their pipes, the
-workers. Each kind of consumer is a group of its own; the first that is at its point waits there for the
+workers. Each kind of consumer has its own group; the first that reaches its point waits there for the
 others, so that one start of Spark serves them all.
 
 ``after_offset_commit`` and ``before_spark_commit`` are the last two moments our code has before
@@ -164,7 +164,7 @@ class _KillingBatch:
 
 
 def make_listener(killer: Killer) -> Any:
-    """A listener that emits what it reads, gives some messages back, and dies in the middle of a batch."""
+    """Make a listener that emits its messages, gives some back, and dies in the middle of a batch."""
     delivered = 0
 
     def on_orders(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
@@ -174,10 +174,10 @@ def make_listener(killer: Killer) -> Any:
         context.emit(order_id=order_id, step=step.rstrip("."), delivered_ns=time.time_ns())
         delivered += 1
         # Within a queue's first range: the direct engine has one queue to a task,
-        # and each task a listener of its own.
+        # and each task its own listener.
         if delivered == 10:
             killer.reached("in_listener")
-        # Differs between a batch and its replay, as a real listener's troubles do.
+        # Differs between a batch and its replay, as a real listener's failures do.
         if message.reconsume_times == 0 and zlib.crc32(f"{order_id}{step}{os.getpid()}".encode()) % 151 == 0:
             context.suspend_current_queue_time_millis = 10
             return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
@@ -187,7 +187,7 @@ def make_listener(killer: Killer) -> Any:
 
 
 def make_concurrent_listener(killer: Killer) -> Any:
-    """The same for concurrent consumption: what fails comes again through the retry topic."""
+    """Make the same for concurrent consumption: failed messages come again through the retry topic."""
     delivered = itertools.count(1)
 
     def on_orders(
@@ -227,7 +227,7 @@ class Consumer:
         self._engine = "direct" if self._is_concurrent else name
 
     def start(self, spark: SparkSession) -> StreamingQuery:
-        """Begin to consume what is there."""
+        """Begin to consume the messages that are there."""
         options = self._storage_options
         store = KillingStore(self._uri("offsets"), storage_options=options)
         sink = KillingSink(self._uri("sink"), storage_options=options)
@@ -239,7 +239,7 @@ class Consumer:
             consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
             max_offsets_per_trigger=self._config["maxOffsetsPerTrigger"],
             orderly_engine=self._engine,
-            # What is killed comes back under its name: its locks at the brokers are its own.
+            # A killed consumer comes back under its name, so its locks at the brokers are its own.
             instance_name="killed",
         )
         consumer.subscribe(self._config["topic"])
@@ -270,7 +270,7 @@ def _has_planner(query: StreamingQuery) -> bool:
 
 
 def _drained(consumer: Consumer, spark: SparkSession) -> bool:
-    """A drain ends with what was there at its start; what was sent back during it comes with the next one."""
+    """Run a drain if messages are missing: those sent back in one drain come with the next one."""
     if not consumer.has_everything():
         consumer.start(spark).awaitTermination()
     return consumer.has_everything()

@@ -22,7 +22,7 @@ _RIVAL = "somebody else"
 
 
 def note(folder: Path, event: str) -> None:
-    """Append an event; what several processes append comes in its order."""
+    """Append an event; events of several processes are in order."""
     line = f"{event}\n".encode()
     file = os.open(folder / "events", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
@@ -32,14 +32,14 @@ def note(folder: Path, event: str) -> None:
 
 
 def events(folder: Path) -> list[str]:
-    """All events so far, in their order."""
+    """Return all events so far, in their order."""
     with suppress(FileNotFoundError):
         return (folder / "events").read_text().splitlines()
     return []
 
 
 class NotedCalls:
-    """A listener whose calls are noted all the time that they last."""
+    """A listener that keeps noting each call as long as it lasts."""
 
     def __init__(self, folder: Path, answer: object, *, call_s: float) -> None:
         """Make calls that take ``call_s`` and return ``answer``."""
@@ -58,7 +58,7 @@ class NotedCalls:
 
 
 def called_in(folder: Path) -> list[int]:
-    """The processes in which the listener was called."""
+    """Return the processes in which the listener was called."""
     return [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
 
 

@@ -44,7 +44,7 @@ class Machines(Closing, ABC):
         self._machines: dict[str, JavaProcess] = {}
 
     def close(self) -> None:
-        """Kill all that was started here, and what that started."""
+        """Kill all processes started here, and their descendants."""
         for process in (*self._managers, *self._machines.values()):
             _kill_with_descendants(process)
 
@@ -66,15 +66,15 @@ class Machines(Closing, ABC):
         return self.folder / machine
 
     def kill_machine(self, name: str) -> None:
-        """SIGKILL to all that runs on it, at once."""
+        """Send SIGKILL to all processes of the machine at once."""
         _kill_with_descendants(self._machines[name])
 
     def freeze_machine(self, name: str) -> None:
-        """SIGSTOP to all that runs on it, as if the network had lost it."""
+        """Send SIGSTOP to all processes of the machine, as if the network had lost it."""
         _freeze(self._machines[name].pid)
 
     def thaw_machine(self, name: str) -> None:
-        """Let it go on."""
+        """Let the machine continue."""
         pid = self._machines[name].pid
         _signal([*descendants_of(pid), pid], signal.SIGCONT)
 
@@ -85,7 +85,7 @@ class Machines(Closing, ABC):
         self.await_machines(sum(not machine.has_ended for machine in self._machines.values()))
 
     def await_machines(self, count: int) -> None:
-        """Wait until so many living ones are known to the cluster."""
+        """Wait until the cluster lists so many living machines."""
         wait_until(lambda: self._living() == count, PATIENCE_S, reason=f"{count} living machines")
 
     @abstractmethod
@@ -109,7 +109,7 @@ def _kill_with_descendants(process: JavaProcess) -> None:
 
 
 def _freeze(pid: int) -> Sequence[int]:
-    """SIGSTOP to a process and its descendants, until none is new."""
+    """Send SIGSTOP to a process and its descendants until there are no new ones."""
     frozen: list[int] = []
     while len(found := [pid, *descendants_of(pid)]) > len(frozen):
         frozen = found

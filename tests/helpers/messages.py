@@ -10,7 +10,7 @@ QUEUE = MessageQueue("orders", "broker-a", 3)
 def message_at(
     queue_offset: int, *, queue: MessageQueue = QUEUE, keys: str | None = None, body: bytes = b""
 ) -> MessageExt:
-    """A plausible message at one position."""
+    """Make a plausible message at one position."""
     return MessageExt(
         *queue,
         queue_offset=queue_offset,

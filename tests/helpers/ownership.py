@@ -13,7 +13,7 @@ class OneMember:
     def __init__(self, queues: Callable[[], Collection[MessageQueue]]) -> None:
         self._queues = queues
         self.taken: set[MessageQueue] = set()
-        """Held by somebody else now; put queues in and take them out."""
+        """Queues held by another member now; tests add and remove them."""
         self.claimed_elsewhere: list[MessageQueue] = []
         self.is_settled = True
         self._terms: dict[MessageQueue, int] = {}
@@ -38,7 +38,7 @@ class OneMember:
         self._terms[queue] += 1
 
     def give(self, queue: MessageQueue) -> None:
-        """Grant a queue that was taken, under a new grant."""
+        """Return a taken queue to the member, under a new grant."""
         self.taken.discard(queue)
         self._terms[queue] = self._terms.get(queue, 0) + 1
 

@@ -1,4 +1,4 @@
-"""One queue's life, a group that consumes it by the real planner, store rules and committer, and what must hold.
+"""Random histories of one queue and a group that consumes it by the real planner, store rules and committer.
 
 The broker's log is played: messages are numbered, each with a store time and a place in the broker's log. Topics
 are made again, ends are lost, clocks set back, messages expire; Java members and operators move the group at the
@@ -95,7 +95,7 @@ class Log(MessageLookup):
             self.had.append(stored)
 
     def lose_end(self, count: int) -> None:
-        """The machine loses power, or a slave is promoted: what comes next overwrites the end of its log."""
+        """Lose power, or promote a slave: later messages overwrite the end of the log."""
         # An empty queue after expired messages has nothing to compare with: the page names it.
         least = 1 if self.first else 0
         kept = self.messages[: max(least, len(self.messages) - count)]
@@ -109,7 +109,7 @@ class Log(MessageLookup):
         self.clock_ms = max(self.clock_ms, self._latest_ms) + 1
 
     def make_anew(self, count: int) -> None:
-        """The topic is deleted and made again."""
+        """Delete the topic and make it again."""
         self.first, self.messages = 0, []
         self.append(count)
 
@@ -218,7 +218,7 @@ class HistoryStore(MemoryOffsetStore):
 
 
 class Arrivals:
-    """The mirror: shows the broker what was committed, at once, unless the process is killed before."""
+    """The mirror: shows committed offsets to the broker at once, unless the process is killed before."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -360,7 +360,7 @@ class History:
         self.store.kill_at = ""
 
     def _plan(self, *, is_away: bool = False) -> QueueRange | None:
-        """Do what the planner does at a trigger."""
+        """Plan as the planner does at a trigger."""
         self.view.bounds = {} if is_away else {A0: tuple(self.log.bounds[:2])}  # type: ignore[dict-item]
         if self.log.messages:
             self.view.updated_ms[A0] = self.log.messages[-1].store_timestamp
@@ -371,7 +371,7 @@ class History:
         return next(iter(self.progress.compose((), plan)), None)
 
     def _consume_while_made_anew(self, count: int) -> None:
-        """The topic is made again between a plan and its pulls."""
+        """Make the topic again between a plan and its pulls."""
         self._batch(count, "", lambda: self._make_anew_now(count))
 
     def _lose_end(self, count: int) -> None:
@@ -425,7 +425,7 @@ class History:
         self.start()
 
     def _reset(self, count: int) -> None:
-        """An operator moves the group by this project's tools."""
+        """Move the group as an operator with this project's tools."""
         if A0 not in self.store.read(GROUP):
             return
         self._plan()
@@ -435,7 +435,7 @@ class History:
         self._plan()
 
     def _reset_at_broker(self, count: int) -> None:
-        """An operator moves the group, which is away, by RocketMQ's tools."""
+        """Move the group, which is away, as an operator with RocketMQ's tools."""
         self._away()
         target = max(self._anywhere(count), self._lowest_reset())
         self.brokers.offsets[A0] = target
@@ -468,7 +468,7 @@ class History:
 
     def _lose_store(self, _: int) -> None:
         if self.loses_store:
-            # The group goes on without its past: a backup from before is none of the new store.
+            # The group continues without its past: an older backup does not belong to the new store.
             self.backups.clear()
             self.store.put_back({})
             self.start()

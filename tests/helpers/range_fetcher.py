@@ -37,7 +37,7 @@ class RangeFetcher:
         Before an error that another reader may survive, everything that is next in queue order is yielded.
 
         Raises:
-            DataLoss: If the broker no longer has what was asked for and ``failOnDataLoss`` is true.
+            DataLoss: If the broker no longer has the requested messages and ``failOnDataLoss`` is true.
             TailLost: In consumer mode, if the broker's queue ends before the range and ``failOnDataLoss`` is
             false. RocketMQError: If the broker refuses, or does not answer for ``retry_timeout_s``.
         """

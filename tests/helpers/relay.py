@@ -63,7 +63,7 @@ class Relay(Closing):
                     each.shutdown(socket.SHUT_RDWR)
 
     def fall_silent(self) -> None:
-        """Keep all connections, take what is sent on them, and pass nothing on, not even their end; new ones
+        """Keep all connections and accept their bytes, but pass nothing on, not even their end; new ones
         work.
 
         So does a proxy or a tunnel whose other end went away without a word.

@@ -49,7 +49,7 @@ def not_ready(peer: Peer, request: RemotingCommand) -> None:
 
 
 def knowing_nothing(peer: Peer, request: RemotingCommand) -> None:
-    """Answer as a living name server where no broker registers."""
+    """Answer as a running name server with which no broker registers."""
     if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
         topic = request.ext_fields["topic"]
         peer.answer(

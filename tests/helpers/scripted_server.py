@@ -95,7 +95,7 @@ class ScriptedServer(Closing):
         """
         self.broker_name = broker_name
         self.introductions = 0
-        """Return how often it was asked for its name."""
+        """Number of requests for its name so far."""
         self.script: Script = script or (lambda peer, request: peer.answer(request))
         self.requests: SimpleQueue[RemotingCommand] = SimpleQueue()
         self.answers: SimpleQueue[RemotingCommand] = SimpleQueue()

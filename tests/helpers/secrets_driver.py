@@ -1,8 +1,8 @@
 """A Spark program that reads and writes with credentials in every way
-there is and prints all it can about it.
+there is and prints everything about it that it can.
 
-``python -m tests.helpers.secrets_driver FOLDER < GIVEN_JSON``: what it prints, logs and leaves below FOLDER
-is searched for the credentials by the test that runs it. It prints ``done`` when all went as it should.
+``python -m tests.helpers.secrets_driver FOLDER < GIVEN_JSON``: its output, logs and files below FOLDER
+are searched for the credentials by the test that runs it. It prints ``done`` when all went as it should.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ def _refused(spark: SparkSession, options: Mapping[str, str], folder: Path) -> N
 
 
 def _objects(options: Mapping[str, str]) -> None:
-    """Every object that holds the options; what tasks get holds the secrets and does not show them."""
+    """Show every object that holds the options; objects for tasks hold the secrets and do not show them."""
     parsed = ReadOptions.parse(options)
     to_write = WriteOptions.parse(options)
     source = DefaultSource(dict(options))

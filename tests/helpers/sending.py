@@ -50,8 +50,8 @@ def _has_dispatched(address: str) -> bool:
 
 
 def send_back_patiently(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For consumers that start in this process: what is given back to a
-    broker that is late is not sent a second time.
+    """Have consumers that start in this process wait for late brokers,
+    so that messages given back are not sent a second time.
     """
     as_asked = SendBackSettings.of
     monkeypatch.setattr(

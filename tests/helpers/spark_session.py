@@ -1,4 +1,4 @@
-"""The Spark session of the tests, and of the programs tests run as processes of their own."""
+"""The Spark session of the tests, and of the programs that tests run in separate processes."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def make_session(
 
     A task may fail ``max_failures - 1`` times before its query ends. The tests' modules are on
     the workers' path, since listeners are pickled by reference. ``jvm`` are the options of its
-    JVM, in place of those that make it quick; ``settings`` are Spark's that it has besides.
+    JVM, in place of those that make it quick; ``settings`` are further settings of Spark.
     """
     jars = extra_jars()
     options = f"-Dlog4j2.configurationFile={_CONF / 'log4j2.properties'} {jvm or with_archive(jars)}"
     os.environ["PYSPARK_PYTHON"] = python
     os.environ["PYTHONPATH"] = ENVIRONMENT["PYTHONPATH"]
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # The daemon of workers forks, so what it imports must start no threads.
+    # The daemon of workers forks, so its imports must start no threads.
     os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
     os.environ["OMP_NUM_THREADS"] = "1"
     # A folder with files on the class path forbids an archive of classes. Its settings are made below.

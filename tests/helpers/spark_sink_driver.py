@@ -2,9 +2,9 @@
 after the other.
 
 ``python -m tests.helpers.spark_sink_driver CONFIG_JSON``: started again after each death until it exits by
-itself. In each start it dies the second time it comes to its point. Before each commit of its own another
-writer of Spark's adds a row. In the end it writes what the table holds, and, of a metastore's, what a start
-says after the table was dropped and made again.
+itself. In each start it dies the second time it reaches its point. Before each of its commits another
+Spark writer adds a row. In the end it writes the table's content and, for a metastore's table, the error
+of a start after the table was dropped and made again.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tests.real_broker.java_process import JavaProcess
 
 
 class StandaloneCluster(Machines):
-    """A master, and workers of one core each; whatever they started ends with them."""
+    """A master, and workers of one core each; their child processes end with them."""
 
     def __init__(self, folder: Path, *, machines: int) -> None:
         super().__init__(folder)

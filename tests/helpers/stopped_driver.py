@@ -1,6 +1,6 @@
 """A driver whose query never ends by itself: ``python -m tests.helpers.stopped_driver CONFIG_JSON``.
 
-It exits without a word to Spark once a file ``exit`` is in its folder, or is killed.
+It exits without notice to Spark once a file ``exit`` is in its folder, or is killed.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _POLL_S = 0.02
 def on_orders(
     messages: Sequence[rmq.MessageExt], context: rmq.ConsumeOrderlyContext
 ) -> rmq.ConsumeOrderlyStatus:
-    """Emit what is read, when, and where: each executor has a folder of its own on its machine."""
+    """Emit each message with time and place: each executor has its own folder on its machine."""
     folder = Path(os.environ[FOLDER])
     for message in messages:
         order_id, _, step = message.body.decode().partition(":")
@@ -50,14 +50,14 @@ def _await_death_if_first(folder: Path) -> None:
         os.link(note, folder / "doomed")
     except FileExistsError:
         return
-    # On a machine that is not killed after all, this call goes on.
+    # On a machine that is not killed after all, this call continues.
     deadline_s = time.monotonic() + _WAITS_S
     while (folder / "doomed").exists() and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
 
 
 def main(folder: Path) -> None:
-    """Run until it is enough."""
+    """Run until the file ``enough`` is there."""
     from pyspark.sql import SparkSession
 
     settings = json.loads((folder / "settings.json").read_text())

@@ -40,7 +40,7 @@ LONGEST = (
 
 
 class Taken:
-    """The folder in which processes note the files that they take."""
+    """Folder in which processes note the files that they take."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -68,11 +68,11 @@ class Taken:
         (self._folder / f"{os.getpid()}.json").write_text(json.dumps({RUN: tests}))
 
     def collected(self) -> int:
-        """Number of tests that are to be run; 0 before :meth:`begin`."""
+        """Return the number of tests to run; 0 before :meth:`begin`."""
         return int(json.loads(self._collected.read_text())["tests"]) if self._collected.exists() else 0
 
     def left(self) -> list[str] | None:
-        """The files that no process has taken; None where nobody has looked for files."""
+        """Return the files that no process has taken; None if no process has noted any files."""
         if not self._collected.exists():
             return None
         files = json.loads(self._collected.read_text())["files"]
@@ -99,7 +99,7 @@ class TakenFiles:
         items = self._items(files)
         item = next(items, None)
         while item is not None:
-            # The next file is taken here, before the last test of this one: fixtures end by what comes next.
+            # The next file is taken here, before the last test of this one: pytest ends fixtures by the next test.
             following = next(items, None)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             self._run += 1
@@ -121,7 +121,7 @@ class TakenFiles:
 
 
 def in_order(items: Iterable[pytest.Item]) -> list[tuple[str, Sequence[pytest.Item]]]:
-    """The tests of each file: the longest files first, the others as they were collected."""
+    """Group the tests by file: the longest files first, the others as they were collected."""
     files: dict[str, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.nodeid.partition("::")[0], []).append(item)

@@ -1,4 +1,4 @@
-"""Programs run as an IDE, a Jupyter kernel or cron runs them: nobody has activated the environment."""
+"""Runs programs as an IDE, a Jupyter kernel or cron does: without an activated environment."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OF_AN_ACTIVATED = {
 
 
 def run_unactivated(program: str, folder: Path, variables: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Run a program by the path of its Python, and return what it printed.
+    """Run a program by the path of its Python, and return its output.
 
     The ``python3`` of the PATH has none of the packages, and Delta's jars are those of this checkout.
     """

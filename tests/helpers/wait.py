@@ -16,7 +16,7 @@ _POLL_S = 0.005
 
 
 def wait_until(predicate: Callable[[], T | None], timeout_s: float = PATIENCE_S, *, reason: str = "") -> T:
-    """Return the first truthy value of ``predicate``, which is asked once more when the time is over.
+    """Return the first truthy value of ``predicate``, which is called once more when the time is over.
 
     Raises:
         AssertionError: If none came within ``timeout_s``; its text carries ``reason`` and the last value.

@@ -1,4 +1,4 @@
-"""Spark's daemon of Python workers, which has imported what every worker imports before it forks them.
+"""Spark's daemon of Python workers, which imports the packages of all workers before it forks them.
 
 Only third-party packages: the connector's own modules are imported in each worker, as at users'. Spark runs it as ``python -m tests.helpers.warm_daemon
 WORKER_MODULE`` (``spark.python.daemon.module``).
@@ -20,8 +20,9 @@ _THREADS = Path("/proc/self/task")
 
 
 def _refuse_threads() -> None:
-    """A fork takes one thread along, and whatever lock another one held;
-    Spark's own daemon imports nothing for that.
+    """Fail if there are several threads: a fork copies only one thread, and also locks that others hold.
+
+    Spark's own daemon imports nothing for this reason.
     """
     count = len(list(_THREADS.iterdir())) if _THREADS.is_dir() else threading.active_count()
     if count > 1:

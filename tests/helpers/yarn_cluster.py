@@ -24,7 +24,7 @@ _CONTAINER_MB = 896
 
 
 class YarnCluster(Machines):
-    """Each machine has room for a driver and two executors of 512 MiB; whatever they started ends with them."""
+    """Each machine has room for a driver and two executors of 512 MiB; their child processes end with them."""
 
     master = "yarn"
 
@@ -32,7 +32,7 @@ class YarnCluster(Machines):
         super().__init__(folder)
         self.environment = {"HADOOP_CONF_DIR": str(folder / "conf-manager")}
         self.settings = {
-            # What all machines have need not be sent to them.
+            # Files that all machines have need not be sent to them.
             "spark.yarn.jars": f"local:{SPARK_HOME / 'jars'}/*",
             "spark.yarn.stagingDir": str(folder / "staging"),
             # A lost machine leaves fewer executors than a driver waits for.
@@ -80,7 +80,7 @@ class YarnCluster(Machines):
             # Accept any full disk: it is checked once even if checks are switched off.
             "yarn.nodemanager.disk-health-checker.enable": "false",
             "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": "100",
-            # What containers get of this process's environment.
+            # Variables of this process's environment that containers get.
             "yarn.nodemanager.env-whitelist": "JAVA_HOME,JDK_JAVA_OPTIONS,SPARK_LOCAL_IP",
         }
         return self._start_daemon(name, "nodemanager.NodeManager", address, own)
