@@ -65,7 +65,7 @@ class OrderlyProducer:
             try:
                 self._producer.send(message, sharding_key=key)
             except SystemBusy:
-                # A broker on a busy machine drops what has waited for 200 ms; it has not stored it.
+                # A broker on a busy machine drops requests that have waited for 200 ms; it has not stored them.
                 continue
             return
 

@@ -1,5 +1,5 @@
-"""Starts applications of a group as processes of their own,
-and ends and pauses them in every way there is.
+"""Starts applications of a group in separate processes,
+and ends and pauses them in every possible way.
 """
 
 from __future__ import annotations
@@ -161,35 +161,35 @@ class RunningApplication:
         return self._process.wait(timeout_s)
 
     def kill(self) -> None:
-        """SIGKILL to everything, as when a machine dies."""
+        """Send SIGKILL to everything, as when a machine dies."""
         self.was_ended = True
         self._signal(signal.SIGKILL, *self._pids())
         self._process.wait()
 
     def kill_driver(self) -> None:
-        """SIGKILL only to the driver's Python; the JVM and its children notice by themselves."""
+        """Send SIGKILL only to the driver's Python; the JVM and its children notice by themselves."""
         self.was_ended = True
         self._process.kill()
         self._process.wait()
 
     def kill_jvm(self) -> None:
-        """SIGKILL only to the JVM: the driver's Python lives on, perhaps in the middle of a commit."""
+        """Send SIGKILL only to the JVM: the driver's Python lives on, perhaps in the middle of a commit."""
         self.was_ended = True
         self._signal(signal.SIGKILL, *(pid for pid in self._pids() if is_jvm(pid)))
 
     def kill_planner(self) -> None:
-        """SIGKILL to Spark's source runner, which ends the query and so the application."""
+        """Send SIGKILL to Spark's source runner, which ends the query and so the application."""
         self.was_ended = True
         self._signal(signal.SIGKILL, *(pid for pid in self._pids() if is_planner(pid)))
 
     def kill_worker(self) -> None:
-        """SIGKILL to one Python worker, whose task Spark tries again;
-        nothing if none is there in this moment.
+        """Send SIGKILL to one Python worker, whose task Spark tries again;
+        do nothing if there is none at this moment.
         """
         self._signal(signal.SIGKILL, *self._workers()[-1:])
 
     def pause_worker(self) -> None:
-        """SIGSTOP to one Python worker; nothing if none is there in this moment."""
+        """Send SIGSTOP to one Python worker; do nothing if there is none at this moment."""
         self._signal(signal.SIGSTOP, *self._workers()[-1:])
 
     @property
@@ -209,13 +209,13 @@ class RunningApplication:
         return self.log.read_bytes()[self._log_begins_at :].decode(errors="replace")
 
     def pause(self) -> None:
-        """SIGSTOP to everything."""
+        """Send SIGSTOP to everything."""
         self._signal(signal.SIGSTOP, *self._pids())
         # Stop processes that were forked meanwhile, too.
         self._signal(signal.SIGSTOP, *self._pids())
 
     def resume(self) -> None:
-        """SIGCONT to everything."""
+        """Send SIGCONT to everything."""
         self._signal(signal.SIGCONT, *self._pids())
 
     def close(self) -> None:
@@ -236,5 +236,5 @@ class RunningApplication:
                 os.kill(pid, number)
 
     def _pids(self) -> list[int]:
-        """All processes of its session; Python workers are in a process group of their own."""
+        """All processes of its session; Python workers have their own process group."""
         return [pid for pid in all_pids() if session_of(pid) == self._process.pid]

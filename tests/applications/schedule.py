@@ -71,13 +71,13 @@ class Event:
     target: str
     """Slot of an application, a broker's name, ``NAME_SERVER``, ``TOPIC``, ``GROUP``, ``NETWORK`` or ``STORAGE``."""
     same_name: bool = False
-    """JOIN: under the instance name of the slot's last application, whose checkpoint it goes on from."""
+    """JOIN: under the instance name of the slot's last application, continuing from its checkpoint."""
     is_slow: bool = False
     """JOIN: with a micro-batch every few minutes only."""
 
 
 NAME_SERVER, TOPIC, GROUP, STORAGE, NETWORK = "name server", "topic", "group", "storage", "network"
-"""Targets besides applications and brokers."""
+"""Targets other than applications and brokers."""
 LOSING = "broker-a"
 """The broker that loses its tail: it stores only orders."""
 

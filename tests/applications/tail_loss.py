@@ -23,7 +23,7 @@ _DIES_WITHIN_S = 90.0
 
 
 class TailLoss:
-    """Remembers what was lost: the sink may have these messages, and must have all others."""
+    """Remembers the lost messages: the sink may have them, and must have all others."""
 
     def __init__(self, cluster: ClusterUnderTest, group: Group) -> None:
         """Begin with nothing lost."""
@@ -42,7 +42,7 @@ class TailLoss:
         )
 
     def happen(self) -> str:
-        """Have an application killed between its commits, and lose what was stored for some seconds.
+        """Have an application killed between its commits, and lose the messages stored for some seconds.
 
         Raises:
             AssertionError: If nobody may send to the broker, or it does not come back.

@@ -46,7 +46,7 @@ def listener(log: DeliveryLog) -> Callable[..., ConsumeOrderlyStatus]:
 
 
 class MixedGroup:
-    """The group's members, and what they have consumed so far."""
+    """The group's members, and the messages that they have consumed so far."""
 
     def __init__(
         self, cluster: ClusterUnderTest, java: JavaClients, client: BrokerClient, folder: Path
@@ -118,14 +118,14 @@ class MixedGroup:
         )
 
     def ends(self) -> dict[MessageQueue, int]:
-        """Where each queue ends now."""
+        """Return the present end of each queue."""
         return {
             queue: self._client.max_offset(self._cluster.broker_addresses[queue.broker_name], queue)
             for queue in self.queues
         }
 
     def consumed(self) -> Mapping[MessageQueue, list[Consumed]]:
-        """Everything that was delivered anywhere."""
+        """Return all deliveries to any member."""
         story = [
             (
                 MessageQueue(self.topic, delivery.broker_name, delivery.queue_id),

@@ -52,7 +52,7 @@ def judge(
     lost: Collection[Row] = (),
     storage_options: dict[str, str] | None = None,
 ) -> Verdict:
-    """Compare a sink with what the brokers hold, and ``lost`` with their tails, ``but`` for one topic."""
+    """Compare a sink with the brokers' messages and those ``lost`` with a tail, except for topic ``but``."""
     report = check_sink(sink, stored, but=but, lost=lost, storage_options=storage_options)
     waits = _waits(DeltaTable(str(sink), storage_options=storage_options), but)
     handovers = [wait.seconds for wait in waits if wait.before != wait.after]
