@@ -44,7 +44,7 @@ def recorded(scenario: str) -> list[Row]:
 
 
 def observed(requests: Iterable[Seen]) -> list[Row]:
-    """Return the rows of what the simulator saw."""
+    """Return the rows of the requests that the simulator got."""
     return [
         _row(seen.path, seen.request, seen.topic, seen.answer)
         for seen in requests
@@ -142,7 +142,7 @@ def queue_of(topic: str, queue_id: int = 0) -> dict[str, object]:
 
 @contextmanager
 def new_stage(home: Path) -> Iterator[Stage]:
-    """A cluster of its own, with the topics of the recording."""
+    """Yield a stage with its own cluster and the topics of the recording."""
     settings = BrokerSettings(
         delay_levels_s=(1.0,) * 18,
         enable_property_filter=True,

@@ -109,7 +109,7 @@ class Pair:
 
 
 def _as_sent(stored: Iterable[Any]) -> list[Any]:
-    """Messages without what differs between two groups of one topic."""
+    """Return messages without the properties that differ between two groups of one topic."""
     return [
         {**message, "properties": _without(message["properties"])} if isinstance(message, dict) else message
         for message in stored

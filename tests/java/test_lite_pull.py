@@ -22,7 +22,7 @@ _SETTINGS = SendSettings(producer_group="tests")
 
 
 class Lite:
-    """One consumer in a group of its own name."""
+    """One consumer in a group of the same name."""
 
     def __init__(self, java: JavaClients, name: str) -> None:
         self.name = name
@@ -39,7 +39,7 @@ class Lite:
         self.call("stop")
 
     def end(self) -> None:
-        """Begin its shutdown if nobody has; it takes seconds in which nothing of interest happens."""
+        """Begin its shutdown unless it has begun; it takes seconds in which nothing of interest happens."""
         if self._is_started:
             self._java.submit("lite.stop", name=self.name)
 
@@ -47,7 +47,7 @@ class Lite:
         return self._java.call(f"lite.{what}", name=self.name, **arguments)
 
     def poll(self, at_least: int, *, millis: int = _POLL_MILLIS) -> list[tuple[int, int, str]]:
-        """Queue id, queue offset and body of what came."""
+        """Return queue id, queue offset and body of the new messages."""
         read = self.call("poll", count=at_least, timeoutMillis=millis)
         return [
             (each["queueId"], each["queueOffset"], base64.b64decode(each["body"]).decode()) for each in read
@@ -56,7 +56,7 @@ class Lite:
 
 @pytest.fixture
 def lite(java: JavaClients, cluster: ClusterUnderTest) -> Iterator[Lite]:
-    """A consumer that is stopped after the test."""
+    """Yield a consumer that is stopped after the test."""
     consumer = Lite(java, cluster.unique_name("lite"))
     yield consumer
     consumer.end()
@@ -106,7 +106,7 @@ def test_a_subscriber_polls_everything_and_its_commit_reaches_the_broker(
     lite: Lite, topic: str, put: Put, cluster: ClusterUnderTest, client: BrokerClient
 ) -> None:
     """A1, F6: all queues are assigned to the only member;
-    shutdown sends what was committed (golden fact 14).
+    shutdown sends the committed offset (golden fact 14).
     """
     put(topic, 0, "a0", "a1", "a2")
     put(topic, 1, "b0", "b1")

@@ -54,7 +54,7 @@ class Reports:
 
 @pytest.fixture(scope="module")
 def reports(java: JavaClients, backend: tuple[str, Backend]) -> Iterator[Reports]:
-    """All reports of the same moment, asked for at once."""
+    """Return all reports of the same moment, requested together."""
     kind, running = backend
     cluster = ClusterUnderTest(running, kind)
     address = cluster.broker_addresses[_BROKER]

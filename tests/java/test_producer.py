@@ -1,4 +1,4 @@
-"""Java's DefaultMQProducer sends; what is stored is read back by our own client and is the same."""
+"""Java's DefaultMQProducer sends; our own client reads the same messages back."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_a_reply_comes_to_the_producer_that_asked(
 
 
 def test_a_reply_for_a_producer_that_is_not_there_fails(java: JavaClients, cluster: ClusterUnderTest) -> None:
-    """A1: 325, as the broker says it."""
+    """A1: 325, with the broker's own answer."""
     to = {"CLUSTER": "DefaultCluster", "REPLY_TO_CLIENT": "nobody@x", "CORRELATION_ID": "1", "TTL": "3000"}
     with pytest.raises(
         JavaError, match=r"CODE: 1 .*push reply message fail, channel of <nobody@x> not found\."

@@ -119,7 +119,7 @@ def test_members_share_the_queues_and_hand_them_over(
     for queue_id in _QUEUES:
         seen = by_first.get(queue_id, []) + by_second.get(queue_id, [])
         assert set(seen) == {0, 1, 2}
-        # An orderly member sees a queue's messages in their order; only what was in flight may come twice.
+        # An orderly member sees a queue's messages in their order; only messages in flight may come twice.
         for offsets in (by_first.get(queue_id, []), by_second.get(queue_id, [])):
             assert not is_orderly or offsets == sorted(offsets)
     if is_orderly:
@@ -153,7 +153,7 @@ def test_members_of_a_broadcasting_group_each_see_everything(
 def test_a_running_member_goes_back_when_its_offsets_are_reset(
     reset_story: Future[list[dict[str, Any]]],
 ) -> None:
-    """F4: code 21 at its next pull notifies it; it sees everything again and goes on."""
+    """F4: code 21 at its next pull notifies it; it sees everything again and continues."""
     delivered = reset_story.result(8 * ANSWER_S)
 
     assert [message["queueOffset"] for message in delivered] == [0, 1, 2, 0, 1, 2, 3]

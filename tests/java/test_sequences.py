@@ -1,6 +1,6 @@
-"""Which requests Java's clients make of the simulator, in which order, is what was recorded on a real broker.
+"""Java's clients make the same requests of the simulator, in the same order, as recorded on a real broker.
 
-Left out of the comparison is what timers and other clients of the recording put between: route
+The comparison leaves out requests of timers and of other clients of the recording: route
 updates, and offsets except at a shutdown; also pulls refused for a while because a heartbeat under
 way kept the client from sending one with its newer subscription. A pull that is held and one that
 was held in vain count as the same request. On a busy machine a timer may do anything that
@@ -103,7 +103,7 @@ _SENDS: dict[str, Callable[[Stage], None]] = {
 
 
 def _without_timers(rows: Iterable[Row]) -> list[Row]:
-    """Without heartbeats, and without a route that is asked for again right after the same was answered."""
+    """Leave out heartbeats, and a route that is requested again right after the same answer."""
     told = [row for row in rows if row[1] != "HEART_BEAT"]
     return [
         row
@@ -114,7 +114,7 @@ def _without_timers(rows: Iterable[Row]) -> list[Row]:
 
 @pytest.mark.parametrize("scenario", _SENDS)
 def test_a_producer_sends_as_recorded(scenario: str, stage: Stage) -> None:
-    """G1, G2: the route is asked for once, and twice for a topic that is to be created."""
+    """G1, G2: the route is requested once, and twice for a topic that is to be created."""
     without = frozenset({"HEART_BEAT"})
     stage.log.taken()
 
@@ -212,7 +212,7 @@ def test_an_orderly_group_lives_as_recorded(stage: Stage) -> None:
 
 
 def test_a_concurrent_group_lives_as_recorded(stage: Stage) -> None:
-    """E1, E3: no locks; what fails is sent back, and comes again from the retry topic."""
+    """E1, E3: no locks; failed messages are sent back, and come again from the retry topic."""
     stage.put("FrConc", 0, KEYS="bad")
     stage.put("FrConc", 1, KEYS="good")
     stage.log.taken()
@@ -243,8 +243,8 @@ def test_a_concurrent_group_lives_as_recorded(stage: Stage) -> None:
 def test_a_transactional_producer_lives_as_recorded(stage: Stage) -> None:
     """G1: each transaction is ended at once; the broker asks for the open one, which is committed then.
 
-    The recorded broker looked before it had noted the ends of the others, and asked for all three;
-    so may this one.
+    The recorded broker checked before it had noted the ends of the others, and asked for all three;
+    this one may do so, too.
     """
     stage.log.taken()
     states = ["COMMIT_MESSAGE", "ROLLBACK_MESSAGE", "UNKNOW"]
@@ -306,7 +306,7 @@ def test_a_pull_consumer_lives_as_recorded(stage: Stage) -> None:
 
 
 def test_a_lite_pull_consumer_of_assigned_queues_lives_as_recorded(stage: Stage) -> None:
-    """A1, F6: no rebalance: the offset is asked for at once; a seek looks at the bounds."""
+    """A1, F6: no rebalance: the offset is requested at once; a seek requests the bounds."""
     java, of_queue = stage.java, {"name": "assign", "queue": queue_of("FrA")}
     stage.put("FrA", 0, 20)
     stage.log.taken()
@@ -332,7 +332,7 @@ def test_a_lite_pull_consumer_of_assigned_queues_lives_as_recorded(stage: Stage)
 
 
 def test_a_member_with_short_heartbeats_lives_as_recorded(stage: Stage) -> None:
-    """B1: once the broker says it knows of them, a heartbeat has the
+    """B1: once the broker has confirmed them, a heartbeat has the
     fingerprint in place of the subscriptions.
     """
     stage.put("FrA", 1, TAGS="TagB")
@@ -357,7 +357,7 @@ def test_a_member_with_short_heartbeats_lives_as_recorded(stage: Stage) -> None:
 
 
 def test_a_member_in_a_namespace_lives_as_recorded(stage: Stage) -> None:
-    """A6: one of version 2 is said beside the bare names, one of version 1 is part of them."""
+    """A6: one of version 2 is sent beside the bare names, one of version 1 is part of them."""
     stage.put("FrA", 1, TAGS="TagB")
     stage.log.taken()
     consumer = stage.push("ns", "FrNsG", "FrA", tags="TagB", isOrderly=True, namespaceV2="ns1")
@@ -463,11 +463,11 @@ def test_a_reset_is_obeyed_as_recorded(reset_story: Future[tuple[list[Row], list
 def test_an_idle_orderly_member_does_what_was_recorded(
     reset_story: Future[tuple[list[Row], list[Row]]],
 ) -> None:
-    """C2, B1, F1: what its timers do was recorded of another group;
-    in which order is a matter of their periods.
+    """C2, B1, F1: the requests of its timers were recorded with another group;
+    their order depends on the periods.
 
     Of the retry topic only the pull: its offset and its route were sent
-    and asked for later than this member lives.
+    and requested later than this member lives.
     """
     lived = {row for rows in reset_story.result(8 * ANSWER_S) for row in rows}
     periodic = {

@@ -1,7 +1,7 @@
-"""Which requests mqadmin's commands make of the simulator, in which order,
-is what was recorded on a real broker.
+"""mqadmin's commands make the same requests of the simulator, in the same order,
+as recorded on a real broker.
 
-Two requests of the recording are no command's, and their frames are played by themselves: the offsets that a
+Two requests of the recording belong to no command, so their frames are replayed separately: the offsets that a
 client has (223: pairs 63 and 65), and a message for a client that is not there (309: pair 70).
 """
 
@@ -129,7 +129,7 @@ def test_changes_are_made_as_recorded(admin: Admin) -> None:
 
 
 def test_questions_about_a_group_are_asked_as_recorded(admin: Admin) -> None:
-    """F5, A4: progress of one group and of all, its members, what a member says of itself,
+    """F5, A4: progress of one group and of all, its members, a member's own report,
     its configuration.
     """
     no_commands = {"INVOKE_BROKER_TO_GET_CONSUMER_STATUS", "GET_CONSUMER_STATUS_FROM_CLIENT"}

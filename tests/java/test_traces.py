@@ -1,4 +1,4 @@
-"""Java's push consumer with scripted listeners does on any cluster what was recorded on a real broker."""
+"""Java's push consumer with scripted listeners behaves on any cluster as recorded on a real broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorded runs of scripted listeners, done again by Java's push consumer against any cluster."""
+"""Repeats the recorded runs of scripted listeners by Java's push consumer against any cluster."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _OF_THE_RUN = ("ORIGIN_MESSAGE_ID", "UNIQ_KEY")
 
 
 class StoredTrace:
-    """One scenario in a topic and a group, named as in the recording or otherwise: what is sent,
-    and what is stored.
+    """One scenario in a topic and a group, named as in the recording or otherwise: its messages,
+    as sent and as stored.
     """
 
     def __init__(
