@@ -17,7 +17,7 @@ def planned_batch(**options: str) -> list[QueuePartition]:
 
 
 def read_batch(**options: str) -> pa.Table:
-    """Return the rows of the tasks of a batch read, one task after another, in the columns promised to Spark."""
+    """Return the rows of a batch read, one task after another, in the columns promised to Spark."""
     source = DefaultSource(options)
     promised = source.schema()
     reader = source.reader(promised)

@@ -91,7 +91,7 @@ class ClusterUnderTest:
 
     @property
     def faults(self) -> FaultScript:
-        """The script of the simulator's faults, for tests that run on it only."""
+        """The script of the simulator's faults, for tests that run only on it."""
         assert isinstance(self.backend, SimCluster)
         return self.backend.faults
 
@@ -130,7 +130,7 @@ class ClusterUnderTest:
         return topic
 
     def routed_brokers(self, topic: str) -> set[str]:
-        """Names of the brokers the name server has for ``topic``; empty when it does not know the topic."""
+        """Return the brokers that the name server has for ``topic``; none if it does not have the topic."""
         return {data["brokerName"] for data in self._route(topic).get("brokerDatas", ())}
 
     def stop_broker(self, name: str) -> None:
@@ -167,14 +167,14 @@ class ClusterUnderTest:
             self.faults.clear()
 
     def _routed_queues(self, topic: str) -> set[tuple[str, int, int]]:
-        """Each broker's name with its number of queues and its permission, as the name server has them."""
+        """Return each broker's number of queues and its permission, as the name server has them."""
         return {
             (data["brokerName"], data["readQueueNums"], data["perm"])
             for data in self._route(topic).get("queueDatas", ())
         }
 
     def _route(self, topic: str) -> Mapping[str, Any]:
-        """Empty when the name server does not know the topic."""
+        """Return the route; empty if the name server does not have the topic."""
         answer = plain_remoting.call(self.name_servers, _GET_ROUTE_INFO_BY_TOPIC, {"topic": topic})
         route: Mapping[str, Any] = json.loads(answer.body) if answer.code == 0 else {}
         return route

@@ -14,7 +14,7 @@ _NOT_RUN = ("skip", "skipif", "xfail", "long")
 
 
 def parameters_of(session: pytest.Session, test: str) -> list[Mapping[str, Any]]:
-    """The parameters of each item of ``tests/folder/module.py::Class::function``.
+    """Return the parameters of each item of ``tests/folder/module.py::Class::function``.
 
     An item that is skipped, expected to fail, or left to the long tests does not count.
     """
@@ -28,7 +28,7 @@ def parameters_of(session: pytest.Session, test: str) -> list[Mapping[str, Any]]
 
 
 def sources_of(session: pytest.Session, file: str) -> list[str]:
-    """The text of each test of a module that runs."""
+    """Return the text of each test of a module that runs."""
     functions = {
         item.function: inspect.getsource(item.function)
         for item in _items(session, _ROOT / file)

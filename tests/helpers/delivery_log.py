@@ -60,17 +60,17 @@ class DeliveryLog:
             os.close(file)
 
     def deliveries(self) -> list[Delivery]:
-        """All so far, in the order in which they were made."""
+        """Return all deliveries so far, in the order in which they were made."""
         files = Path(self._folder).iterdir()
         notes = [json.loads(line) for file in files for line in whole_lines(file)]
         return sorted(Delivery(ns, broker, queue, tuple(at), times) for ns, broker, queue, at, times in notes)
 
     def times_delivered(self) -> Counter[Place]:
-        """How often each message was delivered."""
+        """Return how often each message was delivered."""
         return Counter(place for delivery in self.deliveries() for place in delivery.places)
 
     def by_queue(self) -> Mapping[tuple[str, int], list[Delivery]]:
-        """Each queue's deliveries, in the order in which they were made."""
+        """Return each queue's deliveries, in the order in which they were made."""
         queues: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
         for delivery in self.deliveries():
             queues[delivery.broker_name, delivery.queue_id].append(delivery)

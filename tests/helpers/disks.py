@@ -40,7 +40,7 @@ class Disk:
 
 @contextmanager
 def disk_at(path: Path) -> Iterator[Disk]:
-    """A disk mounted at a new folder; without the right to mount one, the test is skipped."""
+    """Yield a disk mounted at a new folder; without the right to mount one, the test is skipped."""
     path.mkdir()
     try:
         _run("mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "none", str(path))

@@ -9,7 +9,7 @@ from pyspark_rocketmq.listeners.row_validation import Row
 
 
 def kept_rows(emitted: Iterable[Emitted]) -> list[Row]:
-    """The rows, none of which is in a record batch or spilled."""
+    """Return the rows; fail if one is in a record batch or spilled."""
     rows: list[Row] = []
     for each in emitted:
         assert isinstance(each, tuple)

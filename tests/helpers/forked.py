@@ -22,7 +22,7 @@ def in_child(work: Callable[[], Any]) -> Any:
 
 
 def begin_child(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Fork, do ``work`` in the child, and return a function that waits for its outcome as :func:`in_child`."""
+    """Do ``work`` in a child; return a function that waits for its outcome as :func:`in_child`."""
     receiving, sending = os.pipe()
     with warnings.catch_warnings():
         # Python 3.12 warns of forks in processes with threads, which is under test.

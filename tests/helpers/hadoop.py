@@ -1,6 +1,6 @@
 """Hadoop's servers as processes of this host: their classes, configuration and environment; and HDFS.
 
-python -m tests.helpers.hadoop     # put the jars that Spark's distribution lacks into .cache/, as `make long-test` does
+python -m tests.helpers.hadoop     # fetch the jars that Spark lacks into .cache/, as `make long-test` does
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LIVING = "Hadoop:service=NameNode,name=FSNamesystemState"
 def hadoop_process(
     folder: Path, name: str, sites: Sites, main_class: str, *arguments: str, address: str = HOST
 ) -> JavaProcess:
-    """A server, or a program of Hadoop, that is configured in ``folder/conf-NAME`` and logs to
+    """Start a server, or a program of Hadoop, that is configured in ``folder/conf-NAME`` and logs to
     ``folder/NAME.log``.
     """
     java = Path(require_program("java", "install a JDK of version 17 or later")).resolve()

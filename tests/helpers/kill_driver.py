@@ -144,7 +144,7 @@ class KillingSink(DeltaSink):
     batches = 0
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> Any:
-        """A batch that dies after its commit."""
+        """Begin a batch that dies after its commit."""
         self.batches += 1
         return _KillingBatch(super().begin(consumer_group, queues), self.killer)
 

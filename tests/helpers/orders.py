@@ -64,8 +64,8 @@ def check_sink(
     lost: Collection[Row] = (),
     storage_options: dict[str, str] | None = None,
 ) -> OrderReport:
-    """The order check over a sink's table with columns ``order_id``, ``step`` and ``delivered_ns``,
-    ``but`` for one topic. Rows of messages that a broker ``lost`` after they were consumed may be there, once.
+    """Check the order in a sink's table with columns ``order_id``, ``step`` and ``delivered_ns``, except for
+    topic ``but``. Rows of messages that a broker ``lost`` after they were consumed may be there, once.
 
     Rows are read in the order in which listeners got their messages, which a table does not keep by itself:
     sorted by position they would always be in order.

@@ -1,8 +1,8 @@
 """Random histories of one queue and a group that consumes it by the real planner, store rules and committer.
 
-The broker's log is played: messages are numbered, each with a store time and a place in the broker's log. Topics
-are made again, ends are lost, clocks set back, messages expire; Java members and operators move the group at the
-broker; the process is killed between any two steps, and the offset store is lost or put back.
+The broker's log is simulated: messages are numbered, each with a store time and a place in the log. Topics
+are made again, ends are lost, clocks set back, messages expire; Java members and operators move the group at
+the broker; the process is killed between any two steps, and the offset store is lost or put back.
 
 One assumption is the page's (``docs/how-to/offsets.md``): of two messages that had one offset, the later one has
 the larger place in the broker's log or the larger store time.
@@ -71,12 +71,12 @@ class Log(MessageLookup):
         return QueueBounds(self.first, self.first + len(self.messages))
 
     def at(self, offset: int) -> Stored | None:
-        """The message at an offset."""
+        """Return the message at an offset."""
         here = offset - self.first
         return self.messages[here] if 0 <= here < len(self.messages) else None
 
     def last_message(self, offset: int) -> LastMessage | None:
-        """The same, as rows remember it."""
+        """Return the message at an offset, as rows remember it."""
         stored = self.at(offset)
         return (
             None if stored is None else LastMessage(offset, stored.store_timestamp, stored.commit_log_offset)
@@ -314,7 +314,7 @@ class History:
             self.start()
 
     def _read_to(self, planned: QueueRange, end: int) -> tuple[int, bool]:
-        """How far a task reads, and whether it reads nothing because of another log (``source.reader``)."""
+        """Return how far a task reads, and whether another log keeps it from reading (``source.reader``)."""
         [planned] = self.progress.runnable([planned])
         bounds = self.log.bounds
         before, ahead = self.progress.witnesses(planned, bounds.min_offset)

@@ -1,4 +1,4 @@
-"""A way to a server that a test can close, open again, make silent or point elsewhere; it works with any server."""
+"""A way to a server that a test can close, open again, make silent or point elsewhere, for any server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A name server and brokers made of scripted peers: they store sends, and fail exactly as a test scripts it."""
+"""A name server and brokers made of scripted peers: they store sends, and fail exactly as scripted."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ScriptedCluster(Closing):
         self.name_server = ScriptedServer(self._tell_route)
 
     def route(self, queue_nums: Mapping[str, int], *, perm: int = 6) -> TopicRoute:
-        """A route over these brokers with so many queues each."""
+        """Return a route over these brokers with so many queues each."""
         return TopicRoute(
             brokers=tuple(
                 BrokerData(broker_name=name, cluster="C", addresses={0: BrokerAddress(broker.server.address)})

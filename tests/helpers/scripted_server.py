@@ -112,15 +112,15 @@ class ScriptedServer(Closing):
         self._threads[0].start()
 
     def next_peer(self, timeout_s: float = PATIENCE_S) -> Peer:
-        """The next connection, in the order in which clients connected."""
+        """Wait for the next connection, in the order in which clients connected."""
         return _next(self._peers, timeout_s, "connection")
 
     def next_request(self, timeout_s: float = PATIENCE_S) -> RemotingCommand:
-        """The next request of any connection, in the order of arrival."""
+        """Wait for the next request of any connection, in the order of arrival."""
         return _next(self.requests, timeout_s, "request")
 
     def next_answer(self, timeout_s: float = PATIENCE_S) -> RemotingCommand:
-        """The next answer of a client to a request of ours."""
+        """Wait for the next answer of a client to our own request."""
         return _next(self.answers, timeout_s, "answer")
 
     @property

@@ -71,14 +71,14 @@ _SQL = "CREATE TEMPORARY VIEW secured USING rocketmq OPTIONS ({})"
 
 
 def on_order(messages: Sequence[MessageExt], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
-    """The listener: bodies as rows."""
+    """Emit bodies as rows."""
     for message in messages:
         context.emit(message, body=message.body.decode())
     return ConsumeOrderlyStatus.SUCCESS
 
 
 def on_any_order(messages: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> object:
-    """The listener that calls run at a time; it gives the first message back."""
+    """Emit bodies as rows, in concurrent calls; give the first message back."""
     for message in messages:
         context.emit(message, attempt=message.reconsume_times)
         if message.queue_id == message.queue_offset == 0:
@@ -250,7 +250,7 @@ def _object_store(
 
 
 def _write(spark: SparkSession, options: Mapping[str, str]) -> None:
-    """A DataFrame; then one whose rows name a queue that is not there, and one that the broker refuses."""
+    """Write a DataFrame; then one with a queue that does not exist, and one that the broker refuses."""
     rows = spark.range(_WRITTEN).selectExpr("cast(id AS string) AS body")
     nowhere = spark.sql("SELECT 'lost' AS body, 99 AS queueId")
     _show_plans(rows)
@@ -265,12 +265,12 @@ def _write_to(rows: DataFrame, options: Mapping[str, str]) -> None:
 
 
 def _with_wrong_secret(options: Mapping[str, str]) -> dict[str, str]:
-    """Right but for one letter behind it."""
+    """Return the options with one letter behind the right secret."""
     return {**options, "secretKey": f"{options['secretKey']}?", "retryTimeoutMs": "0"}
 
 
 def _jobs(options: Mapping[str, str], folder: Path) -> None:
-    """A job with a file of settings, which is not searched,
+    """Run a job with a file of settings, which is not searched,
     and with settings that are misspelt or nearly right.
     """
     conf = folder.parent / "job.toml"

@@ -85,7 +85,7 @@ class SecuredCluster:
 
 @contextmanager
 def secured_sim(folder: Path) -> Iterator[SecuredCluster]:
-    """The simulator."""
+    """Yield the simulator."""
     authority = Authority(folder)
     server = authority.issue("server")
     user = User(access_key=USER, secret_key=SECRET, policies=tuple(_policies()))
@@ -108,7 +108,7 @@ def secured_sim(folder: Path) -> Iterator[SecuredCluster]:
 
 @contextmanager
 def secured_real(folder: Path) -> Iterator[SecuredCluster]:
-    """The real RocketMQ; it starts in about five seconds."""
+    """Yield the real RocketMQ; it starts in about five seconds."""
     authority = Authority(folder)
     tls = Tls(
         server=authority.issue("server"),

@@ -24,7 +24,7 @@ POSITION = (
 
 
 def batch_of(schema: pa.Schema, rows: Iterable[tuple[object, ...]]) -> pa.RecordBatch:
-    """Rows of a queue, an offset and further values, in the order of the columns."""
+    """Return rows of a queue, an offset and further values, in the order of the columns."""
     made = [dict(zip(schema.names, (*queue, *rest), strict=True)) for queue, *rest in rows]  # type: ignore[misc]
     return pa.RecordBatch.from_pylist(made, schema=schema)
 

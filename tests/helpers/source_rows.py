@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 
 def row_of(message: MessageExt) -> Row:
-    """A message; its columns are in the order of MessageExt's fields."""
+    """Return a row of a message; its columns are in the order of MessageExt's fields."""
     row = dict(zip(CONSUMER_SCHEMA.names, (*message[:17], None, None, None), strict=True))
     instants = {
         name: datetime.fromtimestamp(row[name] / 1000, UTC) for name in ("bornTimestamp", "storeTimestamp")
@@ -26,7 +26,7 @@ def row_of(message: MessageExt) -> Row:
 
 
 def rows_of(*planned: QueueRange, **changes: object) -> list[Row]:
-    """All rows of ranges that follow each other, a message with ``changes`` at each offset,
+    """Return all rows of ranges that follow each other, a message with ``changes`` at each offset,
     and the marker rows.
     """
     rows: list[Row] = []

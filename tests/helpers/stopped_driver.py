@@ -23,7 +23,7 @@ from tests.helpers.wait import wait_until
 def noted_consumer(
     config: Mapping[str, str], *, call_s: float, answer: object = ConsumeOrderlyStatus.SUCCESS
 ) -> PushConsumer:
-    """A consumer whose calls are noted in ``folder``."""
+    """Return a consumer whose calls are noted in ``folder``."""
     folder = Path(config["folder"])
     consumer = PushConsumer(
         consumer_group=config["group"],

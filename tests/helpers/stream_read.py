@@ -33,7 +33,7 @@ class StreamUnderTest:
         return self._source.streamReader(self._source.schema())
 
     def restart(self, **changed: str) -> None:
-        """A new process with the same checkpoint; options may have changed."""
+        """Continue as a new process with the same checkpoint; options may have changed."""
         self._source = DefaultSource(dict(self._source.options) | changed)
         self._reader = self._new_reader()
 
@@ -62,11 +62,11 @@ class StreamUnderTest:
         return pa.Table.from_batches(batches, schema)
 
     def next(self) -> pa.Table | None:
-        """The rows of the next batch; None if there is nothing to do."""
+        """Return the rows of the next batch; None if there is nothing to do."""
         return self.run() if self.plan() else None
 
     def next_offsets(self) -> dict[MessageQueue, list[int]] | None:
-        """The same as queue offsets by queue, in the order of the rows."""
+        """Return the queue offsets of the next batch by queue, in the order of the rows."""
         rows = self.next()
         return None if rows is None else offsets_by_queue(rows)
 
@@ -75,7 +75,7 @@ class StreamUnderTest:
         return self._reader.reportLatestOffset()
 
     def planned(self) -> Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]]:
-        """The ranges of the newest batch, as the checkpoint has them."""
+        """Return the ranges of the newest batch, as the checkpoint has them."""
         plan: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = self._offset(-1)["plan"]
         return plan
 
@@ -91,7 +91,7 @@ class StreamUnderTest:
 
 
 def offsets_by_queue(rows: pa.Table) -> dict[MessageQueue, list[int]]:
-    """Queue offsets of rows with the position columns."""
+    """Return queue offsets of rows with the position columns."""
     found: dict[MessageQueue, list[int]] = {}
     for row in rows.select(["topic", "brokerName", "queueId", "queueOffset"]).to_pylist():
         queue = MessageQueue(row["topic"], row["brokerName"], row["queueId"])

@@ -99,7 +99,7 @@ class TakenFiles:
         items = self._items(files)
         item = next(items, None)
         while item is not None:
-            # The next file is taken here, before the last test of this one: pytest ends fixtures by the next test.
+            # Take the next file before the last test of this one: pytest ends fixtures by the next test.
             following = next(items, None)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             self._run += 1

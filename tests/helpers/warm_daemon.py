@@ -1,7 +1,7 @@
 """Spark's daemon of Python workers, which imports the packages of all workers before it forks them.
 
-Only third-party packages: the connector's own modules are imported in each worker, as at users'. Spark runs it as ``python -m tests.helpers.warm_daemon
-WORKER_MODULE`` (``spark.python.daemon.module``).
+Only third-party packages: each worker imports the connector's own modules itself, as at users'. Spark runs
+it as ``python -m tests.helpers.warm_daemon WORKER_MODULE`` (``spark.python.daemon.module``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hadoop's YARN on this host: a ResourceManager and NodeManagers, each a JVM with its own folders and address.
+"""Hadoop's YARN on this host: a ResourceManager and NodeManagers, each a JVM with its folders and address.
 
 The default file system is this machine's, which all "machines" share.
 """
@@ -24,7 +24,7 @@ _CONTAINER_MB = 896
 
 
 class YarnCluster(Machines):
-    """Each machine has room for a driver and two executors of 512 MiB; their child processes end with them."""
+    """Each machine has room for a driver and two executors of 512 MiB; child processes end with them."""
 
     master = "yarn"
 
