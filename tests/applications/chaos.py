@@ -97,7 +97,7 @@ _LOG_TAIL = 2500
 @contextmanager
 def cluster_of(kind: str, faults: Collection[str]) -> Iterator[ClusterUnderTest]:
     """Two brokers with a short memory, of which the first has a replica that stays when it is stopped:
-    ``sim`` or ``real``. There is none if the broker loses its tail, since the replica's log would differ from then on.
+    ``sim`` or ``real``. A broker that loses its tail has none: the replica's log would differ from then on.
     """
     has_replica = "lost-tail" not in faults
     if kind == "real":

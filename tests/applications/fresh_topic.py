@@ -43,8 +43,8 @@ class FreshTopic:
     """Each *generation* of the topic gets its own messages,
     all of which must be in the sink once before it ends.
 
-    A generation begins once the group has seen the empty topic. A group that looks again only after a queue has
-    grown past its old length continues behind the new messages, as Java's consumers do.
+    A generation begins once the group has seen the empty topic. A group that looks again only after a queue
+    has grown past its old length continues behind the new messages, as Java's consumers do.
     """
 
     def __init__(self, cluster: ClusterUnderTest, group: Group, stop: Callable[[], bool]) -> None:
@@ -103,7 +103,7 @@ class FreshTopic:
                     self._send(producer, queue, f"generation-{self._generation}-{queue.queue_id}-{number}")
 
     def problems(self) -> list[str]:
-        """Messages that the sink lacks, has twice, or got out of order."""
+        """Return messages that the sink lacks, has twice, or got out of order."""
         rows = self._rows()
         lost = [f"fresh topic: {key} is lost" for key in sorted(self._missing())]
         copies = Counter((row.key, row.queue_offset) for row in rows)

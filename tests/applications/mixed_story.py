@@ -65,7 +65,7 @@ class OrderlyProducer:
             try:
                 self._producer.send(message, sharding_key=key)
             except SystemBusy:
-                # A broker on a busy machine drops requests that have waited for 200 ms; it has not stored them.
+                # A broker on a busy machine drops requests after a wait of 200 ms, and stores nothing.
                 continue
             return
 
@@ -73,7 +73,7 @@ class OrderlyProducer:
 def by_queue(
     consumed: Iterable[tuple[MessageQueue, Consumed]],
 ) -> Mapping[MessageQueue, list[Consumed]]:
-    """Each queue's deliveries at all members, in the order of their time."""
+    """Return each queue's deliveries at all members, in the order of their time."""
     queues: dict[MessageQueue, list[Consumed]] = defaultdict(list)
     for queue, one in consumed:
         queues[queue].append(one)

@@ -158,7 +158,7 @@ def stored_orders(
 def stored_steps(
     broker_addresses: Mapping[str, str], queues: Sequence[MessageQueue]
 ) -> tuple[list[Step], dict[MessageQueue, int]]:
-    """All messages of queues, in their order, and the end of each queue."""
+    """Return all messages of queues, in their order, and the end of each queue."""
     steps: list[Step] = []
     ends: dict[MessageQueue, int] = {}
     with ChannelPool(SystemClock()) as pool:
@@ -179,7 +179,7 @@ def stored_steps(
 
 
 def not_as_sent(sent: Orders, stored: Orders, lost: Collection[Step] = ()) -> list[str]:
-    """Orders whose stored steps, repeated ones counted once, are not those that were sent.
+    """Return orders whose stored steps, without repetitions, differ from those that were sent.
 
     A broker that ``lost`` steps with its tail need not have them.
     """

@@ -64,7 +64,7 @@ class Group:
         return self.storage.uri("sink")
 
     def rows(self) -> Mapping[MessageQueue, OffsetRow]:
-        """The group's offsets, none without a store."""
+        """Return the group's offsets, none without a store."""
         table = self.storage.table("offsets")
         return {} if table is None else _read_rows(table, self.group)
 
@@ -236,5 +236,5 @@ class RunningApplication:
                 os.kill(pid, number)
 
     def _pids(self) -> list[int]:
-        """All processes of its session; Python workers have their own process group."""
+        """Return all processes of its session; Python workers have their own process group."""
         return [pid for pid in all_pids() if session_of(pid) == self._process.pid]

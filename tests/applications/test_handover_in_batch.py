@@ -127,7 +127,7 @@ class Group:
         return found
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """Positions in the sink."""
+        """Return the positions of the sink's rows."""
         columns = ["brokerName", "queueId", "queueOffset"]
         table = DeltaTable(self.sink).to_pyarrow_table(columns=columns)
         return sorted(zip(*(table.column(name).to_pylist() for name in columns), strict=True))

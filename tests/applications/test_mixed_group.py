@@ -194,7 +194,7 @@ class MixedGroup:
 
 @pytest.fixture
 def java(cluster: ClusterUnderTest, tmp_path: Path) -> Iterator[JavaClients]:
-    """A JVM with Java's clients, which look at their group every two seconds."""
+    """Yield a JVM with Java's clients, which look at their group every two seconds."""
     with JavaClients(cluster.name_servers, tmp_path, rebalance_interval_ms=2000) as clients:
         yield clients
 

@@ -202,7 +202,7 @@ def test_consumer_status_has_rates_by_topic(watched: Watched) -> None:
 
 
 def _figures(shown: str) -> list[list[str]]:
-    """The rows of the section about RT and TPS."""
+    """Return the rows of the section about RT and TPS."""
     _, _, section = shown.partition("#Consumer RT&TPS#")
     rows = [line.split() for line in section.splitlines() if line.strip() and not line.startswith("#")]
     return [words for words in rows if len(words) == 7]
