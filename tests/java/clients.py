@@ -77,7 +77,7 @@ class JavaClients(Closing):
         return self.submit(op, **arguments).result(ANSWER_S)
 
     def mqadmin(self, *arguments: str) -> str:
-        """Run a command of mqadmin in this JVM and return its output; raise :class:`JavaError` if it fails."""
+        """Run a command of mqadmin in this JVM and return its output; :class:`JavaError` if it fails."""
         return str(self.call("mqadmin", arguments=arguments))
 
     def run_program(self, main_class: str, *arguments: str) -> str:

@@ -25,7 +25,7 @@ REAL = pytest.param("real", marks=[pytest.mark.real, pytest.mark.long])
 
 @pytest.fixture(scope="package")
 def sim_like_the_real_one() -> Iterator[Backend]:
-    """A simulator configured as the harness configures the real brokers."""
+    """Yield a simulator configured as the harness configures the real brokers."""
     settings = BrokerSettings(delay_levels_s=(1.0,) * 18, enable_property_filter=True)
     with SimCluster(brokers=2, settings=settings) as cluster:
         yield cluster
@@ -40,7 +40,7 @@ def backend(request: pytest.FixtureRequest) -> tuple[str, Backend]:
 
 @pytest.fixture
 def cluster(backend: tuple[str, Backend]) -> ClusterUnderTest:
-    """The cluster the Java clients work with."""
+    """Return the cluster the Java clients work with."""
     kind, running = backend
     return ClusterUnderTest(running, kind)
 

@@ -23,7 +23,7 @@ class PushConsumer:
     """A member of a group; its name is the client's instance name."""
 
     def __init__(self, java: JavaClients, name: str, group: str, topic: str, **how: object) -> None:
-        """Start it with a listener that succeeds, or with the settings ``how`` (``PushConsumerCalls.start``)."""
+        """Start it with a listener that succeeds, or with settings ``how`` (``PushConsumerCalls.start``)."""
         self.name = name
         self.group = group
         self._java = java
@@ -37,7 +37,7 @@ class PushConsumer:
         return [message for event in events for message in event["messages"]]
 
     def queues(self, topic: str) -> dict[int, bool]:
-        """Return its present queue ids of the topic, each with whether the broker locked it for this member."""
+        """Return its queue ids of the topic, each with whether the broker locked it for this member."""
         assignment = self._java.call("push.assignment", name=self.name)
         return {each["queueId"]: each["isLocked"] for each in assignment if each["topic"] == topic}
 
@@ -63,7 +63,7 @@ def await_shares(topic: str, queue_ids: set[int], *members: PushConsumer, is_ord
 
 
 def await_producer(address: str, group: str) -> None:
-    """Wait until the broker has heard of the producer: a client's timer sends a heartbeat a second after its start."""
+    """Wait until the broker lists the producer: a client sends its first heartbeat a second after its start."""
     wait_until(
         lambda: (
             plain_remoting.call(address, _GET_PRODUCER_CONNECTION_LIST, {"producerGroup": group}).code == 0

@@ -44,7 +44,7 @@ class RequestLog:
         self._listen_to(cluster.broker("broker-a"), CLIENT_TO_BROKER)
 
     def taken(self) -> list[Seen]:
-        """The requests since the last call; a late answer is still entered into them."""
+        """Return the requests since the last call; a late answer is still entered into them."""
 
         def take() -> list[Seen]:
             seen, self._seen = self._seen, []
@@ -53,7 +53,7 @@ class RequestLog:
         return self._cluster.call(take)
 
     def so_far(self) -> list[Seen]:
-        """The requests since :meth:`taken` was called."""
+        """Return the requests since :meth:`taken` was called."""
         return self._cluster.call(lambda: list(self._seen))
 
     def _listen_to(self, endpoint: Any, path: str) -> None:

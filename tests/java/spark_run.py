@@ -68,7 +68,7 @@ class Script:
         return None if words[0] == "null" else ConsumeConcurrentlyStatus[words[0]]
 
     def events(self) -> list[dict[str, Any]]:
-        """The calls so far, in their order."""
+        """Return the calls so far, in their order."""
         files = Path(self.folder).glob("events-*")
         return sorted(
             (json.loads(line) for file in files for line in whole_lines(file)),
@@ -150,7 +150,7 @@ class SparkConsumer:
         self._query.awaitTermination(int(_STOP_S))
 
     def delivered(self) -> int:
-        """Messages given to the listener so far.
+        """Return how many messages the listener has got so far.
 
         Raises:
             AssertionError: If the query has failed.

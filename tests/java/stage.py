@@ -39,7 +39,7 @@ _HELD = "held"
 
 
 def recorded(scenario: str) -> list[Row]:
-    """The rows of a scenario."""
+    """Return the rows of a scenario."""
     return [_row(path, request, topic, answer) for _, path, request, topic, answer, _ in SEQUENCES[scenario]]
 
 
@@ -136,7 +136,7 @@ class Stage:
 
 
 def queue_of(topic: str, queue_id: int = 0) -> dict[str, object]:
-    """A queue as a call of Java's clients has it."""
+    """Return a queue as a call of Java's clients has it."""
     return {"topic": topic, "brokerName": "broker-a", "queueId": queue_id}
 
 

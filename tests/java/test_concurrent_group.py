@@ -58,7 +58,7 @@ class Group:
         )
 
     def spark_member(self, spark: SparkSession, folder: Path) -> SparkConsumer:
-        """The other member; joins when it begins to plan."""
+        """Return the Spark member, which joins when it begins to plan."""
         return SparkConsumer(
             spark,
             folder,
@@ -115,7 +115,7 @@ class Group:
         wait_until(is_all, 3 * ANSWER_S, reason="Committed offsets at the ends")
 
     def calls(self, spark: SparkConsumer) -> dict[str, list[Mapping[str, Any]]]:
-        """Each member's calls: one message each."""
+        """Return each member's calls: one message each."""
         events = self._java_clients.call("push.events", name=self.java.name, count=0, timeoutMillis=0)
         return {"java": events, "spark": spark.script.events()}
 
@@ -136,7 +136,7 @@ def keys_of(events: Iterable[Mapping[str, Any]], *, retried: bool) -> list[str]:
 def test_java_and_spark_share_a_group_of_concurrent_listeners(
     spark: SparkSession, cluster: ClusterUnderTest, java: JavaClients, client: BrokerClient, tmp_path: Path
 ) -> None:
-    """B1, B7, E3, E6, F1: each queue has one owner, failed messages come again at the owner of their retry queue,
+    """B1, B7, E3, E6, F1: a queue has one owner, failed messages come again at the owner of their retry queue,
     and every offset ends at the queue's end.
     """
     group = Group(cluster, java, client)

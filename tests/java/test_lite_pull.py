@@ -64,7 +64,7 @@ def lite(java: JavaClients, cluster: ClusterUnderTest) -> Iterator[Lite]:
 
 @pytest.fixture
 def topic(cluster: ClusterUnderTest) -> str:
-    """A new topic with two queues on one broker."""
+    """Return a new topic with two queues on one broker."""
     return cluster.create_topic(queues=2, brokers=[_BROKER])
 
 

@@ -29,7 +29,7 @@ _LOG_LINE = re.compile(r"^\d\d:\d\d:\d\d\.\d{3} .*\n", re.MULTILINE)
 
 
 def rows(printed: str) -> list[list[str]]:
-    """The words of each line of a table, its heading and the empty lines left out."""
+    """Return the words of each line of a table, its heading and the empty lines left out."""
     lines = _LOG_LINE.sub("", printed).splitlines()
     return [line.split() for line in lines if line.strip() and not line.startswith("#")]
 

@@ -24,7 +24,7 @@ _GROUP = "java-producer"
 
 @pytest.fixture
 def topic(cluster: ClusterUnderTest) -> str:
-    """A new topic with two queues on each of the two brokers."""
+    """Return a new topic with two queues on each of the two brokers."""
     return cluster.create_topic(queues=2)
 
 

@@ -37,7 +37,7 @@ def put(client: BrokerClient, cluster: ClusterUnderTest, queue: MessageQueue, *b
 
 
 def offsets_by_queue(delivered: list[dict[str, Any]]) -> dict[int, list[int]]:
-    """Queue offsets in the order in which they were delivered."""
+    """Return queue offsets in the order in which they were delivered."""
     offsets: dict[int, list[int]] = defaultdict(list)
     for message in delivered:
         offsets[message["queueId"]].append(message["queueOffset"])
@@ -46,15 +46,15 @@ def offsets_by_queue(delivered: list[dict[str, Any]]) -> dict[int, list[int]]:
 
 @pytest.fixture
 def topic(cluster: ClusterUnderTest) -> str:
-    """A new topic with four queues on one broker."""
+    """Return a new topic with four queues on one broker."""
     return cluster.create_topic(queues=len(_QUEUES), brokers=[_BROKER])
 
 
 @pytest.fixture(scope="module")
 def reset_story(java: JavaClients, backend: tuple[str, Backend]) -> Iterator[Future[list[dict[str, Any]]]]:
-    """A consumer whose offsets mqadmin resets while it runs.
+    """Yield a consumer whose offsets mqadmin resets while it runs.
 
-    It begins with the module's first test: Java waits ten seconds between the notice of a reset and its execution.
+    It begins with the module's first test: Java waits ten seconds before it executes a reset.
     """
     kind, running = backend
     cluster = ClusterUnderTest(running, kind)

@@ -1,8 +1,8 @@
 """mqadmin's commands make the same requests of the simulator, in the same order,
 as recorded on a real broker.
 
-Two requests of the recording belong to no command, so their frames are replayed separately: the offsets that a
-client has (223: pairs 63 and 65), and a message for a client that is not there (309: pair 70).
+Two requests of the recording belong to no command, so their frames are replayed separately: the offsets that
+a client has (223: pairs 63 and 65), and a message for a client that is not there (309: pair 70).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Admin:
         (self.client_id,) = {word for word in connections.split() if word.endswith("@admin-order")}
 
     def run(self, wanted: Iterable[Row], *commands: str, without: frozenset[str] = frozenset()) -> list[Row]:
-        """The requests of the commands, one after another, routes left out,
+        """Return the requests of the commands, one after another, routes left out,
         once all that are ``wanted`` were made.
         """
         log = self.stage.log
@@ -64,7 +64,7 @@ class Admin:
 
 @pytest.fixture(scope="module")
 def admin(stage: Stage) -> Iterator[Admin]:
-    """The group has an offset for its retry topic, and there are two groups without members."""
+    """Yield mqadmin and a group with an offset for its retry topic, beside two groups without members."""
     message = {"topic": "FrOrder", "body": "x", "keys": "k", "tags": "T"}
     how = {"group": "FrAdminP", "how": "queue", "queue": queue_of("FrOrder")}
     (sent,) = stage.java.call("producer.send", **how, messages=[message])

@@ -58,7 +58,7 @@ class StoredTrace:
 
     @staticmethod
     def topic_of(scenario: Scenario) -> str:
-        """The topic it was recorded with; the group's name is the topic's without the last letter."""
+        """Return the topic it was recorded with; the group's name is the topic's without the last letter."""
         return str(scenario["events"][0]["messages"][0]["topic"])
 
     @property
@@ -84,7 +84,7 @@ class StoredTrace:
         raise NotImplementedError
 
     def content(self, client: BrokerClient, topic: str) -> list[Any]:
-        """The messages in the first queue of a topic, ids blanked."""
+        """Return the messages in the first queue of a topic, ids blanked."""
         queue = MessageQueue(topic, _BROKER, 0)
         end = client.max_offset(self.address, queue)
         body, at = b"", 0
@@ -177,27 +177,27 @@ class TraceRun(StoredTrace):
         return self._java.submit("push.stop", name=self.group)
 
     def all_calls(self) -> list[dict[str, Any]]:
-        """Every call of the listener, those after the recorded ones included."""
+        """Return every call of the listener, including those after the recorded ones."""
         return list(self._java.call("push.events", name=self.group, count=0, timeoutMillis=0))
 
     def committed(self, client: BrokerClient) -> list[int | None]:
-        """Committed offsets of the topic's queues."""
+        """Return the committed offsets of the topic's queues."""
         return [self._committed(client, self.topic, at) for at in range(self.config["queues"])]
 
     def committed_retry(self, client: BrokerClient) -> list[int | None]:
-        """Committed offset of the retry topic's queue."""
+        """Return the committed offset of the retry topic's queue."""
         return [self._committed(client, retry_topic(self.group), 0)]
 
     def retries(self, client: BrokerClient) -> list[Any]:
-        """Content of the retry topic."""
+        """Return the content of the retry topic."""
         return self.content(client, retry_topic(self.group))
 
     def dead_letters(self, client: BrokerClient) -> list[Any]:
-        """Content of the dead-letter topic."""
+        """Return the content of the dead-letter topic."""
         return self.content(client, dlq_topic(self.group))
 
     def _renamed(self, stored: Any) -> Any:
-        """A recorded message as it is with this run's topic."""
+        """Return a recorded message as it is with this run's topic."""
         if not isinstance(stored, dict) or "RETRY_TOPIC" not in stored["properties"]:
             return stored
         return {**stored, "properties": {**stored["properties"], "RETRY_TOPIC": self.topic}}
@@ -264,7 +264,7 @@ def assert_waits_as_recorded(events: Iterable[Mapping[str, Any]], scenario: Scen
 
 
 def script_of(scenario: Scenario) -> dict[str, list[str]]:
-    """The listener's answers by the key of a batch's first message, in their order."""
+    """Return the listener's answers by the key of a batch's first message, in their order."""
     answers: dict[str, list[str]] = defaultdict(list)
     for event in scenario["events"]:
         answers[event["messages"][0]["key"]].append(event["result"])
