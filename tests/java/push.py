@@ -63,7 +63,7 @@ def await_shares(topic: str, queue_ids: set[int], *members: PushConsumer, is_ord
 
 
 def await_producer(address: str, group: str) -> None:
-    """Wait until the broker lists the producer: a client sends its first heartbeat a second after its start."""
+    """Wait until the broker lists the producer: its first heartbeat comes a second after its start."""
     wait_until(
         lambda: (
             plain_remoting.call(address, _GET_PRODUCER_CONNECTION_LIST, {"producerGroup": group}).code == 0

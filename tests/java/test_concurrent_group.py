@@ -136,7 +136,7 @@ def keys_of(events: Iterable[Mapping[str, Any]], *, retried: bool) -> list[str]:
 def test_java_and_spark_share_a_group_of_concurrent_listeners(
     spark: SparkSession, cluster: ClusterUnderTest, java: JavaClients, client: BrokerClient, tmp_path: Path
 ) -> None:
-    """B1, B7, E3, E6, F1: a queue has one owner, failed messages come again at the owner of their retry queue,
+    """B1, B7, E3, E6, F1: a queue has one owner, failed messages come again at their retry queue's owner,
     and every offset ends at the queue's end.
     """
     group = Group(cluster, java, client)
