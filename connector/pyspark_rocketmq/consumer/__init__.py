@@ -1,3 +1,3 @@
-"""PushConsumer: the query."""
+"""``PushConsumer`` and its query."""
 
 from __future__ import annotations

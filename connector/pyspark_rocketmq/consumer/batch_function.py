@@ -1,11 +1,11 @@
-"""Makes a consumer's ``foreachBatch`` function, where Spark calls it.
+"""Makes a consumer's ``foreachBatch`` function in the process where Spark calls it.
 
 A classic session calls it in the process that has started the query. Spark Connect pickles it into a process
 of the server, one for each run of the query, where committer and hub are made before the first batch.
 
-Spark Connect goes on with the job of a batch when the query is stopped, and when that process dies. The
-query would then be started again while listeners are still called. So the job's tasks are connected to the
-process: without the connection they deliver nothing, and when it ends they end, too.
+Spark Connect goes on with the job of a batch even if the query is stopped, or that process dies. The query
+could then be started again while listeners are still called. So the job's tasks are connected to the process:
+without the connection they deliver nothing, and when it ends they end, too.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from pyspark_rocketmq.spark.session import driver_address
 from pyspark_rocketmq.spark.version import TELLS_TRIGGER
 
 _LOOKS: Final = 8
-"""Tasks that look for a folder: how many executors there are is not known."""
+"""Number of tasks that look for a folder: the number of executors is not known."""
 
 
 def renewed_storage(store: OffsetStore) -> dict[str, str]:
-    """How to reach the store from now on; empty if nothing needs to be said."""
+    """Return the renewed options with which to reach the store; empty if nothing has to be renewed."""
     return store.renew_storage() if isinstance(store, DeltaOffsetStore) else {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommitterParts:
-    """What a query's committer is made of."""
+    """Everything from which a query's committer is made."""
 
     options: ReadOptions
     store: OffsetStore | None
-    """None: the one that option ``offsetStore`` names."""
+    """The offset store; None for the one that option ``offsetStore`` names."""
     sink: Sink | None
     engine: Engine | None
     listeners: tuple[BatchListener, ...]
@@ -66,13 +66,13 @@ class CommitterParts:
     drains: bool
 
     def opened_store(self) -> OffsetStore:
-        """The offset store."""
+        """Return the offset store, opened if necessary."""
         return open_group_store(self.options) if self.store is None else self.store
 
     def committer(
         self, store: OffsetStore, query_id: Callable[[], str], hub: DriverHub | None
     ) -> BatchCommitter:
-        """The function to call for each batch."""
+        """Return the function to call for each batch."""
         options, name = self.options, offset_key(self.options)
         is_shown = self.is_mirrored and not isinstance(store, BrokerOffsetStore)
         assert options.consumer_group is not None
@@ -104,15 +104,15 @@ def hub_of(
     ends_tasks: bool = False,
     calls_end_s: float = CALLS_END_S,
 ) -> DriverHub:
-    """The server for a query's planner and tasks; see ``DriverHub``.
+    """Start the server for a query's planner and tasks; see ``DriverHub``.
 
     Raises:
-        OSError: If nothing can listen there.
+        OSError: If it cannot listen there.
     """
     name = offset_key(options)
 
     def epochs() -> dict[MessageQueue, int]:
-        # Brokers as a store keep no epochs.
+        # A store at the brokers has no epochs.
         is_fenced = not isinstance(store, BrokerOffsetStore)
         return {queue: row.epoch for queue, row in store.read(name).items()} if is_fenced else {}
 
@@ -130,15 +130,15 @@ def hub_of(
 
 
 class ServerFunction:
-    """The function of a query of Spark Connect."""
+    """The ``foreachBatch`` function of a query of Spark Connect."""
 
     def __init__(self, parts: CommitterParts, columns: pa.Schema, query_name: str) -> None:
         """Make nothing yet.
 
         Args:
-            parts: What is made at the first batch.
-            columns: Of the sink's rows.
-            query_name: The query's; its session has no other one of this name.
+            parts: Parts of the committer, which is made at the first batch.
+            columns: Columns of the sink's rows.
+            query_name: Name of the query, unique in its session.
         """
         self._parts = parts
         self._columns = columns
@@ -162,7 +162,7 @@ class ServerFunction:
             self._parts.sink.prepare(self._columns)
         store = self._parts.opened_store()
         hub = None
-        # A table's tasks call nobody.
+        # Tasks of a message table do not use the hub.
         if self._parts.engine is not None:
             host, bind_host, _ = driver_address(spark)
             hub = hub_of(self._parts.options, store, host, bind_host, must_ask=True, ends_tasks=True)
@@ -170,12 +170,12 @@ class ServerFunction:
 
 
 def check_over_connect(parts: CommitterParts, *, crosses_spark: bool) -> None:
-    """Refuse what Spark Connect makes impossible.
+    """Refuse settings that are impossible with Spark Connect.
 
     ``crosses_spark``: messages reach the listener through Spark's shuffle (``orderly_engine='state'``).
 
     Raises:
-        OptionError: With all of that.
+        OptionError: With all such settings.
     """
     problems = []
     if crosses_spark:
@@ -211,14 +211,14 @@ def check_over_connect(parts: CommitterParts, *, crosses_spark: bool) -> None:
 
 
 def check_server_has(spark: SparkSession, places: Mapping[str, str]) -> None:
-    """See that the server's machines have the same folders as this one.
+    """Check that the server's machines have the same folders as this one.
 
     Args:
         spark: A session of Spark Connect.
-        places: Paths by what they are called; those that are URIs of shared storage are not looked for.
+        places: Paths by their names in errors; URIs of shared storage are not checked.
 
     Raises:
-        StorageNotShared: With the first that is another one there.
+        StorageNotShared: With the first folder that is a different one there.
     """
     for name, path in places.items():
         folder = local_path(path)
@@ -232,7 +232,7 @@ def check_server_has(spark: SparkSession, places: Mapping[str, str]) -> None:
 
 
 def _host_without(spark: SparkSession, folder: Path) -> str | None:
-    """A host where a new file of ``folder`` is not seen."""
+    """Return a host that does not see a new file in ``folder``; None if all see it."""
     marker = folder / f"_rocketmq_{uuid.uuid4()}"
     folder.mkdir(parents=True, exist_ok=True)
     marker.touch()

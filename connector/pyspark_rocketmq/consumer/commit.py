@@ -1,12 +1,13 @@
-"""What happens with a micro-batch on the driver: data, then offsets, each once.
+"""Commits a micro-batch on the driver: first data, then offsets, each once.
 
-The order is the guarantee.  One Spark job runs source, engine and file writing and brings back file names and
-acks; nothing is evaluated twice, for that would call the listener again.  Then the sink takes the files
-together with its watermarks in one commit, and only after that the offset store moves.  Killed in between,
-the batch runs again and the sink drops what it has; the offsets are never ahead of the data.
+The order is the guarantee.  One Spark job runs source, engine and file writing and returns file names and
+acks; nothing is evaluated twice, because that would call the listener again.  Then the sink takes the files
+together with its watermarks in one commit, and only after that the offset store moves.  If the driver is
+killed in between, the batch runs again and the sink drops the rows it has; the offsets are never ahead of the
+data.
 
-What tasks hand over while the job runs, because queues were taken away, is committed at once in the same way,
-on another thread: one commit after the other, and none while the batch's end is committed
+Parts that tasks hand over while the job runs, because queues were taken away, are committed at once in the
+same way on another thread: one commit after the other, and none during the commit of the batch's end
 (:mod:`~pyspark_rocketmq.consumer.driver_hub`).
 """
 
@@ -43,46 +44,46 @@ from pyspark_rocketmq.sinks.standing import ahead_of, check_has_all, remembered_
 logger = logging.getLogger(__name__)
 
 _SHOWN_WITHIN_S: Final = 2.0
-"""How long a queue waits for its broker to know how far it was consumed before somebody else may have it."""
+"""How long a queue waits for its broker to get its offset before another member may have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """What one micro-batch did; given to batch listeners after everything is committed."""
+    """Results of one micro-batch, given to batch listeners after everything is committed."""
 
     query_id: str
     batch_id: int
     acks: tuple[QueueAck, ...]
     rows: int
-    """Output rows, without those left out."""
+    """Output rows written, without those left out."""
     left_out: int
     """Output rows below the watermark of the sink, or of one of several: it has them already."""
     sink_version: int | None
-    """Table version of the data commit; None when nothing was written."""
+    """Table version of the data commit; None if nothing was written."""
     refused: tuple[QueueCommit, ...]
-    """Queues that belong to another consumer by now, or were reset while the batch ran."""
+    """Queues that now belong to another consumer, or were reset while the batch ran."""
     offsets: tuple[OffsetRow, ...] = ()
-    """Where this consumer's queues are after the batch, those that had no part in it included; by queue."""
+    """Positions of all this consumer's queues after the batch, even those without a part in it; by queue."""
 
 
 BatchListener = Callable[[BatchReport], None]
-"""Called on the driver once everything is committed, and for what is committed ahead of a batch's end, each
-time with what that was; an exception is logged and changes nothing."""
+"""Called on the driver once everything is committed, and after each commit ahead of a batch's end, with the
+results of that commit; an exception is logged and changes nothing."""
 
 
 class Mirror(Protocol):
-    """The image of the offsets at the brokers."""
+    """The copy of the offsets at the brokers."""
 
     def show(self, accepted: Sequence[QueueCommit]) -> None:
-        """Take over what the offset store has accepted; returns at once."""
+        """Send the offsets that the offset store has accepted to the brokers; returns at once."""
         ...
 
     def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
-        """Wait until the brokers have it, or something newer; whether they do."""
+        """Wait until the brokers have these offsets, or newer ones; return whether they do."""
         ...
 
     def arrived(self, queue: MessageQueue) -> int | None:
-        """What the queue's broker has taken last; None while it has taken nothing from here."""
+        """Return the last offset that the queue's broker has accepted from here; None if there is none."""
         ...
 
 
@@ -97,7 +98,7 @@ class _Running:
 
     @property
     def sinks(self) -> str:
-        """What offset rows remember of its sinks."""
+        """Text about the batch's sinks for the offset rows."""
         return "" if self.sink_batch is None else remembered_text(self.sink_batch.standings)
 
 
@@ -118,9 +119,9 @@ class BatchCommitter:
         clock: Clock | None = None,
         before_batch: Callable[[], object] = lambda: None,
     ) -> None:
-        """Prepare to commit batches: of an engine's rows or, with ``engine``, of the source's ranges.
+        """Prepare to commit batches of an engine's rows or, with ``engine``, of the source's ranges.
 
-        ``before_batch`` is called before anything of a batch.
+        ``before_batch`` is called first in each batch.
         """
         self._before_batch = before_batch
         self._group = consumer_group
@@ -134,13 +135,13 @@ class BatchCommitter:
         self._clock = clock or SystemClock()
         self._recent: RecentMetrics[MessageQueue] = RecentMetrics(self._clock.now_s())
         self._rows: dict[MessageQueue, OffsetRow] = {}
-        """As the newest batch began, with what was committed since."""
+        """Offset rows as of the newest batch's beginning, updated with the commits since."""
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Evaluate the batch once and commit it.
 
         Raises:
-            SinkSetBack: If the sink lacks rows that the offsets say it has. Nothing was consumed.
+            SinkSetBack: If the sink lacks rows that it has according to the offsets. Nothing was consumed.
             RocketMQError: If data or offsets could not be committed; Spark then runs the batch again.
         """
         query_id = self._query_id()
@@ -166,7 +167,7 @@ class BatchCommitter:
             self._hub.over(end.plan, lambda: self._await_shown(shown))
 
     def _run(self, batch: DataFrame, running: _Running) -> tuple[Job, BatchEnd]:
-        """Evaluate the batch, and commit what is handed over meanwhile."""
+        """Evaluate the batch, and commit the parts that are handed over meanwhile."""
         terms = None
         if self._hub is not None:
             terms = self._hub.begin(running.batch_id, lambda part: self._commit_ahead(part, running))
@@ -180,7 +181,7 @@ class BatchCommitter:
         return job, self._hub.end(could_ask=job.could_ask)
 
     def _commit_ahead(self, part: Part, running: _Running) -> None:
-        """Commit what a task has handed over, on another thread than the batch's, which waits for its job."""
+        """Commit a part that a task has handed over; the batch's own thread is waiting for its job."""
         logger.info(
             "queues given up before their batch ends group=%s batch=%d queues=%s",
             self._group,
@@ -190,7 +191,7 @@ class BatchCommitter:
         self._await_shown(self._commit([evaluated_of(running.writer, part.result)], running))
 
     def _await_shown(self, accepted: Sequence[QueueCommit]) -> None:
-        """Whoever has these queues next may be a Java member, who goes by the broker's offset."""
+        """Wait until the brokers have the offsets: the next owner may be a Java member, which uses them."""
         if self._mirror is not None and accepted and not self._mirror.await_shown(accepted, _SHOWN_WITHIN_S):
             logger.warning(
                 "the brokers were not told in time how far queues were consumed that may change hands now; a "
@@ -200,14 +201,14 @@ class BatchCommitter:
             )
 
     def _commit(self, parts: Sequence[Evaluated], running: _Running) -> Sequence[QueueCommit]:
-        """Commit those parts whose queues have not moved; what is to be seen of that at the brokers."""
+        """Commit the parts whose queues have not moved; return the commits to be sent to the brokers."""
         acks = [ack for part in parts for ack in part.acks]
         if not acks:
             return ()
         try:
             return self._commit_all(parts, running)
         except BaseException:
-            # Read again, the batch knows nothing of them: the broker reports a reset only once.
+            # A batch that is read again has no resets: the broker reports each only once.
             for ack in acks:
                 if ack.reset_to is not None:
                     logger.warning(
@@ -224,7 +225,7 @@ class BatchCommitter:
         try:
             begun = sink.begin(self._group, queues)
         except RocketMQError as error:
-            # If the table is gone or another one, an error with the ways forward helps more than this one.
+            # If the table is gone or was replaced, an error that names the remedies helps more than this one.
             try:
                 standings = sink.standings(self._group, queues)
             except Exception:  # noqa: BLE001 - such as storage that is away
@@ -281,7 +282,7 @@ class BatchCommitter:
     def _remember(self, result: CommitResult) -> None:
         for stored in result.accepted:
             row = self._rows.get(stored.queue)
-            # A replay that got less far has changed nothing.
+            # A replay that reached a smaller offset has changed nothing.
             if row is not None and stored.state.next_offset >= row.next_offset:
                 self._rows[stored.queue] = row._replace(
                     state=stored.state._replace(
@@ -290,7 +291,7 @@ class BatchCommitter:
                 )
 
     def _own_rows(self, acks: Sequence[QueueAck], result: CommitResult) -> tuple[OffsetRow, ...]:
-        """Those of whoever had the acknowledged queues when the batch began."""
+        """Return the rows of the member that owned the acknowledged queues when the batch began."""
         owners = {self._rows[ack.queue].owner for ack in acks if ack.queue in self._rows}
         gone = {refused.queue for refused in result.refused}
         return tuple(
@@ -298,11 +299,11 @@ class BatchCommitter:
         )
 
     def _add_to(self, sink_batch: SinkBatch, parts: Sequence[Evaluated]) -> tuple[Evaluated, int | None]:
-        """Commit the data of the parts that may be; all of these together, and the table's version.
+        """Commit the data of the parts that may be committed; return these as one, and the table's version.
 
-        A part's files hold rows of several queues, and rows of a queue that is somebody else's, or that
-        begins elsewhere by now, must not reach the sink. The part's other queues are planned again from where
-        they were.
+        A part's files hold rows of several queues. Rows of a queue that now belongs to another member, or
+        begins elsewhere, must not reach the sink. The part's other queues are planned again from where they
+        were.
         """
         acks = [ack for part in parts for ack in part.acks]
         self._note_sink_ahead(acks, sink_batch)
@@ -321,16 +322,16 @@ class BatchCommitter:
             note_newest(sink_batch, {ack.queue: self._newest_message(ack) for ack in evaluated.acks})
             return evaluated, sink_batch.commit(evaluated.written, ends)
         except SinkMoved as error:
-            # Somebody was held up between that look and the commit: a former owner, who wrote what this batch
-            # has too, or this very query. In both cases the next plan begins where the offset store says.
+            # A query was held up between that check and its commit: a former owner, which wrote the same
+            # rows, or this query. In both cases the next plan begins at the offset store's position.
             logger.warning("batch dropped group=%s: %s", self._group, error)
             self._follow_resets(evaluated.acks, lost=self._moved(evaluated.acks))
-            # Else the planner would take the listener for one that has had all of it and committed nothing.
+            # Otherwise the planner would assume that the listener has had everything and committed nothing.
             self._look_at_sink(evaluated.acks)
             return together(()), None
 
     def _newest_message(self, ack: QueueAck) -> str:
-        """The newest message below the end of a queue's part; the row's where a filter left none."""
+        """Return the newest message below the end of a queue's part; the row's if a filter left none."""
         row = self._rows.get(ack.queue)
         if ack.state.last_message or row is None:
             return ack.state.last_message
@@ -349,16 +350,16 @@ class BatchCommitter:
         self._follow_resets(part.acks, lost=moved)
 
     def _note_sink_ahead(self, acks: Sequence[QueueAck], sink_batch: SinkBatch) -> None:
-        """Have queues looked at again whose newest messages only the sink has; their parts are dropped.
+        """Have queues checked again if only the sink has their newest messages; their parts are dropped.
 
-        So it is after another member was killed between data and offsets: nobody has looked whether the
+        This happens after another member was killed between data and offsets: nobody has checked whether the
         broker still has those messages.
         """
         if ahead_of(self._planned_rows(acks), sink_batch.standings):
             self._look_at_sink(acks)
 
     def _planned_rows(self, acks: Sequence[QueueAck]) -> dict[MessageQueue, OffsetRow]:
-        """The rows by which the parts' queues were planned."""
+        """Return the rows from which the parts' queues were planned."""
         return {
             ack.queue: row
             for ack in acks
@@ -366,7 +367,7 @@ class BatchCommitter:
         }
 
     def _look_at_sink(self, acks: Sequence[QueueAck]) -> None:
-        """Store what the sink has beyond the queues' rows; see ``OffsetStore.note_sinks``."""
+        """Store the sink's positions that are beyond the queues' rows; see ``OffsetStore.note_sinks``."""
         assert self._sink is not None
         rows = self._planned_rows(acks)
         generations = {queue: row.generation for queue, row in rows.items()}
@@ -381,7 +382,7 @@ class BatchCommitter:
             )
 
     def _moved(self, acks: Sequence[QueueAck]) -> frozenset[MessageQueue]:
-        """The queues that were claimed or reset since the batch was planned."""
+        """Return the queues that were claimed or reset since the batch was planned."""
         rows = self._store.read(self._group)
         return frozenset(
             ack.queue for ack in acks if ack.queue not in rows or rows[ack.queue].epoch != ack.state.epoch
@@ -390,7 +391,7 @@ class BatchCommitter:
     def _follow_resets(self, acks: Sequence[QueueAck], *, lost: frozenset[MessageQueue]) -> None:
         """Move the queues that an operator has reset at their broker, which reports it only once (F5).
 
-        A queue of ``lost`` is left alone: its new owner has begun elsewhere since.
+        A queue in ``lost`` is not moved: its new owner has begun elsewhere since.
         """
         wanted = {ack.queue: ack.reset_to for ack in acks if ack.reset_to is not None}
         targets = {queue: target for queue, target in wanted.items() if queue not in lost}
@@ -409,7 +410,7 @@ class BatchCommitter:
             )
 
     def _have_looked_at(self, acks: Sequence[QueueAck], *, lost: frozenset[MessageQueue]) -> None:
-        """Have planners look at queues where a task has met another log: they look at each new epoch."""
+        """Have planners check queues where a task has met another log: they check at each new epoch."""
         places = {ack.queue: ack.state for ack in acks if ack.is_another_log and ack.queue not in lost}
         if not places:
             return
@@ -440,8 +441,7 @@ class BatchCommitter:
             try:
                 listener(report)
             except Exception:
-                # Data and offsets are committed; failing the batch now would only end a query that did its
-                # work.
+                # Data and offsets are committed; failing the batch now would only end a working query.
                 logger.exception(
                     "batch listener failed, nothing is undone group=%s batch=%d", self._group, report.batch_id
                 )

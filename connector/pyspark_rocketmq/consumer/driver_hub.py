@@ -2,13 +2,13 @@
 
 | thread | does |
 |---|---|
-| ``rocketmq-hub`` | talks to planner and tasks, decides |
-| ``rocketmq-early-commits`` | commits what tasks hand over, one part after the other |
+| ``rocketmq-hub`` | communicates with planner and tasks, decides |
+| ``rocketmq-early-commits`` | commits the parts that tasks hand over, one after the other |
 | ``rocketmq-batch-over`` | notifies the planner that a batch is over, once the brokers have its offsets |
 | ``rocketmq-hub-watch`` | compares epochs during a long batch, counts task slots, ends with the query |
 
-At the batch's end nothing is committed early: parts are taken until the job is over, and the end waits for
-those that were taken.
+Parts are accepted until the job is over. The batch's end waits until the accepted ones are committed; after
+that nothing is committed early.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S: Final = 1.0
 _ALIVE_EVERY: Final = 5
-"""Looks at the store between two at the query."""
+"""Number of looks at the store for each look at the query."""
 
 
 class BatchEnd(NamedTuple):
@@ -41,9 +41,9 @@ class BatchEnd(NamedTuple):
 
     plan: int = 0
     taken: frozenset[str] = frozenset()
-    """Ids of all."""
+    """Ids of all parts that were handed over."""
     left: tuple[Part, ...] = ()
-    """Those whose early commit failed: to be committed with the rest."""
+    """Parts whose early commit failed: to be committed with the rest."""
 
 
 class DriverHub:
@@ -67,11 +67,11 @@ class DriverHub:
 
         ``must_ask``: every task can certainly reach this process. ``slots`` returns how many tasks can run at
         the same time now, ``read_epochs`` the epochs in the offset store, ``storage_options`` how the planner
-        reaches it. ``ends_tasks``: nobody else ends tasks when this process ends, so they must be connected.
+        reaches it. ``ends_tasks``: nothing else ends tasks when this process ends, so they must be connected.
         ``calls_end_s``: how long Spark lets a Python worker go on once its job has ended.
 
         Raises:
-            OSError: If nothing can listen there.
+            OSError: If it cannot listen there.
         """
         self._clock = clock
         self._slots = slots
@@ -82,13 +82,13 @@ class DriverHub:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._over: SimpleQueue[tuple[int, Callable[[], None]] | None] = SimpleQueue()
         self._newest_over = 0
-        """The plan of the newest batch that is over."""
+        """Number of the plan of the newest batch that is over."""
         self._commit: Callable[[Part], None] | None = None
-        """Of the batch under way."""
+        """Commits a part of the batch under way."""
         self._left: list[Part] = []
         self._began_s = float("inf")
         self._has_no_batch = threading.Event()
-        """No batch is under way, its commit included."""
+        """Set while no batch, and no commit of one, is under way."""
         self._has_no_batch.set()
         self._is_look_wanted = threading.Event()
         self._is_closed = False
@@ -116,11 +116,11 @@ class DriverHub:
 
     @property
     def secret(self) -> str:
-        """The value of option ``hubSecret``."""
+        """Value of option ``hubSecret``."""
         return self._hub.address.to_text()
 
     def lives_with(self, is_alive: Callable[[], bool], stop: Callable[[], None] | None = None) -> None:
-        """Close soon after ``is_alive`` is false; call ``stop`` when the planner says that it is drained."""
+        """Close soon after ``is_alive`` is false; call ``stop`` when the planner reports the drain's end."""
         self._is_alive = is_alive
         self._stop = stop
 
@@ -130,18 +130,18 @@ class DriverHub:
         self._is_look_wanted.set()
 
     def held_up(self, reason: str) -> None:
-        """Report to the planner what holds queues up; empty if nothing does. Returns at once."""
+        """Report to the planner the reason why queues are held up; empty if none is. Returns at once."""
         self._hub.report(partial(HubState.held_up, reason=reason))
 
     def stop_tasks(self, within_s: float) -> bool:
-        """End tasks after their current calls and wait for the commit; whether it was in time."""
+        """End tasks after their current calls and wait for the commit; return whether it was in time."""
         self._hub.report(HubState.stop)
         return self._has_no_batch.wait(within_s)
 
     # --- a batch --------------------------------------------------------------------------------------------
 
     def begin(self, batch_id: int, commit: Callable[[Part], None]) -> HubTerms | None:
-        """Begin a batch before its job; what its tasks need to know, None once the hub is closed.
+        """Begin a batch before its job; return the terms for its tasks, or None once the hub is closed.
 
         Call :meth:`end` after the job, then :meth:`over` or :meth:`failed`. ``commit`` commits a part that a
         task hands over while the job runs; it is called on another thread, one part at a time.
@@ -157,7 +157,7 @@ class DriverHub:
         return HubTerms(self._hub.address, batch_id, must_ask, self._ends_tasks)
 
     def end(self, *, could_ask: bool | None, is_whole: bool = True) -> BatchEnd:
-        """After the job: take nothing more, and wait until what was taken is committed or has failed.
+        """End the job: accept no further part, and wait until the accepted ones are committed or failed.
 
         See ``HubState.job_is_over`` for ``is_whole``.
 
@@ -182,23 +182,23 @@ class DriverHub:
     def over(self, plan: int, is_shown: Callable[[], None]) -> None:
         """Notify the planner that a batch is committed or dropped, once ``is_shown`` has returned."""
         self._newest_over = plan
-        # In this order: the thread may be told to end as soon as there is no batch.
+        # In this order: the thread may be ended as soon as there is no batch.
         self._over.put((plan, is_shown))
         self._has_no_batch.set()
 
     def failed(self) -> None:
-        """A batch could not be committed: its query ends."""
+        """Note that a batch could not be committed: its query ends."""
         self._has_no_batch.set()
         self._hub.report(HubState.batch_failed)
 
     # --- threads --------------------------------------------------------------------------------------------
 
     def _take(self, part: Part) -> None:
-        """By the hub's thread."""
+        """Have a part committed; called by the hub's thread."""
         self._work.put(lambda: self._commit_part(part))
 
     def _drained(self) -> None:
-        """By the hub's thread."""
+        """Note that everything is drained; called by the hub's thread."""
         self._is_drained = True
         self._is_look_wanted.set()
 
@@ -207,8 +207,8 @@ class DriverHub:
         try:
             self._commit(part)
         except BaseException:
-            # It is tried once more at the batch's end, and fails the batch if it must. A panic of delta-rs is
-            # no Exception.
+            # The commit is tried again at the batch's end, where an error fails the batch. A panic of
+            # delta-rs is no Exception.
             logger.exception(
                 "a part of the batch could not be committed ahead of its end queues=%d", len(part.queues)
             )
@@ -246,13 +246,13 @@ class DriverHub:
             looks += 1
             try:
                 self._look(is_asked=is_asked)
-                # Executors come and go. Not asked when a batch begins: the JVM takes milliseconds.
+                # Executors come and go. Not read when a batch begins, because the JVM takes milliseconds.
                 slots = self._slots()
                 self._hub.report(partial(HubState.slots_are, slots=slots))
                 if self._is_drained and self._stop is not None and self._has_no_batch.is_set():
                     self._stop()
                     self._is_closed = True
-                # Whoever asks has lost the planner, or was reset.
+                # A look is requested when the planner is lost or a queue was reset.
                 if (is_asked or looks % _ALIVE_EVERY == 0) and not self._is_alive():
                     self._is_closed = True
             except Exception:
@@ -262,14 +262,14 @@ class DriverHub:
         self._end()
 
     def _end(self) -> None:
-        """End tasks, and the connections once the planner needs them no more."""
+        """End the tasks, and then the connections once the planner no longer needs them."""
         self._hub.report(HubState.stop)
         # The end of a batch waits for these threads.
         while not self._has_no_batch.wait(self._look_every_s):
             continue
         self._work.put(None)
         self._over.put(None)
-        # It waits for the last calls of the listener, and hears of them here.
+        # The planner waits for the listener's last calls, whose end is reported here.
         deadline = Deadline.after(self._clock, self._calls_end_s)
         try:
             while not deadline.has_passed and self._hub.query(lambda state: state.has_planner):

@@ -1,13 +1,13 @@
-"""Decode JSON by Spark's ``from_json``, and refuse what comes out of it in another form than it was sent.
+"""Decode JSON with Spark's ``from_json``, and refuse values that it would change.
 
-Spark's parser ends behind the first value, puts U+FFFD in the place of bytes that are not UTF-8, and rounds
-what has more digits than its column. So a body is parsed as the first element of an array whose second one
+Spark's parser stops after the first value, replaces bytes that are not UTF-8 with U+FFFD, and rounds numbers
+with more digits than their column has. So a body is parsed as the first element of an array whose second one
 is ours: the array has two elements exactly if the body is one value. Columns that Spark rounds or cuts off
-are parsed into wider ones first, and compared.
+are first parsed into wider ones, and compared.
 
-All of it is one expression in which ``from_json`` stands once: Spark would evaluate it again wherever a
-``CASE`` repeats it.  Only bodies that may hold a field twice, or times and dates with more than their columns
-take, are parsed once more, into texts (``json_as_sent``).
+All of it is one expression that contains ``from_json`` once: Spark would evaluate it again wherever a
+``CASE`` repeats it.  Only bodies that may hold a field twice, or times and dates that are finer than their
+columns, are parsed once more, into texts (``json_as_sent``).
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ _WHOLE_CHARACTERS: Final = r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0
 """Escaped backslashes, and characters that are escaped as two halves."""
 _HALF: Final = r"\\u[dD][89a-fA-F]"
 _MAY_OVERFLOW: Final = r"[0-9][eE]\+?[0-9]{2}|[0-9]{39}"
-"""Numbers that a float may be too small for."""
+"""Numbers that may be too large for a float."""
 
 
 def exact_json(body: Column, schema: StructType, options: Mapping[str, str]) -> Column:
-    """Decode ``body``, binary, into a struct; null unless all columns of ``schema`` have what was sent.
+    """Decode ``body``, binary, into a struct; null unless all columns of ``schema`` have the values sent.
 
     ``options`` are those of ``from_json``.
     """
     schema = StructType(_nullable_fields(schema))
     text = body.cast("string")
-    # A name that no sender can know: a body cannot close the array, or add an element like ours.
+    # A name that no sender can guess: no body can close the array, or add an element like ours.
     ours = f"end-{secrets.token_hex(8)}"
     element = StructType([*_wider_fields(schema), StructField(ours, DoubleType())])
     whole = StructType().add(ours, ArrayType(element)).add(_CORRUPT, "string")
-    # The line's end closes a comment, which an option may allow.
+    # The newline ends a comment, which an option may allow.
     wrapped = sf.concat(sf.lit(f'{{"{ours}":['), text, sf.lit(f'\n,{{"{ours}":1}}]}}'))
     spark_options = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
 
@@ -76,7 +76,7 @@ def exact_json(body: Column, schema: StructType, options: Mapping[str, str]) -> 
 
 
 def _is_text(text: Column) -> Column:
-    """Whether it is UTF-8 without escapes of half a character, which become question marks."""
+    """Check that a text is UTF-8 and has no escapes of half a character, which become question marks."""
     has_halves = sf.contains(text, sf.lit("\\ud")) | sf.contains(text, sf.lit("\\uD"))
     are_pairs = ~sf.regexp_replace(text, _WHOLE_CHARACTERS, " ").rlike(_HALF)
     return sf.is_valid_utf8(text) & (~has_halves | are_pairs)
@@ -92,7 +92,7 @@ def _nullable_fields(schema: StructType) -> list[StructField]:
 
 
 def _nullable(kind: DataType) -> DataType:
-    """``kind`` with room for nulls at any depth, as ``from_json`` takes it; a cast would refuse NOT NULL."""
+    """Make ``kind`` nullable at any depth, as ``from_json`` takes it; a cast would refuse NOT NULL."""
     match kind:
         case StructType():
             return StructType(_nullable_fields(kind))
@@ -109,7 +109,7 @@ def _wider_fields(schema: StructType) -> list[StructField]:
 
 
 def _wider(kind: DataType) -> DataType:
-    """The type that a value is parsed into: with room for what does not fit into ``kind``."""
+    """Return the type that a value is parsed into, with room for values that do not fit into ``kind``."""
     match kind:
         case DecimalType():
             return DecimalType(_MOST_DIGITS, _MOST_DIGITS - kind.precision + kind.scale)
@@ -134,7 +134,7 @@ def _narrowed(value: Column, schema: StructType) -> Column:
 
 
 def _checks(value: Column, kind: DataType, is_infinity_sent: Column) -> Column | None:
-    """Whether ``value``, of the wider type, is what was sent and fits into ``kind``; None if it always is."""
+    """Check that ``value``, of the wider type, is the one sent and fits ``kind``; None if it always is."""
     match kind:
         case DecimalType() if kind.precision < _MOST_DIGITS:
             fits = value == value.try_cast(kind).cast(_wider(kind))
@@ -143,7 +143,7 @@ def _checks(value: Column, kind: DataType, is_infinity_sent: Column) -> Column |
         case FloatType() | DoubleType():
             fits = (sf.abs(value) != inf) | is_infinity_sent
         case TimestampType() | TimestampNTZType():
-            # Milliseconds that were taken for seconds; Spark does not see an overflow either.
+            # Finds milliseconds that were taken for seconds; Spark does not notice an overflow either.
             fits = sf.year(value).between(1, 9999)
         case StructType():
             parts = (_checks(value[each.name], each.dataType, is_infinity_sent) for each in kind.fields)

@@ -1,4 +1,4 @@
-"""The driver's log of failing listeners: now and then, which queues wait, since when and why."""
+"""Logs failing listeners on the driver: at intervals, which queues wait, since when and why."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pyspark_rocketmq.model import MessageQueue
 logger = logging.getLogger(__name__)
 
 PAUSE_S: Final = 60.0
-"""Between two summaries; the first one comes at once."""
+"""Shortest time between two summaries; the first one comes at once."""
 _SHOWN: Final = 3
-"""Queues named in a summary."""
+"""Most queues named in a summary."""
 _FAILS_ALWAYS: Final = 3
-"""Failed attempts from which a message may fail for ever."""
+"""Number of failed attempts after which a message may fail for ever."""
 
 
 class FailureSummary:
@@ -30,28 +30,28 @@ class FailureSummary:
         """Log nothing yet.
 
         ``tries_for_ever``: a message that always fails is never given up. ``drains``: the query should end by
-        itself, which it cannot while a queue is suspended.
+        itself, but cannot while a queue is suspended.
         """
         self._group = consumer_group
         self._clock = clock
         self._tries_for_ever = tries_for_ever
         self._drains = drains
         self._suspended: dict[MessageQueue, tuple[int, float, int]] = {}
-        """Next offset, since when the queue stands there (wall-clock seconds), and how often its message has
-        failed."""
+        """Next offset, since when the queue has been there (wall-clock seconds), and how often its message
+        has failed."""
         self._failed = 0
-        """Deliveries, since the last summary."""
+        """Number of failed deliveries since the last summary."""
         self._last_error = ""
         self._due_s = 0.0
 
     def __call__(self, report: BatchReport) -> None:
-        """A batch was committed (``BatchListener``)."""
+        """Take the report of a committed batch (``BatchListener``)."""
         summary = self.add(report)
         if summary is not None:
             logger.warning("%s", summary)
 
     def add(self, report: BatchReport) -> str | None:
-        """The summary that is due after a batch, if any."""
+        """Return the summary that is due after a batch, if any."""
         now_s = self._clock.now_s()
         for ack in report.acks:
             self._add(ack, now_s)
@@ -105,15 +105,15 @@ class FailureSummary:
 
 
 class RefusedLetters:
-    """A batch listener that reports why dead letters cannot be sent, which holds their queues up."""
+    """A batch listener that reports why dead letters cannot be sent, since that holds their queues up."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
-        """Report nothing yet; ``report`` is called with a sentence, or with nothing once all were sent."""
+        """Report nothing yet; ``report`` is called with a sentence, or with "" once all were sent."""
         self._report = report
         self._refused: dict[MessageQueue, str] = {}
 
     def __call__(self, report: BatchReport) -> None:
-        """A batch was committed (``BatchListener``)."""
+        """Take the report of a committed batch (``BatchListener``)."""
         before = dict(self._refused)
         for ack in report.acks:
             self._refused.pop(ack.queue, None)

@@ -1,6 +1,6 @@
-"""Find in a JSON object what ``from_json`` would leave out without a word, by its texts.
+"""Find values of a JSON object that ``from_json`` would drop silently, by parsing it into texts.
 
-A quick look at the body decides whether it is parsed once more: hardly any body is.
+A quick check of the body decides whether it is parsed once more: very few bodies are.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from pyspark.sql.types import (
 )
 
 _TEXTS: Final[Any] = MapType(StringType(), StringType())
-"""``from_json`` takes it, though its types do not say so."""
+"""Type for ``from_json``, which accepts it although its type hints do not allow it."""
 _MAY_BE_TOO_FINE: Final = r"[.,][0-9]{7}"
 _TOO_FINE: Final = r"[.,][0-9]{6}[0-9]*[1-9]"
-"""Digits behind those of a microsecond."""
+"""Digits after those of a microsecond."""
 _TIME_BEHIND: Final = r"-[0-9]{1,2}(T|\s+[^\s\"])"
-"""A time of day, or whatever else, behind a date."""
+"""A time of day, or anything else, after a date."""
 _UNQUOTED: Final = "allowunquotedfieldnames"
 _DATE_FORMAT: Final = "dateformat"
 
 
 def has_fields_once(text: Column, schema: StructType, options: Mapping[str, str]) -> Column:
-    """Whether no field of ``schema`` is in an object of ``text`` twice, of which the last one would count."""
+    """Check that no object of ``text`` has a field of ``schema`` twice: only the last one would count."""
     names = sorted(set(_names(schema)))
     if not names or options.get(_key_in(options, _UNQUOTED), "").lower() == "true":
         may_be_twice = sf.lit(True)
     else:
-        # Keys in single quotes, and such as have an escape.
+        # Keys in single quotes, and keys with an escape.
         others = (sf.contains(text, sf.lit(mark)) for mark in ("'", "\\u", "\\/"))
         may_be_twice = reduce(or_, (*(_is_twice(text, name) for name in names), *others))
     return sf.when(may_be_twice, _fields_once(text, schema, _parsing(options))).otherwise(sf.lit(True))
 
 
 def has_whole_times(text: Column, schema: StructType, options: Mapping[str, str]) -> Column:
-    """Whether times have at most microseconds, and dates no time of day.
+    """Check that times have at most microseconds, and dates have no time of day.
 
-    Option ``dateFormat`` is strict by itself.
+    With option ``dateFormat`` Spark itself is strict about dates.
     """
     finer: dict[type[DataType], str] = dict.fromkeys((TimestampType, TimestampNTZType), _TOO_FINE)
     signs: dict[type[DataType], str] = dict.fromkeys(finer, _MAY_BE_TOO_FINE)
@@ -80,7 +80,7 @@ def _parsing(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _let(value: Column, use: Callable[[Column], Column]) -> Column:
-    """Evaluate ``value`` once, however often ``use`` names it."""
+    """Evaluate ``value`` only once, even if ``use`` uses it several times."""
     return sf.transform(sf.array(value), use)[0]
 
 
@@ -90,7 +90,7 @@ def _is_twice(text: Column, name: str) -> Column:
 
 
 def _names(kind: DataType) -> Iterator[str]:
-    """The names of all fields of structs within ``kind``."""
+    """Yield the names of all fields of structs within ``kind``."""
     match kind:
         case StructType():
             for field in kind.fields:
@@ -118,7 +118,7 @@ def _leaves(kind: DataType) -> Iterator[type[DataType]]:
 
 
 def _fields_once(text: Column, kind: DataType, options: Mapping[str, str]) -> Column:
-    """The same for a value of ``kind`` by its JSON text; null counts as nothing."""
+    """Check the JSON text of a value of ``kind`` for fields that are there twice; true for null."""
     match kind:
         case StructType():
             names = sf.array(*(sf.lit(name) for name in kind.fieldNames()))
@@ -145,7 +145,7 @@ def _fields_once(text: Column, kind: DataType, options: Mapping[str, str]) -> Co
 
 
 def _texts_of(kind: DataType, finer: Mapping[type[DataType], str]) -> DataType | None:
-    """``kind`` with texts in the place of times and dates, and without all else; None if nothing is left."""
+    """Reduce ``kind`` to its times and dates, as texts; None if it has none."""
     match kind:
         case StructType():
             fields = [(field.name, _texts_of(field.dataType, finer)) for field in kind.fields]

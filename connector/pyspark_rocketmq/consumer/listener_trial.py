@@ -24,14 +24,14 @@ class ListenerRun(NamedTuple):
     """The result of :func:`run_listener`."""
 
     rows: list[dict[str, Any]]
-    """Those that reach the sink: ``queueOffset``, the message's index, and the listener's columns."""
+    """Rows that reach the sink: ``queueOffset``, the message's index, and the listener's columns."""
     consumed: int
     """How many messages, from the first on, are acknowledged or dead letters."""
     failed: int
-    """Deliveries that were given back."""
+    """Number of deliveries that were given back."""
     dead_letters: list[MessageExt]
     last_error: str
-    """Of the last of them; empty if none failed."""
+    """Error of the last failed delivery; empty if none failed."""
 
 
 def run_listener(
@@ -50,11 +50,12 @@ def run_listener(
     Args:
         listener: Any form that ``register_message_listener`` takes with ``orderly=True``.
         messages: In queue order; their offsets are counted from 0.
-        output_schema: As there. Without a Spark session a text may have columns of plain types only.
+        output_schema: As in ``register_message_listener``. Without a Spark session a text may only have
+            columns of plain types.
         consume_message_batch_max_size: Most messages per call.
-        max_reconsume_times: How often a message that fails is delivered again before it is a dead letter; -1,
-            no limit.
-        max_suspensions: The run ends after so many suspensions, if a message always fails.
+        max_reconsume_times: How often a message that fails is delivered again before it is a dead letter; -1
+            means no limit.
+        max_suspensions: Number of suspensions after which the run ends, if a message always fails.
 
     Raises:
         OptionError: If the listener has none of these forms.
@@ -97,7 +98,7 @@ def run_listener(
 
 
 def _stored(message: Message | MessageExt, offset: int) -> MessageExt:
-    """The message as a broker would have it."""
+    """Return the message as a broker would store it."""
     if isinstance(message, MessageExt):
         return message._replace(queue_offset=offset)
     at_ms = int(_START_S * 1000)

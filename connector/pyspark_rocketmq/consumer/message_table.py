@@ -1,9 +1,9 @@
 """A consumer without a listener: every message is one row, its body decoded by Spark's own functions.
 
-Rule 1: a bad record must not stop a queue. A body of which no column could be decoded is a row, too, with
-nulls and the body in a column of its own.
-Rule 2: decoding is an expression on one row and leaves ack rows alone, so it can neither lose nor duplicate a
-row.
+Rule 1: a bad record must not stop a queue. If no column of a body could be decoded, there is still a row,
+with nulls and with the body in a separate column.
+Rule 2: decoding is an expression on one row and does not change ack rows, so it can neither lose nor
+duplicate a row.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from pyspark_rocketmq.source.reader import read_tickets
 from pyspark_rocketmq.source.schema import RangeEnd, ReadPiece, spark_schema
 
 Decode = Callable[[Column], Column]
-"""From a body, binary, to a struct; null, or nulls in all its fields, where it cannot be decoded."""
+"""Turns a binary body into a struct; null, or nulls in all fields, if the body cannot be decoded."""
 
 _BODY = "body"
 
 
 def json_body(schema: str | StructType, options: dict[str, str] | None = None) -> Decode:
-    """Decode bodies by ``from_json`` with Spark's own ``options`` (``timestampFormat``, ``allowComments`` …).
+    """Decode bodies with ``from_json`` and its own ``options`` (``timestampFormat``, ``allowComments`` …).
 
     A body that is not exactly one JSON object in UTF-8, or has a value that does not fit its column, is a bad
     record as a whole.
     """
 
     def decode(body: Column) -> Column:
-        # Not earlier: parsing a schema given as text needs a session.
+        # Only here: parsing a schema given as text needs a session.
         return exact_json(body, listener_schema(schema), options or {})
 
     return decode
@@ -58,23 +58,23 @@ class MessageTable:
 
     decode: Decode
     message_columns: tuple[str, ...] = ()
-    """Columns of the source to keep, besides the position."""
+    """Columns of the source to keep besides the position."""
     bad_record_column: str = "badRecord"
     """Name of the column with the bodies that could not be decoded; null in all other rows."""
 
     def rows(self, ranges: DataFrame) -> DataFrame:
-        """Data rows and an ack row per queue, of a stream of planned ranges.
+        """Return data rows and an ack row per queue from a stream of planned ranges.
 
         Raises:
-            SchemaError: If a column is unknown, named twice or one that the engine needs, or the bodies are
-                not decoded into columns.
+            SchemaError: If a column is unknown, named twice or needed by the engine, or if the bodies are not
+                decoded into columns.
         """
         source = spark_schema(consumer_mode=True)
         self._check_message_columns(source)
         fields = [source[name] for name in (*POSITION_COLUMNS, _BODY, *self.message_columns)]
         passed = StructType(fields).add(ACK_COLUMN, "string")
         rows = ranges.mapInArrow(TableEngine(passed), passed)
-        # Inside when() Spark refuses functions that make several rows of one, or none.
+        # Inside when() Spark refuses functions that turn one row into several, or into none.
         decoded = rows.withColumn(
             "_decoded", sf.when(sf.col(ACK_COLUMN).isNull(), self.decode(sf.col(_BODY)))
         )
@@ -127,9 +127,9 @@ class MessageTable:
 
 
 def is_text_valid(column: Column, kind: DataType) -> Column:
-    """Whether all strings of a value are UTF-8, at any depth; true for null.
+    """Check that all strings of a value are UTF-8, at any depth; true for null.
 
-    Avro, and a cast from binary, take any bytes as text, which neither Arrow nor other readers can read.
+    Avro, and a cast from binary, accept any bytes as text, which neither Arrow nor other readers can read.
     """
     match kind:
         case StringType():
@@ -155,11 +155,11 @@ class TableEngine:
         self._columns = RowColumns(schema)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of a task's ranges, as of :meth:`rows`."""
+        """Read a task's ranges and yield their :meth:`rows`."""
         return self.rows(read_tickets(batches))
 
     def rows(self, pieces: Iterable[ReadPiece]) -> Iterator[pa.RecordBatch]:
-        """Messages as rows; after each range its ack row."""
+        """Yield messages as rows, and after each range its ack row."""
         last = ""
         for piece in pieces:
             if isinstance(piece, RangeEnd):
@@ -177,7 +177,7 @@ class TableEngine:
 
     def _ack_row(self, end: RangeEnd, last: str) -> pa.RecordBatch:
         planned = end.planned
-        # As in the engines, a range whose broker was away: the queue may continue at once.
+        # As in the engines, the queue of a range whose broker was away may continue at once.
         brought_nothing = planned.count == 0
         ack = QueueAck(
             queue=planned.queue,
@@ -192,7 +192,7 @@ class TableEngine:
             consumed=end.rows,
             failed=0,
             finished=str(OrderlyFinish.EXHAUSTED),
-            # What is a row is consumed, once the row is committed.
+            # A message is consumed once its row is committed.
             metrics=ConsumeMetrics(ok=end.rows),
         )
         position = dict(zip(POSITION_COLUMNS, (*planned.queue, planned.end), strict=True))

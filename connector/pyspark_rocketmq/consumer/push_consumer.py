@@ -1,7 +1,7 @@
-"""``PushConsumer``: takes what the user configures under RocketMQ's own names and starts the query.
+"""``PushConsumer``: takes the user's configuration under RocketMQ's own names and starts the query.
 
-A group that starts again continues at its progress in the offset store, or, if the store has lost that, where
-its sink is.
+A group that starts again continues at its progress in the offset store or, if the store has lost it, at the
+progress of its sink.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ _QUERY_ID_TIMEOUT_S = 60.0
 
 
 class _Wanted(NamedTuple):
-    """What :meth:`PushConsumer.start` was given of the query."""
+    """The query that a call of :meth:`PushConsumer.start` asks for."""
 
     sink: Sink | None
     checkpoint: str
@@ -128,7 +128,7 @@ class _Wanted(NamedTuple):
 
     @property
     def drains(self) -> bool:
-        """Whether the query ends with what is there now."""
+        """Whether the query ends after the messages that are there now."""
         return "availableNow" in self.trigger
 
 
@@ -138,24 +138,24 @@ class PushConsumer:
     Args:
         consumer_group: The group, in RocketMQ's sense.
         name_servers: ``host:port``, several separated by ``;``.
-        offset_store: Where the group's offsets are kept: a store, or what option ``offsetStore`` takes.
+        offset_store: Where the group's offsets are kept: a store, or a value of option ``offsetStore``.
         message_model: A member or its name. CLUSTERING shares the queues among the group's members;
-            BROADCASTING reads all of them in every query, with progress of its own under ``instance_name``.
+            BROADCASTING reads all of them in every query, each with its own progress under ``instance_name``.
         consume_from_where: A member or its name: where a group without stored offsets begins.
         consume_timestamp: ``yyyyMMddHHmmss`` in local time of the driver's machine, as in Java, or with a
             zone (``…Z``, ``…+08:00``), or ISO 8601 in UTC, for CONSUME_FROM_TIMESTAMP; half an hour ago by
             default.
         consume_message_batch_max_size: Most messages per listener call, 1..1024.
         max_reconsume_times: How often a message that fails is delivered again before it goes to the group's
-            dead letters (``%DLQ%GROUP``); -1, no limit, or 16 with a concurrent listener.
+            dead letters (``%DLQ%GROUP``); -1 means no limit, or 16 with a concurrent listener.
         suspend_current_queue_time_millis: Pause of a queue after SUSPEND, clamped to 10..30000 ms.
         consume_thread_max: Most calls of the listener at the same time in one task, 1..1000; an orderly
             listener is called for different queues at once, and only if calls are slow.
-        consume_timeout_s: Duration from which a listener's call counts as TIME_OUT; a concurrent listener's
-            messages are sent back then.
+        consume_timeout_s: Duration from which on a listener's call counts as TIME_OUT; a concurrent
+            listener's messages are then sent back.
         max_offsets_per_trigger: Most messages of one micro-batch.
         allocate_message_queue_strategy: How the members share the queues; the same for all of them.
-        instance_name: Names this member; a killed query that restarts under the same name has its queues
+        instance_name: Name of this member; a killed query that restarts under the same name gets its queues
             back at once.
         mirror_offsets: Send each committed offset to the brokers too, for mqadmin, dashboards and Java
             members of the group. CLUSTERING only.
@@ -163,10 +163,11 @@ class PushConsumer:
             promises, and ``direct`` is several times as fast. A query whose engine changes needs a new
             checkpoint.
         undecodable_messages: A member or its name: what to do with a message whose body cannot be
-            decompressed or whose bytes are no message. ``fail`` ends the query when all before it is
-            consumed; ``keep`` gives the listener the stored bytes and property ``UNDECODABLE``, the reason.
-        options: Further options of the source, such as ``{"pullBatchSize": "32"}``, those of access control,
-            TLS and the namespace among them; none that a parameter sets.
+            decompressed or whose bytes are no message. ``fail`` ends the query when all messages before it
+            are consumed; ``keep`` gives the listener the stored bytes and property ``UNDECODABLE``, the
+            reason.
+        options: Further options of the source, such as ``{"pullBatchSize": "32"}``, including those of access
+            control, TLS and the namespace; options that a parameter sets are refused.
     """
 
     @suggesting
@@ -220,39 +221,39 @@ class PushConsumer:
         self._batch_listeners: list[BatchListener] = []
         self._hooks: list[ConsumeMessageHook] = []
         self._hubs: dict[str, DriverHub] = {}
-        """By the run ids of the queries started."""
+        """Hubs of the queries started, by run id."""
 
     def subscribe(self, topic: str, expression: str = "*", *, sql: str | None = None) -> None:
         """Subscribe to the messages of ``topic`` whose tag matches, such as ``created || paid``.
 
-        Once for each topic; all members of the group must subscribe to the same.
+        Call it once for each topic; all members of the group must have the same subscriptions.
 
         Args:
             topic: The topic.
             expression: Tags, or ``*`` for all.
-            sql: An SQL92 condition on their properties in the place of tags (``MessageSelector.bySql``); the
-                brokers filter, and must have ``enablePropertyFilter=true``.
+            sql: An SQL92 condition on the messages' properties instead of tags (``MessageSelector.bySql``);
+                the brokers filter, and must have ``enablePropertyFilter=true``.
         """
         self._subscriptions[topic] = expression if sql is None else {"sql": sql}
 
     def register_message_listener(
         self, listener: object, *, orderly: bool = True, output_schema: str | StructType
     ) -> None:
-        """Set the listener. It is pickled to the executors; one that holds connections has an ``open``.
+        """Set the listener. It is pickled to the executors; one that holds connections needs an ``open``.
 
         Args:
             listener: Called with messages of one queue and a context: a function, a generator function, a
                 ``ArrowListener`` or ``PandasListener``, a class with ``consume_message``, or the
-                ``module:name`` of any of these; a concurrent one may be an ``async def``, too.
+                ``module:name`` of any of these; a concurrent one may also be an ``async def``.
             orderly: True: in order, one call at a time per queue. False: in any order, many calls at the same
-                time; what fails comes again through the group's retry topic.
+                time; failed messages come again through the group's retry topic.
             output_schema: Columns of the rows it emits, such as ``"order_id string, step string"``.
 
         Raises:
-            OptionError: If it has none of these forms.
+            OptionError: If the listener has none of these forms.
             SchemaError: If the schema cannot be used.
         """
-        # A schema given as text can be parsed only where there is a session; start() has one.
+        # A schema given as text can be parsed only with a session; start() has one.
         can_check = spark_can_parse() or isinstance(output_schema, StructType)
         self._output_schema = listener_schema(output_schema) if can_check else output_schema
         form_of(listener, orderly=orderly)
@@ -262,15 +263,15 @@ class PushConsumer:
     def register_message_table(
         self, decode: Decode, *, message_columns: Sequence[str] = (), bad_record_column: str = "badRecord"
     ) -> None:
-        """Make a row of every message, in place of a listener.
+        """Write every message as a row, instead of calling a listener.
 
         Args:
-            decode: From the column of bodies to a struct whose fields become columns: ``json_body("order_id
-                string")``, or a function with Spark's own ``from_avro``, ``from_protobuf`` … in a mode that
-                gives null for what cannot be decoded.
+            decode: Turns the column of bodies into a struct whose fields become columns:
+                ``json_body("order_id string")``, or a function with Spark's own ``from_avro``,
+                ``from_protobuf`` … in a mode that returns null for bodies that cannot be decoded.
             message_columns: Columns of the source to keep besides the position, such as ``keys`` and
                 ``properties``.
-            bad_record_column: The column, binary, with the bodies that could not be decoded.
+            bad_record_column: Name of the binary column with the bodies that could not be decoded.
         """
         self._table = MessageTable(
             decode=decode, message_columns=tuple(message_columns), bad_record_column=bad_record_column
@@ -285,10 +286,10 @@ class PushConsumer:
         self._batch_listeners.append(listener)
 
     def source_options(self) -> dict[str, str]:
-        """The options with which the query reads, secrets included.
+        """Return the options with which the query reads, secrets included.
 
         Raises:
-            OptionError: With everything that is wrong with the configuration.
+            OptionError: With all problems of the configuration.
         """
         return self._source_options()
 
@@ -304,20 +305,20 @@ class PushConsumer:
         """Start consuming.
 
         Args:
-            spark: A classic session, or one of Spark Connect: there this process makes and checks the tables,
+            spark: A classic session, or one of Spark Connect, where this process makes and checks the tables,
                 and a process of the server writes them.
             sink: Where emitted rows go: a ``DeltaSink``, a ``DatabaseSink``, or several, each with the rows
-                its ``Route`` says; None when the listener's side effects are all that is wanted.
+                that its ``Route`` selects; None if only the listener's side effects are wanted.
             checkpoint: Folder of Spark's checkpoint. It may be lost: the offset store holds the progress.
-            trigger: As ``DataStreamWriter.trigger``'s arguments; every second by default.
+            trigger: Arguments of ``DataStreamWriter.trigger``; every second by default.
             query_name: Name in Spark's UI, unique in the session; by default ``GROUP``, or ``GROUP@INSTANCE``
                 for a member with an instance name, and ``GROUP (2)`` for a second one in the session.
 
         Raises:
-            OptionError: With everything that is wrong with the configuration.
+            OptionError: With all problems of the configuration.
             SchemaError: If the sink's table does not fit the listener's output.
             StorageNotShared: If an executor has another folder at the path of a table.
-            TopicNotFound: If a topic is not there; nothing was made then.
+            TopicNotFound: If a topic does not exist; nothing was made then.
             RocketMQError: If the cluster does not answer, or the executors' Python lacks this package.
         """
         options = self._source_options(sink, start_problems(sink, checkpoint, trigger))
@@ -353,7 +354,7 @@ class PushConsumer:
         try:
             messages = spark.readStream.format("rocketmq").options(**options).load()
             rows, engine, schema = self._rows(messages, parsed)
-            # Spark's tasks keep state in the checkpoint; of a query without, only the driver writes there.
+            # Spark's tasks keep state in the checkpoint; without state only the driver writes there.
             has_state = engine is None and self._table is None
             states = {"checkpoint": qualified(spark, wanted.checkpoint)} if has_state else {}
             self._check_and_prepare(spark, parsed, store, wanted.sink, schema, states=states)
@@ -391,16 +392,16 @@ class PushConsumer:
     def stop(self, query: StreamingQuery, within_s: float = 30.0) -> bool:
         """Stop a query of this consumer after the listener's running calls, and commit its batch.
 
-        ``query.stop()`` alone aborts the batch, so that its messages are consumed again.
+        Without this, ``query.stop()`` aborts the batch, so that its messages are consumed again.
 
         Args:
-            query: What :meth:`start` has returned.
+            query: Return value of :meth:`start`.
             within_s: How long to wait before the query is stopped in any case.
 
         Returns:
             Whether the batch was committed in time. A batch of engine ``state``, or one whose tasks cannot
-            connect to the driver, must end by itself in that time. False over Spark Connect, which has no
-            connection to the process that commits.
+            connect to the driver, must end by itself in that time. Always False over Spark Connect, which has
+            no connection to the process that commits.
         """
         hub = self._hubs.pop(str(query.runId), None)
         is_committed = hub is not None and is_active(query) and hub.stop_tasks(within_s)
@@ -419,13 +420,13 @@ class PushConsumer:
         *,
         states: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Look at cluster, tables and offsets before the query starts; makes the sink's table.
+        """Check cluster, tables and offsets before the query starts; makes the sink's table.
 
-        ``states`` are places besides tables where tasks write, by what they are called.
+        ``states`` contains further places where tasks write, by their names in errors.
         """
         tables = _tables(sink, store)
         check_apart(tables)
-        # Before anything is made that would be left behind.
+        # Check before anything is made that would be left behind.
         key = offset_key(options)
         check_topics(options, lambda topic: _brokers_of(topic, key, store))
         if not self._is_orderly and options.message_model is MessageModel.CLUSTERING:
@@ -437,7 +438,7 @@ class PushConsumer:
             sink.prepare(arrow_schema(schema))
             seed_offsets_from_sink(store, sink, key)
             note_sink_ahead(store, sink, key)
-            # By now it is known where tables are that a catalog names.
+            # By now the folders of tables named in a catalog are known.
             found = _tables(sink, store)
             check_apart(found)
             check(spark, {name: path for name, path in found.items() if path not in tables.values()})
@@ -446,14 +447,14 @@ class PushConsumer:
         warn_of_long_name(self._settings.consumer_group, options.namespace, has_limit=has_limit)
 
     def _free_name(self, spark: SparkSession) -> str:
-        """A name for the query that none of the session's has: further members get a number."""
+        """Return an unused name in the session for the query: further members get a number."""
         name = str(OffsetKey("", self._settings.consumer_group, self._settings.instance_name))
         taken = {query.name for query in spark.streams.active}
         numbered = (f"{name} ({number})" for number in itertools.count(2))
         return next(one for one in itertools.chain([name], numbered) if one not in taken)
 
     def _rows(self, messages: DataFrame, options: ReadOptions) -> tuple[DataFrame, Engine | None, StructType]:
-        """The committer's input, the engine that makes rows of it, and the columns of the sink."""
+        """Return the committer's input, the engine that makes rows from it, and the columns of the sink."""
         if options.hand_over_ranges:
             messages = tickets_alone(messages)
         if self._table is not None:
@@ -467,7 +468,7 @@ class PushConsumer:
     def _engine(
         self, messages: DataFrame, schema: StructType, options: ReadOptions
     ) -> tuple[DataFrame, Engine | None]:
-        """The rows for the committer, and what consumes the ranges in them if they are the source's."""
+        """Return the committer's input, and the engine to consume it if it has the source's ranges."""
         listener = form_of(self._listener, self._settings.consumer_group, orderly=self._is_orderly)
         hooks = ConsumeHooks(
             self._hooks, consumer_group=self._settings.consumer_group, namespace=options.namespace
@@ -504,7 +505,7 @@ class PushConsumer:
         settings = self._settings
         return CommitterParts(
             options=options,
-            # One that is named is opened where it is used.
+            # A store given by name is opened where it is used.
             store=None if isinstance(settings.offset_store, str) else store,
             sink=sink,
             engine=engine,
@@ -515,7 +516,7 @@ class PushConsumer:
         )
 
     def _hub(self, spark: SparkSession, options: ReadOptions, store: OffsetStore) -> DriverHub | None:
-        """The server for planner and tasks; None if nothing can listen."""
+        """Start the server for planner and tasks; return None if it cannot listen."""
         host, bind_host, is_local = driver_address(spark)
         has_engine = options.hand_over_ranges and self._table is None
         try:
@@ -525,7 +526,7 @@ class PushConsumer:
                 host,
                 bind_host,
                 must_ask=is_local and has_engine,
-                # With more tasks than slots, a task with a suspended queue must end for one that waits.
+                # With more tasks than slots, a task with a suspended queue must end to free its slot.
                 slots=lambda: task_slots(spark) if has_engine and self._is_orderly else Slots(),
                 calls_end_s=calls_end_s(spark),
             )
@@ -546,11 +547,11 @@ class PushConsumer:
             orderly=self._is_orderly,
             problems=[*self._problems(sink), *problems],
         )
-        # A table of messages needs no shuffle, whatever an orderly listener would have.
+        # A table of messages needs no shuffle, unlike some orderly listeners.
         return options if self._table is None else options | {"handOverRanges": "true"}
 
     def _problems(self, sink: object) -> list[str]:
-        """The problems of listener, hooks and sink."""
+        """Return the problems of listener, hooks and sink."""
         problems = []
         if self._listener is None and self._table is None:
             problems.append(
@@ -582,13 +583,13 @@ class PushConsumer:
 
 
 def _delta_sinks(sink: Sink | None) -> list[DeltaSink]:
-    """The Delta tables among the sinks of a query."""
+    """Return the Delta tables among the sinks of a query."""
     sinks = sink.sinks if isinstance(sink, MultiSink) else [sink]
     return [each for each in sinks if isinstance(each, DeltaSink)]
 
 
 def _tables(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
-    """Paths of the query's tables, by their names in errors."""
+    """Return the paths of the query's tables, by their names in errors."""
     paths = [path for each in _delta_sinks(sink) for path in each.folders]
     tables = {"sink" if number == 1 else f"sink {number}": path for number, path in enumerate(paths, 1)}
     spec = StoreSpec.parse(store.spec)
@@ -596,7 +597,7 @@ def _tables(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
 
 
 def _brokers_of(topic: str, key: str, store: OffsetStore) -> set[str]:
-    """The brokers at which a group has consumed a topic; makes no store."""
+    """Return the brokers at which a group has consumed a topic; makes no store."""
     rows = store.read(key) if key in store.groups() else {}
     return {queue.broker_name for queue in rows if queue.topic == topic}
 
@@ -608,9 +609,9 @@ def _written_by(function: BatchFunction, rows: DataFrame, name: str, checkpoint:
 def _drained_by(
     hub: DriverHub | None, options: Mapping[str, str]
 ) -> tuple[dict[str, str], Mapping[str, Any]]:
-    """Options and trigger with which the planner tells the driver that all is consumed.
+    """Return options and trigger with which the planner reports to the driver that everything is consumed.
 
-    With ``availableNow`` Spark before 4.2 would run one micro-batch.
+    With ``availableNow`` Spark before 4.2 would run only one micro-batch.
 
     Raises:
         RocketMQError: If the planner has no connection to the driver.
@@ -625,7 +626,7 @@ def _drained_by(
 
 
 def _await_query_id(query_id: Future[str]) -> str:
-    """The first batch may run before ``start()`` has returned."""
+    """Wait for the query's id: the first batch may run before ``start()`` has returned."""
     try:
         return query_id.result(_QUERY_ID_TIMEOUT_S)
     except TimeoutError:

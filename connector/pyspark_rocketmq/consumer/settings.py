@@ -1,4 +1,4 @@
-"""The arguments of a ``PushConsumer``, checked, as the source and the engines take them.
+"""Checks the arguments of a ``PushConsumer``, and converts them for the source and the engines.
 
 All problems are reported at once; Python, Spark or the JVM would report them later, one by one.
 """
@@ -45,7 +45,7 @@ _WORDS: Final[Mapping[type, str]] = {
     type(None): "None",
 }
 _TRIGGERS: Final = ("processingTime", "availableNow")
-"""Triggers of ``DataStreamWriter.trigger`` that a consumer takes."""
+"""Triggers of ``DataStreamWriter.trigger`` that a consumer accepts."""
 _REFUSED_TRIGGERS: Final = {
     "once": "runs a single micro-batch and would leave what is more than one or suspended; use "
     "{'availableNow': True}, which drains what is there and ends",
@@ -54,15 +54,15 @@ _REFUSED_TRIGGERS: Final = {
     "realTime": "is Spark's real-time mode, which takes no Python data source and no foreachBatch; use "
     "{'processingTime': '1 second'}",
 }
-"""The other triggers: why not, and what to use."""
+"""The other triggers, with the reason and the alternative."""
 _INTERVAL: Final = re.compile(
     r"\s*(interval\s+)?[+]?[\d.]+\s*(millisecond|second|minute|hour|day|week)s?\b.*", re.IGNORECASE
 )
-"""An interval of Spark's, such as ``5 minutes``, not negative. Spark checks the parts behind the first."""
+"""A Spark interval such as ``5 minutes``, not negative. Spark checks the parts after the first."""
 
 
 def _kind_problem(name: str, value: object, kinds: tuple[type, ...]) -> str | None:
-    """The problem if ``value`` is of none of ``kinds``, else None."""
+    """Return the problem if ``value`` has none of the types ``kinds``, else None."""
     # A boolean is a number to Python.
     is_fit = type(value) is bool if kinds == (bool,) else isinstance(value, kinds) and type(value) is not bool
     if is_fit:
@@ -72,10 +72,10 @@ def _kind_problem(name: str, value: object, kinds: tuple[type, ...]) -> str | No
 
 
 def member_of(name: str, value: object, members: type[EnumT]) -> EnumT:
-    """The member that ``value`` is or names.
+    """Return the member that ``value`` is or names.
 
     Raises:
-        OptionError: If it is none.
+        OptionError: If there is none.
     """
     if isinstance(value, str) and value in tuple(members):
         return members(value)
@@ -86,7 +86,7 @@ def member_of(name: str, value: object, members: type[EnumT]) -> EnumT:
 
 
 def suggesting(function: Callable[P, R]) -> Callable[P, R]:
-    """Name the parameter that was meant where a call names one that is not there.
+    """Suggest the parameter that was probably meant if a call names an unknown one.
 
     For functions whose parameters are keyword-only.
     """
@@ -110,7 +110,7 @@ def _no_parameter(name: str, known: Sequence[str]) -> str:
 
 
 _SAFE_NAME: Final = 120
-"""Characters of a group's name with which all its topics can be sent to: brokers take 127."""
+"""Longest name of a group, in characters, that allows sending to all its topics: brokers accept 127."""
 
 
 def warn_of_long_name(consumer_group: str, namespace: str | None, *, has_limit: bool) -> None:
@@ -128,7 +128,7 @@ def warn_of_long_name(consumer_group: str, namespace: str | None, *, has_limit: 
 
 
 def start_problems(sink: object, checkpoint: object, trigger: object) -> list[str]:
-    """The problems of the arguments of ``PushConsumer.start``."""
+    """Return the problems of the arguments of ``PushConsumer.start``."""
     problems = [*_sink_problems(sink), *_trigger_problems(trigger)]
     if not isinstance(checkpoint, str | Path) or not str(checkpoint):
         problems.append(f"checkpoint must be a folder's path or URI, not {_shown(checkpoint)}")
@@ -184,7 +184,7 @@ def _trigger_problem(key: str, value: object) -> str | None:
 
 
 def _shown(value: Any) -> str:
-    """A value in an error's text; only its type if it may hold a secret."""
+    """Return a value as text for an error; only its type if it may hold a secret."""
     if value is None:
         return "None"
     if isinstance(value, str | int | float | Path):
@@ -194,7 +194,7 @@ def _shown(value: Any) -> str:
 
 _EPOCH_YEAR: Final = 1970
 _DEFAULT_LOOK_BACK: Final = timedelta(minutes=30)
-"""``DefaultMQPushConsumer.consumeTimestamp``: now - 30 min."""
+"""How far before now a group begins by default (``DefaultMQPushConsumer.consumeTimestamp``)."""
 _SET_BY = {
     "nameServers": "parameter name_servers",
     "topic": "subscribe()",
@@ -215,9 +215,9 @@ _SET_BY = {
     "allocateMessageQueueStrategy": "parameter allocate_message_queue_strategy",
     "instanceName": "parameter instance_name",
 }
-"""Options of the source that a consumer sets itself, and the user's way to set them."""
+"""Options of the source that a consumer sets itself, and how the user can set them."""
 _SETTER_OF = {key.lower(): setter for key, setter in _SET_BY.items()}
-"""By the key in lower case: Spark matches keys without regard to case."""
+"""The same with keys in lower case: Spark ignores the case of keys."""
 _KINDS: Final[Mapping[str, tuple[type, ...]]] = {
     "consumer_group": (str,),
     "name_servers": (str,),
@@ -236,7 +236,7 @@ _KINDS: Final[Mapping[str, tuple[type, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerSettings:
-    """The parameters of ``PushConsumer``, under their names and with their meaning."""
+    """The parameters of ``PushConsumer``, with the same names and meanings."""
 
     consumer_group: str
     name_servers: str
@@ -256,13 +256,13 @@ class ConsumerSettings:
     orderly_engine: OrderlyEngineKind | str
     undecodable_messages: UndecodableMessages
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Secrets among them."""
+    """Further options of the source, which may include secrets."""
 
     def __post_init__(self) -> None:
         """Refuse values of a wrong type.
 
         Raises:
-            OptionError: With all of them.
+            OptionError: With all such values.
         """
         found = (_kind_problem(name, getattr(self, name), kinds) for name, kinds in _KINDS.items())
         problems = [problem for problem in found if problem is not None]
@@ -278,7 +278,7 @@ class ConsumerSettings:
 
     @property
     def store_spec(self) -> str:
-        """The value of option ``offsetStore``; a relative path is relative to this process's folder."""
+        """Value of option ``offsetStore``; a relative path is relative to this process's folder."""
         if not isinstance(self.offset_store, str):
             return self.offset_store.spec
         with suppress(ValueError):
@@ -289,7 +289,7 @@ class ConsumerSettings:
 
     @property
     def store_kind(self) -> StoreKind | None:
-        """None for a text that names no store; parsing the option reports that."""
+        """Kind of the offset store; None for a text that names no store, which parsing the option reports."""
         try:
             return StoreSpec.parse(self.store_spec).kind
         except ValueError:
@@ -303,10 +303,10 @@ class ConsumerSettings:
         orderly: bool,
         problems: list[str],
     ) -> dict[str, str]:
-        """The options of ``format("rocketmq")``.
+        """Return the options of ``format("rocketmq")``.
 
-        ``subscriptions`` are tags, or ``{"sql": condition}``, by topic; ``problems`` are those of listener
-        and hooks, reported with those of the settings.
+        ``subscriptions`` contains tags, or ``{"sql": condition}``, by topic. ``problems`` of listener and
+        hooks are reported together with those of the settings.
 
         Raises:
             OptionError: With all problems, if there are any.
@@ -343,15 +343,15 @@ class ConsumerSettings:
         return options
 
     def reads_in_engine(self, *, orderly: bool) -> bool:
-        """Whether the engine reads the planned ranges itself, without a shuffle of their messages."""
+        """Return whether the engine reads the planned ranges itself, without a shuffle of their messages."""
         return not orderly or self.orderly_engine == OrderlyEngineKind.DIRECT
 
     def gives_up(self, *, orderly: bool) -> bool:
-        """Whether a message that always fails becomes a dead letter."""
+        """Return whether a message that always fails becomes a dead letter."""
         return not orderly or self.max_reconsume_times != UNLIMITED
 
     def orderly(self) -> OrderlySettings:
-        """The settings of an orderly listener's engine."""
+        """Return the settings of an orderly listener's engine."""
         return OrderlySettings(
             consume_message_batch_max_size=self.consume_message_batch_max_size,
             suspend_current_queue_time_millis=self.suspend_current_queue_time_millis,
@@ -361,7 +361,7 @@ class ConsumerSettings:
         )
 
     def concurrent(self) -> ConcurrentSettings:
-        """The settings of a concurrent listener's engine."""
+        """Return the settings of a concurrent listener's engine."""
         is_default = self.max_reconsume_times == UNLIMITED
         return ConcurrentSettings(
             consume_message_batch_max_size=self.consume_message_batch_max_size,
@@ -418,5 +418,5 @@ class ConsumerSettings:
                 at = consume_time(self.consume_timestamp)
             except ValueError as exc:
                 problems.append(f"consume_timestamp='{self.consume_timestamp}' {exc}")
-        # Nothing is stored from 1970, whose milliseconds option startingTimestamp takes for seconds.
+        # No message is from 1970, and option startingTimestamp would read its milliseconds as seconds.
         return int(at.timestamp() * 1000) if at.year > _EPOCH_YEAR else 0

@@ -1,6 +1,6 @@
-"""Brings a group's offsets and its sink together before a query starts: either may be behind the other.
+"""Reconciles a group's offsets with its sink before a query starts: either may be behind the other.
 
-Data are committed before offsets, so a sink may be a batch ahead; after a loss of one of them, more.
+Data is committed before offsets, so a sink may be a batch ahead; after a loss of one of them, more.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 
 
 def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
-    """Start a group that has no rows in the store at the watermarks of its sink; nothing for a new group.
+    """Start a group that has no rows in the store at the watermarks of its sink; ignores a new group.
 
-    Starting where the options say would skip messages, or consume all of them again. The watermarks are what
-    the store had, or one batch more. A group of Java and Spark members continues where its brokers say, if
-    that is further.
+    Starting where the options say would skip messages, or consume all of them again. The watermarks are the
+    offsets that the store had, or one batch more. A group of Java and Spark members continues at its brokers'
+    offsets, if they are further.
 
     Raises:
         OffsetError: If the sink's log cannot be read.
@@ -47,7 +47,7 @@ def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) 
     starts = {key.queue: offset for key, offset in watermarks.items()}
     generations = {key.queue: key.number for key in watermarks}
     store.claim(consumer_group, "", starts, generations)
-    # What is consumed next may have other messages before it than the sink's newest ones.
+    # The messages before the next offsets may no longer be the sink's newest ones.
     note_sink_ahead(store, sink, consumer_group)
     logger.warning(
         "the offset store has nothing of group %s, whose rows are in the sink: going on where the sink is, "
@@ -60,7 +60,7 @@ def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) 
 
 
 def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
-    """Check, before a sink is prepared, that it has all rows that the group's offsets say it has.
+    """Check, before a sink is prepared, that it has all rows that it has according to the group's offsets.
 
     Raises:
         SinkSetBack: If it lacks some: it was deleted, replaced, restored to an earlier state, or failed over.
@@ -101,12 +101,12 @@ def reset_to_sink(
 ) -> dict[MessageQueue, int]:
     """Move a group's offsets back to where its sink is; returns where each queue continues.
 
-    For a sink that was restored to an earlier state or failed over. Stop the query before. What brokers have
-    deleted since then is a gap, as of ``failOnDataLoss``. Queues of which the sink lacks nothing stay where
-    they are.
+    Use it for a sink that was restored to an earlier state or failed over. Stop the query before. Messages
+    that brokers have deleted since then are a gap, handled by ``failOnDataLoss``. Queues of which the sink
+    lacks no rows are not moved.
 
     Args:
-        store: Where the group's offsets are.
+        store: The store with the group's offsets.
         sink: Every sink of the query.
         consumer_group: The group.
         beside_rows: Go back to the beginning of a Delta table without watermarks even if it has rows of the
@@ -114,8 +114,8 @@ def reset_to_sink(
 
     Raises:
         SinkConflict: If such a table has rows of the queues, which would be there twice.
-        OffsetError: If a sink cannot be read, or if somebody claimed or moved one of the queues meanwhile,
-            which stays.
+        OffsetError: If a sink cannot be read, or if a queue was claimed or moved meanwhile; such a queue is
+            not moved.
         OffsetStoreUnavailable, OffsetCommitConflict: If the store cannot be read or written.
     """
     rows = store.read(consumer_group)
@@ -130,7 +130,7 @@ def reset_to_sink(
                 targets[queue] = min(target, targets.get(queue, target))
     if not targets:
         return {}
-    # A sink's place says nothing of the log that the broker has now: a loss there is noticed as before.
+    # A sink's position proves nothing about the broker's current log: a loss there is still noticed.
     moved = store.reset(consumer_group, targets, under={queue: rows[queue].epoch for queue in targets})
     missed = sorted(targets.keys() - moved.keys())
     if missed:
@@ -142,7 +142,7 @@ def reset_to_sink(
 
 
 def rows_problem(sink: Sink, consumer_group: str, lost: Lost) -> str | None:
-    """Why a group must not go back to where a sink is; None if it may.
+    """Return why a group must not go back to where a sink is; None if it may.
 
     Raises:
         OffsetError: If the sink cannot be read.
@@ -154,11 +154,11 @@ def rows_problem(sink: Sink, consumer_group: str, lost: Lost) -> str | None:
 
 
 def note_sink_ahead(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
-    """Store the newest messages of a sink that is ahead of the group's offsets, for planners to look at.
+    """Store the newest messages of a sink that is ahead of the group's offsets, for planners to check.
 
-    So it is after a kill between data and offsets, after an offset store was put back to an earlier state,
-    and where the offsets were made from the sink. The broker may have lost these messages since, and others
-    may be under their offsets.
+    A sink is ahead after a kill between data and offsets, after an offset store was restored to an earlier
+    state, and if the offsets were made from the sink. The broker may have lost these messages since, and
+    other messages may have their offsets.
 
     Raises:
         OffsetError: If the sink's log cannot be read.
@@ -174,7 +174,7 @@ def note_sink_ahead(store: OffsetStore, sink: Sink, consumer_group: str) -> None
     generations |= {key.queue: key.number for key in later}
     standings = sink.standings(consumer_group, generations)
     begun_again = {key.queue: offset for key, offset in later.items()}
-    # A kill may have come before their messages were noted.
+    # The process may have been killed before their messages were noted.
     made_from_sink = {queue: row.next_offset for queue, row in rows.items() if _is_made_from_sink(row)}
     records = records_of(generations, made_from_sink, standings) | ahead_of(rows, standings)
     records |= records_of(generations, begun_again, standings)
@@ -189,5 +189,5 @@ def note_sink_ahead(store: OffsetStore, sink: Sink, consumer_group: str) -> None
 
 
 def _is_made_from_sink(row: OffsetRow) -> bool:
-    """Whether no member has claimed a row since :func:`seed_offsets_from_sink` made it."""
+    """Return whether no member has claimed a row since :func:`seed_offsets_from_sink` made it."""
     return not row.owner and row.batch_id == CLAIMED

@@ -1,3 +1,3 @@
-"""What runs in tasks: a range in, rows and acks out."""
+"""The code that runs in tasks: a range in, rows and acks out."""
 
 from __future__ import annotations

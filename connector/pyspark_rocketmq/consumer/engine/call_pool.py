@@ -1,8 +1,8 @@
 """The pool of listener calls that the ranges of a task share, and the ranges that are consumed at once.
 
-:mod:`pyspark_rocketmq.consume.call_slots` decides which range may begin a call; here are its lock and the
-threads. Each range has a thread of its own that begins its calls and settles them; a call's thread is any of
-the pool. The task's own thread reads ranges and gives results out.
+:mod:`pyspark_rocketmq.consume.call_slots` decides which range may begin a call; this module has its lock and
+the threads. Each range has its own thread, which begins its calls and settles them; a call runs on any thread
+of the pool. The task's own thread reads ranges and yields results.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from pyspark_rocketmq.consumer.engine.range import ArrivedRange
 from pyspark_rocketmq.listeners.calls import DaemonThreads
 
 _OUT_OF_MEMORY_BYTES: Final = 128 << 20
-"""Memory of the messages at hand from which on no further range is read; a single range may take
-any number."""
+"""Memory of the messages at hand from which on no further range is read; a single range may take any amount.
+"""
 _WAITING_RANGES: Final = 8
-"""Ranges at hand beyond those that can have a call: they send back, or pause."""
+"""Most ranges at hand beyond those that can have a call: they send messages back, or pause."""
 _LOOK_EVERY_S: Final = 0.05
-"""How often the task looks whether calls are slow, while a range is left to read."""
+"""How often the task checks for slow calls while a range is left to read."""
 
 
 class PooledRun(Hashable, Protocol):
     """A range that takes slots of the pool."""
 
     def look_again(self) -> None:
-        """There may be a slot, or the task ends; called by any thread, returns at once."""
+        """Check again: there may be a slot, or the task ends; called by any thread, returns at once."""
         ...
 
     def lets_next_begin(self) -> bool:
-        """Whether all its messages are delivered, or a call is slow; called by any thread."""
+        """Return whether all its messages are delivered, or a call is slow; called by any thread."""
         ...
 
 
@@ -43,16 +43,16 @@ class CallPool:
 
     def __init__(self, most_calls: int) -> None:
         self.most_calls = most_calls
-        """Slots."""
+        """Number of slots."""
         self.last_out: Callable[[], None] = lambda: None
-        """To be called when a range has delivered its last message."""
+        """Called when a range has delivered its last message."""
         self.threads = DaemonThreads("rocketmq-listener", most_calls)
-        """Where calls run, unless they run on the event loop."""
+        """Threads for the calls that do not run on the event loop."""
         self.is_stopped = False
         """Whether no further call begins: the task has failed or was cancelled."""
         self._slots: CallSlots[PooledRun] = CallSlots(most_calls)
         self.waiting: Sized = self._slots.waiting
-        """The ranges that found no slot, at any moment: looked at with each call, so no property."""
+        """Ranges that found no slot; always current. An attribute, because every call reads it."""
         self._joined: set[PooledRun] = set()
         self._guard = threading.Lock()
 
@@ -105,7 +105,7 @@ class CallPool:
         self.wake()
 
     def wake(self) -> None:
-        """Have those look again that are to."""
+        """Have the waiting ranges that are next check again."""
         while self.waiting:
             with self._guard:
                 run = self._slots.wake()
@@ -114,16 +114,16 @@ class CallPool:
             run.look_again()
 
     def lets_next_begin(self, ranges: int) -> bool:
-        """Whether another range may begin beside those at hand, of which there are so many.
+        """Return whether another range may begin beside the ``ranges`` at hand.
 
-        While calls are quick it would only get into their way.
+        While calls are quick it would only get in their way.
         """
         with self._guard:
             joined = list(self._joined)
         return len(joined) >= ranges and all(run.lets_next_begin() for run in joined)
 
     def close(self) -> None:
-        """End idle threads, and each range after its calls in hand; returns at once."""
+        """End idle threads, and each range after its running calls; returns at once."""
         with self._guard:
             self.is_stopped = True
             joined = list(self._joined)
@@ -134,7 +134,7 @@ class CallPool:
 
 
 class RangesAtOnce:
-    """Consumes the ranges of a task beside each other, as far as memory allows; used once."""
+    """Consumes the ranges of a task side by side, as far as memory allows; used once."""
 
     def __init__(
         self,
@@ -146,18 +146,18 @@ class RangesAtOnce:
         """Begin nothing yet.
 
         Args:
-            ranges: Those that are read.
-            consume: Consumes one to its end; called on threads, for several ranges at once.
-            pool: Where calls take slots.
-            give_away: Takes, if it can, what a range that was given up has brought, on the thread that
-                consumed it: the task's own one may be reading.
+            ranges: The ranges to consume, as they are read.
+            consume: Consumes one range to its end; called on threads, for several ranges at once.
+            pool: The pool in which calls take slots.
+            give_away: Takes, if it can, the result of a range that was given up, on the thread that consumed
+                it: the task's own thread may be reading.
         """
         self._ranges = ranges
         self._consume = consume
         self._pool = pool
         self._give_away = give_away
         self._ended: SimpleQueue[tuple[ArrivedRange, Consumed | BaseException | None] | None] = SimpleQueue()
-        """None: the next range may begin."""
+        """Ranges that have ended, with their results or errors; None means that the next range may begin."""
         self._at_hand = 0
         self._held_bytes = 0
         pool.last_out = lambda: self._ended.put(None)
@@ -178,7 +178,7 @@ class RangesAtOnce:
         return has_room and self._at_hand < most and self._pool.lets_next_begin(self._at_hand)
 
     def _begin_next(self) -> bool:
-        """Read the next range and begin to consume it; whether there was one."""
+        """Read the next range and begin to consume it; return whether there was one."""
         arrived = next(self._ranges, None)
         if arrived is None:
             return False
@@ -199,7 +199,7 @@ class RangesAtOnce:
             self._ended.put((arrived, error))
 
     def _results(self, is_range_left: bool) -> Iterator[Consumed]:
-        """Wait for something to happen, and take the results that are there."""
+        """Wait for something to happen, and yield the results that are there."""
         timeout_s = _LOOK_EVERY_S if is_range_left else None
         while self._at_hand:
             try:
@@ -216,5 +216,5 @@ class RangesAtOnce:
                 raise ended
             if ended is not None:
                 yield ended
-            # Not kept while the next one is waited for.
+            # Release them before waiting for the next one.
             del found, arrived, ended

@@ -1,18 +1,18 @@
 """The concurrent engine: ranges through the listener, many calls at once.
 
 The ranges of a task share one pool of calls (:mod:`~pyspark_rocketmq.consumer.engine.call_pool`). Listener
-calls and send-backs run elsewhere and report through events to the thread that calls ``consume``. A
-call whose messages are all done settles itself: its thread, or the event loop, goes on with the next
-delivery, since waking another thread first would cost a listener of some milliseconds a tenth of its rate.
-Whoever holds the run's guard owns the machine and all else of the run; nothing waits under the guard. No
-Spark here.
+calls and send-backs run elsewhere and report through events to the thread that calls ``consume``. A call
+whose messages are all done settles itself: its thread, or the event loop, goes on with the next delivery,
+since waking another thread first would cost a listener of some milliseconds a tenth of its rate. The thread
+that holds the run's guard owns the machine and all other state of the run; nothing waits under the guard.
+Spark is not used.
 
-Rows leave only below the offset the run has reached. A run normally ends with every message done or sent
-back, so these are all rows. Where a message could not be sent back, the offset stays at it, and rows of
-messages above are dropped: their messages are delivered again with the next range, and emit again. So a row
-reaches the sink from exactly the run that passes its message, and that offset is the sink's watermark.
+Rows leave only below the offset that the run has reached. A run normally ends with every message done or sent
+back, so these are all rows. If a message could not be sent back, the offset stays at it, and rows of later
+messages are dropped: these messages are delivered again with the next range, and emit again. So a row reaches
+the sink from exactly the run that passes its message, and that offset is the sink's watermark.
 
-The whole of a range is acknowledged, so all of it has arrived before anything is delivered.
+A range is acknowledged as a whole, so all of it has arrived before anything is delivered.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ from pyspark_rocketmq.source.schema import ReadPiece
 logger = logging.getLogger(__name__)
 
 _EVENTS_AT_ONCE: Final = 64
-"""Taken in before the next look for calls that take too long."""
+"""Most events handled before the next check for calls that take too long."""
 
 _LOOK_EVERY_S: Final = 0.5
-"""How often a run that waits for a slot looks whether its queue is given up."""
+"""How often a run that waits for a slot checks whether its queue is given up."""
 
 SendBackCall = Callable[[MessageExt, int], None]
-"""Sends a message back with a delay level; raises RocketMQError when no broker has stored it."""
+"""Sends a message back with a delay level; raises RocketMQError if no broker has stored it."""
 
 
 class ConcurrentRun(RangeRun):
@@ -118,27 +118,27 @@ class ConcurrentRun(RangeRun):
         self._take = taker_of(messages, in_arrow=isinstance(listener, ArrowListener))
         self._guard = threading.Lock()
         self._wakes_s = inf
-        """When ``consume`` looks at the machine again, if no event comes before."""
+        """When ``consume`` checks the machine again, if no event comes before."""
         self._is_over = False
-        """From then on nobody touches the machine."""
+        """Whether the run is over; nothing uses the machine after that."""
         self._defect: BaseException | None = None
-        """What went wrong elsewhere, for ``consume`` to raise."""
+        """Error on another thread, for ``consume`` to raise."""
         self._out: dict[int, tuple[Sequence[int], ListenerCall]] = {}
-        """Calls under way, by number of the delivery: its messages' indexes, and the call.
+        """Running calls, by number of the delivery: its messages' indexes, and the call.
 
-        Whoever removes one gives its slot back.
+        Code that removes a call gives its slot back.
         """
         self._posted: set[int] = set()
-        """Deliveries whose calls have ended in an event, or will."""
+        """Deliveries whose calls end with an event, which has come or will come."""
         self._free = 0
-        """Slots of calls that have ended, before they are given back or used again."""
+        """Slots of calls that have ended and that are not yet given back or used again."""
         self._is_last_out = False
         self._needs_slot = False
         """Whether messages wait because the pool is full."""
         self._hanging = 0
-        """Calls that hang, as the pool counts them."""
+        """Number of hanging calls as last reported to the pool."""
         self._above: list[tuple[int, int, list[Emitted]]] = []
-        """A heap of the rows above the offset reached: for each call its first index, bytes and rows."""
+        """Heap of the rows above the offset reached: for each call its first index, bytes and rows."""
         self._above_bytes = 0
         self._machine = ConcurrentConsumption(
             count=len(messages),
@@ -148,10 +148,10 @@ class ConcurrentRun(RangeRun):
         )
 
     def consume(self) -> list[Emitted]:
-        """Deliver until the range is settled or the run has to end; the rows that may leave, in queue order.
+        """Deliver until the range is settled or the run has to end; return the final rows, in queue order.
 
         Raises:
-            ListenerError: If the listener raised what is no ``Exception``, such as SystemExit.
+            ListenerError: If the listener raised something that is no ``Exception``, such as SystemExit.
             SchemaError: If it emitted a row that breaks the output schema.
         """
         self._pool.join(self)
@@ -162,9 +162,9 @@ class ConcurrentRun(RangeRun):
             with self._guard:
                 self._is_over = True
                 if self._free:
-                    # Where it failed.
+                    # Only after a failure.
                     self._pool.give(self, self._free)
-            # A call that ended just now; one that still runs does this itself.
+            # For calls that ended just now; those that still run do this themselves.
             for number in list(self._posted):
                 self._release(number)
             self._pool.leave(self)
@@ -184,7 +184,7 @@ class ConcurrentRun(RangeRun):
         self._workers.wake()
 
     def ack(self) -> QueueAck:
-        """What is to be committed; call after :meth:`consume`."""
+        """Return the progress to commit; call after :meth:`consume`."""
         machine = self._machine
         return self._ack_of(
             machine.done,
@@ -197,13 +197,13 @@ class ConcurrentRun(RangeRun):
     def _suspended_until_s(self) -> float | None:
         if self._machine.finished is ConcurrentFinish.SUSPENDED:
             return self._clock.now_s() + SEND_BACK_PAUSE_S
-        # A queue that stands still without a suspension would get longer ranges, or none until more comes.
+        # A queue that stands still without a suspension would get longer ranges, or none until more arrives.
         return self._clock.now_s() if self._stands_still(self._machine.done) else None
 
     # --- deliveries -----------------------------------------------------------------------------------------
 
     def _advance(self) -> bool:
-        """Do what is due; whether the run is over."""
+        """Do everything that is due; return whether the run is over."""
         with self._guard:
             if self._defect is not None:
                 raise self._defect
@@ -219,7 +219,7 @@ class ConcurrentRun(RangeRun):
         return min(wakes_s, self._clock.monotonic_s() + _LOOK_EVERY_S) if self._needs_slot else wakes_s
 
     def _deliver_all(self) -> None:
-        """Deliver what there are slots for, and give back those that are not needed."""
+        """Deliver as much as there are slots for, and give back those that are not needed."""
         pool = self._pool
         if pool.waiting and self._free and not pool.may_keep(self):
             pool.give(self)
@@ -234,7 +234,7 @@ class ConcurrentRun(RangeRun):
             pool.wake()
 
     def _deliver_some(self) -> bool:
-        """Whether there is more to deliver than slots."""
+        """Deliver while there are slots; return whether there is more to deliver."""
         machine, pool = self._machine, self._pool
         is_given_up, queue = self._instructions.is_given_up, self._planned.queue
         while not (is_given_up(queue) or pool.is_stopped):
@@ -260,7 +260,7 @@ class ConcurrentRun(RangeRun):
         return False
 
     def _takes_slot(self) -> bool:
-        """Whether the pool had a slot; of a pool whose slots are lost the run waits for none."""
+        """Take a slot if the pool has one; return whether. A run does not wait for a pool with lost slots."""
         if self._pool.take(self):
             return True
         if self._pool.are_lost:
@@ -276,7 +276,7 @@ class ConcurrentRun(RangeRun):
         return any(at_s is not None and at_s <= slow_since_s for at_s in began)
 
     def _release(self, number: int) -> None:
-        """Give back the slot of a call that has ended when the run was over; of each call once."""
+        """Give back the slot of a call that has ended when the run was over, once for each call."""
         if self._out.pop(number, None) is None:
             return
         if self._hanging:
@@ -306,13 +306,13 @@ class ConcurrentRun(RangeRun):
         return self._settle_at_once(number, call)
 
     def _settle_at_once(self, number: int, call: ListenerCall) -> bool:
-        """Settle a call where it has ended, and deliver what comes next; whether that was possible."""
+        """Settle a call on its own thread, and deliver the next messages; return whether it was possible."""
         is_settled = call.is_all_done and self._guard.acquire(blocking=False)
         if not is_settled or self._is_over:
             if is_settled:
                 self._guard.release()
             self._posted.add(number)
-            # In this order: the thread that ends the run looks at the two in the other one.
+            # In this order: the thread that ends the run uses the two in the opposite order.
             if self._is_over:
                 self._release(number)
             return False
@@ -338,7 +338,7 @@ class ConcurrentRun(RangeRun):
         )
 
     def _take_in_events(self) -> None:
-        """Wait for an event and take in all that came with it: calls begun together often end together."""
+        """Wait for an event and handle all that came with it: calls begun together often end together."""
         timeout_s = None if self._wakes_s == inf else max(0.0, self._wakes_s - self._clock.monotonic_s())
         for _ in range(_EVENTS_AT_ONCE):
             event = self._workers.next_event(timeout_s)
@@ -412,14 +412,14 @@ class ConcurrentRun(RangeRun):
         return in_queue_order(emitted, offsets, self._output.rows, self._file)
 
     def _pass_rows_on(self) -> None:
-        """Take over the rows of messages that the run has passed meanwhile."""
+        """Release the rows of messages that the run has passed meanwhile."""
         while self._above and self._above[0][0] < self._machine.done:
             _, nbytes, rows = heappop(self._above)
             self._above_bytes -= nbytes
             self._rows.add(rows)
 
     def _keep(self, index: int, rows: list[Emitted]) -> None:
-        """Keep the rows of messages from ``index`` on, which follow each other."""
+        """Keep the rows of consecutive messages from ``index`` on."""
         if not self._above and index < self._machine.done:
             self._rows.add(rows)
             return
@@ -431,7 +431,7 @@ class ConcurrentRun(RangeRun):
             self._above = [(index, 0, spill(rows, columns, self._file)) for index, _, rows in self._above]
             self._above_bytes = 0
 
-    # --- messages that go back ------------------------------------------------------------------------------
+    # --- sending messages back ------------------------------------------------------------------------------
 
     def _send_expired(self) -> None:
         expired = self._machine.expired(self._clock.monotonic_s())
@@ -474,7 +474,7 @@ class ConcurrentRun(RangeRun):
 
 
 class ConcurrentEngine:
-    """Takes a task's ranges; pickled to the executors with the listener."""
+    """Consumes a task's ranges; pickled to the executors with the listener."""
 
     def __init__(
         self,
@@ -488,11 +488,11 @@ class ConcurrentEngine:
         """Run ``listener`` over a task's ranges.
 
         Args:
-            listener: The calls of an ``async def`` share the process's event loop.
+            listener: The listener; calls of an ``async def`` share the process's event loop.
             schema: Columns of the rows it emits.
-            settings: The consumer's.
-            send_back: How failed messages are sent back.
-            hooks: Called before and after each call of the listener, where it is called.
+            settings: The consumer's settings.
+            send_back: Settings for sending failed messages back.
+            hooks: Called before and after each call of the listener, in the same process.
 
         Raises:
             SchemaError: If a column of ``schema`` has a type that cannot be emitted.

@@ -1,17 +1,17 @@
 """The direct engine: one task's ranges through an orderly listener, in the task that reads them.
 
-One thread does it while the listener's calls are quick, more do when they are slow; nothing moves between
-tasks, and nothing is kept in Spark. :mod:`pyspark_rocketmq.consume.turns` decides what is next; here are the
-threads that do it. The task's own thread is one of the workers, and the only one that gives results out.
-Another one is there, asleep, as long as something waits that it might have to begin; when it begins, the next
-one is started, up to ``consume_thread_max``.
+One thread works while the listener's calls are quick, and several when they are slow; nothing moves between
+tasks, and nothing is kept in Spark. :mod:`pyspark_rocketmq.consume.turns` decides what is next; this module
+has the threads that do it. The task's own thread is one of the workers, and the only one that yields results.
+One more worker sleeps as long as something waits that it may have to begin; when it begins, the next one is
+started, up to ``consume_thread_max``.
 
 One guard protects everything that workers share. Reading a range and delivering happen outside it: a worker
 has its range to itself, and one worker at a time reads ranges. Threads are daemons: a call that never returns
 must not keep its worker process from ending.
 
-A task that has only suspended queues left continues them while other tasks of its batch are at work, which
-its driver tells it.
+A task that has only suspended queues left continues them while the driver reports that other tasks of its
+batch are at work.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ from pyspark_rocketmq.source.schema import ReadPiece
 
 SHORT_OF_MEMORY_BYTES: Final = 64 << 20
 OUT_OF_MEMORY_BYTES: Final = 256 << 20
-"""What the messages of the ranges at hand take; a single range may take any number."""
+"""Memory of the messages at hand from which on it is short, or used up; a single range may take any amount.
+"""
 
 
 class OrderlyTask:
-    """Takes a task's ranges as they come; used once."""
+    """Consumes a task's ranges as they come; used once."""
 
     def __init__(
         self,
@@ -54,8 +55,8 @@ class OrderlyTask:
     ) -> None:
         """Begin nothing yet.
 
-        ``give_away`` takes, if it can, what a range that was given up has brought, from the worker that had
-        it in hand: the task's own thread may be in a slow call by then.
+        ``give_away`` takes, if it can, the result of a range that was given up, from the worker that had it
+        in hand: the task's own thread may be in a slow call by then.
         """
         self._ranges = ranges
         self._consumer = consumer
@@ -66,18 +67,18 @@ class OrderlyTask:
         """The guard; notified when a waiting worker may have something to do."""
         self._turns: TaskTurns[MessageQueue] = TaskTurns(clock.monotonic_s())
         self._begun: dict[MessageQueue, _Range] = {}
-        """Those that may go on."""
+        """Ranges that have begun and may go on."""
         self._ended: set[MessageQueue] = set()
         self._workers: list[_Worker] = []
         self._done: list[Consumed] = []
-        """To be given out."""
+        """Results that are still to be yielded."""
         self._has_reported_idle = False
         self._failure: BaseException | None = None
-        """Of another worker than the task's own thread, which raises it."""
+        """Error of another worker; the task's own thread raises it."""
         self._is_closed = False
 
     def consumed(self) -> Iterator[Consumed]:
-        """Each range as soon as it has ended; suspended ones at the end.
+        """Yield the result of each range as soon as it has ended; suspended ones at the end.
 
         Raises:
             RocketMQError: If a range cannot be read, or its queue had another one in this task.
@@ -102,7 +103,7 @@ class OrderlyTask:
     # --- workers --------------------------------------------------------------------------------------------
 
     def _help(self, worker: _Worker) -> None:
-        """Do what is due until the task is over."""
+        """Do everything that is due until the task is over."""
         try:
             while (turn := self._next_turn(worker)) is not None:
                 self._take(worker, turn)
@@ -117,18 +118,18 @@ class OrderlyTask:
         return worker
 
     def _engage_another(self) -> None:
-        """Start a worker if something waits and none rests; called with the guard."""
+        """Start a worker if something waits and no worker rests; called with the guard held."""
         if not self._turns.is_somebody_waiting or any(each.is_resting for each in self._workers):
             return
         if len(self._workers) < self._consumer.most_calls:
             name = f"rocketmq-listener-{len(self._workers)}"
             worker = self._new_worker()
-            # It has nothing in hand before it has asked.
+            # It has nothing in hand until it has asked for a turn.
             worker.is_resting = True
             threading.Thread(target=self._help, args=[worker], name=name, daemon=True).start()
 
     def _next_turn(self, worker: _Worker, *, gives_out: bool = False) -> Turn[MessageQueue] | None:
-        """Wait for something to do; None when the task is over, or there is something to give out."""
+        """Wait for something to do; return None when the task is over, or there is a result to yield."""
         with self._changed:
             while not self._is_over and not (gives_out and self._done):
                 now_s = self._clock.monotonic_s()
@@ -152,9 +153,9 @@ class OrderlyTask:
             return None
 
     def _end_suspended(self, *, all_of_them: bool) -> bool:
-        """End suspended queues that are given up, for their next owner; whether there were any.
+        """End suspended queues that are given up, for their next owner; return whether there were any.
 
-        All suspended ones end to make room for ranges that are not read yet.
+        ``all_of_them`` ends all suspended queues, to make room for ranges that are not read yet.
         """
         found = [
             (queue, one)
@@ -167,7 +168,7 @@ class OrderlyTask:
         return bool(found)
 
     def _give_out(self, queue: MessageQueue, consumed: Consumed) -> None:
-        """Have the task's own thread give a result out after its current call; called with the guard."""
+        """Have the task's own thread yield a result after its current call; called with the guard held."""
         self._end(queue)
         self._done.append(consumed)
         self._workers[0].stop()
@@ -212,7 +213,7 @@ class OrderlyTask:
                 each.stop()
 
     def _batch_changed(self) -> None:
-        """Called by the thread that listens to the driver."""
+        """Check again whether the task goes on; called by the thread that listens to the driver."""
         with self._changed:
             self._check_lead()
             self._changed.notify_all()
@@ -256,13 +257,13 @@ class OrderlyTask:
         self._report(worker, one, run)
 
     def _stopped(self, one: _Range) -> Consumed:
-        """What a range has brought, at its end or where it is now."""
+        """Stop a range, at its end or where it is now; return its result."""
         assert one.run is not None
         one.run.stop()
         return self._consumer.consumed(one.arrived, one.rows, one.run.ack())
 
     def _report(self, worker: _Worker, one: _Range, run: OrderlyRun) -> None:
-        """Say what became of a turn; the worker is busy until then, for it may have results to write."""
+        """Report the end of a turn; the worker is busy until then, since it may have results to write."""
         queue = one.arrived.planned.queue
         is_given_up = self._instructions.is_given_up(queue)
         goes_on = run.finished in _GOING_ON and not is_given_up
@@ -295,12 +296,12 @@ class _Range:
 
     arrived: ArrivedRange
     run: OrderlyRun | None = None
-    """From its first turn on."""
+    """Its run, from the first turn on."""
     rows: list[Emitted] = field(default_factory=list)
 
 
 class _Worker:
-    """A thread, what it does, and since when."""
+    """A thread with its current work and the time at which that began."""
 
     def __init__(self, now_s: float) -> None:
         self.is_resting = False
@@ -308,12 +309,12 @@ class _Worker:
         self._began_s = now_s
 
     def begin(self, run: OrderlyRun | None, now_s: float) -> None:
-        """Deliver a range from now on, or do something else."""
+        """Note that the worker delivers a range from now on, or does something else (None)."""
         self.is_resting = False
         self._run, self._began_s = run, now_s
 
     def lasts_s(self, now_s: float) -> float:
-        """How long the listener's current call, or what else the worker does, has lasted."""
+        """Return how long the listener's current call, or other work, has lasted."""
         run, lasts_s = self._run, now_s - self._began_s
         # The run may still time the last call of an earlier turn.
         return lasts_s if run is None else min(lasts_s, run.call_lasts_s())

@@ -1,6 +1,6 @@
 """The orderly engine: drives the machine through one range, calls the listener, keeps the rows it emits.
 
-No Spark here: messages in, rows and an ack out, the clock passed in.
+It does not use Spark: messages in, rows and an ack out; the clock is passed in.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from pyspark_rocketmq.source.schema import EndReason
 logger = logging.getLogger(__name__)
 
 DeadLetters = Callable[[MessageExt], None]
-"""Sends a message to the group's dead letters; raises RocketMQError when no broker has stored it."""
+"""Sends a message to the group's dead letters; raises RocketMQError if no broker has stored it."""
 
 
 def no_dead_letters(message: MessageExt) -> None:
@@ -69,8 +69,8 @@ _COUNTED_FAILED = (Effect.PUT_BACK, Effect.SEND_BACK)
 class OrderlyRun(RangeRun):
     """The consumption of one planned range.
 
-    What it has not committed at its end counts as never delivered, whatever the listener has answered: rows
-    are dropped, and the next range begins there (row D4).
+    Messages not committed at its end count as never delivered, whatever the listener has answered: their rows
+    are dropped, and the next range begins with them (row D4).
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class OrderlyRun(RangeRun):
     ) -> None:
         """Begin nothing yet.
 
-        ``now_s``, a clock that nobody sets, measures durations; by ``wall_s``, the same if None, the ack says
-        until when the queue is suspended.
+        ``now_s``, a monotonic clock, measures durations. ``wall_s``, by default the same clock, gives the
+        time in the ack until which the queue is suspended.
         """
         super().__init__(planned, messages, output, now_s())
         self.listener = listener
-        """May be another one when the run goes on."""
+        """The listener to call; may be replaced when the run goes on."""
         self.ends_turn = False
-        """Set by another thread: the delivery in hand is the last one of this turn."""
+        """Set by another thread if the delivery in hand is to be the last one of this turn."""
         self._now_s = now_s
         self._wall_s = wall_s or now_s
         self._dead_letters = dead_letters
@@ -117,19 +117,19 @@ class OrderlyRun(RangeRun):
 
     @property
     def finished(self) -> OrderlyFinish | None:
-        """Why there is no more to deliver, for now if it is suspended; None while there is more."""
+        """Why there is nothing to deliver, for now if it is suspended; None while there is something."""
         return self._machine.finished
 
     def consume(self, for_s: float = inf) -> list[Emitted]:
         """Deliver until the range or its time is used up, it is suspended or given up, or ``for_s`` is over.
 
-        Called again it goes on, after a suspension from what was put back. A turn makes at least one
-        delivery. Returns the rows acknowledged so far, in all turns.
+        Call it again to go on; after a suspension it goes on with the messages put back. A turn makes at
+        least one delivery. Returns the rows acknowledged so far, in all turns.
 
         Raises:
             SchemaError: If the listener emitted a row that breaks the output schema.
         """
-        # Looked up once: most of what the loop costs where a delivery is one message.
+        # Looked up once: these look-ups are most of the loop's cost if a delivery is one message.
         machine, now_s, output, file = self._machine, self._now_s, self._output, self._file
         add, pending = self._rows.add, self._pending
         is_given_up, queue = self._instructions.is_given_up, self._planned.queue
@@ -161,7 +161,7 @@ class OrderlyRun(RangeRun):
     def _settle(
         self, start: int, messages: Sequence[MessageExt], outcome: Outcome, emitted: list[Emitted]
     ) -> None:
-        """Do what the outcome of a delivery asks for."""
+        """Apply the outcome of a delivery."""
         if outcome.effect in _GIVEN_BACK:
             self._failed += 1
             self._file.drop(emitted)
@@ -177,20 +177,20 @@ class OrderlyRun(RangeRun):
             self._file.drop(self._pending.take())
 
     def call_lasts_s(self) -> float:
-        """How long the call in hand has lasted; asked by another thread."""
+        """Return how long the call in hand has lasted; called by another thread."""
         return self._now_s() - self._call_began_s
 
     def pause_s(self) -> float:
-        """How long the queue stays suspended."""
+        """Return how long the queue stays suspended."""
         until_s = self._machine.suspended_until_s
         return 0.0 if until_s is None else max(0.0, until_s - self._now_s())
 
     def stop(self) -> None:
-        """Deliver no more, with the finish of a run whose time is used up."""
+        """Deliver nothing more; finish as a run whose time is used up."""
         self._machine.stop()
 
     def ack(self) -> QueueAck:
-        """What is to be committed; call after :meth:`consume`.
+        """Return the progress to commit; call after :meth:`consume`.
 
         Raises:
             UndecodableMessage: If the listener waits for it before it commits.
@@ -211,8 +211,8 @@ class OrderlyRun(RangeRun):
         machine = self._machine
         if machine.suspended_until_s is not None or not self._stands_still(machine.committed):
             return machine.suspended_until_s
-        # To the planner, a queue that stands still without a suspension is one whose listener has had the
-        # whole range and waits for more before it commits. Any other may go on at once.
+        # For the planner, a queue that stands still without a suspension has a listener that received the
+        # whole range and waits for more before it commits. Any other queue may go on at once.
         has_had_all = machine.accumulated > 0 and machine.finished is OrderlyFinish.EXHAUSTED
         if has_had_all and self._ended is EndReason.WHOLE:
             return None
@@ -262,7 +262,7 @@ class OrderlyRun(RangeRun):
         return outcome
 
     def _count(self, outcome: Outcome, messages: int, lasted_s: float) -> None:
-        """Source: ``ConsumeMessageOrderlyService.processConsumeResult``, which counts no ROLLBACK."""
+        """Count a call, as ``ConsumeMessageOrderlyService.processConsumeResult``: without ROLLBACKs."""
         if outcome.effect in _COUNTED_OK:
             self._messages_ok += messages
         elif outcome.effect in _COUNTED_FAILED:
@@ -290,7 +290,7 @@ class OrderlyRun(RangeRun):
 
 
 class RangeConsumer:
-    """Takes one range after the other; pickled to the executors with the listener."""
+    """Consumes one range after the other; pickled to the executors with the listener."""
 
     def __init__(
         self,
@@ -303,8 +303,8 @@ class RangeConsumer:
         """Prepare for any number of ranges; ``listener`` has any of the forms of ``listeners.forms``.
 
         Raises:
-            OptionError: If the listener is none, or the settings limit the reconsumptions and ``send_back``
-                does not say how messages that reached the limit are sent.
+            OptionError: If the listener has none of these forms, or the settings limit the reconsumptions and
+                ``send_back``, which sends messages that reach the limit, is missing.
         """
         self._listener = form_of(listener)
         self._hooks = hooks or NO_HOOKS
@@ -329,16 +329,16 @@ class RangeConsumer:
             return self.consumed(arrived, run.consume(), run.ack())
 
     def consumed(self, arrived: ArrivedRange, rows: list[Emitted], ack: QueueAck) -> Consumed:
-        """What the range has brought."""
+        """Return the result of the range."""
         return Consumed(rows, acknowledged(arrived.end, ack), self._output.rows)
 
     @property
     def most_calls(self) -> int:
-        """Of the listener at the same time, of different queues."""
+        """Most listener calls at the same time, each for another queue."""
         return self._settings.consume_thread_max
 
     def borrow(self) -> AbstractContextManager[Call]:
-        """The listener for a while; see :class:`ListenerForm`."""
+        """Borrow the listener; see :class:`ListenerForm`."""
         return self._listener.borrow()
 
     def run_of(
@@ -348,7 +348,7 @@ class RangeConsumer:
         instructions: RangeInstructions,
         clock: Clock | None = None,
     ) -> OrderlyRun:
-        """The consumption of ``arrived`` by a borrowed listener, not begun; the system's clock if None."""
+        """Prepare to consume ``arrived`` with a borrowed listener; the default clock is the system's."""
         clock = clock or SystemClock()
         return OrderlyRun(
             arrived.planned,

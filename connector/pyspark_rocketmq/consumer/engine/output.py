@@ -1,8 +1,8 @@
-"""What an engine gives of each range: rows for the sink, and an ack for the driver.
+"""An engine's output for each range: rows for the sink, and an ack for the driver.
 
-The sink's table has the position of a row's message and the listener's columns. Where rows cross Spark on
-their way from the engine to the sink's writer there is a column more, ``ack``: null in a data row, and in the
-one *ack row* behind a queue's data rows the JSON of its :class:`QueueAck`.
+The sink's table has the position of a row's message and the listener's columns. If rows cross Spark on their
+way from the engine to the sink's writer, they have one more column, ``ack``. It is null in a data row; the
+one *ack row* after a queue's data rows has the JSON of its :class:`QueueAck` there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pyspark_rocketmq.spark.session import living_session
 
 _SHORT_NAMES = {"int": "integer", "bigint": "long", "smallint": "short", "tinyint": "byte", "real": "float"}
 QUEUE_COLUMNS = POSITION_COLUMNS[:3]
-"""Those that say which queue."""
+"""Position columns that identify the queue."""
 _QUEUE_FIELDS = tuple(map(pa.field, QUEUE_COLUMNS, (pa.string(), pa.string(), pa.int32())))
 ACK_COLUMN = "ack"
 
@@ -39,10 +39,10 @@ _POSITION = (
 
 
 def listener_schema(output_schema: str | StructType) -> StructType:
-    """The columns a listener emits.
+    """Return the columns that a listener emits.
 
     Raises:
-        SchemaError: If the text is no schema, or a name is one the engine needs.
+        SchemaError: If the text is no schema, or uses a name that the engine needs.
     """
     schema = output_schema if isinstance(output_schema, StructType) else _parsed(output_schema)
     taken = {name.lower() for name in (*POSITION_COLUMNS, ACK_COLUMN)}
@@ -57,17 +57,17 @@ def listener_schema(output_schema: str | StructType) -> StructType:
 
 
 def sink_schema(listener: StructType) -> StructType:
-    """Columns of the sink's table."""
+    """Return the columns of the sink's table."""
     return StructType([*_POSITION.fields, *listener.fields])
 
 
 def engine_schema(listener: StructType) -> StructType:
-    """Columns of the engine's rows."""
+    """Return the columns of the engine's rows."""
     return sink_schema(listener).add(ACK_COLUMN, "string")
 
 
 def spark_can_parse() -> bool:
-    """Whether this process has a session, in whatever thread: Spark's own parser is in its JVM."""
+    """Return whether any thread of this process has a session: Spark's own parser is in its JVM."""
     return living_session(None) is not None
 
 
@@ -91,7 +91,7 @@ def _parsed(text: str) -> StructType:
 
 
 def _plain_schema(text: str) -> StructType:
-    """Of ``name type, name type`` with types that have no parts."""
+    """Parse ``name type, name type`` with plain types."""
     columns = [column.split() for column in text.split(",")]
     fields = [
         {"name": name, "type": _SHORT_NAMES.get(kind.lower(), kind.lower()), "nullable": True, "metadata": {}}
@@ -102,64 +102,64 @@ def _plain_schema(text: str) -> StructType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueAck:
-    """How far one queue came in one micro-batch."""
+    """Progress of one queue in one micro-batch."""
 
     queue: MessageQueue
     start: int
     """First queue offset of the range."""
     state: QueueState
-    """What the next range begins with; suspended until now if the time slice ended before any commit."""
+    """State for the next range; suspended until now if the time slice ended before any commit."""
     consumed: int
     """Messages passed in this batch, dead letters included."""
     failed: int
-    """Deliveries the listener gave back."""
+    """Deliveries that the listener gave back."""
     finished: str
-    """Why the engine stopped: EXHAUSTED, SUSPENDED, SLICE_USED, GIVEN_UP or, concurrent, THREADS_LOST."""
+    """Why the engine stopped: EXHAUSTED, SUSPENDED, SLICE_USED, GIVEN_UP or, if concurrent, THREADS_LOST."""
     read: int = 0
     """Messages of the range that were read, whether the listener got them or not."""
     reset_to: int | None = None
-    """Where an operator wants the queue consumed from next: the broker said so while the range was read."""
+    """Offset to which an operator has reset the queue; the broker reported it while the range was read."""
     is_another_log: bool = False
-    """Whether another message has the place of a consumed one, so that the queue must be looked at."""
+    """Whether another message has the place of a consumed one, so that the queue must be checked."""
     dead_letters: int = 0
     """Messages sent as dead letters in this batch; a batch that runs again sends them again."""
     sent_back: int = 0
-    """Messages a concurrent listener gave back and their broker has, to deliver them again or as dead
-    letters; a batch that runs again sends them again."""
+    """Messages that a concurrent listener gave back and their broker has stored, to deliver them again or as
+    dead letters; a batch that runs again sends them again."""
     last_error: str = ""
-    """What went wrong last, in one short line; empty if nothing did."""
+    """The last error, in one short line; empty if there was none."""
     refused_letter: str = ""
     """Why no broker took a message that the listener gave up, which holds the queue up; else empty."""
     metrics: ConsumeMetrics = field(default_factory=ConsumeMetrics)
-    """What reading and consuming the range took (row D11)."""
+    """Metrics of reading and consuming the range (row D11)."""
 
     def to_json(self) -> str:
-        """One line of text; floats keep all their digits."""
+        """Return one line of text; floats keep all their digits."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The reverse of :meth:`to_json`."""
+        """Read a text of :meth:`to_json`."""
         return cls.from_dict(json.loads(text))
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Self:
-        """The reverse of ``dataclasses.asdict``, through JSON or not."""
+        """Build an ack from the result of ``dataclasses.asdict``, whether it went through JSON or not."""
         tuples = {"queue": MessageQueue, "state": QueueState, "metrics": ConsumeMetrics}
         return cls(**{**facts, **{name: kind(*facts[name]) for name, kind in tuples.items()}})
 
 
 class Consumed(NamedTuple):
-    """What one range brought."""
+    """Result of one range."""
 
     rows: list[Emitted]
-    """Those that may reach the sink."""
+    """Rows that may reach the sink."""
     ack: QueueAck
     columns: RowColumns
-    """The rows'."""
+    """Columns of the rows."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows with their whole position, a few MiB at once."""
+        """Yield the rows with their whole position, a few MiB at once."""
         queue = self.ack.queue
         schema = pa.schema([*_QUEUE_FIELDS, *self.columns.schema])
         for rows in batches_of(self.rows, self.columns):
@@ -171,7 +171,7 @@ class Consumed(NamedTuple):
 
 
 def spark_batches(consumed: Consumed) -> Iterator[pa.RecordBatch]:
-    """What crosses Spark of a range: its data rows, and behind them one ack row."""
+    """Yield the rows of a range that cross Spark: its data rows, then one ack row."""
     schema = pa.schema([*_QUEUE_FIELDS, *consumed.columns.schema, pa.field(ACK_COLUMN, pa.string())])
     for rows in consumed.batches():
         no_acks = pa.nulls(rows.num_rows, pa.string())

@@ -1,12 +1,12 @@
-"""A range as it reaches an engine: its messages, what its reader says of its end, and what a run of it keeps.
+"""A range as it reaches an engine: its messages, its reader's report on its end, and the state of its run.
 
 State machines number a range's messages from 0; all other code uses queue offsets.
 
-An engine in the reader's process gets what is read as it is. Rows that have crossed Spark are checked first,
-because the whole range is acknowledged: it has exactly one marker row, at its end, which says how many
-messages were read, and a range whose rows were shuffled, lost or doubled is refused before anything of it is
-delivered. Spark cuts a range into batches of any size, and puts several ranges into one task where partitions
-are coalesced; in both cases it keeps the rows' order.
+An engine in the reader's process gets the rows directly. Rows that have crossed Spark are checked first,
+because the whole range is acknowledged: it has exactly one marker row, at its end, with the number of
+messages that were read, and a range whose rows were shuffled, lost or doubled is refused before anything of
+it is delivered. Spark cuts a range into batches of any size, and puts several ranges into one task if
+partitions are coalesced; in both cases it keeps the rows' order.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from pyspark_rocketmq.source.schema import EndReason, RangeEnd, ReadPiece
 
 
 class RangeRun:
-    """What both kinds of runs keep of the range that they consume: its rows, what was counted, its ack."""
+    """Base of both kinds of runs: keeps the rows and counts of the consumed range, and makes its ack."""
 
     def __init__(
         self, planned: QueueRange, messages: Sequence[MessageExt], output: OutputColumns, began_s: float
@@ -60,12 +60,12 @@ class RangeRun:
         self._retried = spans_from(planned.state)
         self._file = SpillFile()
         self._rows = RowBuffer(output.rows, self._file)
-        """Those that may reach the sink."""
+        """Rows that may reach the sink."""
         self._started_s = began_s
         self._failed = 0
         self._last_error = ""
         self._refused_letter = ""
-        """Why a message that is to be given up or sent back was not taken, the last time."""
+        """Why the last message that was to be given up or sent back was refused."""
         self._sent_back = 0
         self._messages_ok = 0
         self._messages_failed = 0
@@ -73,11 +73,11 @@ class RangeRun:
         self._calls_s = 0.0
 
     def _offset_at(self, index: int) -> int:
-        """The queue offset of a message, or the range's end: offsets without a message are passed too."""
+        """Return a message's queue offset, or the range's end: offsets without a message are passed too."""
         return int(self._queue_offsets[index]) if index < len(self._queue_offsets) else self._planned.end
 
     def _earlier_retries(self) -> dict[int, int]:
-        """How often messages were given back before this range, by index."""
+        """Return how often messages were given back before this range, by index."""
         return times_by_index(self._retried, partial(bisect_left, self._queue_offsets))
 
     def _ack_of(
@@ -90,9 +90,9 @@ class RangeRun:
         dead_letters: int = 0,
         sent_back: int = 0,
     ) -> QueueAck:
-        """The ack of a run that has passed the first ``done`` messages.
+        """Return the ack of a run that has passed the first ``done`` messages.
 
-        ``retry_counts``, by ascending index, says how often messages not passed were given back by now.
+        ``retry_counts``, by ascending index, contains how often messages not passed have been given back.
         """
         next_offset, times = self._offset_at(done), retry_counts.get(done, 0)
         # A range that was cut short may end before messages that were given back.
@@ -141,22 +141,22 @@ class RangeRun:
 
 
 class ArrivedRange(NamedTuple):
-    """One queue's range, whole."""
+    """One queue's complete range."""
 
     end: RangeEnd
     messages: Sequence[MessageExt]
-    """In queue order."""
+    """Its messages, in queue order."""
     nbytes: int = 0
     """Memory that its messages' columns take."""
 
     @property
     def planned(self) -> QueueRange:
-        """The range, with the end that was reached."""
+        """The range, up to the end that was reached."""
         return self.end.planned
 
 
 def acknowledged(end: RangeEnd, ack: QueueAck) -> QueueAck:
-    """``ack`` with what only the reader of its range knows."""
+    """Return ``ack`` completed with the facts that only the reader of its range has."""
     state = ack.state
     if end.reason is EndReason.REFUSED:
         until_s = max(state.suspended_until_s or 0.0, time.time() + REFUSED_PAUSE_S)
@@ -171,7 +171,7 @@ def acknowledged(end: RangeEnd, ack: QueueAck) -> QueueAck:
 
 
 def arrived_ranges(pieces: Iterable[ReadPiece]) -> Iterator[ArrivedRange]:
-    """The ranges that a reader in this process reads, each as soon as its end has come."""
+    """Yield the ranges that a reader in this process reads, each as soon as its end has come."""
     read: list[pa.RecordBatch] = []
     for piece in pieces:
         if not isinstance(piece, RangeEnd):
@@ -186,7 +186,7 @@ def arrived_ranges(pieces: Iterable[ReadPiece]) -> Iterator[ArrivedRange]:
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """``batch`` cut behind each marker row, which only the last row of a piece can be."""
+    """Cut ``batch`` after each marker row, so that only the last row of a piece can be one."""
     marked = np.flatnonzero(batch.column("kind").is_valid().to_numpy(zero_copy_only=False))
     for start, stop in pairwise((0, *(marked + 1).tolist(), batch.num_rows)):
         if start < stop:
@@ -194,11 +194,11 @@ def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def check_crossed(end: RangeEnd, offsets: npt.NDArray[np.int64]) -> None:
-    """Check that a range is whole whose rows have crossed Spark.
+    """Check that a range whose rows have crossed Spark is complete.
 
     Args:
-        end: What its marker row says.
-        offsets: Its messages' queue offsets in the order in which they are to be delivered, and behind them
+        end: Content of its marker row.
+        offsets: Its messages' queue offsets in the order in which they are to be delivered, and after them
             the marker row's.
 
     Raises:
@@ -226,7 +226,7 @@ def check_crossed(end: RangeEnd, offsets: npt.NDArray[np.int64]) -> None:
 
 
 def wrong_markers(queue: MessageQueue, problem: str) -> RocketMQError:
-    """The error for a range that did not arrive with exactly one marker row, at its end."""
+    """Return the error for a range that did not arrive with exactly one marker row, at its end."""
     return RocketMQError(
         f"{queue}: a planned range must arrive with exactly one marker row, at its end, but {problem}. Read "
         "with format('rocketmq') and option 'consumerGroup', and do not filter, copy or shuffle its rows "
@@ -235,7 +235,7 @@ def wrong_markers(queue: MessageQueue, problem: str) -> RocketMQError:
 
 
 def crossed_ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[ReadPiece]:
-    """The ranges in rows that have crossed Spark; each one as soon as its marker row has come.
+    """Yield the ranges in rows that have crossed Spark, each as soon as its marker row has come.
 
     Raises:
         RocketMQError: If rows of a range were lost, doubled, moved, or mixed with another queue's.
@@ -254,7 +254,7 @@ def crossed_ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[ReadPiece]:
 
 
 class _Gathering:
-    """One range on its way."""
+    """One range whose rows are still arriving."""
 
     def __init__(self, queue: MessageQueue) -> None:
         self.queue = queue
@@ -262,7 +262,7 @@ class _Gathering:
         self._offsets: list[npt.NDArray[np.int64]] = []
 
     def add(self, rows: pa.RecordBatch) -> RangeEnd | None:
-        """Take the next rows, of which only the last may be a marker; the range's end, if it is one."""
+        """Add rows, of which only the last may be a marker; return the range's end if it is one."""
         for name, value in zip(QUEUE_COLUMNS, self.queue, strict=True):
             if not pc.all(pc.equal(rows.column(name), value)).as_py():
                 other = _queue_of(rows.filter(pc.not_equal(rows.column(name), value)))

@@ -1,9 +1,9 @@
 """The orderly engine in a stateful operator: one queue's range, whatever Spark does to its rows.
 
-Runs inside ``groupBy(topic, brokerName, queueId).applyInPandasWithState`` on an executor. Spark gives a
+Runs inside ``groupBy(topic, brokerName, queueId).applyInPandasWithState`` on an executor. Spark passes a
 queue's rows in chunks and, once a sort spills, in any order; so the engine gathers the range and puts it into
-queue order before it consumes it. It keeps nothing in Spark's state and reads nothing of it: what a queue's
-next range must know is in the offset store.
+queue order before it consumes it. It neither reads nor writes Spark's state: everything that a queue's next
+range needs is in the offset store.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from pyspark_rocketmq.listeners.row_validation import OutputColumns, Row
 from pyspark_rocketmq.model import LISTENER_COLUMNS, MessageQueue, OrderlyEngineKind
 from pyspark_rocketmq.source.schema import RangeEnd
 
-# That of earlier releases, which used it: with another one Spark would refuse their checkpoints.
+# The schema of earlier releases, which used the state: with another one Spark would refuse their checkpoints.
 _STATE_SCHEMA = "next_offset bigint, epoch bigint, accumulated_offset bigint, uncommitted_rows binary"
 
 
@@ -63,13 +63,13 @@ def consume_orderly(
     """Run ``listener`` over a consumer-mode stream, each queue in order.
 
     Args:
-        messages: What ``format("rocketmq")`` reads with option ``consumerGroup``, unchanged.
+        messages: The unchanged rows that ``format("rocketmq")`` reads with option ``consumerGroup``.
         listener: Called with messages of one queue in order, and a context; in any of the forms of
             ``listeners.forms``.
         output_schema: Columns of the rows it emits.
-        settings: RocketMQ's defaults if not given.
-        send_back: How dead letters are sent; needed with ``max_reconsume_times``.
-        engine: How Spark runs the listener. DIRECT needs the rows as the source gives them: it allows fewer
+        settings: Settings of the listener; RocketMQ's defaults if not given.
+        send_back: Settings for sending dead letters; needed with ``max_reconsume_times``.
+        engine: How Spark runs the listener. DIRECT needs the rows in the source's order: it allows fewer
             partitions (``coalesce``) and refuses a shuffle.
         hooks: Called before and after each call of the listener.
 
@@ -78,8 +78,9 @@ def consume_orderly(
         queue and micro-batch, in which ``ack`` is not null. Write the data rows first, then commit the acks.
 
     Raises:
-        OptionError: If the listener is none, or messages may be given up and there is no way to send them.
-        SchemaError: If ``output_schema`` is no schema, uses a name the engine needs or a type it cannot take.
+        OptionError: If the listener has none of these forms, or messages may be given up but not be sent.
+        SchemaError: If ``output_schema`` is no schema, or has a name that the engine needs or a type that
+            cannot be emitted.
     """
     schema = listener_schema(output_schema)
     consumer = RangeConsumer(
@@ -87,8 +88,8 @@ def consume_orderly(
     )
     if engine is OrderlyEngineKind.DIRECT:
         return messages.mapInArrow(_InSpark(DirectEngine(consumer)), engine_schema(schema))
-    # Milliseconds as in Java: pandas would show instants in the session's time zone. Never null, which would
-    # make floats of a column: a producer may claim a born time that Spark's timestamps cannot hold.
+    # Milliseconds as in Java: pandas would show instants in the session's time zone. Never null, since a null
+    # would turn a column into floats: a producer may claim a born time that Spark's timestamps cannot hold.
     in_millis = messages.withColumns(
         {name: sf.coalesce(sf.unix_millis(name), sf.lit(0)) for name in ("bornTimestamp", "storeTimestamp")}
     )
@@ -98,7 +99,7 @@ def consume_orderly(
 
 
 class _InSpark:
-    """A function for ``mapInArrow`` of an engine that reads no ranges itself; pickled with the listener."""
+    """``mapInArrow`` function of an engine that does not read ranges itself; pickled with the listener."""
 
     def __init__(self, engine: DirectEngine) -> None:
         self._engine = engine
@@ -119,13 +120,13 @@ class OrderlyEngine:
     def __call__(
         self, key: tuple[Any, ...], chunks: Iterable[pd.DataFrame], state: GroupState
     ) -> Iterator[pd.DataFrame]:
-        """Consume one queue's range: its data rows, then its ack row."""
+        """Consume one queue's range; yield its data rows, then its ack row."""
         queue = MessageQueue(str(key[0]), str(key[1]), int(key[2]))
         arrived = _gather(queue, chunks)
         rows, ack, columns = self._consumer.consume(arrived)
         if state.exists:
             state.remove()
-        # In one frame if they are few: Spark joins frames at a price per cell.
+        # The last rows share a frame with the ack: Spark joins frames at a cost per cell.
         last: list[Row] = []
         for some in tuples_of(rows, columns):
             if last:
@@ -137,7 +138,7 @@ class OrderlyEngine:
 def _frame(
     names: Sequence[str], queue: MessageQueue, rows: Sequence[Row], ack: QueueAck | None
 ) -> pd.DataFrame:
-    """Data rows of a queue, with columns ``names``, and behind them the ack row if there is an ack."""
+    """Return data rows of a queue, with columns ``names``, and after them the ack row if there is an ack."""
     queue_offsets, *values = zip(*rows, strict=True) if rows else [()] * len(names)
     acks: list[Any] = [] if ack is None else [ack.state.next_offset]
     nulls = [None] * len(acks)
@@ -152,13 +153,13 @@ def _frame(
 
 
 def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> ArrivedRange:
-    """The range, its messages put into queue order.
+    """Return the range with its messages in queue order.
 
     Raises:
         RocketMQError: If the range arrived without its marker row or with several, or if message rows were
             lost or doubled on the way.
     """
-    # Column by column: pandas' concat looks at every cell of a column that is all null, as markers' are.
+    # Column by column: pandas' concat checks every cell of an all-null column, such as a marker's.
     gathered = list(chunks)
     is_marker = np.concatenate([chunk["kind"].notna().to_numpy() for chunk in gathered])
     offsets = np.concatenate([chunk["queueOffset"].to_numpy() for chunk in gathered])

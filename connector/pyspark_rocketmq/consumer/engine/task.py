@@ -1,10 +1,10 @@
-"""What runs in each task of a micro-batch: rows go to the sink's writer, outcome and acks to the driver.
+"""Runs in each task of a micro-batch: sends rows to the sink's writer, outcome and acks to the driver.
 
-A task's result has parts, each with files and acks of its own, so that the driver can commit one before the
-rest, or without it. Normally there is one part, and it comes to the driver when the job ends. A queue that
-was given up leaves in a part of its own; ranges that had ended before are handed over in the part that they
-are in. One thread at a time adds to the growing part: it takes the part from its place, adds, and puts it
-back, so that no thread waits for another.
+A task's result has parts, each with its own files and acks, so that the driver can commit one before the
+others, or without them. Normally there is one part, and it reaches the driver when the job ends. A queue that
+was given up leaves in its own part; a range that had ended before is handed over in the part that contains
+it. One thread at a time adds to the growing part: it takes the part from its place, adds, and puts it back,
+so that no thread waits for another.
 
 Imports nothing that loads delta-rs: executors fork their workers, and delta-rs must not be in a process that
 forks.
@@ -39,7 +39,7 @@ from pyspark_rocketmq.source.schema import ReadPiece
 
 
 class TaskPart:
-    """Rows written and acknowledged together."""
+    """Rows that are written and acknowledged together."""
 
     def __init__(self, writer: RowWriter | None) -> None:
         self.id = uuid.uuid4().hex
@@ -50,7 +50,7 @@ class TaskPart:
         self._left_out = 0
 
     def add(self, data: Iterable[pa.RecordBatch], acks: Sequence[QueueAck]) -> None:
-        """Take rows of one or more ranges, and the acks of those that end with them."""
+        """Add rows of one or more ranges, and the acks of those that end with them."""
         self._acks += acks
         self.queues.update(ack.queue for ack in acks)
         for rows in data:
@@ -59,7 +59,7 @@ class TaskPart:
                 self._left_out += self._writing.add(rows)
 
     def finish(self) -> dict[str, Any]:
-        """What the driver needs to commit it."""
+        """Finish writing; return everything that the driver needs to commit the part."""
         written = self._writing.finish() if self._writing is not None else ()
         return {
             "id": self.id,
@@ -70,32 +70,32 @@ class TaskPart:
         }
 
     def abandon(self) -> None:
-        """Undo it; see ``Writing.abandon``."""
+        """Undo the part; see ``Writing.abandon``."""
         if self._writing is not None:
             self._writing.abandon()
 
 
 class TaskParts:
-    """What a task has so far."""
+    """The parts of a task's result so far."""
 
     def __init__(self, writer: RowWriter | None, instructions: TaskInstructions | None) -> None:
         self._writer = writer
         self._instructions = instructions
         self._guard = threading.Lock()
-        """Over what follows; nothing is written or sent under it."""
+        """Guards the attributes below; nothing is written or sent under it."""
         self._growing: TaskPart | None = TaskPart(writer)
-        """None while a thread adds to it."""
+        """The part that grows; None while a thread adds to it."""
         self._is_cut_wanted = False
         self._cuts: list[threading.Thread] = []
         self._finished: list[dict[str, Any]] = []
-        """Parts that the driver gets with the job."""
+        """Finished parts, which the driver gets with the job."""
         self._failure: BaseException | None = None
         if instructions is not None:
             instructions.when_cut(self._begin_cut)
             instructions.taken_by(self.take)
 
     def take(self, consumed: Consumed) -> bool:
-        """Take what a range that was given up has brought, unless it is kept; from any thread."""
+        """Take the result of a range that was given up, unless it is kept; from any thread."""
         assert self._instructions is not None
         fate = self._instructions.fate(consumed.ack.queue)
         if fate is Fate.KEPT:
@@ -104,12 +104,12 @@ class TaskParts:
         return True
 
     def add(self, consumed: Consumed) -> None:
-        """Take what a range has brought."""
+        """Add the result of a range."""
         if self._instructions is None or not self.take(consumed):
             self.add_rows(consumed.batches(), [consumed.ack])
 
     def add_rows(self, data: Iterable[pa.RecordBatch], acks: Sequence[QueueAck]) -> None:
-        """Take rows, and the acks of ranges that end with them."""
+        """Add rows, and the acks of ranges that end with them."""
         with self._guard:
             part, self._growing = self._growing, None
         assert part is not None
@@ -119,20 +119,20 @@ class TaskParts:
             with self._guard:
                 self._growing = part
                 is_cut_wanted, self._is_cut_wanted = self._is_cut_wanted, False
-        # A queue given up while its rows were written was not yet among those that are kept.
+        # A queue given up while its rows were written was not yet among the kept ones.
         queues = [ack.queue for ack in acks]
         is_given_up = bool(queues) and self._instructions is not None and self._instructions.kept(queues)
         if is_cut_wanted or is_given_up:
             self._cut()
 
     def finish(self) -> list[dict[str, Any]]:
-        """End it; the parts that the driver gets with the job.
+        """Finish; return the parts that the driver gets with the job.
 
         Raises:
-            RocketMQError: If it is not known whether the driver has what was handed over.
+            RocketMQError: If it is not known whether the driver has the parts that were handed over.
         """
         if self._instructions is not None:
-            # From here on the driver has a copy of what is left; nothing is cut any more.
+            # From here on the driver gets a copy of the last part; nothing is cut any more.
             self._instructions.when_cut(lambda: None)
         for cut in self._cuts:
             cut.join()
@@ -150,7 +150,7 @@ class TaskParts:
         return self._finished
 
     def abandon(self) -> None:
-        """The task has failed: undo what was not handed over."""
+        """Undo everything that was not handed over: the task has failed."""
         if self._instructions is not None:
             self._instructions.forget()
         if self._growing is not None:
@@ -172,7 +172,7 @@ class TaskParts:
             raise
 
     def _begin_cut(self) -> None:
-        """Called by the connection's thread, which must not wait for storage."""
+        """Cut on another thread: this is called by the connection's, which must not wait for storage."""
         thread = threading.Thread(target=self._cut_beside, name="rocketmq-hand-over", daemon=True)
         self._cuts.append(thread)
         thread.start()
@@ -191,7 +191,7 @@ class TaskParts:
             if part is not None and part.queues:
                 self._growing = fresh
         if part is None or not part.queues:
-            # A thread that adds to it cuts it afterwards; an empty one has nothing to hand over.
+            # A thread that is adding to the part cuts it afterwards; an empty part has nothing to hand over.
             fresh.abandon()
             return
         self._hand_over(part)
@@ -204,7 +204,7 @@ class TaskParts:
 
 
 def _counts(ack: QueueAck) -> bool:
-    """Whether a range has anything to commit: progress, an attempt, a message sent, a reset, a log."""
+    """Return whether a range has anything to commit: progress, an attempt, a message, a reset, a log."""
     return bool(
         ack.consumed or ack.failed or ack.dead_letters or ack.sent_back or ack.reset_to is not None
         or ack.state.next_offset != ack.start or ack.is_another_log
@@ -216,49 +216,49 @@ _RESULT_COLUMNS = "parts string, could_ask boolean"
 
 
 class Engine(Protocol):
-    """Takes the ranges that a task reads."""
+    """Consumes the ranges that a task reads."""
 
     def __call__(
         self, pieces: Iterable[ReadPiece], instructions: RangeInstructions = NO_INSTRUCTIONS
     ) -> Iterator[Consumed]:
-        """Consume a task's ranges, each until ``instructions`` end it; what each has brought, at its end."""
+        """Consume a task's ranges, each until ``instructions`` end it; yield each result at its end."""
         ...
 
 
 class Evaluated(NamedTuple):
-    """What tasks have brought: all of a micro-batch, or a part of one."""
+    """Results of tasks: a whole micro-batch, or a part of one."""
 
     written: tuple[Written, ...]
-    """For the sink, which has none of it yet."""
+    """Written data for the sink to commit; the sink has none of it yet."""
     acks: tuple[QueueAck, ...]
-    """By queue."""
+    """Acks, sorted by queue."""
     emitted: int
-    """Data rows, those left out included."""
+    """Number of data rows, those left out included."""
     left_out: int
-    """Data rows not written, because the sink has them already."""
+    """Number of data rows not written, because the sink has them already."""
 
 
 class Job(NamedTuple):
-    """What one evaluation of a micro-batch brought."""
+    """Result of one evaluation of a micro-batch."""
 
     parts: Mapping[str, Evaluated]
-    """By their ids: each can be committed or dropped without the others."""
+    """Parts by their ids; each can be committed or dropped without the others."""
     could_ask: bool | None
     """Whether all tasks could reach the driver; None if none had to."""
 
 
 def evaluated_of(writer: RowWriter | None, part: Mapping[str, Any]) -> Evaluated:
-    """A part as a task has sent it."""
+    """Build a part from a task's message."""
     acks = sorted(map(QueueAck.from_dict, part["acks"]), key=lambda ack: ack.queue)
     written = () if writer is None else tuple(map(writer.written, part["written"]))
     return Evaluated(written, tuple(acks), part["emitted"], part["left_out"])
 
 
 def together(parts: Sequence[Evaluated]) -> Evaluated:
-    """Several parts as one.
+    """Merge several parts into one.
 
     Raises:
-        RocketMQError: If a queue was consumed twice: its rows were copied on the way to the engine.
+        RocketMQError: If a queue was consumed twice, because its rows were copied on the way to the engine.
     """
     acks = sorted((ack for part in parts for ack in part.acks), key=lambda ack: ack.queue)
     for one, other in pairwise(acks):
@@ -280,9 +280,9 @@ class BatchTask:
     """The function given to ``mapInArrow``.
 
     Without a writer only the listener's side effects are wanted. With an engine the batch holds planned
-    ranges (:mod:`~pyspark_rocketmq.source.ranges`), which are read and consumed here too: a message stays in
+    ranges (:mod:`~pyspark_rocketmq.source.ranges`), which are also read and consumed here: a message stays in
     one Python process from the socket to the sink's file. With ``terms`` such a task asks the driver before
-    it begins a range, and gives up the ranges that the driver says.
+    it begins, and gives up the ranges that the driver names.
     """
 
     def __init__(
@@ -292,14 +292,14 @@ class BatchTask:
         self._engine = engine
         self._terms = terms
         self._names: list[str] = []
-        """The columns of rows that have crossed Spark, which come under other names."""
+        """Real names of the columns of rows that have crossed Spark, which arrive with other names."""
 
     def run(self, batch: DataFrame) -> Job:
         """Evaluate ``batch`` in one job."""
         parts: dict[str, Evaluated] = {}
         asked: list[bool] = []
         if self._engine is None:
-            # mapInArrow looks columns up by name, and takes a dot for a field's.
+            # mapInArrow looks columns up by name, and reads a dot as access to a field.
             self._names = batch.columns
             batch = batch.toDF(*(f"column{at}" for at in range(len(self._names))))
         for row in batch.mapInArrow(self, _RESULT_COLUMNS).collect():
@@ -311,7 +311,7 @@ class BatchTask:
 
     @without_frames
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One row with the parts of the task's result."""
+        """Yield one row with the parts of the task's result."""
         could_ask: bool | None = None
         if self._engine is None:
             named = (each.rename_columns(self._names) for each in batches)
@@ -346,7 +346,7 @@ class BatchTask:
                     parts.add(each)
                 else:
                     parts.add_rows([each.data], each.acks)
-                # Not kept while the next range is consumed.
+                # Release it before the next range is consumed.
                 del each
             return parts.finish()
         except BaseException:
@@ -355,7 +355,7 @@ class BatchTask:
 
 
 def _read(tickets: Iterable[Ticket], instructions: TaskInstructions | None) -> Iterator[ReadPiece]:
-    """The tickets' ranges in order, without those given up by then."""
+    """Read the tickets' ranges in order, without those given up by then."""
     for ticket in tickets:
         begun = [
             each
@@ -366,14 +366,14 @@ def _read(tickets: Iterable[Ticket], instructions: TaskInstructions | None) -> I
 
 
 class _Crossed(NamedTuple):
-    """What has crossed Spark between the engine and the sink's writer."""
+    """Rows and acks that have crossed Spark between the engine and the sink's writer."""
 
     data: pa.RecordBatch
     acks: list[QueueAck]
 
 
 def _taken_apart(batch: pa.RecordBatch) -> _Crossed:
-    """Data rows and acks of an engine whose rows cross Spark."""
+    """Separate data rows and acks of an engine whose rows cross Spark."""
     acks = batch.column(ACK_COLUMN)
     data = batch.drop_columns([ACK_COLUMN])
     if acks.null_count == len(acks):
@@ -384,13 +384,13 @@ def _taken_apart(batch: pa.RecordBatch) -> _Crossed:
 
 
 _DEEPEST: Final = 6
-"""Levels looked through; deeper ones are blamed on the last."""
+"""Most levels that are searched; a deeper culprit is reported as the last one."""
 
 
 class PickledOnce:
     """An engine with its listener and hooks, pickled now: Spark would pickle it again for each micro-batch.
 
-    A listener may hold a model of hundreds of megabytes. Unpickled, this is the engine.
+    A listener may hold a model of hundreds of megabytes. Unpickling gives the engine itself.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -402,13 +402,13 @@ class PickledOnce:
     def __call__(
         self, pieces: Iterable[ReadPiece], instructions: RangeInstructions = NO_INSTRUCTIONS
     ) -> Iterator[Consumed]:
-        """See ``Engine``; for a caller in this process."""
+        """Consume as ``Engine`` does; for a caller in this process."""
         engine: Engine = pickle.loads(self._pickled)  # noqa: S301 - its own
         return engine(pieces, instructions)
 
 
 def why_not_picklable(value: object) -> str | None:
-    """None if ``value`` can be pickled, else a phrase that names the part that cannot be, and its type."""
+    """Return a phrase with the part of ``value`` that cannot be pickled, and its type; None if all can."""
     error = _error_of(value)
     if error is None:
         return None
@@ -438,7 +438,7 @@ def _error_of(value: object) -> Exception | None:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, object]]:
-    """What pickling ``value`` takes along."""
+    """Yield the objects that are pickled with ``value``, with their names."""
     match value:
         case FunctionType():
             yield from _parts_of_function(value)
