@@ -1,3 +1,3 @@
-"""How driver, planner and tasks of one query talk: which queues to give up, what was committed early."""
+"""Communication of one query's driver, planner and tasks: queues to give up, and parts committed early."""
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Connections to a hub: one thread that serves many, and the side that connects.
 
-The thread alone touches its connections; other threads leave calls with it. It waits for no single socket,
-and ends a connection that has not proved itself in a few seconds, does not read what it is sent, or is silent
-for long.
+Only the thread touches its connections; other threads pass calls to it. It never waits for a single socket,
+and ends a connection whose peer does not prove itself within seconds, does not read, or is silent for long.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from pyspark_rocketmq.hub.session import LONGEST_LINE, HubAddress, Message, Sess
 logger = logging.getLogger(__name__)
 
 PROVE_WITHIN_S: Final = 5.0
-"""How long whoever connects has to prove that it knows the key."""
+"""How long a peer that connects has to prove that it has the key."""
 PING_EVERY_S: Final = 3.0
 SILENT_FOR_S: Final = 20.0
-"""After which the other side is taken for dead."""
+"""Silence after which the other side counts as dead."""
 _MOST_STRANGERS: Final = 32
-"""Connections that have proved nothing yet; the oldest goes for a new one."""
+"""Most connections that have proved nothing yet; the oldest is dropped for a new one."""
 _MOST_UNSENT: Final = 4 * LONGEST_LINE
-"""Bytes that the other side may leave unread."""
+"""Most bytes that the other side may leave unread."""
 _RECEIVE_BYTES: Final = 1 << 18
 _TICK_S: Final = 0.5
 _PING: Final = "ping"
 
 
 class Connection:
-    """One peer; touched by the loop's thread alone."""
+    """Connection to one peer; only the loop's thread touches it."""
 
     def __init__(self, sock: socket.socket, session: Session, peer: str, now_s: float) -> None:
         self.sock = sock
@@ -49,7 +48,7 @@ class Connection:
 
 
 class ConnectionLoop:
-    """Base of both ends: the thread and its connections.
+    """Base class of both ends: the thread and its connections.
 
     A subclass overrides ``_opened``, ``_received``, ``_lost`` and ``_tick``, which the thread calls and which
     must not wait.
@@ -67,41 +66,41 @@ class ConnectionLoop:
         self._listening: socket.socket | None = None
         self._key = b""
         self._is_closing = False
-        # A daemon: nobody waits for it at the end of a process.
+        # A daemon, so that a process can end without waiting for it.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         renew_in_children(self)
 
     def renew(self) -> None:
-        """In a child of ``fork()``: release the connections without ending them; they are the parent's."""
+        """Close the sockets in a child of ``fork()`` without ending the parent's connections."""
         self._close_sockets()
 
     def close(self) -> None:
-        """End all connections, soon; from any thread."""
+        """End all connections soon; callable from any thread."""
         self._is_closing = True
         self._call(lambda: None)
 
     def _call(self, do: Callable[[], None]) -> None:
-        """Have the loop's thread call ``do`` soon; from any thread."""
+        """Have the loop's thread call ``do`` soon; callable from any thread."""
         self._calls.append(do)
-        # Full means that it is awake.
+        # If the socket is full, the thread is awake.
         with suppress(OSError):
             self._wake.send(b"x")
 
     # --- overridden -----------------------------------------------------------------------------------------
 
     def _opened(self, connection: Connection) -> None:
-        """Both sides have proved themselves."""
+        """Called when both sides have proved themselves."""
 
     def _received(self, connection: Connection, message: Message) -> None:
-        """A message has come; a ``RemoteProtocolError`` ends the connection."""
+        """Called with a message that has come; a ``RemoteProtocolError`` ends the connection."""
         raise NotImplementedError
 
     def _lost(self, connection: Connection) -> None:
-        """A connection has ended, whether it was ever opened or not."""
+        """Called when a connection has ended, whether it was ever opened or not."""
         raise NotImplementedError
 
     def _tick(self, now_s: float) -> None:
-        """Called twice a second or so."""
+        """Called about twice a second."""
 
     # --- the thread, or before it was started ---------------------------------------------------------------
 
@@ -121,7 +120,7 @@ class ConnectionLoop:
             self._write(connection, session.greeting())
 
     def _send(self, connection: Connection, message: Mapping[str, Any]) -> None:
-        """Send a message as soon as the other side takes it; nothing on a connection that is not open."""
+        """Send a message as soon as the other side takes it; does nothing if the connection is not open."""
         if connection.session.is_open and connection.sock in self._connections:
             self._write(connection, connection.session.seal(message))
 
@@ -139,7 +138,7 @@ class ConnectionLoop:
                 try:
                     self._turn()
                 except Exception:
-                    # Nobody watches this thread; without it tasks would never hear of anything again.
+                    # Nobody watches this thread; without it tasks would never get a message again.
                     logger.exception("failure within the query's connections, going on")
         finally:
             for connection in list(self._connections.values()):
@@ -249,17 +248,17 @@ class HubClient(ConnectionLoop):
         clock: Clock,
         timeout_s: float,
     ) -> None:
-        """Connect, and prove to each other that both know the key.
+        """Connect; both sides prove to each other that they have the key.
 
         Args:
-            address: The hub's.
+            address: Address of the hub.
             received: Called with each message, by the connection's thread; must not wait.
-            lost: Called by it once the connection has ended.
-            clock: The system's, but in tests.
-            timeout_s: How long all of that may take.
+            lost: Called by the same thread once the connection has ended.
+            clock: The system's clock, except in tests.
+            timeout_s: How long all of this may take.
 
         Raises:
-            ConnectFailed: If there is no connection then.
+            ConnectFailed: If there is no connection in time.
         """
         self._on_message = received
         self._on_loss = lost
@@ -282,11 +281,11 @@ class HubClient(ConnectionLoop):
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection is there, as far as anybody knows."""
+        """Whether the connection is open, and not known to be lost."""
         return self._connection is not None and not self._is_lost
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send; returns at once, and from any thread."""
+        """Send a message; returns at once, callable from any thread."""
         assert self._connection is not None
         connection = self._connection
         self._call(lambda: self._send(connection, message))

@@ -32,12 +32,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ANSWER_S: Final = 10.0
-"""Far longer than the hub's thread takes for anything."""
+"""Timeout for answers of the hub's thread, which takes far less for anything."""
 _BACKLOG: Final = 128
 
 
 class QueryHub(ConnectionLoop):
-    """Listens until it is closed. Its thread alone touches the :class:`HubState`, which decides."""
+    """Listens until it is closed. Only its thread touches the :class:`HubState`, which decides."""
 
     def __init__(
         self,
@@ -56,25 +56,25 @@ class QueryHub(ConnectionLoop):
         """Listen.
 
         Args:
-            host: Where planner and tasks find this process.
-            bind_host: Where it listens.
+            host: Host name under which planner and tasks reach this process.
+            bind_host: Host name at which it listens.
             must_ask: See :class:`HubState`.
             slots: See :class:`HubState`.
             commit: Begins to commit a part and later reports ``HubState.committed``; returns at once.
-            look: Has the offset store compared with the batch soon, and the query looked at; returns at once.
-            storage_options: How to reach the offset store, renewed; may take a while.
-            drained: Has the query stopped soon, for nothing is left to consume; returns at once.
+            look: Has the offset store compared with the batch soon, and the query checked; returns at once.
+            storage_options: Returns renewed options for the offset store; may take a while.
+            drained: Has the query stopped soon, because nothing is left to consume; returns at once.
             calls_end_s: See :class:`HubState`.
-            clock: The system's, but in tests.
+            clock: The system's clock, except in tests.
 
         Raises:
-            OSError: If nothing can listen there.
+            OSError: If it cannot listen there.
         """
         family = socket.AF_INET6 if ":" in bind_host else socket.AF_INET
         listening = socket.create_server((bind_host, 0), family=family, backlog=_BACKLOG)
         super().__init__("rocketmq-hub", clock)
         self.address = HubAddress.new(host, listening.getsockname()[1])
-        """What planner and tasks connect with."""
+        """Address and key with which planner and tasks connect."""
         self._state = HubState(must_ask=must_ask, slots=slots, calls_end_s=calls_end_s)
         self._commit = commit
         self._look = look
@@ -86,11 +86,11 @@ class QueryHub(ConnectionLoop):
     # --- the driver, from any of its threads ----------------------------------------------------------------
 
     def report(self, event: Callable[[HubState], list[Action]]) -> None:
-        """Let the state know of an event; returns at once."""
+        """Report an event to the state; returns at once."""
         self._call(lambda: self._act(event(self._state)))
 
     def query(self, question: Callable[[HubState], T]) -> T:
-        """What the state answers; waits for it."""
+        """Return the state's answer to a question; waits for it."""
         answer: Future[T] = Future()
 
         def ask() -> None:
@@ -103,7 +103,7 @@ class QueryHub(ConnectionLoop):
         return answer.result(_ANSWER_S)
 
     def batch_ends(self, *, could_ask: bool | None, is_whole: bool = True) -> BatchResult:
-        """See :meth:`HubState.job_is_over` and :meth:`HubState.batch_ends`."""
+        """End a batch; see :meth:`HubState.job_is_over` and :meth:`HubState.batch_ends`."""
 
         def end(state: HubState) -> BatchResult:
             self._act(state.job_is_over(is_whole=is_whole))
@@ -129,7 +129,7 @@ class QueryHub(ConnectionLoop):
         self._act(self._state.tick(now_s))
 
     def _event(self, connection: Connection, message: Message) -> list[Action]:
-        """Let the state know what a planner or a task says."""
+        """Pass a message of a planner or a task to the state."""
         peer = connection.peer
         match message["type"]:
             case "planner":
@@ -140,7 +140,7 @@ class QueryHub(ConnectionLoop):
             case "look":
                 self._look()
             case "storage":
-                # Whoever gives credentials is waited for elsewhere.
+                # Getting credentials may take long, so another thread waits for them.
                 threading.Thread(
                     target=self._answer_storage,
                     args=(connection,),

@@ -1,9 +1,9 @@
-"""The protocol between driver, planner and tasks: lines of JSON between two ends that know one key.
+"""The protocol between driver, planner and tasks: lines of JSON between two ends that share a key.
 
-The key itself never travels. The hub greets with a random number; who connects answers with one of its own
-and with a proof made from both; the hub proves itself in the same way. From then on every line begins with a
-code made from a key of this connection, of this direction and of the line's number, so that nobody can add,
-repeat or reorder lines. Nothing is encrypted.
+The key itself never travels. The hub greets with a random number. The connecting side answers with its own
+random number and with a proof made from both; the hub proves itself in the same way. From then on every line
+begins with a code made from the line's number and a key for this connection and direction, so that nobody can
+add, repeat or reorder lines. Nothing is encrypted.
 
 No I/O here: bytes in, messages out.
 """
@@ -21,16 +21,16 @@ from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.model import MessageQueue
 
 LONGEST_GREETING: Final = 512
-"""Bytes of a line of somebody who has proved nothing yet."""
+"""Longest line, in bytes, before the other side has proved itself."""
 LONGEST_LINE: Final = 8 << 20
-"""Bytes of a line after that."""
+"""Longest line, in bytes, after that."""
 _VERSION: Final = 1
 _KEY_BYTES: Final = 32
 _CODE_CHARS: Final = 32
 _NONCE_BYTES: Final = 16
 
 Message = dict[str, Any]
-"""A JSON object; ``type`` says which."""
+"""A JSON object; ``type`` identifies the kind of message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,15 @@ class HubAddress:
 
     @classmethod
     def new(cls, host: str, port: int) -> HubAddress:
-        """An address with a random key."""
+        """Return an address with a random key."""
         return cls(host, port, secrets.token_bytes(_KEY_BYTES))
 
     @classmethod
     def parse(cls, text: str) -> HubAddress:
-        """The reverse of :meth:`to_text`.
+        """Read a text of :meth:`to_text`.
 
         Raises:
-            LocalProtocolError: If it is not; the text is not shown.
+            LocalProtocolError: If it is no such text, which is not shown.
         """
         place, _, key = text.rpartition("/")
         host, _, port = place.rpartition(":")
@@ -61,7 +61,7 @@ class HubAddress:
             raise LocalProtocolError("The address of a query's hub is not HOST:PORT/KEY.") from None
 
     def to_text(self) -> str:
-        """As an option can carry it: a secret."""
+        """Return the address as text for an option; it is a secret."""
         return f"{self.host}:{self.port}/{self.key.hex()}"
 
 
@@ -74,19 +74,19 @@ class Session:
         self._is_hub = is_hub
         self._nonce = secrets.token_hex(_NONCE_BYTES)
         self._nonces = ""
-        """The hub's and the other's, once both are known."""
+        """The nonces of the hub and of the other side, once both are known."""
         self._send_key = self._receive_key = b""
         self._sent = self._received = 0
         self._rest = bytearray()
         self.is_open = False
-        """Whether both sides have proved that they know the key."""
+        """Whether both sides have proved that they have the key."""
 
     def greeting(self) -> bytes:
-        """The hub's first line."""
+        """Return the hub's first line."""
         return _line({"v": _VERSION, "nonce": self._nonce})
 
     def lines(self, data: bytes) -> list[bytes]:
-        """The lines that end in the next bytes received, without their ends."""
+        """Return the lines that end in the next bytes received, without their newlines."""
         longest = LONGEST_LINE + 2 * _CODE_CHARS if self.is_open else LONGEST_GREETING
         end = data.rfind(b"\n") + 1
         lines = bytes(self._rest + data[:end]).split(b"\n")[:-1] if end else []
@@ -96,7 +96,7 @@ class Session:
         return lines
 
     def receive(self, line: bytes) -> tuple[bytes, Message | None]:
-        """Take the next line: what to send in return, and its message unless it was part of the greeting."""
+        """Take the next line; return the bytes to answer, and its message unless it is of the greeting."""
         if not self.is_open:
             return self._greeted(line), None
         code, body = line[:_CODE_CHARS], line[_CODE_CHARS:]
@@ -108,7 +108,7 @@ class Session:
         return b"", self._object(body)
 
     def seal(self, message: Mapping[str, Any]) -> bytes:
-        """The next line to send, once the session is open."""
+        """Return the next line to send, once the session is open."""
         body = json.dumps(message, separators=(",", ":")).encode()
         line = _code(self._send_key, self._sent, body) + body + b"\n"
         self._sent += 1
@@ -153,15 +153,15 @@ class Session:
 
 
 def listed(queues: Iterable[MessageQueue]) -> list[list[str | int]]:
-    """Queues as a message carries them; the reverse of :func:`queue_list`."""
+    """Return queues in the form of a message; the reverse of :func:`queue_list`."""
     return [[queue.topic, queue.broker_name, queue.queue_id] for queue in sorted(queues)]
 
 
 def queue_list(queues: object, peer: str = "hub") -> frozenset[MessageQueue]:
-    """The queues that a message carries.
+    """Return the queues in a message.
 
     Raises:
-        RemoteProtocolError: If they are none.
+        RemoteProtocolError: If it is no list of queues.
     """
     try:
         return frozenset(

@@ -1,7 +1,7 @@
-"""A task's end of the connection to its driver: what it hears of its queues, and what it hands over of them.
+"""A task's end of the connection to its driver: it receives instructions and hands parts of its result over.
 
-One connection serves all tasks of a process. What the connection's thread writes and a task's thread reads
-are sets and flags that only grow, so neither waits for the other.
+One connection serves all tasks of a process. The data that the connection's thread writes and a task's thread
+reads is sets and flags that only grow, so neither thread waits for the other.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ logger = logging.getLogger(__name__)
 _CONNECT_S: Final = 3.0
 _ANSWER_S: Final = 10.0
 _IDLE_ANSWER_S: Final = 2.0
-"""How long an idle task waits to be told whether its batch is at work."""
+"""How long an idle task waits for the answer whether its batch is at work."""
 _TAKEN_S: Final = 30.0
-"""How long a driver may take to say that it has a part."""
+"""How long a driver may take to confirm a part."""
 _AGAIN_AFTER_S: Final = 60.0
-"""How long a driver that could not be reached is not tried again."""
+"""Pause before a driver that could not be reached is tried again."""
 _CALLS_END_S: Final = 2.0
-"""How long the call in hand may go on then; as Spark's ``spark.python.task.killTimeout``."""
+"""How long the call in hand may go on after the driver's end; like ``spark.python.task.killTimeout``."""
 _LARGEST_COPY: Final = 256 << 10
-"""Characters of a result that the driver gets a copy of."""
+"""Longest result, in characters, of which the driver gets a copy."""
 
 
 class HubTerms(NamedTuple):
@@ -46,26 +46,26 @@ class HubTerms(NamedTuple):
     must_ask: bool
     """Whether a task that cannot reach the driver must leave its ranges as they are."""
     ends_tasks: bool = False
-    """Whether a task, the call in hand too, must end when the driver does: Spark does not end it."""
+    """Whether a task must end when the driver does, even within a call: Spark does not end it."""
 
 
 class Fate(Enum):
-    """What becomes of a range that a task has come to the end of."""
+    """Destination of a range that a task has finished."""
 
     KEPT = "KEPT"
-    """It comes with the task's result."""
+    """It is part of the task's result."""
     HANDED_OVER = "HANDED_OVER"
-    """It goes to the driver at once, apart from all others."""
+    """It goes to the driver at once, separately from all others."""
     DROPPED = "DROPPED"
     """Nothing of it is committed: its queue was claimed or reset meanwhile."""
 
 
 class TaskInstructions(RangeInstructions):
-    """Of one attempt of a task."""
+    """Instructions to one attempt of a task."""
 
     def __init__(self, connection: _DriverConnection, epochs: Mapping[MessageQueue, int]) -> None:
         self.id = uuid.uuid4().hex
-        """Tells attempts apart."""
+        """Unique id of the attempt."""
         self._connection = connection
         self._epochs = epochs
         self._given_up: set[MessageQueue] = set()
@@ -77,12 +77,12 @@ class TaskInstructions(RangeInstructions):
         self._on_work_end: Callable[[], None] = lambda: None
         self._idle_s: float | None = None
         self._is_batch_at_work = False
-        """As far as the driver has said."""
+        """The driver's last report."""
         self._is_last = False
-        """Nothing is to be waited for any more."""
+        """Whether the task must not wait for other tasks any more."""
         self._taker: Callable[[Any], bool] = lambda _: False
         self._in_doubt: set[str] = set()
-        """Parts of which the driver has not said that it has them."""
+        """Ids of parts that the driver has not confirmed."""
         self._answered = threading.Event()
         self._is_certain = threading.Event()
         self._is_certain.set()
@@ -108,8 +108,8 @@ class TaskInstructions(RangeInstructions):
         return not self._is_last
 
     def begins(self, queue: MessageQueue) -> bool:
-        """Report that the range of a queue begins; whether it may."""
-        # Before the look at _given_up: _give_up looks at both in the other order.
+        """Report that the range of a queue begins; return whether it may."""
+        # Before _given_up is read: _give_up uses the two in the opposite order.
         self._begun.add(queue)
         if not self.is_given_up(queue):
             return True
@@ -118,22 +118,22 @@ class TaskInstructions(RangeInstructions):
         return False
 
     def fate(self, queue: MessageQueue) -> Fate:
-        """What becomes of the range of a queue that has come to its end."""
+        """Return the destination of a queue's finished range."""
         if queue in self._dropped:
             return Fate.DROPPED
         return Fate.HANDED_OVER if queue in self._given_up else Fate.KEPT
 
     def kept(self, queues: Collection[MessageQueue]) -> bool:
-        """Report that ranges are in the task's result so far; whether to hand that over at once."""
+        """Note that ranges are in the task's result so far; return whether to hand that over at once."""
         self._kept.update(queues)
         return any(self.fate(queue) is Fate.HANDED_OVER for queue in queues)
 
     def when_cut(self, cut: Callable[[], None]) -> None:
-        """Call ``cut``, which must not wait, on another thread to have the result so far handed over."""
+        """Set ``cut``, which hands the result so far over; called on another thread, and must not wait."""
         self._cut = cut
 
     def taken_by(self, taker: Callable[[Any], bool]) -> None:
-        """Call ``taker`` with what :meth:`take` is given."""
+        """Set ``taker``, which :meth:`take` calls with its argument."""
         self._taker = taker
 
     def take(self, brought: object) -> bool:
@@ -141,11 +141,11 @@ class TaskInstructions(RangeInstructions):
         return self._taker(brought)
 
     def released(self, queue: MessageQueue) -> None:
-        """Nothing of a queue was delivered, or nothing that counts, and nothing will be."""
+        """Report that nothing that counts was delivered from a queue, and nothing will be."""
         self._send("released", queues=listed([queue]))
 
     def hand_over(self, part_id: str, queues: Collection[MessageQueue], result: Mapping[str, Any]) -> bool:
-        """Give a part to the driver; whether that was begun. Returns at once."""
+        """Send a part to the driver; return, at once, whether this was begun."""
         if self._connection.is_lost or len(str(result)) > LONGEST_LINE // 2:
             return False
         self._in_doubt.add(part_id)
@@ -154,10 +154,10 @@ class TaskInstructions(RangeInstructions):
         return True
 
     def await_taken(self) -> None:
-        """Wait until the driver has said that it has every part.
+        """Wait until the driver has confirmed every part.
 
         Raises:
-            RocketMQError: If that is not known: another attempt of the task asks it.
+            RocketMQError: If a part is not confirmed; another attempt of the task asks the driver.
         """
         self._is_certain.wait(_TAKEN_S)
         if self._in_doubt:
@@ -176,12 +176,12 @@ class TaskInstructions(RangeInstructions):
         self._send("done", part=part)
 
     def forget(self) -> None:
-        """The task has failed."""
+        """Report that the task has failed."""
         self._connection.forget(self)
         self._send("failed")
 
     def ask(self, terms: HubTerms, partition: int, *, tasks: int) -> bool:
-        """Report what the task is going to begin with; whether the driver has answered."""
+        """Report the queues that the task is going to begin with; return whether the driver has answered."""
         self._is_last = tasks == 1
         queues = [[*queue, epoch] for queue, epoch in sorted(self._epochs.items())]
         self._send("begin", batch=terms.batch_id, partition=partition, queues=queues, tasks=tasks)
@@ -193,7 +193,7 @@ class TaskInstructions(RangeInstructions):
     # --- the connection's thread ----------------------------------------------------------------------------
 
     def receive(self, message: Message) -> None:
-        """Take in what the driver says to this task."""
+        """Handle a message of the driver to this task."""
         match message["type"]:
             case "go":
                 self._given_up |= queue_list(message["give_up"])
@@ -216,12 +216,12 @@ class TaskInstructions(RangeInstructions):
                 pass
 
     def stop(self) -> None:
-        """No further deliveries; what was delivered comes with the task's result."""
+        """Make no further deliveries; messages delivered so far remain in the task's result."""
         self._all = True
         self._end_idle()
 
     def lost(self) -> None:
-        """Nobody can tell the task anything any more, so it ends after the call in hand."""
+        """End the task after the call in hand: it can get no further instructions."""
         self._all = True
         self._answered.set()
         self._is_certain.set()
@@ -279,19 +279,19 @@ class _DriverConnection:
     def _end_calls(self) -> None:
         if self._tasks:
             logger.warning("this worker ends within the listener's call: its query has ended")
-            # Nothing else ends a call; Spark makes another worker.
+            # Nothing else can end a call; Spark starts another worker.
             os._exit(1)
 
 
 _connections: dict[HubAddress, _DriverConnection] = {}
-"""This process's, one to each driver."""
+"""Connections of this process, one to each driver."""
 _failed_s: dict[HubAddress, float] = {}
 _guard = threading.Lock()
-"""Over both; no connection is made under it."""
+"""Guards both; no connection is made under it."""
 
 
 def _renew() -> None:
-    """In a child of ``fork()``: begin without connections; the parent's stay open."""
+    """Begin without connections in a child of ``fork()``; the parent's stay open."""
     global _guard  # noqa: PLW0603 - one per process is the point
     _guard = threading.Lock()
     _connections.clear()
@@ -304,13 +304,13 @@ os.register_at_fork(after_in_child=_renew)
 def ask_driver(
     terms: HubTerms, partition: int, epochs: Mapping[MessageQueue, int], *, tasks: int = 1
 ) -> TaskInstructions | None:
-    """Ask the driver what to leave out of a task's ranges; None if it cannot be reached.
+    """Ask the driver which of a task's ranges to leave out; return None if it cannot be reached.
 
     Args:
-        terms: Of the batch.
+        terms: Terms of the batch.
         partition: The task's number; the same for all its attempts.
-        epochs: Of its ranges, by queue.
-        tasks: How many the batch has.
+        epochs: Epochs of its ranges, by queue.
+        tasks: Number of tasks of the batch.
     """
     connection = _connected(terms)
     if connection is None:
@@ -342,7 +342,7 @@ def _connected(terms: HubTerms) -> _DriverConnection | None:
             _failed_s[address] = time.monotonic()
         return None
     with _guard:
-        # Of other queries, and of this one's earlier connections.
+        # Lost connections of other queries, and earlier ones of this query.
         for lost in [each for each, connection in _connections.items() if connection.is_lost]:
             del _connections[lost]
         _connections[address] = made
