@@ -1,11 +1,11 @@
-"""A sink's table that a catalog names: read and written by Spark alone, with the watermarks of its commits.
+"""A sink's table by its name in a catalog: only Spark reads and writes it, and commits hold the watermarks.
 
-A catalog may keep others from its tables' folders, and may make their commits itself.  So all that a sink
-needs is asked by the name: the commits with ``DESCRIBE HISTORY``, the table's id and place with ``DESCRIBE
-DETAIL``.  Each commit says how far the whole group has come; transaction ids are there to fence alone, since
-SQL does not tell them.
+A catalog may deny access to its tables' folders, and may make their commits itself.  So a sink reads all it
+needs by the table's name: the commits with ``DESCRIBE HISTORY``, the table's id and place with ``DESCRIBE
+DETAIL``.  Each commit records the progress of the whole group.  Transaction ids only fence, since SQL cannot
+read them.
 
-Tasks put their rows beside the table or, where they may not, into a folder for staging.
+Tasks put their rows beside the table or, if they may not write there, into a folder for staging.
 """
 
 from __future__ import annotations
@@ -67,61 +67,61 @@ _GONE: Final = frozenset(
         "DELTA_MISSING_DELTA_TABLE",
     }
 )
-"""What Spark says where there is no table, or its folder is gone."""
+"""Spark's error conditions for a missing table, or one whose folder is gone."""
 _NO_TABLES: Final = ("`DETAIL`", "`HISTORY`")
 _PAGES: Final = (20, 200, 2_000, None)
-"""How many commits are asked for, until they are enough; few or many take 0.2 s on a local disk."""
+"""Numbers of commits to read, one after another until they are enough; each takes 0.2 s on a local disk."""
 _TOLD: Final = ("version", "timestamp", "operation", "operationParameters", "userMetadata")
 _ROW_OPERATIONS: Final = frozenset({"DELETE", "UPDATE", "MERGE", "OPTIMIZE", "STREAMING UPDATE"})
-"""They leave partitioning, properties and features alone, for which Spark takes a second."""
+"""Operations that do not change partitioning, properties or features, which Spark takes a second to read."""
 _WHOLE: Final = "whole"
-"""Of a commit's watermarks: they are those of every queue that the group ever wrote."""
+"""Field of a commit whose watermarks are those of every queue that the group ever wrote."""
 _COMPUTED_BY: Final = frozenset({"generatedColumns", "identityColumns"})
 _STAGED: Final = "rocketmq-staged"
-"""The folder within a staging folder that nobody else writes to."""
+"""Folder within a staging folder that only this package writes to."""
 _LEFT_FOR_S: Final = 7 * 86_400
-"""A file that is older was left by a task that was killed; Delta's VACUUM has the same."""
+"""Age above which a file was left by a killed task; Delta's VACUUM has the same limit."""
 _ERRORS: Final = (PySparkException, Py4JError)
 
 
 def _rows(spark: SparkSession, sql: str) -> list[Row]:
-    """The answer to ``sql``.
+    """Return the rows of a statement.
 
     Raises:
         TableNotFoundError: If there is no table.
-        DeltaError: If Spark cannot run it.
+        DeltaError: If Spark cannot run the statement.
     """
     try:
         return spark.sql(sql).collect()
     except _ERRORS as error:
         if isinstance(error, PySparkException) and error.getCondition() in _GONE:
             if (error.getMessageParameters() or {}).get("relationName") in _NO_TABLES:
-                # Without Delta it is a question for a column of a table with that name.
+                # Without Delta, Spark reads the statement as one about a table DETAIL or HISTORY.
                 raise _NoDelta from error
             raise TableNotFoundError(f"There is no Delta table for {sql}.") from error
         raise DeltaError(f"Spark could not run {sql}: {_first_line(error)}") from error
 
 
 def _first_line(error: BaseException) -> str:
-    """What says most: Py4J puts a line before."""
+    """Return the most informative line of an error; Py4J puts a line before it."""
     lines = str(error).strip().splitlines()
     said = lines[1:2] if isinstance(error, Py4JError) and len(lines) > 1 else lines[:1]
     return masked("".join(said).lstrip(": "))
 
 
 class _NoDelta(DeltaError):
-    """The session does not know Delta's statements."""
+    """The session does not support Delta's statements."""
 
 
 class CatalogHistory:
-    """The commits of a table as ``DESCRIBE HISTORY`` tells them; see ``CommitLog``."""
+    """The commits of a table as ``DESCRIBE HISTORY`` returns them; see ``CommitLog``."""
 
     is_local: Final = False
 
     def __init__(
         self, spark: SparkSession, name: TableName, storage: StorageOptions, *, last: int | None = None
     ) -> None:
-        """``last`` is the newest version that is told of; None for the table's."""
+        """Set the table; ``last`` is the newest version to show, None for the table's newest."""
         self.table_uri: Final = str(name)
         self.storage: Final = storage
         self._spark = spark
@@ -129,18 +129,18 @@ class CatalogHistory:
         self._last = last
         self._pages = iter(_PAGES)
         self._entries: list[dict[str, Any]] = []
-        """Of the last look, the newest first, without a gap."""
+        """Commits as of the last look, the newest first, without a gap."""
         self._is_whole = False
 
     def as_of(self, version: int) -> CatalogHistory:
-        """As it was."""
+        """Return the history as of a version."""
         return CatalogHistory(self._spark, self._name, self.storage, last=version)
 
     def look(self) -> int:
-        """Look for newer commits; the newest version.
+        """Look for newer commits; return the newest version.
 
         Raises:
-            DeltaError: If the catalog does not tell.
+            DeltaError: If the history cannot be read, or has no commits any more.
         """
         self._pages, self._is_whole, self._entries = iter(_PAGES), False, []
         while not self._entries and not self._is_whole:
@@ -181,7 +181,7 @@ class CatalogHistory:
             self._read_more()
 
     def commit_file(self, version: int) -> CommitFile:
-        """What tells a commit from another table's of that number, as of the last look."""
+        """Return a mark that distinguishes a commit from another table's, as of the last look."""
         entry = self.commit_info(version)
         if entry is None:
             return CommitFile(version, None, None)
@@ -189,11 +189,11 @@ class CatalogHistory:
         return CommitFile(version, zlib.crc32(said.encode()), entry["timestamp"])
 
     def last_checkpoint_file(self) -> tuple[int | None, int | None]:
-        """Spark looks after checkpoints."""
+        """Return nothing: Spark manages checkpoints."""
         return None, None
 
     def may_lack_commits_after(self, version: int) -> bool:  # noqa: ARG002 - of a protocol
-        """Spark looks after checkpoints."""
+        """Return False: Spark manages checkpoints."""
         return False
 
 
@@ -204,14 +204,14 @@ def _entry(row: Row) -> dict[str, Any]:
 
 
 class CatalogLog(SinkLog):
-    """A handle on the newest version of a table that a catalog names; Spark makes the commits."""
+    """A handle on the newest version of a table in a catalog; Spark makes the commits."""
 
     log: CatalogHistory
 
     def __init__(
         self, spark: SparkSession, name: TableName, history: CatalogHistory, detail: Row, rows_uri: str
     ) -> None:
-        """``detail`` is what ``DESCRIBE DETAIL`` said of the newest version."""
+        """Start at the newest version; ``detail`` is its ``DESCRIBE DETAIL``."""
         self._spark = spark
         self._name = name
         super().__init__(history, history.look(), rows_uri)
@@ -226,7 +226,7 @@ class CatalogLog(SinkLog):
 
     @property
     def location(self) -> str:
-        """The table's folder; empty where the catalog does not tell it."""
+        """The table's folder; empty if the catalog does not show it."""
         return self._detail["location"] or ""
 
     @property
@@ -244,10 +244,10 @@ class CatalogLog(SinkLog):
         )
 
     def is_still_there(self) -> bool:
-        """Whether it is the same table, and not an earlier state of it."""
+        """Whether the table is the same one, and was not put back to an earlier state."""
         try:
             newest = self.log.look()
-            # REPLACE TABLE goes on with the history of the table before.
+            # REPLACE TABLE keeps the history of the previous table.
             if self.log.commit_file(self.version) == self._tip and self._keep_form_up_to(newest):
                 return True
             return newest >= self.version and self._described()["id"] == self.table_id
@@ -266,7 +266,7 @@ class CatalogLog(SinkLog):
         return detail
 
     def may_have_newer(self) -> bool:
-        """As of the last look, which :meth:`is_still_there` takes."""
+        """Whether there is a newer commit as of the last look, which :meth:`is_still_there` takes."""
         return self.log.newest != self.version
 
     def _newest_version(self, age_s: float) -> int:  # noqa: ARG002 - Spark always looks
@@ -298,11 +298,11 @@ class CatalogLog(SinkLog):
         return log
 
     def all_transactions(self) -> Mapping[str, int]:
-        """None: commits say it."""
+        """Return nothing: watermarks are in the commits."""
         return {}
 
     def transaction_versions(self, app_ids: Iterable[str]) -> dict[str, int]:  # noqa: ARG002
-        """None: commits say it."""
+        """Return nothing: watermarks are in the commits."""
         return {}
 
     def version_of(self, commit: SinkCommit, since: int) -> int:
@@ -318,7 +318,7 @@ class CatalogLog(SinkLog):
 
 
 def _keeps_form(entry: Mapping[str, Any]) -> bool:
-    """Whether a commit leaves partitioning, properties and features alone, as far as can be seen."""
+    """Whether a commit leaves partitioning, properties and features as they are, by its operation."""
     operation = entry["operation"]
     return operation in _ROW_OPERATIONS or (
         operation == "WRITE" and entry["operationParameters"].get("mode") == "Append"
@@ -326,12 +326,12 @@ def _keeps_form(entry: Mapping[str, Any]) -> bool:
 
 
 class CatalogTable(SinkTable):
-    """A table that a catalog names, and the rows that are to be added to it; driver side."""
+    """A table in a catalog, and the columns of the rows to be added to it; only for the driver."""
 
     _more_metadata = MappingProxyType({_WHOLE: True})
 
     def __init__(self, name: TableName, *, staging: str | Path | None, **settings: Any) -> None:
-        """The other arguments are those of ``SinkTable``.
+        """Set the table's name and staging folder; the other arguments are those of ``SinkTable``.
 
         Raises:
             OptionError: If rows are to be merged.
@@ -347,11 +347,11 @@ class CatalogTable(SinkTable):
         self._staging = None if staging is None else str(staging).rstrip("/") + f"/{_STAGED}"
         self._rows_uri = "" if self._staging is None else table_uri(self._staging)
         self._location = ""
-        """The table's folder; known once it is open."""
+        """The table's folder; known once the table is open."""
 
     @property
     def place(self) -> str:
-        """With its catalog, once a session was there."""
+        """The table's name; it includes the catalog once a session was used."""
         return str(self._name)
 
     @property
@@ -367,7 +367,7 @@ class CatalogTable(SinkTable):
         """See :meth:`SinkTable.open`.
 
         Raises:
-            OptionError: If it is no Delta table, or Spark does not understand the name.
+            OptionError: If it is not a Delta table, or if Spark does not understand the name.
             DeltaError: If the catalog does not answer.
         """
         self.storage.renew()
@@ -402,7 +402,7 @@ class CatalogTable(SinkTable):
         return CatalogLog(self._session, self._name, history, detail, self._rows_uri)
 
     def newest_log(self) -> SinkLog:
-        """See :meth:`SinkTable.newest_log`; opened again if its session was stopped."""
+        """See :meth:`SinkTable.newest_log`; the log is opened again if its session was stopped."""
         self._take_session()
         return super().newest_log()
 
@@ -412,11 +412,11 @@ class CatalogTable(SinkTable):
             problem = f"{self._name} is the name of a table, for which a running Spark session is needed"
             raise OptionError((problem,), where="Delta sink")
         if len(self._name.parts) == 2:
-            # Another USE must not make it another table.
+            # Add the catalog, so that a later USE does not change which table the name means.
             self._name = TableName((self._spark.catalog.currentCatalog(), *self._name.parts))
 
     def _forget_session(self) -> None:
-        """Handles ask the session that opened them; where rows wait stays the same."""
+        """Discard the handles, which use the session that opened them; the place of rows stays the same."""
         self._handles.forget()
 
     def _no_place_for_rows(self, folder: str, why: str) -> OptionError:
@@ -429,7 +429,7 @@ class CatalogTable(SinkTable):
         return OptionError((problem,), where="Delta sink")
 
     def prepare(self, schema: pa.Schema) -> None:
-        """See :meth:`SinkTable.prepare`; rows can be put where Spark reads them."""
+        """See :meth:`SinkTable.prepare`; also check that rows can be put where Spark reads them."""
         super().prepare(schema)
         try:
             self._check_rows_place(schema)
@@ -458,12 +458,12 @@ class CatalogTable(SinkTable):
             _remove_left(filesystem, folder, time.time())
 
     def _address_of(self, name: str) -> str:
-        """By which address Spark finds what tasks write."""
+        """Return the address by which Spark finds the folder that tasks write to."""
         given = self._location if self._staging is None else self._staging
-        # Spark takes a path without a scheme for one of its own file system, which may be another.
+        # Spark looks for a path without a scheme in its default file system, which may be another one.
         addresses = [given if ":" in given or given.startswith("/") else self._rows_uri]
         if given.startswith("s3://"):
-            # Open-source Spark knows it by another name.
+            # Open-source Spark has another scheme for it.
             addresses.append(f"s3a{given[2:]}")
         for address in addresses[:-1]:
             with suppress(*_ERRORS):
@@ -495,10 +495,10 @@ class CatalogTable(SinkTable):
         return log
 
     def _check_place(self) -> None:
-        """Spark's commits exclude each other, or :meth:`refused` says why not."""
+        """Check nothing here: Spark's commits exclude each other, or :meth:`refused` raises."""
 
     def refused(self, form: TableForm) -> tuple[str, ...]:
-        """Why Spark writes: a catalog names the table; raises as :meth:`SinkTable.refused`."""
+        """Return why Spark writes: the table is in a catalog.  For errors see :meth:`SinkTable.refused`."""
         why = ("its name in a catalog",)
         if "catalogManaged" not in form.features:
             problem = log_store_problem(self._location, lambda name: self._session.conf.get(name, None))
@@ -508,36 +508,36 @@ class CatalogTable(SinkTable):
 
     def _check_columns(self, form: TableForm, wanted: TableForm) -> None:
         if _COMPUTED_BY & form.features:
-            # Delta does not tell which they are.
+            # Delta does not show here which columns are computed.
             known = {column.name for column in wanted.columns}
             form = replace(form, columns=tuple(each for each in form.columns if each.name in known))
         check_columns(self.path, form, wanted, may_differ=self.schema_evolution)
 
     def rewind(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
-        """See :meth:`SinkTable.rewind`: Spark makes all commits."""
+        """See :meth:`SinkTable.rewind`; here Spark makes all commits."""
         self.refused(log.form())
         before = before.set_by(commit)
         return self.append_by_spark(log, (), before, commit, schema=self.schema_without_rows(log))
 
     def schema_without_rows(self, log: SinkLog) -> pa.Schema:
-        """Columns that every commit must have; Delta knows the others."""
+        """Return the columns that every commit must have; Delta fills the others."""
         kept = [field for field in log.arrow_schema if not field.nullable or field.name in POSITION_COLUMNS]
         return pa.schema(kept)
 
     def _append(self, rows: DataFrame, options: Mapping[str, Any]) -> None:
-        # saveAsTable would make a table that is missing.
+        # saveAsTable would create the table if it is missing.
         rows.writeTo(self._sql_name).options(**options).append()
 
     def group_commit(
         self,
         log: SinkLog,
         consumer_group: str,
-        generations: Iterable[tuple[MessageQueue, int]],  # noqa: ARG002 - of all, at once
+        generations: Iterable[tuple[MessageQueue, int]],  # noqa: ARG002 - all queues are read at once
     ) -> GroupCommit:
-        """See :meth:`SinkTable.group_commit`; also of rows that came by the table's path before.
+        """See :meth:`SinkTable.group_commit`; includes rows that were written by the table's path before.
 
         Raises:
-            SinkConflict: If that cannot be told.
+            SinkConflict: If the progress cannot be read.
         """
         assert isinstance(log, CatalogLog)
         newest = log.newest_commit(consumer_group)
@@ -565,7 +565,10 @@ class CatalogTable(SinkTable):
         return GroupCommit.judged(stored, newest, whole, number=number)
 
     def _stored_by_path(self, log: CatalogLog, consumer_group: str) -> dict[str, int] | None:
-        """The group's transaction ids, if the folder can be read as it is: it is another way to one table."""
+        """Return the group's transaction ids from the table's folder; None if it cannot be read as a table.
+
+        They are those of commits that were made by the table's path.
+        """
         try:
             folder = table_uri(log.location)
             by_path = TableLog(open_table(folder, self.storage, version=log.version), self.storage)
@@ -591,12 +594,12 @@ class CatalogTable(SinkTable):
             known = GroupCommit()
         if known.number or log.begins_at_first_commit:
             return known
-        # A number that no count of commits has come to.
+        # A number above any count of commits so far.
         return replace(known, number=int(time.time()))
 
 
 def _remove_left(filesystem: fs.FileSystem, folder: str, now_s: float) -> None:
-    """Remove what tasks left that were killed."""
+    """Remove the files that killed tasks have left."""
     for file in filesystem.get_file_info(fs.FileSelector(folder or "/", allow_not_found=True)):
         if file.mtime_ns is not None and now_s - file.mtime_ns / 1e9 > _LEFT_FOR_S:
             with suppress(OSError):

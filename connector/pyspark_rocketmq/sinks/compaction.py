@@ -1,14 +1,15 @@
 """Compacts the small files of a sink's table: decides which are worth it, rewrites and commits them.
 
-A micro-batch leaves a file or more in each partition it writes to, so a day of batches leaves 86,400.  Files
-grow in steps (:data:`TARGETS`): a row is rewritten about once a step, and not each time that new files come.
+A micro-batch adds at least one file to each partition it writes to, so a day of batches adds 86,400.  Files
+grow in steps (:data:`TARGETS`): a row is rewritten about once a step, and not each time new files arrive.
 
-delta-rs (1.6.6) compacts, too, but misses that another OPTIMIZE has replaced the same files: both versions of
-the rows stay (``docs/upstream/delta-rs-two-optimizes.md``; ``tests/delta/test_upstream.py`` fails when a
-delta-rs is fixed, and most of this module can go then).  A commit made meanwhile is looked at here first, and
-files that it removed are left alone.  Where delta-rs' OPTIMIZE comes second nothing here can stop it, so a
-:class:`Compactor` leaves a table alone in which it sees one.  delta-rs' overwrites, and its deletes of all
-rows, have the same defect and leave the compacted rows: a :class:`Compactor` logs a warning about those.
+delta-rs (1.6.6) compacts, too, but does not notice that another OPTIMIZE has replaced the same files, and
+then both versions of the rows stay (``docs/upstream/delta-rs-two-optimizes.md``).
+``tests/delta/test_upstream.py`` fails once a delta-rs is fixed, and most of this module can go then.  This
+module first checks the commits made meanwhile, and skips files that they removed.  If delta-rs' OPTIMIZE
+comes second, nothing here can stop it, so a :class:`Compactor` stops compacting a table in which it sees one.
+delta-rs' overwrites, and its deletes of all rows, have the same defect and leave the compacted rows in the
+table: a :class:`Compactor` logs an error about those.
 """
 
 from __future__ import annotations
@@ -40,63 +41,63 @@ from pyspark_rocketmq.sinks.delta_log import add_action, add_by_delta_rs, commit
 logger = logging.getLogger(__name__)
 
 TARGETS: Final = (1 << 20, 16 << 20, 128 << 20)
-"""Bytes of a file, from one step to the next."""
+"""Size of a file after each step, in bytes."""
 WORTH_IT: Final = 64
-"""Small files of a partition at which they are compacted."""
+"""Number of small files at which a partition is compacted."""
 _BYTES_A_COMMIT: Final = 256 << 20
 _FILES_A_COMMIT: Final = 10_000
 _FILES_A_BIN: Final = 4_000
-"""Keys are renewed between bins: on slow storage that many take a minute."""
+"""Most files of a bin; credentials are renewed between bins, and on slow storage this many take a minute."""
 _SECONDS_A_COMMIT: Final = 60.0
-"""What was compacted until then is kept if the process ends."""
+"""Time after which the work so far is committed, so that it is kept if the process ends."""
 _TIMES_BEATEN: Final = 100
 _ROWS_AT_ONCE: Final = 16 * 1024
-"""Of small files, for the statistics' sake."""
+"""Rows of small files that are gathered before they are added, since statistics take time for each piece."""
 _BYTES_AT_ONCE: Final = 16 << 20
-"""Of rows in memory, and of a file that is read whole."""
+"""Most bytes of rows in memory, and of a file that is read whole."""
 _WORKS_S: Final = 0.05
 _PAUSES: Final = 4.0
-"""Between two pieces of work, as times of what the last one took: a fifth of a core is the batches' loss."""
+"""Pause after each piece of work, in multiples of its duration: at most a fifth of a core is used."""
 _PAUSES_ELSEWHERE: Final = 1.0
-"""Of storage of other machines: most of what it takes is waiting."""
+"""The same for remote storage, where most of the duration is waiting."""
 _TARGET_PROPERTY: Final = "delta.targetFileSize"
 _UNITS: Final = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 _OF_FILES: Final = (ArrowException, FileNotFoundError, SchemaError)
-"""What is wrong with files that cannot be compacted; others can."""
+"""Errors of a file that cannot be compacted, while others can."""
 _COMMIT_ID: Final = "compactionId"
 _PLAIN: Final = "!$&'()+,-./:;=@_~"
-"""What delta-rs does not encode in a path, besides letters and digits."""
+"""Characters that delta-rs does not encode in a path, besides letters and digits."""
 _LOOKED_BACK: Final = 100
-"""Versions before the first look."""
+"""Number of earlier versions that the first look checks."""
 
 
 PartitionValues = tuple[tuple[str, str | None], ...]
-"""Column and text, in the columns' order."""
+"""Pairs of partition column and text of its value, in the columns' order."""
 
 
 class StoredFile(NamedTuple):
     """A file of the table."""
 
     path: str
-    """As in the log: URL-encoded."""
+    """Path as the log has it: URL-encoded."""
     size: int
     partition: PartitionValues
 
 
 class Compacted(NamedTuple):
-    """What a compaction has done."""
+    """The result of a compaction."""
 
     files_removed: int = 0
     files_added: int = 0
     files_changed: int = 0
-    """Left as they are, since another commit came first."""
+    """Files that were not replaced, because another commit came first."""
 
 
 def target_of(sizes: Iterable[int], targets: Sequence[int] = TARGETS) -> int | None:
-    """The size to which one partition's files are worth being compacted; None while they are not.
+    """Return the size to which a partition's files should be compacted; None if it is not worth it yet.
 
-    A file is small if it has less than half of that size.  The largest target is taken that the small files
-    fill at least half; few bytes in many files go to the smallest.
+    A file is small if it has less than half of the target size.  The result is the largest target of which
+    the small files fill at least half.  For the smallest target the number of files is enough.
     """
     sizes = list(sizes)
     for target in reversed(targets):
@@ -107,7 +108,7 @@ def target_of(sizes: Iterable[int], targets: Sequence[int] = TARGETS) -> int | N
 
 
 def largest_target(configuration: Mapping[str, str]) -> int:
-    """The size of files that a table's properties ask for, 128 MiB if none."""
+    """Return the size of files in a table's properties, 128 MiB by default."""
     text = configuration.get(_TARGET_PROPERTY, "").strip().lower()
     number = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
     unit = text[len(number) :].strip() or "b"
@@ -117,13 +118,13 @@ def largest_target(configuration: Mapping[str, str]) -> int:
 
 
 def targets_of(configuration: Mapping[str, str]) -> tuple[int, ...]:
-    """The steps of a table: those below its own size of files, and that."""
+    """Return a table's steps: those below its own size of files, then that size."""
     largest = largest_target(configuration)
     return (*(target for target in TARGETS if target < largest), largest)
 
 
 def bins_of(files: Iterable[StoredFile], target: int) -> list[list[StoredFile]]:
-    """The small ones of a partition's files, in their order, in groups of about ``target`` bytes."""
+    """Group the small files of a partition, in their order, into bins of about ``target`` bytes."""
     bins: list[list[StoredFile]] = []
     left = 0
     for file in files:
@@ -138,15 +139,15 @@ def bins_of(files: Iterable[StoredFile], target: int) -> list[list[StoredFile]]:
 
 
 class Pace:
-    """Pauses between pieces of work that is done beside something more urgent; this one never does."""
+    """Pace of work that runs beside something more urgent; this class never pauses."""
 
     def goes_on(self) -> bool:
-        """Pause if it is time to; whether there is to be more work."""
+        """Pause if it is time to; return whether to go on."""
         return True
 
 
 class Beside(Pace):
-    """Takes a fifth of a core by default, and ends with the process's main thread."""
+    """Pace that uses a fifth of a core by default, and ends with the process's main thread."""
 
     def __init__(
         self,
@@ -156,7 +157,7 @@ class Beside(Pace):
         *,
         pauses: float = _PAUSES,
     ) -> None:
-        """Begin to work; ``pauses`` are as times of the work, other arguments are for tests."""
+        """Start now; ``pauses`` is in multiples of the work's duration, other arguments are for tests."""
         self._now_s, self._sleep, self._is_wanted, self._pauses = now_s, sleep, is_wanted, pauses
         self._since_s = now_s()
 
@@ -170,15 +171,15 @@ class Beside(Pace):
 
 
 class Compactor:
-    """Compacts a sink's table now and then, unless delta-rs' OPTIMIZE does that, too."""
+    """Compacts a sink's table from time to time, unless delta-rs' OPTIMIZE does that, too."""
 
     def __init__(self) -> None:
         self._looked_at: int | None = None
-        """The newest version that was looked at for what delta-rs has removed."""
+        """The newest version that was checked for removals by delta-rs."""
         self._is_left_alone = False
 
     def compact_if_worth_it(self, table: DeltaTable, log: LogFiles) -> None:
-        """Compact the table at its version; raises as :func:`compact`."""
+        """Compact the table at its version if that is worth it; raise the errors of :func:`compact`."""
         version = int(table.version())
         since = version - _LOOKED_BACK if self._looked_at is None else self._looked_at
         for found, operation in removed_by_delta_rs(log, since, version):
@@ -221,9 +222,10 @@ class Compactor:
 
 
 def removed_by_delta_rs(log: LogFiles, since: int, version: int) -> list[tuple[int, str]]:
-    """Versions behind ``since``, up to ``version``, and their operations.
+    """Return the versions after ``since``, up to ``version``, in which delta-rs removed files unchecked.
 
-    Of those by which delta-rs removes files without a look at what was committed since it began.
+    These are the operations by which delta-rs removes files without checking the commits made since it
+    began.  Each version comes with the name of its operation.
     """
     infos = takewhile(lambda info: info["version"] > since, log.commit_infos_below(version + 1))
     return sorted(
@@ -238,7 +240,7 @@ def removed_by_delta_rs(log: LogFiles, since: int, version: int) -> list[tuple[i
 
 
 def missed_by(log: LogFiles, version: int) -> int:
-    """How many files the commit of a version removes that the version before did not have any more."""
+    """Return how many files the commit of a version removes that were no longer in the version before it."""
     if version - 1 not in log.readable_versions():
         return 0
     before = open_table(log.table_uri, log.storage, version=version - 1)
@@ -248,7 +250,7 @@ def missed_by(log: LogFiles, version: int) -> int:
 
 
 def compact_if_worth_it(table: DeltaTable, log: LogFiles, pace: Pace | None = None) -> Compacted:
-    """Compact the files of each partition that has many small ones, slowly; raises as :func:`compact`."""
+    """Slowly compact each partition that has many small files; raise the errors of :func:`compact`."""
     targets = targets_of(table.metadata().configuration)
     pace = pace or Beside(pauses=_PAUSES if log.is_local else _PAUSES_ELSEWHERE)
     return _compact(table, log, lambda files: target_of((file.size for file in files), targets), pace)
@@ -257,13 +259,13 @@ def compact_if_worth_it(table: DeltaTable, log: LogFiles, pace: Pace | None = No
 def compact(table: DeltaTable, log: LogFiles) -> Compacted:
     """Compact all small files.
 
-    Files that another commit removed meanwhile are left alone.  What was written and not committed is no part
-    of the table, and the next VACUUM removes it.
+    Files that another commit removed meanwhile are skipped.  Files that were written but not committed are no
+    part of the table, and the next VACUUM removes them.
 
     Raises:
         OSError: If the storage does not answer.
         FileNotFoundError, ArrowException, SchemaError: If a file is gone or damaged, or does not fit the
-            table; others are compacted first.
+            table; raised after the other files are compacted.
     """
     target = largest_target(table.metadata().configuration)
     return _compact(table, log, lambda _: target, Pace())
@@ -286,7 +288,7 @@ def _compact(
 
 
 def stored_files(table: DeltaTable) -> Iterator[StoredFile]:
-    """The files of the table below its folder, the oldest first."""
+    """Yield the table's files below its folder, the oldest first."""
     files = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
     files = files.sort_by("modification_time")
     names = table.metadata().partition_columns
@@ -300,14 +302,14 @@ def stored_files(table: DeltaTable) -> Iterator[StoredFile]:
 
 
 def _is_below(path: str) -> bool:
-    """A shallow clone names files of another table, too."""
+    """Whether a file is below the table's folder; a shallow clone also has files of another table."""
     return "://" not in path and not path.startswith("/")
 
 
 def is_as_delta_rs_writes(path: str) -> bool:
-    """Whether delta-rs, which is to remove a file, would write its path just as the log has it.
+    """Whether delta-rs, when it removes a file, would write its path exactly as the log has it.
 
-    Other writers URL-encode other characters, and a path that is written differently names another file.
+    Other writers URL-encode other characters, and a path with another encoding names another file.
     """
     return quote(unquote(path), safe=_PLAIN) == path
 
@@ -329,15 +331,15 @@ class _Rewriting:
         self._old: list[StoredFile] = []
         self._new: list[WrittenFile] = []
         self._gone: set[str] = set()
-        """Decoded paths of files that others have removed since."""
+        """Decoded paths of files that other commits have removed since."""
         self._is_changed = False
-        """The table's form or the table itself, so nothing can be committed any more."""
+        """Whether the table or its form has changed, so that nothing more can be committed."""
         self._failure: Exception | None = None
         self._done = Compacted()
         self._committed_s = time.monotonic()
 
     def _take_options(self) -> None:
-        """Keys may expire while a large table is compacted."""
+        """Renew the storage options, since keys may expire while a large table is compacted."""
         self._log.storage.renew()
         if self._log.storage.values is not self._values:
             self._values = self._log.storage.values
@@ -346,7 +348,7 @@ class _Rewriting:
             self._table = open_table(self._log.table_uri, self._log.storage, version=self._version)
 
     def rewrite(self, files: Sequence[StoredFile]) -> bool:
-        """Make one file of these, of one partition; False if there is to be no more work."""
+        """Join these files of one partition into one; return whether to go on."""
         self._take_options()
         made = GrowingFile(self._filesystem, self._folder, self._schema, dict(files[0].partition))
         try:
@@ -391,7 +393,7 @@ class _Rewriting:
         return True
 
     def finish(self) -> Compacted:
-        """Commit what is left; what was done in all. Raises what kept files from being compacted."""
+        """Commit the rest and return the overall result; raise the first error of a file, if there is one."""
         self._commit()
         if self._done.files_removed:
             logger.info(
@@ -406,14 +408,14 @@ class _Rewriting:
 
     def _rows_of(self, file: StoredFile) -> Iterator[pa.RecordBatch]:
         with self._filesystem.open_input_file(f"{self._folder}/{unquote(file.path)}") as stored:
-            # Whole if it is small: an object store would be asked for each column.
+            # Read small files whole: otherwise there is a request to the object store for each column.
             source = pa.BufferReader(stored.read_buffer()) if file.size <= _BYTES_AT_ONCE else stored
             parquet = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
             for number in range(parquet.num_row_groups):
                 group = parquet.metadata.row_group(number)
                 a_row = max(1, group.total_byte_size // max(1, group.num_rows))
                 at_once = max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE // a_row))
-                # Threads cost more than they gain where files are small: 0.6 ms instead of 0.3.
+                # For small files threads are slower: 0.6 ms instead of 0.3.
                 for batch in parquet.iter_batches(at_once, row_groups=[number], use_threads=False):
                     kept = [name for name in batch.schema.names if name not in self._partition_by]
                     yield conform(batch.select(kept), self._schema, fills_missing=True)
@@ -431,8 +433,8 @@ class _Rewriting:
             logger.info("files changed while they were compacted path=%s", masked(self._log.table_uri))
 
     def _put(self, old: Sequence[StoredFile], new: Sequence[WrittenFile]) -> bool:
-        """Commit behind what others have committed; False if that changed these files, or more than files."""
-        # Writers encode paths differently, and Spark takes what decodes to one path for one file.
+        """Commit after the commits of others; return False if they changed these files or more than files."""
+        # Writers encode paths differently; for Spark, paths that decode to the same one are the same file.
         paths, commit_id = {unquote(file.path) for file in old}, str(uuid.uuid4())
         for _ in range(_TIMES_BEATEN):
             is_there = self._followed(commit_id)
@@ -446,7 +448,7 @@ class _Rewriting:
             try:
                 self._commit_next(old, new, commit_id)
             except STORAGE_ERRORS as error:
-                # Another commit came first, or this one is there and the answer was lost.
+                # Another commit came first, or this one was made and the answer was lost.
                 if not isinstance(error, FileExistsError) and not self._has_next():
                     raise
                 continue
@@ -455,9 +457,12 @@ class _Rewriting:
         return False
 
     def _followed(self, commit_id: str) -> bool | None:
-        """Look at what was committed since; None to go on behind it, else whether this commit is there."""
+        """Follow the commits made since; return None if this commit can come next.
+
+        Else return True if this commit is there already, and False if the table has changed too much for it.
+        """
         if self._log.commit_file(self._version) != self._tip:
-            # Another table, or the same one put back.
+            # It is another table, or the same one in an earlier state.
             self._is_changed = True
             return False
         while (commit := self._log.commit_info(self._version + 1)) is not None:
@@ -499,7 +504,7 @@ class _Rewriting:
             mode="append",
             schema=self._table.schema(),
             partition_by=list(self._partition_by),
-            # As the next version or not at all: else it would go behind another OPTIMIZE of the same files.
+            # As the next version or not at all: otherwise it might follow another OPTIMIZE of these files.
             commit_properties=CommitProperties(
                 custom_metadata={_COMMIT_ID: commit_id, "operationParameters": parameters},
                 max_commit_retries=0,

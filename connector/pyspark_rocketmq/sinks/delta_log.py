@@ -1,12 +1,12 @@
 """A sink table's log as one thread of the driver sees it: watermarks, RESTOREs, commits, merges.
 
-On disks of this machine a commit that adds files is made here, and commits of others are followed one by one:
-delta-rs takes the longer for them the more commits and files there are (:mod:`pyspark_rocketmq.delta.log`).
-It opens the table, and again whenever a commit may have changed more than files.  It also merges, and does
-all on other storage.
+On disks of this machine, this module makes the commits that add files, and follows commits of others one by
+one.  delta-rs would need more time for both, the more commits and files there are
+(:mod:`pyspark_rocketmq.delta.log`).  delta-rs opens the table, and opens it again whenever a commit may have
+changed more than files.  It also merges, and it does everything on other storage.
 
-Rows to be merged pass through the driver, for delta-rs merges there: made for micro-batches, not for a
-backfill of millions at once.
+Rows to be merged pass through the driver, because delta-rs merges there.  This is made for micro-batches, not
+for a backfill of millions at once.
 """
 
 from __future__ import annotations
@@ -62,15 +62,16 @@ _ROW = "__row"
 
 
 def newest_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The newest row of each key: of the highest queue offset, and of one message the one emitted last.
+    """Return the newest row of each key: the one with the highest queue offset.
 
-    Messages of one key belong into one queue; between queues there is no order, and the one that sorts last
-    wins. A key with a null in it is equal to none, so all its rows stay.
+    If one message has several rows of a key, the one emitted last is the newest. Messages with the same key
+    belong into one queue. There is no order between queues; the queue that sorts last wins. A key that
+    contains a null equals no other key, so all its rows are kept.
     """
     for name in keys:
         index = rows.schema.get_field_index(name)
         if pa.types.is_floating(rows.schema.field(index).type):
-            # Arrow has -0.0 for another key than 0.0, and delta-rs for the same one.
+            # -0.0 and 0.0 are different keys for Arrow, and the same key for delta-rs.
             plain = pc.if_else(pc.equal(rows.column(index), 0.0), 0.0, rows.column(index))
             rows = rows.set_column(index, rows.schema.field(index), plain.cast(rows.schema.field(index).type))
     in_order = rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in _POSITION]))
@@ -78,16 +79,16 @@ def newest_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     whole = numbered.drop_null()
     last = whole.group_by(list(keys)).aggregate([(_ROW, "max")])[f"{_ROW}_max"].combine_chunks()
     without_key = pc.invert(pc.is_in(numbered[_ROW], value_set=whole[_ROW].combine_chunks()))
-    # In one piece: of none at all, indices_nonzero of Arrow before 26 crashes the process.
+    # Combine the chunks: if there are none, indices_nonzero of Arrow before 26 crashes the process.
     without_key = without_key.combine_chunks()
     return in_order.take(pa.concat_arrays([last, pc.indices_nonzero(without_key).cast(pa.int64())]).sort())
 
 
 def with_blanks(rows: pa.Table, columns: Iterable[str]) -> tuple[pa.Table, list[str]]:
-    """The rows with "" for texts that the table keeps as null in partition columns; those columns.
+    """Replace texts that the table stores as null in partition columns by ""; return rows and such columns.
 
-    Delta has no empty text as a partition's value, and delta-rs none that names the folder of rows without
-    one.
+    Delta cannot store an empty text as a partition value, and delta-rs cannot store the text that names the
+    folder of null.
     """
     blank = []
     for name in columns:
@@ -103,10 +104,10 @@ def with_blanks(rows: pa.Table, columns: Iterable[str]) -> tuple[pa.Table, list[
 
 
 def check_folders(rows: pa.Table, partition_by: Iterable[str]) -> None:
-    """Refuse partition values that are too long for the name of a folder here.
+    """Refuse partition values that are too long for the name of a local folder.
 
     Raises:
-        SchemaError: Naming column and value.
+        SchemaError: If there is one; it names column and value.
     """
     for name in partition_by:
         for value in rows.column(name).cast(pa.string()).unique().to_pylist():
@@ -122,7 +123,7 @@ def check_folders(rows: pa.Table, partition_by: Iterable[str]) -> None:
 def commit_info(
     now_ms: int, operation: str, parameters: Mapping[str, str], *, is_blind_append: bool, **more: str
 ) -> dict[str, Any]:
-    """What a commit of this package says of itself, in the words of delta-rs and Spark."""
+    """Return the ``commitInfo`` action of a commit by this package, with the fields of delta-rs and Spark."""
     return {
         "commitInfo": {
             "timestamp": now_ms,
@@ -136,7 +137,7 @@ def commit_info(
 
 
 def add_by_delta_rs(file: WrittenFile, now_ms: int, *, data_change: bool = True) -> AddAction:
-    """What delta-rs is told of a file it is to add."""
+    """Return the action by which delta-rs adds a file."""
     return AddAction(
         path=file.path,
         size=file.size,
@@ -148,7 +149,7 @@ def add_by_delta_rs(file: WrittenFile, now_ms: int, *, data_change: bool = True)
 
 
 def add_action(file: WrittenFile, now_ms: int, *, data_change: bool = True) -> dict[str, Any]:
-    """What a commit says of a file it adds."""
+    """Return the action of a commit that adds a file."""
     return {
         "add": {
             "path": quote(file.path, safe="/="),
@@ -162,9 +163,10 @@ def add_action(file: WrittenFile, now_ms: int, *, data_change: bool = True) -> d
 
 
 def predicate(keys: Iterable[str], source: str, target: str, blank: Collection[str] = ()) -> str:
-    """Rows of one key; a key with a null in it is equal to none, and its rows are always added.
+    """Return the condition for rows with the same key.
 
-    In the columns ``blank`` the source has "" for what is null in the target.
+    A key that contains a null equals no other key, so its rows are always added. In the columns ``blank`` the
+    source has "" for what is null in the target.
     """
     return " AND ".join(
         f"coalesce({target}.{quoted(name)}, '') = {source}.{quoted(name)}"
@@ -175,7 +177,7 @@ def predicate(keys: Iterable[str], source: str, target: str, blank: Collection[s
 
 
 def quoted(name: str) -> str:
-    """A column's name in an expression."""
+    """Return a column's name, quoted for an expression."""
     escaped = name.replace('"', '""')
     return f'"{escaped}"'
 
@@ -184,23 +186,23 @@ _SOURCE, _TARGET = "source", "target"
 
 
 class SinkLog(LogHandle):
-    """What a sink asks of a table's log, whoever keeps it, and of the files that tasks have written."""
+    """A sink's view of a table's log, kept in files or by a catalog, and of the files that tasks write."""
 
     table_id: str
-    """What tells this table from every other one; a copy of its folder has it, too."""
+    """Id that distinguishes this table from every other one, except copies of its folder."""
 
     def __init__(self, log: CommitLog, version: int, rows_uri: str) -> None:
-        """``rows_uri`` is where tasks write."""
+        """Start at ``version``; tasks write files to ``rows_uri``."""
         super().__init__(log, version)
         self._open_rows(rows_uri)
         self._seen = SeenCommits.empty(self.version)
-        """What of the log was looked at."""
+        """Summary of the part of the log that was read."""
         self._newest_commits: dict[str, Mapping[str, Any]] = {}
-        """By group: what its newest commit says, as of the last look."""
+        """Entry of the newest commit of each group, as of the last look."""
         self._whole_record: Mapping[str, Any] | None = None
         """The entry that :meth:`whole_record_of` returned last."""
         self._said: tuple[SinkCommit, Mapping[str, Any]] | None = None
-        """The commit made last, and what it says of what was there before."""
+        """The last commit, and what it records of the log before it."""
 
     def _open_rows(self, rows_uri: str) -> None:
         self._rows_uri = rows_uri
@@ -208,7 +210,7 @@ class SinkLog(LogHandle):
 
     @property
     def _filesystem(self) -> pafs.FileSystem:
-        """Of the files that tasks write."""
+        """File system of the files that tasks write."""
         return self._place_of_rows()[0]
 
     @property
@@ -222,7 +224,7 @@ class SinkLog(LogHandle):
 
     @property
     def commits_by(self) -> str:
-        """Who makes commits that add files, for the log."""
+        """Name of what makes commits that add files, for the log."""
         raise NotImplementedError
 
     @property
@@ -231,26 +233,26 @@ class SinkLog(LogHandle):
         raise NotImplementedError
 
     def form(self) -> TableForm:
-        """Columns, properties and features."""
+        """Return the table's columns, partitioning, properties and features."""
         raise NotImplementedError
 
     def as_of(self, version: int) -> SinkLog:
-        """The same table as it was; raises DeltaError if the log does not have that version any more."""
+        """Return the table as of a version; raise DeltaError if the log no longer has that version."""
         raise NotImplementedError
 
     def all_transactions(self) -> Mapping[str, int]:
-        """Transaction ids with their versions, as far as the log tells them."""
+        """Return transaction ids with their versions, as far as the log contains them."""
         raise NotImplementedError
 
     def transaction_versions(self, app_ids: Iterable[str]) -> dict[str, int]:
-        """Stored versions of those of these transaction ids that the table has."""
+        """Return the stored versions of these transaction ids, without those that the table lacks."""
         raise NotImplementedError
 
     def group_transactions(self, consumer_group: str, app_ids: Iterable[str]) -> dict[str, int]:
         """Return the group's transaction ids with their versions; at least those of ``app_ids``.
 
         Raises:
-            OSError, ValueError, KeyError: If only ids that are named can be read, and none are.
+            OSError, ValueError, KeyError: If ids can only be read by their names, and ``app_ids`` is empty.
         """
         group = group_app_id(consumer_group)
         of_queues = f"{group}:"
@@ -264,7 +266,7 @@ class SinkLog(LogHandle):
 
     @property
     def begins_at_first_commit(self) -> bool:
-        """Whether all commits have been looked at, after a look for one that was not found."""
+        """Whether the look for a commit reached the table's first commit; for use if it was not found."""
         return self._seen.first == 0
 
     def shows_restores_since(self, consumer_group: str) -> bool:
@@ -286,17 +288,17 @@ class SinkLog(LogHandle):
         raise NotImplementedError
 
     def add(self, files: Sequence[WrittenFile], commit: SinkCommit) -> int:
-        """Commit files and watermarks together, against this object's version; return the new version."""
+        """Commit files and watermarks together on top of this object's version; return the new version."""
         raise NotImplementedError
 
     def merge(
         self, files: Sequence[WrittenFile], keys: Sequence[str], columns: Sequence[str], commit: SinkCommit
     ) -> int:
-        """As :meth:`add`, but rows with a key that the table has update that row's ``columns``."""
+        """Commit like :meth:`add`; a row whose key the table has updates the ``columns`` of that row."""
         raise NotImplementedError
 
     def unseen(self, files: Sequence[WrittenFile]) -> list[str]:
-        """Which of ``files`` this machine does not see in the table's folder, or with another size."""
+        """Describe those ``files`` that this machine sees not at all, or with another size."""
         found = self._filesystem.get_file_info([f"{self._folder}/{file.path}" for file in files])
         return [
             f"{file.path} ({'not there' if seen.size is None else f'{seen.size} bytes'} "
@@ -306,17 +308,17 @@ class SinkLog(LogHandle):
         ]
 
     def find_commit(self, commit: SinkCommit, since: int) -> int | None:
-        """The version of a commit after version ``since``; None if it was not made."""
+        """Look for a commit after version ``since``; return its version, or None if it was not made."""
         later = takewhile(
             lambda entry: entry["version"] > since, self.log.commit_infos_below(self.version + 1)
         )
         return next((entry["version"] for entry in later if commit.is_in(entry)), None)
 
     def version_of(self, commit: SinkCommit, since: int) -> int:
-        """As :meth:`find_commit`, of a commit that was made.
+        """Return :meth:`find_commit` of a commit that was made.
 
         Raises:
-            DeltaError: If it is not there.
+            DeltaError: If the commit is not there.
         """
         version = self.find_commit(commit, since)
         if version is None:
@@ -326,20 +328,20 @@ class SinkLog(LogHandle):
         return version
 
     def restored_since_last_commit(self, consumer_group: str) -> int | None:
-        """The version of the log's last RESTORE if no commit of the group knew it; None without one."""
+        """Return the version of the last RESTORE if no commit of the group knew it; else None."""
         return self._look_back(lambda seen: seen.tells_of(consumer_group)).restored_since(consumer_group)
 
     def was_replaced_at(self, version: int) -> bool:
-        """Whether that commit, which :meth:`restored_since_last_commit` named, made the table anew."""
+        """Whether a commit returned by :meth:`restored_since_last_commit` has replaced the table."""
         entry = self.log.commit_info(version)
         return entry is not None and is_replacement(entry)
 
     def came_past_restore(self, consumer_group: str) -> int | None:
-        """The version of the group's commit behind that RESTORE, which came while it was made; or None."""
+        """Return the version of the group's commit during which that RESTORE came; else None."""
         return self._look_back(lambda seen: seen.tells_of(consumer_group)).came_past(consumer_group)
 
     def newest_commit(self, consumer_group: str) -> Mapping[str, Any] | None:
-        """The history's entry of the group's newest commit; None if the history has none."""
+        """Return the history's entry of the group's newest commit; None if the history has none."""
         version = self._look_back(lambda seen: consumer_group in seen.commits).commits.get(consumer_group)
         if version is None:
             return None
@@ -351,13 +353,13 @@ class SinkLog(LogHandle):
         return entry
 
     def whole_record_of(self, entry: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """Return the history's entry of the commit that a group's commit goes on from; None without one."""
+        """Return the history's entry of the commit with all queues to which ``entry`` refers; else None."""
         version = None if entry is None else own_metadata(entry).get(CHANGED_SINCE)
         if not isinstance(version, int):
             return None
         if self._whole_record is None or self._whole_record["version"] != version:
             found = self.log.commit_info(version)
-            # Parsed once: it is long.
+            # Keep it parsed, because it is long.
             self._whole_record = None if found is None else {**found, "userMetadata": own_metadata(found)}
         return self._whole_record
 
@@ -374,17 +376,18 @@ class SinkLog(LogHandle):
         return seen
 
     def before_restores(self, consumer_group: str) -> SinkLog | None:
-        """The version that a RESTORE after the group's last commit brought back; this object without one.
+        """Return the log as of the version that a RESTORE after the group's last commit brought back.
 
-        None if the table was replaced, so that nothing of any version is in it.
+        Return this object if there was no RESTORE, and None if the table was replaced, so that it has rows of
+        no earlier version.
 
         Raises:
-            DeltaError: If the log does not have it any more.
-            ValueError: If the log does not say which one it was.
-            OffsetError: If the group's rows behind the RESTORE are to be removed first.
+            DeltaError: If the log no longer has that version.
+            ValueError: If the log does not show which version it was.
+            OffsetError: If the group's rows after the RESTORE must be removed first.
         """
         log: SinkLog = self
-        # What was restored may have been restored itself, and the watermarks stayed each time.
+        # The restored version may itself come after a RESTORE, and each one kept the watermarks.
         while (restored_at := log.restored_since_last_commit(consumer_group)) is not None:
             came_past = log.came_past_restore(consumer_group)
             if came_past is not None:
@@ -403,7 +406,7 @@ class SinkLog(LogHandle):
         return log
 
     def remove(self, files: Sequence[WrittenFile]) -> None:
-        """Remove files whose rows are in others by now; VACUUM finds what cannot be removed now."""
+        """Remove files whose rows are in other files by now; VACUUM removes those that are left."""
         for file in files:
             try:
                 self._filesystem.delete_file(f"{self._folder}/{file.path}")
@@ -411,46 +414,46 @@ class SinkLog(LogHandle):
                 logger.info("file of a merged batch left for VACUUM path=%s", file.path, exc_info=True)
 
     def _note_commit(self, commit: SinkCommit) -> None:
-        """This object's version is that commit's."""
+        """Note that this object's version is that of ``commit``."""
         own_commit = SeenCommits(self.version, self.version, commits={commit.consumer_group: self.version})
         self._seen = own_commit.after(self._seen)
         if self._said is not None and self._said[0] is commit:
-            # The next commit goes on from it, and need not read it.
+            # Kept for the next commit, which then need not read it.
             own = commit.own(**self._said[1])
             self._newest_commits[commit.consumer_group] = {"version": self.version, "userMetadata": own}
 
     def before(self, commit: SinkCommit) -> dict[str, Any]:
-        """Return what a commit records: what its writer has seen of the log, and how far the group is."""
+        """Return the record for a commit: what its writer has seen of the log, and the group's progress."""
         seen = self._look_back(lambda seen: seen.last >= seen.first).to_metadata()
         self._said = (commit, {"seen": seen, **commit.record})
         return dict(self._said[1])
 
 
 _MOST_FOLLOWED: Final = 1_000
-"""Commits; opening the table takes about as long as reading so many."""
+"""Most commits that are followed; opening the table takes about as long as reading this many."""
 
 
 class TableLog(SinkLog):
-    """A handle on the newest version of a sink's table, with the watermarks that are stored in it."""
+    """A handle on the newest version of a sink's table, read from its files."""
 
     log: LogFiles
 
     def __init__(
         self, table: DeltaTable, storage: StorageOptions = NO_OPTIONS, *, merges: bool = False
     ) -> None:
-        """``merges`` says whether rows are to be merged, for which delta-rs needs to know every file."""
+        """Start at the version of ``table``; to merge rows (``merges``), delta-rs must know every file."""
         log = LogFiles(table.table_uri, storage)
         super().__init__(log, int(table.version()), log.table_uri)
         self._commits_itself = log.takes_commits and not merges
         self._table: DeltaTable | None = None
-        """At this object's version, if commits are left to delta-rs."""
+        """The table at this object's version, if delta-rs makes the commits."""
         self._take(table)
         self._transactions: Transactions | None = None
-        """As of the last time they were asked for, or this object committed."""
+        """Transaction ids as of the last query for them, or the last commit of this object."""
 
     @property
     def commits_by(self) -> str:
-        """Who makes commits that add files, for the log."""
+        """See :meth:`SinkLog.commits_by`."""
         return "itself" if self._commits_itself else "delta-rs"
 
     @property
@@ -459,12 +462,12 @@ class TableLog(SinkLog):
         return self._commits_itself and not features_of_every_commit(self._form)
 
     def _take(self, table: DeltaTable) -> int:
-        """Remember what is the same in all versions until a commit changes more than files; the version."""
+        """Store what stays the same until a commit changes more than files; return the version."""
         self._form = read_form(table)
         self._schema = table.schema()
         self._arrow_schema = pa.schema(self._schema.to_arrow()).remove_metadata()
         self.table_id = str(table.metadata().id)
-        # It holds the names of all files.
+        # Kept only if needed, because it has the names of all files in memory.
         self._table = None if self._commits_itself else table
         return int(table.version())
 
@@ -506,21 +509,21 @@ class TableLog(SinkLog):
         return self._arrow_schema
 
     def form(self) -> TableForm:
-        """Columns, properties and features."""
+        """See :meth:`SinkLog.form`."""
         return self._form
 
     def all_transactions(self) -> Mapping[str, int]:
-        """Every transaction id of the table with its version; raises as :meth:`LogFiles.transactions`."""
+        """Return all transaction ids with their versions; for errors see :meth:`LogFiles.transactions`."""
         self._transactions = self.log.transactions(self.version, self._transactions)
         return self._transactions.by_app_id
 
     def transaction_versions(self, app_ids: Iterable[str]) -> dict[str, int]:
-        """Stored versions of those of these transaction ids that the table has."""
+        """See :meth:`SinkLog.transaction_versions`."""
         known: Mapping[str, int | None]
         try:
             known = self.all_transactions()
         except (OSError, ValueError, KeyError):
-            # Of a form of a later protocol, or the log has a checkpoint of a later version: delta-rs knows.
+            # The log has the form of a later protocol, or a checkpoint of a later version: ask delta-rs.
             app_ids = list(app_ids)
             table = self._table or self._at(self.version)
             known = {app_id: table.transaction_version(app_id) for app_id in app_ids}
@@ -541,7 +544,7 @@ class TableLog(SinkLog):
         """Add columns.
 
         Raises:
-            DeltaError: If they could not be added, and nobody else has done it meanwhile.
+            DeltaError: If they could not be added, and no other writer has added them meanwhile.
         """
         try:
             self._at(None).alter.add_columns(Schema.from_arrow(schema).fields)
@@ -553,10 +556,10 @@ class TableLog(SinkLog):
             self.refresh()
 
     def add(self, files: Sequence[WrittenFile], commit: SinkCommit) -> int:
-        """Commit files and watermarks together, against this object's version; return the new version.
+        """Commit files and watermarks together on top of this object's version; return the new version.
 
         Raises:
-            FileExistsError: If another commit came first, which is to be looked at before the next try.
+            FileExistsError: If another commit came first; the caller must check it before the next try.
             DeltaError, OSError: If the commit failed, or if its outcome is unknown.
         """
         begun_at, now_ms = self.version, time.time_ns() // 1_000_000
@@ -582,9 +585,9 @@ class TableLog(SinkLog):
     def _actions(
         self, files: Sequence[WrittenFile], commit: SinkCommit, now_ms: int
     ) -> Iterator[dict[str, Any] | str]:
-        """An append as a table takes it that :func:`refused_features` refuses nothing of.
+        """Yield the actions of an append to a table for which :func:`refused_features` is empty.
 
-        What it says of itself is what delta-rs and Spark say of theirs, for ``DESCRIBE HISTORY``.
+        For ``DESCRIBE HISTORY``, its information has the fields of commits by delta-rs and Spark.
         """
         parameters = {
             "mode": "Append",
@@ -597,7 +600,7 @@ class TableLog(SinkLog):
     def merge(
         self, files: Sequence[WrittenFile], keys: Sequence[str], columns: Sequence[str], commit: SinkCommit
     ) -> int:
-        """As :meth:`add`, but rows with a key that the table has update that row's ``columns``."""
+        """See :meth:`SinkLog.merge`."""
         if not files:
             return self.add((), commit)
         assert self._table is not None, "not opened to merge"
@@ -630,7 +633,7 @@ class TableLog(SinkLog):
         return version
 
     def _made(self, begun_at: int, commit: SinkCommit) -> int:
-        """The version of the commit just made."""
+        """Return the version of the commit just made, and note it."""
         if self.version != begun_at + 1:
             return self.version_of(commit, begun_at)
         if self._transactions is not None and self._transactions.table_version == begun_at:
@@ -653,7 +656,7 @@ class TableLog(SinkLog):
 
 
 def open_log(path: str, storage: StorageOptions = NO_OPTIONS, *, merges: bool = False) -> TableLog | None:
-    """Open the table at its newest version, with renewed storage options; None when there is none."""
+    """Open the table at its newest version, with renewed storage options; return None without a table."""
     storage.renew()
     try:
         return TableLog(open_table(path, storage), storage, merges=merges)

@@ -1,23 +1,22 @@
-"""Exactly once into a Delta table: every commit carries the rows and, per queue, how far the table has come.
+"""Exactly once into a Delta table: every commit contains the rows and a watermark for each queue.
 
-A replayed batch may end elsewhere than its first run, because a listener may fail the second time; so "this
-batch id is done" would lose or repeat rows. Instead the table's own transaction ids hold a *watermark* per
-queue (``rocketmq:GROUP:TOPIC:BROKER:QUEUE`` → next offset): rows below it are dropped, rows and new
-watermarks are committed together. That holds for any listener, after a kill at any point, and with a lost
-checkpoint.
+A replayed batch may end elsewhere than its first run, because a listener may fail the second time. So marking
+a batch id as done would lose or repeat rows. Instead the table's transaction ids hold a *watermark* per queue
+(``rocketmq:GROUP:TOPIC:BROKER:QUEUE`` → next offset). Rows below it are dropped; rows and new watermarks are
+committed together. This works for any listener, after a kill at any point, and with a lost checkpoint.
 
-* Where a queue's offsets begin again, the id names the generation (``…:QUEUE.1``), which begins without a
+* When a queue's offsets start again, the id names the generation (``…:QUEUE.1``), which begins without a
   watermark.
-* Two consumers that write one queue conflict, since both carry its id: the second one is refused.
-* Moving a group back makes it read messages whose rows are in the table; they are dropped. To have them
+* Two consumers that write the same queue conflict, since both commits have its id: the second is refused.
+* A group that was moved back reads messages whose rows are in the table; these rows are dropped. To have them
   written again, delete the rows and call :meth:`DeltaSink.rewind`.
-* RESTORE takes rows away and leaves the watermarks, so it is looked for before each batch and before
-  its commit; :meth:`DeltaSink.follow_restore`.
+* RESTORE removes rows but keeps the watermarks, so it is looked for before each batch and before its commit;
+  see :meth:`DeltaSink.follow_restore`.
 
-Driver side only: tasks get a ``TaskWriter``, and nothing they import may import this module.
+Only for the driver: tasks get a ``TaskWriter``, and nothing that they import may import this module.
 
-A commit that lost against another change of the table, or whose outcome is not known, is looked for in the
-log before it is tried again: it may have been stored.
+If a commit lost against another change of the table, or if its outcome is unknown, the log is searched for it
+before it is tried again, because it may have been stored.
 """
 
 from __future__ import annotations
@@ -64,13 +63,13 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PAUSES_S = (0.0, 0.01, 0.05, 0.2, 0.5)
-"""Before each further try of a commit that lost against a change of other rows (DELETE, MERGE, ALTER)."""
+"""Pauses before further tries of a commit that lost against a change of other rows (DELETE, MERGE, ALTER)."""
 _TIMES_BEATEN = 100
-"""By other commits in a row; a commit here is made in a tenth of a millisecond."""
+"""Most tries in a row that other commits may precede; a commit here takes a tenth of a millisecond."""
 _UNKNOWN = (*STORAGE_ERRORS, PySparkException, Py4JError)
-"""Errors after which a commit may have been made or not."""
+"""Errors after which it is unknown whether a commit was made."""
 _PAUSES_OF_STORAGE_S = (0.1, 0.5, 2.0, 0.0)
-"""After each look at files that a mount may show late."""
+"""Pauses after each look for files, which a mount may show late."""
 _SHOWN_FILES = 3
 
 
@@ -83,7 +82,7 @@ class DeltaBatch:
     consumer_group: str
     writer: TaskWriter
     before: GroupCommit
-    """How far the table was at the last look."""
+    """The group's progress in the table at the last look."""
     generations: Mapping[MessageQueue, int]
     ids: Mapping[MessageQueue, str]
     """Application ids of the watermarks, in these generations."""
@@ -92,19 +91,19 @@ class DeltaBatch:
     standings: tuple[SinkStanding, ...]
     """See ``SinkBatch.standings``."""
     version: int
-    """Of the table when the batch began."""
+    """Version of the table when the batch began."""
     form: TableForm
-    """Columns, partitioning and properties of that version, for which tasks write."""
+    """Columns, partitioning and properties of that version, for which tasks write files."""
     newest: Mapping[MessageQueue, str] = field(default_factory=dict)
     """See :meth:`note_newest`."""
 
     @property
     def watermarks(self) -> Mapping[MessageQueue, int]:
-        """Next offset of each queue: rows below it are in the table already; 0 when none is."""
+        """Next offset of each queue; rows below it are already in the table. 0 if there are none."""
         return self.writer.watermarks
 
     def task_writer(self) -> TaskWriter:
-        """What tasks write the batch's rows with; it drops rows below the watermarks."""
+        """Return the writer for tasks, which drops rows below the watermarks."""
         return self.writer
 
     def note_newest(self, newest: Mapping[MessageQueue, str]) -> None:
@@ -115,13 +114,14 @@ class DeltaBatch:
         """Add the files and move the watermarks to ``acked`` (next offsets), in one commit.
 
         Returns:
-            The table version made; None when no watermark grows, so that there is nothing to do.
+            The table's new version; None if no watermark grows, so that there is nothing to do.
 
         Raises:
             SinkMoved: If another consumer wrote one of the queues since ``begin``. Nothing was added.
-            SinkConflict: If a RESTORE took rows away, or if other changes of the table kept winning. Nothing
+            SinkConflict: If a RESTORE removed rows, or if other changes of the table kept winning. Nothing
                 was added; the batch may run again.
-            OffsetError: If a queue was not named to ``begin``, or if there are files although no queue grew.
+            OffsetError: If a queue was not passed to ``begin``, or if there are files although no watermark
+                grows.
             StorageNotShared: If the driver does not see the files as the tasks wrote them. Nothing was added.
         """
         grown = moved_by(
@@ -144,19 +144,19 @@ class DeltaBatch:
         return self._commit(files, grown)
 
     def _look_at(self, files: Sequence[WrittenFile]) -> None:
-        # The batch may have taken longer than its credentials are good for.
+        # The batch may have taken longer than its credentials are valid.
         self.log.renew()
         self._check_seen(files)
 
     def _check_seen(self, files: Sequence[WrittenFile]) -> None:
-        """Refuse files that are not where the table's readers will look for them."""
+        """Refuse files that the driver does not see where readers of the table will look for them."""
         unseen: list[str] = []
         for pause_s in _PAUSES_OF_STORAGE_S:
             unseen = self.log.unseen(files)
             if not unseen:
                 return
             self.sleep(pause_s)
-        # With a table that was dropped they went, too.
+        # If the table was dropped, its files are gone, too.
         self._check_still_there()
         raise StorageNotShared(
             f"{len(unseen)} of {len(files)} files that tasks wrote for {self.table.path} are not there for "
@@ -167,7 +167,7 @@ class DeltaBatch:
         )
 
     def _commit(self, files: Sequence[WrittenFile], grown: Mapping[MessageQueue, int]) -> int:
-        """Commit against a snapshot whose watermarks are those of ``begin``, until it is known to hold."""
+        """Commit on a version with the watermarks of ``begin``; try until it is known to be stored."""
         watermarks = {self.ids[queue]: offset for queue, offset in grown.items()}
         newest = {self.ids[queue]: self.newest.get(queue, "") for queue in grown}
         commit = SinkCommit.of(self.consumer_group, watermarks, newest)
@@ -179,7 +179,7 @@ class DeltaBatch:
         def attempt_once(failure: Exception | None) -> int:
             nonlocal tried_at
             self._check_still_there()
-            # Spark adds to the newest version, so nothing that came since would be in its way.
+            # Spark adds to the newest version, and would not conflict with commits made since.
             if failure is not None or (self.is_by_spark and self.log.may_have_newer()):
                 self.log.refresh()
             if self.log.version != self.version:
@@ -214,7 +214,7 @@ class DeltaBatch:
         )
 
     def _write(self, files: Sequence[WrittenFile], commit: SinkCommit) -> int:
-        """Make the commit; its version."""
+        """Make the commit and return its version."""
         if self.is_by_spark:
             made_at = self.table.append_by_spark(
                 self.log, files, self.before, commit, schema=self.writer.schema
@@ -222,7 +222,7 @@ class DeltaBatch:
             self.log.remove(files)
             return made_at
         commit = commit._replace(
-            # Transaction ids count from here on, those of the queues that stood still, too.
+            # From this commit on the transaction ids count, including those of queues that stood still.
             watermarks={**self.before.not_in_ids, **commit.watermarks},
             record=self.before.record_of_files(commit, time.time_ns() // 1_000_000),
         )
@@ -234,13 +234,13 @@ class DeltaBatch:
         return made_at
 
     def _check_changes(self, grown: Mapping[MessageQueue, int]) -> None:
-        """Judge what others have committed since ``begin``."""
+        """Check that the commits of others since ``begin`` allow this one."""
         group, path = self.consumer_group, self.table.path
         if self.log.table_id != self.standings[0].identity:
-            # CREATE OR REPLACE goes on with the log of the table before.
+            # CREATE OR REPLACE keeps the log of the previous table.
             raise self._another_table()
         self.table.check_not_restored(self.log, group)
-        # What other members of the group have done with their queues is what this commit goes on from.
+        # This commit builds on what other members of the group have committed for their queues.
         self.before = self.table.group_commit(self.log, group, self.generations.items())
         found = {queue: self.before.watermarks.get(self.ids[queue], 0) for queue in grown}
         moved = [
@@ -260,7 +260,7 @@ class DeltaBatch:
                 f"The Delta table {path} was given features, or lost some, that decide how rows are written, "
                 "while this batch ran. Nothing of this batch was added. Run the batch again."
             )
-        # Spark's writer judges the rows by what the table is then.
+        # Spark's writer checks the rows against the table's form at that time.
         changes = () if self.is_by_spark else form_changes(self.form, self.log.form())
         if changes:
             raise SinkMoved(
@@ -271,9 +271,9 @@ class DeltaBatch:
 
 
 class DeltaSink:
-    """A Delta table that rows are added to exactly once.
+    """A Delta table to which rows are added exactly once.
 
-    Picklable as configuration; ``prepare`` and what follows is for the driver.
+    Can be pickled as configuration; ``prepare`` and all other methods are for the driver.
     """
 
     def __init__(
@@ -288,28 +288,28 @@ class DeltaSink:
         staging: str | Path | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Name the table.
+        """Set the table and how rows are added to it.
 
         Args:
             path: Folder or storage URI of the table; or its name, ``SCHEMA.TABLE`` or
-                ``CATALOG.SCHEMA.TABLE``, by which Spark then writes it (row J5). Made by ``prepare`` when
-                missing.
+                ``CATALOG.SCHEMA.TABLE``, by which Spark then writes it (row J5). ``prepare`` creates the
+                table if it is missing.
             partition_by: Partition columns of a new table; an existing one keeps its own.
-            merge_keys: Columns of a business key: the table keeps one row of each, the newest (row H6). A row
-                whose key has a null is always added. The batch's rows pass through the driver.
-            schema_evolution: Add columns that the rows have and the table has not, as Delta's
+            merge_keys: Columns of a business key: the table keeps the newest row of each key (row H6). A row
+                whose key contains a null is always added. The batch's rows pass through the driver.
+            schema_evolution: Add columns that the rows have and the table lacks, like Delta's
                 ``mergeSchema``; columns that only the table has are null in new rows. Types and partitioning
                 never change.
-            compaction: Compact small files now and then, in a thread of this process beside the batches; not
-                where Spark writes.
-            storage_options: How to reach an object store, as delta-rs names it (``aws_access_key_id``,
-                ``allow_http`` …), or a callable that returns that, called at each batch; no text shows them.
-            staging: For a table that is named: folder or storage URI where tasks put rows until Spark has
+            compaction: Compact small files from time to time, in a thread of this process beside the batches.
+                Tables that Spark writes are not compacted.
+            storage_options: Options of delta-rs for an object store (``aws_access_key_id``, ``allow_http``
+                …), or a callable that returns them and is called at each batch. Their values are never shown.
+            staging: Only for a table by name: folder or storage URI where tasks put rows until Spark has
                 added them, if they may not write to the table's own folder.
-            sleep: How to wait between the tries of a commit.
+            sleep: Function that waits between the tries of a commit.
 
         Raises:
-            OptionError: If ``path`` could be a folder or a name, or what is asked for cannot be done.
+            OptionError: If ``path`` could be a folder or a name, or if these settings exclude each other.
         """
         self._sleep = sleep
         self._staging = staging
@@ -344,52 +344,52 @@ class DeltaSink:
 
     @property
     def path(self) -> str:
-        """Where the table is: a storage URI, an absolute path, or its name."""
+        """The table's storage URI, absolute path, or name."""
         return self._table.path
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Paths and URIs that tasks write to; of a table that is named once it is prepared."""
+        """Paths and URIs that tasks write to; for a table by name, known once it is prepared."""
         return (self._table.rows_uri,) if self._table.rows_uri else ()
 
     @property
     def place(self) -> str:
-        """See ``Sink.place``: the table's id once it is prepared, the same by any name of its folder."""
+        """See ``Sink.place``: once prepared, the table's id, which is the same by any name of its folder."""
         return self._table.table_id or self._table.place
 
     def use_session(self, spark: SparkSession) -> None:
-        """Have Spark's part, for tables that it reads or writes, done by this session while it runs.
+        """Use this session, while it runs, for tables that Spark reads or writes.
 
-        Without it, or when it was stopped, that is the thread's active session, else the process's.
+        Without it, or after it was stopped, the thread's active session is used, else the process's.
         """
         self._table.use_session(spark)
 
     def prepare(self, schema: pa.Schema) -> None:
-        """Make the table if it is missing, else check that rows of ``schema`` can be added to it.
+        """Create the table if it is missing, else check that rows of ``schema`` can be added to it.
 
         Raises:
-            SchemaError: If columns, types or partitioning differ, or the message's position is not among
-                them.
-            OptionError: If the table has features that forbid adding files, partition columns cannot be such,
-                or a merge key is no column.
+            SchemaError: If columns, types or partitioning differ, or if the columns lack the message's
+                position.
+            OptionError: If the table has features that forbid adding files, if a column cannot be a partition
+                column, or if a merge key is not a column.
             OffsetError: If the storage does not answer.
         """
         self._ask(f"The Delta table {self.path}", lambda: self._table.prepare(schema))
 
     def begin(self, consumer_group: str, queues: Mapping[MessageQueue, int]) -> DeltaBatch:
-        """Take a fresh snapshot and the group's watermark of each queue, in the generation given.
+        """Read the newest version and the group's watermark of each queue, in the generation given.
 
         Raises:
-            SinkConflict: If a RESTORE took rows away since the group's last commit.
+            SinkConflict: If a RESTORE removed rows since the group's last commit.
             SchemaError: If ``prepare`` was not called, or the table was altered since.
-            OptionError: If the table got features since that forbid adding files.
+            OptionError: If the table has got features since that forbid adding files.
             OffsetError: If the table cannot be read.
         """
         what = f"How far group {consumer_group} has come in {self.path}"
         return self._ask(what, lambda: self._begin(consumer_group, queues))
 
     def _ask(self, what: str, ask: Callable[[], T]) -> T:
-        """As ``ask_patiently``; raises OffsetError where the storage does not answer."""
+        """Return ``ask_patiently``; raise OffsetError if the storage does not answer."""
         storage = self._table.storage
         try:
             return ask_patiently(what, self.path, storage, ask, self._sleep)
@@ -414,9 +414,9 @@ class DeltaSink:
             raise _begun_again(self.path, consumer_group, later)
         writer = TaskWriter(
             table_uri=self._table.rows_uri,
-            # Spark reads the rows again, and brings them into the table's own form.
+            # Spark reads the rows back and converts them to the table's form.
             schema=self._table.schema if refused else log.arrow_schema,
-            # What is merged is read again, and a text that the table keeps as null would be one by then.
+            # Merged files are read back; in a partition column an empty text would come back as null.
             partition_by=() if refused or self._table.merge_keys else form.partition_by,
             watermarks=watermarks,
             fills_missing=self._table.schema_evolution and not refused,
@@ -441,7 +441,7 @@ class DeltaSink:
         """See ``Sink.standings``.
 
         Raises:
-            SinkConflict: If the log does not tell any more how far a group has come.
+            SinkConflict: If the log no longer contains the group's progress.
             OffsetError: If the table cannot be read.
         """
         what = f"How far group {consumer_group} has come in {self.path}"
@@ -469,7 +469,7 @@ class DeltaSink:
         return "" if isinstance(self._table, CatalogTable) else masked(self.path)
 
     def count_rows(self, from_offsets: Mapping[MessageQueue, int]) -> int:
-        """Count the rows of these queues from their offsets on; of a table that is found by its path.
+        """Count the rows of these queues from their offsets on; only for a table by path.
 
         Raises:
             OffsetError: If the table cannot be read.
@@ -478,7 +478,7 @@ class DeltaSink:
         return self._ask(f"Rows of {self.path}", lambda: self._table.count_rows(where))
 
     def watermarks(self, consumer_group: str) -> dict[QueueGeneration, int]:
-        """Next offsets of the last generation of each queue that the group ever wrote rows of.
+        """Return the next offset, in its last generation, of each queue that the group ever wrote rows of.
 
         Raises:
             SchemaError: If there is no table.
@@ -487,7 +487,7 @@ class DeltaSink:
         return self._watermarks(consumer_group)
 
     def _watermarks(self, consumer_group: str, log: SinkLog | None = None) -> dict[QueueGeneration, int]:
-        """As of ``log``, or of the newest version."""
+        """Return the watermarks as of ``log``, or of the newest version."""
         try:
             log = log or self._table.newest_log()
             return _last_generations(consumer_group, self._table.group_commit(log, consumer_group, ()))
@@ -499,15 +499,15 @@ class DeltaSink:
             ) from exc
 
     def follow_restore(self, consumer_group: str, store: OffsetStore) -> dict[MessageQueue, int]:
-        """Have the group consume again what the table's last RESTORE took away; where each queue goes on.
+        """Let the group consume again what the last RESTORE removed; return the queues' next offsets.
 
-        The group's offsets in ``store`` go back to where the restored version was, then the watermarks; of a
-        table that was replaced to 0, and rows of the group that it was given are to be removed before. Stop
-        the query before. Stopped in between, the table is refused as before, and this may be called again.
+        First the group's offsets in ``store``, then the watermarks, go back to those of the restored version.
+        If the table was replaced, they go back to 0; remove the group's rows from the new table before. Stop
+        the query first. If this is killed halfway, the table is still refused, and this may be called again.
 
         Raises:
-            OffsetError: If no RESTORE came after the group's last commit, or if the log does not say or have
-                the restored version.
+            OffsetError: If no RESTORE came after the group's last commit, or if the log does not show which
+                version was restored, or no longer has it.
             OffsetStoreUnavailable, OffsetCommitConflict: If the offsets could not be moved.
             DeltaError: If the table could not be written.
         """
@@ -545,14 +545,14 @@ class DeltaSink:
     def rewind(self, consumer_group: str, next_offsets: Mapping[MessageQueue, int]) -> int:
         """Set watermarks as an operator, after a RESTORE or to have rows written again; return the version.
 
-        Set is that of each queue's last generation that the table has rows of.
+        The watermark is set for the last generation of each queue of which the table has rows.
 
-        Rows at or above the new watermark that are still in the table will be there twice: delete them first.
+        Rows at or above the new watermark that are still in the table would be doubled: delete them first.
         Stop the query before, and leave no offset of the group above its queue's watermark.
 
         Raises:
             OffsetError: If a next offset is negative.
-            SinkConflict: As :meth:`rewind_problem` says.
+            SinkConflict: If there is a :meth:`rewind_problem`.
             DeltaError, OSError: If the table could not be written.
         """
         return _until_first(lambda _: self._rewind(consumer_group, next_offsets))
@@ -563,7 +563,7 @@ class DeltaSink:
             raise OffsetError(f"Watermarks of {self.path} cannot be negative: {'; '.join(negative)}.")
         log = self._table.newest_log()
         if not next_offsets:
-            # A commit of the group would hide the RESTORE before it.
+            # An empty commit of the group would hide a RESTORE before it.
             return log.version
         problem = self._rewind_problem(log, consumer_group, next_offsets)
         if problem is not None:
@@ -578,12 +578,13 @@ class DeltaSink:
         return self._table.rewind(log, before, SinkCommit.of(consumer_group, watermarks))
 
     def rewind_problem(self, consumer_group: str, queues: Iterable[MessageQueue]) -> str | None:
-        """Why the watermarks of these queues cannot be set without those of others; None if they can.
+        """Describe why the watermarks of only these queues cannot be set; None if they can.
 
-        The group's commit would hide a RESTORE before it, which has taken away rows of the other queues, too.
+        After a RESTORE, all queues of the group must be set together: the group's commit would hide the
+        RESTORE, which may have removed rows of the other queues, too.
 
         Raises:
-            OptionError: If watermarks of this table can only be set by Spark, and no session can.
+            OptionError: If only Spark can set watermarks of this table, and no session can.
         """
         log = self._table.newest_log()
         self._table.check_rewind(log)
@@ -598,7 +599,7 @@ class DeltaSink:
         try:
             others = sorted({key.queue for key in self._watermarks(consumer_group, log)}.difference(queues))
         except SinkConflict:
-            # What they were cannot be told any more: they are what the operator says.
+            # The old watermarks are no longer in the log, so any value is acceptable.
             return None
         if not others:
             return None
@@ -619,10 +620,10 @@ def _begun_again(path: str, consumer_group: str, queues: Iterable[MessageQueue])
 
 
 def _until_first(attempt: Callable[[FileExistsError | None], int]) -> int:
-    """Attempt a commit until no other one comes first: each time another writer's has been made.
+    """Attempt a commit until no other one comes first; each failure means that another one was made.
 
     Args:
-        attempt: Gets the last such error; it looks at what was committed before it tries.
+        attempt: Gets the last such error, None the first time; it checks the new commits before it tries.
     """
     beaten: FileExistsError | None = None
     for _ in range(_TIMES_BEATEN):
@@ -639,11 +640,11 @@ def _last_generations(consumer_group: str, commit: GroupCommit) -> dict[QueueGen
 
 
 def _ids(consumer_group: str, queues: Mapping[MessageQueue, int]) -> dict[MessageQueue, str]:
-    """The application id of each queue, in its generation."""
+    """Return the application id of each queue in its generation."""
     return {queue: app_id(consumer_group, queue, generation) for queue, generation in queues.items()}
 
 
 def _watermarks_by(ids: Mapping[MessageQueue, str], commit: GroupCommit) -> dict[MessageQueue, int]:
-    """The watermark of each queue; 0 without one."""
+    """Return the watermark of each queue, or 0."""
     known = commit.watermarks
     return {queue: known.get(name, 0) for queue, name in ids.items()}

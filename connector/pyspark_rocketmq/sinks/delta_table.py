@@ -1,12 +1,12 @@
-"""A sink's table: made, checked, widened; commits by Spark's writer where delta-rs must not write.
+"""A sink's table: creation, checks, new columns, and commits by Spark where delta-rs must not write.
 
 Spark's writer keeps constraints, generated and identity columns, column mapping, row tracking and clustering.
-It takes one transaction id for a commit, and a sink needs a watermark for each queue. So a commit by Spark
-carries the watermarks of the whole group in its ``userMetadata``, and under the id ``rocketmq:GROUP`` how
-many commits Spark has made for the group: that number fences. Of two that begin at the same one, the second
-conflicts or is skipped, which is looked for.
+It stores one transaction id per commit, but a sink needs a watermark for each queue. So a commit by Spark
+has the watermarks of the whole group in its ``userMetadata``. Its id ``rocketmq:GROUP`` counts the commits
+that Spark has made for the group, and fences: if two commits start from the same count, the second one
+conflicts or is skipped, and this module checks for that.
 
-How far a group has come is read in :mod:`pyspark_rocketmq.sinks.group_commits`.
+:mod:`pyspark_rocketmq.sinks.group_commits` reads a group's progress.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ from pyspark_rocketmq.spark.session import living_session
 logger = logging.getLogger(__name__)
 
 _CHECKPOINT_EVERY = 100
-"""Versions, where the table's properties name no number; delta-rs has the same."""
+"""Versions between checkpoints if the table's properties set none; delta-rs has the same default."""
 _COMPACT_EVERY = 100
-"""Versions from one look at the sizes of all files to the next, at least."""
+"""Versions, at least, between two checks of the sizes of all files."""
 _CLEAN_UP_EVERY = 1_000
-"""Versions from one removal of expired files of the log to the next, at least: it looks at all of them."""
+"""Versions, at least, between two removals of expired files of the log; each checks all files of the log."""
 _READ_ALL: Final[Mapping[str, bool | str]] = MappingProxyType(
     {
         "ignoreMissingFiles": False,
@@ -79,15 +79,16 @@ _READ_ALL: Final[Mapping[str, bool | str]] = MappingProxyType(
         "int96RebaseMode": "CORRECTED",
     }
 )
-"""How Spark reads what tasks wrote, whatever its session is set to: all rows, with the dates they have."""
+"""Options for Spark to read all rows of tasks with their exact dates, whatever the session's settings."""
 _ON_DATABRICKS = "spark.databricks.clusterUsageTags.sparkVersion"
-"""A setting that only Databricks' sessions have; there a service makes their own commits exclusive."""
+"""Setting that only sessions on Databricks have; there a service makes Databricks' own commits exclusive."""
 
 
 def spark_address(spark: SparkSession | None, path: str) -> str | None:
-    """By which address a session finds the table; None if it does not, or does not know Delta.
+    """Return the address by which a session finds the table; None if it does not, or has no Delta Lake.
 
-    It is tried: Databricks shows no ``spark.sql.extensions``, and only some platforms know ``s3://``.
+    This tries to load the table: Databricks shows no ``spark.sql.extensions``, and only some platforms
+    support ``s3://``.
     """
     if spark is None:
         return None
@@ -106,22 +107,22 @@ def _addresses(path: str) -> tuple[str, ...]:
 
 
 def plain_path(path: str) -> str:
-    """As Spark reads it as one path: it takes some characters for a pattern of several."""
+    """Escape a path for Spark, which would read some characters as a pattern for several paths."""
     return re.sub(r"([\\\[\]{}*?])", r"\\\1", path)
 
 
 def log_store_problem(
     address: str, conf: Callable[[str], str | None], *, beside_delta_rs: bool = False
 ) -> str | None:
-    """Why commits of this session could overwrite others', by its settings; None if they cannot.
+    """Describe why, by its settings, this session could overwrite commits of others; None if it cannot.
 
-    Source: ``io.delta.storage.S3SingleDriverLogStore``, delta-spark's default for S3: it looks whether a
-    commit is there and then writes it, so only commits of one driver exclude each other.
+    Source: ``io.delta.storage.S3SingleDriverLogStore``, delta-spark's default for S3. It checks whether a
+    commit exists and then writes it, so only commits of one driver exclude each other.
 
     Args:
-        address: Of the table.
-        conf: A setting of the session.
-        beside_delta_rs: Whether the others' are delta-rs', which does not ask Databricks' service.
+        address: The table's address.
+        conf: Returns a setting of the session.
+        beside_delta_rs: Whether delta-rs makes the other commits; it does not use Databricks' service.
     """
     scheme = address.partition("://")[0]
     if scheme not in ("s3", "s3a", "s3n"):
@@ -145,7 +146,7 @@ def log_store_problem(
 
 
 class SinkTable:
-    """One table and the rows that are to be added to it; driver side."""
+    """One table and the columns of the rows to be added to it; only for the driver."""
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class SinkTable:
         compaction: bool = True,
         storage: StorageOptions = NO_OPTIONS,
     ) -> None:
-        """The arguments are those of the sink."""
+        """Set the arguments of the sink."""
         self.path = path
         self.storage = storage
         self.partition_by = partition_by
@@ -167,22 +168,22 @@ class SinkTable:
         self._compactor = Compactor()
         self._wanted: TableForm | None = None
         self._taken: TableForm | None = None
-        """A form that files were found to fit; most commits leave the table's as it is."""
+        """The last form of the table that files were found to fit; most commits do not change it."""
         self.schema = pa.schema([])
-        """Of the rows; empty until the table is prepared."""
+        """Columns of the rows; empty until the table is prepared."""
         self.table_id: str | None = None
-        """Known once the table is prepared."""
+        """The table's id; known once the table is prepared."""
         self._spark: SparkSession | None = None
         self._spark_address = ""
-        """Where the session finds the table's folder; known once it is to write."""
+        """Address by which the session finds the table's folder; known once Spark is to write."""
         self._warned: set[str] = set()
-        """Groups of which a RESTORE may have gone unnoticed."""
+        """Groups that were warned of a RESTORE that the log may no longer show."""
         self._handles: HandlePerThread[SinkLog] = HandlePerThread(self._opened)
         self._upkeep = UpkeepThread("sink", path, storage)
         self._compactions = UpkeepThread("sink", path, storage, heeds_process_ends=True)
 
     def prepare(self, schema: pa.Schema) -> None:
-        """Make the table if it is missing, else check it; see ``DeltaSink.prepare``."""
+        """Create the table if it is missing, else check it; see ``DeltaSink.prepare``."""
         _check_keys(self.merge_keys, schema)
         _check_names(self.path, schema.names)
         wanted = TableForm(
@@ -199,7 +200,7 @@ class SinkTable:
             logger.info("sink table created path=%s", masked(self.path))
         else:
             self._check_place()
-            # Of both, so that a column that differs in case only is not told as one that is missing.
+            # Check both, so that a name that differs only in case is not reported as missing.
             _check_names(self.path, [*(column.name for column in log.form().columns), *schema.names])
             if self.schema_evolution:
                 self._add_missing_columns(log, schema)
@@ -220,7 +221,7 @@ class SinkTable:
         )
 
     def _warn_of_spark(self) -> None:
-        """Tell if commits of Spark, which other jobs may make, could overwrite those of this sink."""
+        """Log a warning if commits by Spark, such as other jobs', could overwrite those of this sink."""
         session = living_session(self._spark)
 
         def setting(name: str) -> str | None:
@@ -235,16 +236,16 @@ class SinkTable:
 
     @property
     def place(self) -> str:
-        """What the table is called in every run of a query."""
+        """The table's name, the same in every run of a query."""
         return normal_place(self.path)
 
     @property
     def rows_uri(self) -> str:
-        """Where tasks write their rows; known once the table is prepared."""
+        """Path or URI that tasks write their rows to; known once the table is prepared."""
         return self.path
 
     def open(self) -> SinkLog | None:
-        """The log at its newest version; None without a table."""
+        """Open the log at its newest version; return None without a table."""
         return open_log(self.path, self.storage, merges=bool(self.merge_keys))
 
     def _created(self, schema: pa.Schema) -> SinkLog:
@@ -262,21 +263,21 @@ class SinkTable:
         return TableLog(table, self.storage, merges=bool(self.merge_keys))
 
     def _check_place(self) -> None:
-        """Refuse a table where commits could overwrite each other."""
+        """Refuse a place in which commits could overwrite each other."""
         check_exclusive_create(self.path)
 
     def _check_columns(self, form: TableForm, wanted: TableForm) -> None:
         check_columns(self.path, form, wanted, may_differ=self.schema_evolution)
 
     def count_rows(self, where: str) -> int:
-        """Count the rows that a condition chooses."""
+        """Count the rows that fulfil a condition."""
         self.storage.renew()
         sql = f"SELECT count(*) AS found FROM rows WHERE {where}"  # noqa: S608 - quoted literals
         [count] = query_rows(open_table(self.path, self.storage), sql).column("found").to_pylist()
         return int(count)
 
     def newest_log(self) -> SinkLog:
-        """This thread's handle, moved to the newest version."""
+        """Return this thread's handle, moved to the newest version."""
         return self._handles.newest()
 
     def _opened(self) -> SinkLog:
@@ -289,7 +290,7 @@ class SinkTable:
         return log
 
     def look_after(self, log: SinkLog) -> None:
-        """After a commit of files, have a checkpoint and a compaction made when due; returns at once."""
+        """Start a checkpoint and a compaction if due, after a commit of files; return at once."""
         every = checkpoint_interval(log.form().configuration)
         self._upkeep.written(
             log.version - 1,
@@ -297,14 +298,14 @@ class SinkTable:
             lambda number: self._look_after(cleans_up=number % max(1, _CLEAN_UP_EVERY // every) == 0),
         )
         if self.compaction:
-            # On a thread of its own: a large table's takes long, and checkpoints do not wait for it.
+            # On its own thread: for a large table it takes long, and checkpoints must not wait for it.
             self._compactions.written(log.version - 1, _COMPACT_EVERY, lambda _: self._compact())
 
     def wait_for_upkeep(self, timeout_s: float) -> None:
-        """Until what was begun beside the commits is done.
+        """Wait until the running maintenance is done.
 
         Raises:
-            TimeoutError: If that takes longer.
+            TimeoutError: If that takes longer than ``timeout_s``.
         """
         for thread in (self._upkeep, self._compactions):
             thread.wait(timeout_s)
@@ -328,20 +329,23 @@ class SinkTable:
     def group_commit(
         self, log: SinkLog, consumer_group: str, generations: Iterable[tuple[MessageQueue, int]]
     ) -> GroupCommit:
-        """Return how far the table has come with the group, in all its queues; see :func:`group_commit`."""
+        """Return the group's progress in all its queues; see :func:`group_commits.group_commit`."""
         return group_commit(log, consumer_group, generations)
 
     def last_known_commit(self, log: SinkLog, consumer_group: str) -> GroupCommit:
-        """As :meth:`group_commit`; what cannot be told any more is what an operator is about to say."""
+        """Return :meth:`group_commit`, but without watermarks that are no longer in the log.
+
+        For an operator who is about to set them.
+        """
         return last_known_commit(log, consumer_group)
 
     def check_not_restored(self, log: SinkLog, consumer_group: str) -> None:
-        """Refuse a table from which a RESTORE took rows away that the group's last commit did not know of.
+        """Refuse a table after a RESTORE that the group's last commit did not know of.
 
         Raises:
-            SinkConflict: If so.
+            SinkConflict: If there was one; it may have removed rows.
         """
-        # A group that has no rows there has lost none.
+        # A group without rows in the table has lost none.
         if not log.knows(consumer_group):
             return
         restored_at = log.restored_since_last_commit(consumer_group)
@@ -380,7 +384,7 @@ class SinkTable:
         )
 
     def _warn_of_restores(self, consumer_group: str) -> None:
-        """Say once that a RESTORE may have been made which the log no longer shows."""
+        """Log once that there may have been a RESTORE that the log no longer shows."""
         if consumer_group in self._warned:
             return
         self._warned.add(consumer_group)
@@ -395,7 +399,7 @@ class SinkTable:
         )
 
     def check_unaltered(self, form: TableForm) -> tuple[str, ...]:
-        """Refuse a table that prepared rows can no longer be added to; returns why Spark must write."""
+        """Refuse a table to which prepared rows can no longer be added; return why Spark must write."""
         if self._wanted is None:
             raise SchemaError(
                 f"The sink {self.path} does not know its rows' columns yet. Call prepare with their schema "
@@ -410,10 +414,10 @@ class SinkTable:
         return refused
 
     def refused(self, form: TableForm) -> tuple[str, ...]:
-        """What leaves the table to Spark's writer.
+        """Return the reasons why Spark must write the table; empty if there are none.
 
         Raises:
-            OptionError: If that cannot be used.
+            OptionError: If there are such reasons, but Spark's writer cannot be used.
         """
         refused = refused_features(form)
         if not refused:
@@ -431,24 +435,24 @@ class SinkTable:
         return refused
 
     def use_session(self, spark: SparkSession) -> None:
-        """Have Spark's part done by this session as long as it runs."""
+        """Use this session for Spark's part as long as it runs."""
         if spark is not self._spark:
             self._spark = spark
             self._forget_session()
 
     def _take_session(self) -> None:
-        """Go on with a session that runs."""
+        """Switch to another session if this one no longer runs."""
         before, self._spark = self._spark, living_session(self._spark)
         if before is not self._spark:
             self._forget_session()
 
     def _forget_session(self) -> None:
-        """Forget what the session before knew."""
+        """Discard what depends on the previous session."""
         self._spark_address = ""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Those of the rows; known once it is prepared."""
+        """Names of the rows' columns; known once the table is prepared."""
         return tuple(column.name for column in self._wanted.columns) if self._wanted else ()
 
     def append_by_spark(
@@ -460,11 +464,11 @@ class SinkTable:
         *,
         schema: pa.Schema,
     ) -> int:
-        """Have Spark add the rows of ``files`` and move watermarks; the version it made.
+        """Let Spark add the rows of ``files`` and move watermarks; return the new version.
 
         Raises:
             PySparkException: If the rows do not fit the table, or another commit of the group won.
-            DeltaError: If Spark skipped it, because another commit of the group came first.
+            DeltaError: If Spark skipped the commit, because another one of the group came first.
         """
         begun_at, number = log.version, before.number + 1
         commit = commit._replace(record={**before.record_by_spark(commit), **self._more_metadata})
@@ -483,19 +487,19 @@ class SinkTable:
         return log.version_of(commit, begun_at)
 
     _more_metadata: Mapping[str, Any] = MappingProxyType({})
-    """Further fields of such commits."""
+    """Further fields in the record of commits by Spark."""
 
     def check_rewind(self, log: SinkLog) -> None:
-        """Refuse a table whose watermarks cannot be set from here.
+        """Refuse a table whose watermarks cannot be set by this process.
 
         Raises:
-            OptionError: If Spark would have to, and no session can.
+            OptionError: If Spark would have to set them, and no session can.
         """
         if not log.records_without_spark:
             self.refused(log.form())
 
     def rewind(self, log: SinkLog, before: GroupCommit, commit: SinkCommit) -> int:
-        """Make a commit without rows that sets watermarks; the version it made."""
+        """Make a commit without rows that sets watermarks; return the new version."""
         before = before.set_by(commit)
         if not refused_features(log.form()):
             record = before.record_of_files(commit, time.time_ns() // 1_000_000)
@@ -516,7 +520,7 @@ class SinkTable:
         return f"delta.{quoted_name(self._spark_address)}"
 
     def schema_without_rows(self, log: SinkLog) -> pa.Schema:
-        """Columns of a commit that adds none."""
+        """Return the columns of a commit without rows."""
         given = given_columns(log.form())
         return pa.schema([field for field in log.arrow_schema if field.name in given])
 
@@ -530,7 +534,7 @@ class SinkTable:
         missing = pa.schema([field for field in schema if field.name not in known])
         if not len(missing):
             return
-        # Rows that are there have no value of it, whatever new ones promise.
+        # Existing rows have no value in new columns, so these must be nullable.
         missing = pa.schema([as_nullable(field) for field in missing])
         if not log.form().has_column_mapping:
             check_characters(self.path, Schema.from_arrow(missing).to_json())
@@ -543,16 +547,16 @@ class SinkTable:
 
 
 def checkpoint_interval(configuration: Mapping[str, str]) -> int:
-    """Versions from one checkpoint to the next, by a table's properties."""
+    """Return the number of versions between checkpoints, by a table's properties."""
     wanted = configuration.get("delta.checkpointInterval", "")
     return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else _CHECKPOINT_EVERY
 
 
 def _check_names(path: str, names: Sequence[str]) -> None:
-    """Delta does not tell names apart by their case.
+    """Refuse names that differ only in case, since Delta ignores case.
 
     Raises:
-        SchemaError: If two are one to it.
+        SchemaError: If there are two such names.
     """
     by_lower: dict[str, str] = {}
     for name in names:
