@@ -1,3 +1,3 @@
-"""Who of a consumer group owns which queues while a query runs."""
+"""Ownership of a consumer group's queues while a query runs."""
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A group's offsets at its brokers: read, written, watched for an operator's reset; as a store.
+"""Reads and writes a group's offsets at its brokers, and watches for an operator's reset; also as a store.
 
-A broker keeps a reset until the group's next pull of the queue, and answers that pull with it (F5, golden
-fact 11).  A Java consumer always has a pull waiting; here a queue without new messages is in no plan, so
-nobody pulls.  Hence the planner asks for the next message of such queues now and then: no answer is waited
-for, the next plan takes it in.
+A broker keeps a reset until the group's next pull of the queue, and returns it with the answer (F5, golden
+fact 11).  A Java consumer always has a waiting pull. Here, a queue without new messages is in no plan, so it
+would not be pulled.  So the planner pulls the next message of such queues now and then. It does not wait for
+the answer, which the next plan takes into account.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _EVERY_S: Final = 15.0
-"""``brokerSuspendMaxTimeMillis``: so long a waiting pull keeps a Java consumer from hearing of a reset."""
+"""``brokerSuspendMaxTimeMillis``: a waiting pull delays a reset by up to this time for Java consumers too."""
 
 Addresses = Mapping[str, BrokerAddress]
-"""Where each broker's master is."""
+"""Address of each broker's master."""
 
 
 class ReportedResets:
-    """Keeps resets until they are taken: a broker reports each once, with any pull. Thread-safe."""
+    """Keeps resets until they are taken: a broker reports each one once, with any pull. Thread-safe."""
 
     def __init__(self) -> None:
         self._resets: SimpleQueue[tuple[MessageQueue, int]] = SimpleQueue()
 
     def add(self, queue: MessageQueue, target: int) -> None:
-        """Keep where an operator wants ``queue``; a later one replaces it."""
+        """Keep the target of an operator's reset of ``queue``; a later reset replaces it."""
         self._resets.put((queue, target))
 
     def take(self) -> dict[MessageQueue, int]:
-        """All there are, which are the caller's from now on."""
+        """Return and remove all resets."""
         resets: dict[MessageQueue, int] = {}
         with suppress(Empty):
             while True:
@@ -66,19 +66,19 @@ class ReportedResets:
 
 
 class ResetWatch(Protocol):
-    """Asks brokers for resets in the background."""
+    """Queries brokers for resets in the background."""
 
     def found(self) -> dict[MessageQueue, int]:
-        """Resets reported since the last call."""
+        """Return the resets reported since the last call."""
         ...
 
     def look(self, idle: Mapping[MessageQueue, int], addresses: Addresses) -> None:
-        """Ask, if it is time, for resets of queues without new messages, given with their next offsets."""
+        """If it is time, query resets of queues without new messages, given with their next offsets."""
         ...
 
 
 class PullingResetWatch:
-    """Implements :class:`ResetWatch` by a pull per queue. Does not wait."""
+    """Implements :class:`ResetWatch` with one pull per queue. Does not wait for the answers."""
 
     def __init__(self, options: ReadOptions, pool: ChannelPool, clock: Clock) -> None:
         assert options.consumer_group is not None
@@ -122,22 +122,22 @@ class PullingResetWatch:
 
 
 class BrokerOffsets(Protocol):
-    """Next offsets to consume of one group, as its brokers have them."""
+    """Next offsets of one group as stored at its brokers."""
 
     def read(self, queues: Iterable[MessageQueue], addresses: Addresses) -> dict[MessageQueue, int]:
-        """Offsets of ``queues``; a queue without one is absent.
+        """Return the offsets of ``queues``; leave out queues without one.
 
         Raises:
-            BrokerOffsetUnavailable: If a broker did not tell; nothing is known then.
+            BrokerOffsetUnavailable: If a broker did not answer; no offset is returned then.
             NoPermission: If the group's offsets may not be read.
         """
         ...
 
     def write(self, next_offsets: Mapping[MessageQueue, int], addresses: Addresses) -> None:
-        """Store offsets, lower ones too.
+        """Store offsets, also lower ones.
 
         Raises:
-            BrokerOffsetUnavailable: If a broker did not take one; others may be stored.
+            BrokerOffsetUnavailable: If a broker did not store one; others may be stored.
             NoPermission: If the group's offsets may not be written.
         """
         ...
@@ -157,7 +157,7 @@ class RemoteBrokerOffsets:
     def of(
         cls, options: ReadOptions, clock: Clock, *, pool: ChannelPool | None = None
     ) -> RemoteBrokerOffsets:
-        """Those of the group that a query reads as."""
+        """Make the offsets of the group that a query reads as."""
         assert options.consumer_group is not None
         return cls(options.consumer_group, Cluster.of(options, clock, pool=pool).brokers())
 
@@ -166,7 +166,7 @@ class RemoteBrokerOffsets:
 
         def query(address: BrokerAddress, queue: MessageQueue) -> int | None:
             try:
-                # Never a 0 that the broker makes up: it would look like an offset somebody stored.
+                # Refuse the 0 that a broker returns by default: it would look like a stored offset.
                 return self._brokers.query_consumer_offset(
                     address, self._group, queue, set_zero_if_not_found=False
                 )
@@ -183,7 +183,7 @@ class RemoteBrokerOffsets:
             try:
                 self._brokers.update_consumer_offset(address, self._group, queue, next_offsets[queue])
             except GroupNotFound:
-                # Then it has no offset either that could be taken for a later one.
+                # Without the group, the broker has no offset that could be mistaken for a later one.
                 logger.info("offset not stored, the broker has no such group group=%s %s", self._group, queue)
 
         self._each(next_offsets, addresses, update)
@@ -210,12 +210,12 @@ class RemoteBrokerOffsets:
 
 
 def open_group_store(options: ReadOptions, storage: StorageOptions | None = None) -> OffsetStore:
-    """The store of option ``offsetStore``, for the group and cluster of ``options``.
+    """Open the store of option ``offsetStore``, for the group and cluster of ``options``.
 
-    ``storage`` is in the place of option ``storageSecrets``.
+    ``storage`` replaces option ``storageSecrets``.
 
     Raises:
-        OptionError: If it cannot be one.
+        OptionError: If the option's value cannot be used.
     """
     assert options.offset_store is not None
     if storage is None:
@@ -224,7 +224,7 @@ def open_group_store(options: ReadOptions, storage: StorageOptions | None = None
 
 
 class RemoteGroup:
-    """Implements ``GroupAtBrokers`` by the routes of the group's topics; connects when first asked."""
+    """Implements ``GroupAtBrokers`` by the routes of the group's topics; connects at the first request."""
 
     def __init__(self, options: ReadOptions, clock: Clock | None = None) -> None:
         self._options = options
@@ -233,7 +233,7 @@ class RemoteGroup:
 
     @property
     def consumer_group(self) -> str:
-        """The name its progress goes by."""
+        """Name under which the group's progress is stored."""
         return offset_key(self._options)
 
     def read(self, queues: Collection[MessageQueue] | None = None) -> Mapping[MessageQueue, int]:

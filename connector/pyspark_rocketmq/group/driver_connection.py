@@ -1,7 +1,7 @@
-"""The planner's connection to its driver: plans go one way, what is over the other.
+"""The planner's connection to its driver: it sends plans and receives reports of finished queues.
 
-Without it everything works all the same: a batch is over when Spark asks for the next plan, and a queue that
-was taken away leaves with its batch.
+Everything also works without the connection: a batch then ends when Spark asks for the next plan, and a queue
+that must be given up leaves with its batch.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ logger = logging.getLogger(__name__)
 
 _CONNECT_S: Final = 5.0
 _FIRST_SLOTS_S: Final = 2.0
-"""How long the first plan waits for the driver's first report."""
+"""Longest time for which the first plan waits for the driver's first report."""
 _STORAGE_ANSWER_S: Final = 10.0
-"""How long renewed storage options are waited for: somebody else gives them to the driver."""
+"""Longest wait for renewed storage options, which the driver gets from somebody else."""
 _AGAIN_AFTER_S: Final = 5.0
-"""Pause before a connection that could not be made is tried again."""
+"""Pause before another attempt to connect."""
 
 
 class DriverConnection:
-    """Implements ``PlanWatcher``; connects on a thread of its own, again and again."""
+    """Implements ``PlanWatcher``; connects, and reconnects, on its own thread."""
 
     def __init__(self, address: HubAddress, clock: Clock) -> None:
-        """Connect to nobody yet."""
+        """Prepare the connection without opening it."""
         self._address = address
         self._clock = clock
         self._member: RunningMember | None = None
@@ -44,7 +44,7 @@ class DriverConnection:
         self._plan: Message | None = None
         self._leaving: Message | None = None
         self._drained: Message | None = None
-        """The last messages, for a driver who was away."""
+        """The last messages, to send them again after a new connection to the driver."""
         self._is_needed = threading.Event()
         self._is_needed.set()
         self._slots = 0
@@ -54,12 +54,12 @@ class DriverConnection:
         self._is_warned = False
         self._storage_answer: Future[Mapping[str, str]] = Future()
         self.held_up = ""
-        """Reason why queues are held up, by the driver's last report; empty without one."""
+        """Reason why queues are held up, from the driver's last report; empty without one."""
 
     def start(self, member: RunningMember) -> None:
-        """Begin to report to ``member`` what is over; returns at once."""
+        """Begin to report finished queues to ``member``; return at once."""
         self._member = member
-        # A daemon: the process ends when Spark says so.
+        # A daemon, because Spark decides when the process ends.
         threading.Thread(target=self._run, name="rocketmq-driver-connection", daemon=True).start()
 
     def plan_made(self, plan: int, queues: Collection[MessageQueue]) -> None:
@@ -79,17 +79,17 @@ class DriverConnection:
         self._send({"type": "bye", "plan": plan})
 
     def calls_end_s(self) -> float:
-        """See ``PlanWatcher``: by the driver's last report, who has Spark's settings."""
+        """See ``PlanWatcher``; from the last report of the driver, which has Spark's settings."""
         return self._calls_end_s
 
     def was_reset(self) -> None:
-        """Queues were reset in the offset store: the driver is to look there now."""
+        """Report that queues were reset in the offset store, so that the driver reads it now."""
         self._send({"type": "look"})
 
     def storage_options(self) -> Mapping[str, str] | None:
-        """How to reach the offset store as of now, by the driver; None if it does not answer in time.
+        """Return the offset store's current storage options from the driver; None if it is too slow.
 
-        Not for the thread of the connection, which receives the answer.
+        Do not call this on the connection's thread, which receives the answer.
         """
         client = self._client
         if client is None:
@@ -104,14 +104,14 @@ class DriverConnection:
             return None
 
     def drained(self) -> None:
-        """Nothing is left of what an ``availableNow`` query was to consume: the driver is to stop it."""
+        """Report that an ``availableNow`` query has consumed everything, so that the driver stops it."""
         self._drained = {"type": "drained"}
         self._send(self._drained)
 
     def slots(self) -> int:
-        """How many tasks can run at the same time, by the driver's last report; 0 if not known.
+        """Return how many tasks can run at the same time, from the driver's last report; 0 if unknown.
 
-        Its first report is waited for, two seconds at most.
+        Waits up to two seconds for the first report.
         """
         self._are_slots_known.wait(_FIRST_SLOTS_S)
         self._are_slots_known.set()
@@ -176,6 +176,6 @@ class DriverConnection:
 
     def _lost(self) -> None:
         self._client = None
-        # A process that ends may start no thread for another connection; it goes by the clock from here.
+        # An ending process cannot start a thread for another connection; from here only the clock counts.
         if not self._is_leaving:
             self._is_needed.set()

@@ -1,10 +1,10 @@
-"""Makes a member from options, and leaves the group when the process ends.
+"""Creates a member from options, and leaves the group when the process ends.
 
-Spark ends the process that plans a query with SIGTERM and calls nothing of ours; if the driver dies, the
-process exits by itself. Only after ``kill -9`` of this very process do the brokers have to wait.
+Spark ends the planner process with SIGTERM and does not call our code before. If the driver dies, the process
+exits by itself. Brokers have to wait for their time-outs only after ``kill -9`` of this process.
 
-Spark ends the Python workers up to four seconds later. So the process stays until the driver reports that no
-listener is called any more, or until Spark must have ended the workers, and gives the locks back then.
+Spark ends the Python workers up to four seconds later. So the process waits until the driver reports that no
+listener call is running, or until Spark must have ended the workers, and then gives back the locks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, ConsumeType, HeartbeatData
 
 _WITHIN_S: Final = 3.0
-"""How long unlocking and unregistering may take, once nothing is delivered any more."""
+"""Longest time for unlocking and unregistering, after the last delivery has ended."""
 
 _members: list[RunningMember] = []
 
@@ -52,8 +52,8 @@ def _install() -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     def on_sigterm(number: int, frame: types.FrameType | None) -> None:
-        # The main thread may hold any lock at this moment, so nothing may be waited for before it is out of
-        # there.
+        # The main thread may hold any lock at this moment, so do not wait for anything before it has
+        # returned from here.
         for member in _members:
             member.stop_soon()
         if callable(before):
@@ -73,7 +73,7 @@ logger = logging.getLogger(__name__)
 
 
 def offset_key(options: ReadOptions) -> str:
-    """Under which name the offset store and the sink know this consumer's progress."""
+    """Return the key of this consumer's progress in the offset store and the sink."""
     assert options.consumer_group is not None
     is_broadcast = options.message_model is MessageModel.BROADCASTING
     instance = options.instance_name if is_broadcast else None
@@ -81,7 +81,7 @@ def offset_key(options: ReadOptions) -> str:
 
 
 def client_id(options: ReadOptions) -> str:
-    """``HOST@instance``; without an instance name one that no other process and no later start has.
+    """Return ``HOST@instance``; without an instance name, one unique to this process and start.
 
     Source: ``ClientConfig.buildMQClientId``, ``changeInstanceNameToPID``.
     """
@@ -98,10 +98,10 @@ def join_group(
     timing: MembershipTiming | None = None,
     driver: DriverConnection | None = None,
 ) -> RunningMember:
-    """Prepare a member of ``options.consumer_group`` called ``member_id``; the caller starts and stops it.
+    """Create a member of ``options.consumer_group`` called ``member_id``; the caller starts and stops it.
 
-    Other intervals than RocketMQ's (``timing``) must fit the brokers' own. ``driver`` is that of a
-    ``PushConsumer``.
+    Intervals in ``timing`` that differ from RocketMQ's must match those of the brokers. ``driver`` is the
+    driver connection of a ``PushConsumer``.
 
     Raises:
         OptionError: If there is no such allocation strategy, or a certificate cannot be used.
@@ -127,14 +127,14 @@ def join_group(
                 consume_from_where=_consume_from_where(options),
                 subscriptions=tuple(
                     subscription_data(options.subscription_of(topic), sub_version=now_ms)
-                    # A heartbeat replaces the group's whole table, so it shows all a Java consumer would
-                    # (A3).
+                    # A heartbeat replaces the group's whole table, so it contains everything that a Java
+                    # consumer's would (A3).
                     for topic in options.all_subscribed()
                 ),
             ),
         ),
     )
-    # However long a pull may take: a member that waits renews no locks.
+    # A member's calls are limited independently of pulls: a member that waits renews no locks.
     processor = ClientRemotingProcessor(options, store, offset_key(options), clock)
     pool = ConnectionSettings.of(options).open_pool(clock, lambda _: processor)
     cluster = Cluster.of(options, clock, pool=pool, at_most_s=CALL_TIMEOUT_S)
@@ -152,7 +152,7 @@ def join_group(
 
 
 def _logging_errors(strategy: AllocationStrategy, group: str) -> Allocate:
-    """The strategy, perhaps the user's: its errors are logged, and the topic's queues stay.
+    """Wrap a strategy, possibly the user's: its errors are logged, and the topic's queues stay as they are.
 
     Source: ``RebalanceImpl.rebalanceByTopic``.
     """

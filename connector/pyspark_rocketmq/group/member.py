@@ -1,19 +1,19 @@
-"""A running member: the thread that does what membership says; checks that members agree.
+"""A running member: the thread that performs the actions of its membership, and a check of subscriptions.
 
-The machine is touched by this thread, by the planner and by the threads of connections on which brokers
-notify; a lock guards it, and under that lock nothing is called and nothing waits. Every call to a server has
-a deadline, and those of one kind are made to all brokers at the same time: the worst round stays below the
-10 s that a lock still counts after its renewal is due, however many brokers are silent.
+This thread, the planner, and the connection threads that receive brokers' notifications all use the state
+machine. A lock guards it, and no code calls a server or waits while it holds the lock. Every call to a server
+has a deadline, and calls of one kind go to all brokers at the same time: the worst round stays below the 10 s
+for which a lock still counts after its renewal is due, however many brokers are silent.
 
-A connection that broke took the membership at its broker with it, so a heartbeat follows at once, not at the
-next half minute: otherwise the others would see this member missing and take its queues.
+When a connection breaks, its broker drops the membership. So a heartbeat follows at once, without waiting for
+the next half minute: otherwise the others would see this member missing and take its queues.
 
-A broker keeps one subscription table per group, that of the last heartbeat: members that subscribe to
-different things take messages from each other without a word (rocketmq-client-go#592, apache/rocketmq#7885).
+A broker keeps one subscription table per group, the one of the last heartbeat: members with different
+subscriptions silently take messages from each other (rocketmq-client-go#592, apache/rocketmq#7885).
 
-The planner asks before every micro-batch; a queue that is not in the answer is in no plan. A queue comes with
-the number of its *grant*, which grows: under a grant not seen before it must be claimed in the offset store
-first. The claim is what fences; ownership alone fences nothing.
+The planner asks for the queues before every micro-batch; other queues are in no plan. Each queue comes with
+the number of its *grant*, which grows. Under a new grant, the queue must first be claimed in the offset
+store: only the claim fences off other members; ownership does not.
 """
 
 from __future__ import annotations
@@ -50,33 +50,33 @@ from pyspark_rocketmq.wire.subscription import SubscriptionData
 
 
 class QueueOwnership(Protocol):
-    """The group's queues that belong to this consumer now. Only ``await_settled`` waits."""
+    """The group's queues that this consumer owns now. Only ``await_settled`` waits."""
 
     def begin_plan(self) -> Mapping[MessageQueue, int]:
-        """The queues that may be planned now, and the grant of each; the plan before this one is over.
+        """Return the queues that may be planned now, with their grants; this ends the previous plan.
 
-        None of them is given up until :meth:`planned` was called.
+        They are all kept until :meth:`planned` is called.
         """
         ...
 
     def planned(self, grants: Mapping[MessageQueue, int]) -> frozenset[MessageQueue]:
-        """Report the plan's queues; those of them that may still be run, the others must leave it."""
+        """Report the plan's queues; return those that may still be run. The others must be left out."""
         ...
 
     def holds(self, queue: MessageQueue) -> bool:
-        """Whether the queue is in the plan under way and may still be run."""
+        """Whether the queue is in the current plan and may still be run."""
         ...
 
     def claimed_by_other(self, queue: MessageQueue) -> None:
-        """Another consumer has claimed ``queue`` in the offset store."""
+        """Report that another consumer has claimed ``queue`` in the offset store."""
         ...
 
     def reclaim(self, queue: MessageQueue) -> None:
-        """Grant a queue anew that was not planned for too long (B6)."""
+        """Give a new grant for a queue that was not planned for too long (B6)."""
         ...
 
     def await_settled(self, timeout_s: float) -> bool:
-        """Wait until every queue allocated to this consumer may be planned; whether that is so now."""
+        """Wait until every queue allocated to this consumer may be planned; return whether they all may."""
         ...
 
 
@@ -84,7 +84,7 @@ logger = logging.getLogger(__name__)
 
 
 class SubscriptionConsistency:
-    """Compares what a broker reports of the group with this member; warns once of a difference."""
+    """Compares a broker's report of the group with this member, and warns once about each difference."""
 
     def __init__(self, own: ConsumerData, client_id: str) -> None:
         self._own = own
@@ -92,7 +92,7 @@ class SubscriptionConsistency:
         self._warned: frozenset[str] = frozenset()
 
     def look(self, listed: Sequence[str], reported: ConsumerConnection) -> None:
-        """Warn of each difference that was not there at the last look."""
+        """Warn about each difference that the previous report did not have."""
         problems = frozenset(differences(self._own, self._client_id, listed, reported))
         for problem in sorted(problems - self._warned):
             logger.warning("group members differ group=%s: %s", self._own.group_name, problem)
@@ -102,7 +102,7 @@ class SubscriptionConsistency:
 def differences(
     own: ConsumerData, client_id: str, listed: Sequence[str], reported: ConsumerConnection
 ) -> list[str]:
-    """A sentence on each."""
+    """Return one sentence per difference."""
     problems = []
     if (count := list(listed).count(client_id)) > 1:
         problems.append(
@@ -138,46 +138,46 @@ def _shown(subscription: SubscriptionData | None) -> str:
 T = TypeVar("T")
 
 _LOCK_TIMEOUT_S = 1.0
-"""As ``RebalanceImpl`` has it: a broker that does not answer must not cost the others' renewals."""
+"""Time-out of a lock request, as in ``RebalanceImpl``: a silent broker must not delay other renewals."""
 CALL_TIMEOUT_S = 3.0
-"""Of the clients in :class:`GroupCalls`, at most: ``ClientConfig.mqClientApiTimeout``."""
+"""Maximum time-out of the clients in :class:`GroupCalls`: ``ClientConfig.mqClientApiTimeout``."""
 _LONGEST_SLEEP_S = 1.0
-"""How soon a broken connection or a new route is noticed."""
+"""Longest time until a broken connection or a new route is noticed."""
 _SETTLE_CHECK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCalls:
-    """The clients a member makes its calls through; ``pool`` must hand brokers' requests to the member."""
+    """The clients of a member; ``pool`` must pass brokers' requests to the member."""
 
     pool: ChannelPool
     brokers: BrokerClient
     routes: TopicRoutes
-    """Of all topics the group subscribes to."""
+    """Routes of all topics to which the group subscribes."""
 
 
 class PlanWatcher(Protocol):
-    """Reports to those who run a plan what becomes of its queues; must not wait."""
+    """Informs whoever runs a plan about changes to its queues; must not wait."""
 
     def plan_made(self, plan: int, queues: Collection[MessageQueue]) -> None:
-        """A plan with a number of its own holds ``queues``."""
+        """Report a new plan with its number and ``queues``."""
         ...
 
     def must_leave(self, plan: int, queues: Collection[MessageQueue]) -> None:
-        """All queues of the plan that are to be given up, as of now; called again when that has changed."""
+        """Report all queues of the plan that are to be given up now; called again after each change."""
         ...
 
     def leaves(self, plan: int) -> None:
-        """The process that plans ends, and waits until nothing of the plan is delivered any more."""
+        """Report that the planner process ends; it waits until no message of the plan is being delivered."""
         ...
 
     def calls_end_s(self) -> float:
-        """How long after its query a call of the listener may go on."""
+        """Longest time for which a call of the listener may continue after the end of its query."""
         ...
 
 
 class RunningMember:
-    """Implements :class:`QueueOwnership`. Start it, and stop it in any case."""
+    """Implements :class:`QueueOwnership`. Start it, and always stop it."""
 
     def __init__(
         self, machine: Membership, heartbeat: HeartbeatData, calls: GroupCalls, clock: Clock
@@ -185,10 +185,10 @@ class RunningMember:
         """Prepare the member.
 
         Args:
-            machine: What it is to do.
-            heartbeat: What it tells the brokers; its only consumer names group and subscriptions.
-            calls: How servers are called.
-            clock: The machine's.
+            machine: Decides on the member's actions.
+            heartbeat: Sent to the brokers; its only consumer names group and subscriptions.
+            calls: Clients for the calls to servers.
+            clock: This computer's clock.
         """
         self._machine = machine
         self._heartbeat = heartbeat
@@ -197,43 +197,44 @@ class RunningMember:
         self._calls = calls
         self._clock = clock
         self._sleeps = SleepWatch(clock)
-        """Brokers' clocks go on while this machine sleeps, and so does the machine's time: all that was due
-        meanwhile is."""
+        """Adds the time for which this computer slept, during which brokers' clocks go on. So everything that
+        became due meanwhile is done."""
         self._guard = threading.Lock()
         self._wake = threading.Event()
         self._is_stopping = False
         self._waits_for_calls = False
-        """It leaves when a listener is called no more; a restart of the same name may have come meanwhile."""
+        """True if this member leaves only after the last call of a listener; another process may have started
+        under its name by then."""
         self._thread = threading.Thread(target=self._run, name="rocketmq-group", daemon=True)
         self._routes = Routes({})
-        """As of the last look; of a topic that is gone, the last there was."""
+        """Routes at the last look-up; for a topic that is gone, its last known route."""
         self._known_absent: frozenset[str] = frozenset()
-        """Topics that had no route at the last look."""
+        """Topics that had no route at the last look-up."""
         self._channels: dict[BrokerAddress, Channel] = {}
-        """On which a heartbeat was answered."""
+        """Connections on which a heartbeat was answered."""
         self._silent: set[BrokerAddress] = set()
-        """Where the last heartbeat was not."""
+        """Brokers that did not answer the last heartbeat."""
         self._differences = SubscriptionConsistency(heartbeat.consumers[0], self._client_id)
         self._watcher: PlanWatcher | None = None
         self._notified: tuple[int, frozenset[MessageQueue]] = (0, frozenset())
-        """Plan and queues to be given up, as the watcher knows them."""
+        """Plan and queues to be given up that were last reported to the watcher."""
 
     # --- life -----------------------------------------------------------------------------------------------
 
     def watched_by(self, watcher: PlanWatcher) -> None:
-        """Tell ``watcher`` of plans; before :meth:`start`."""
+        """Report plans to ``watcher``; call this before :meth:`start`."""
         self._watcher = watcher
 
     def start(self) -> None:
-        """Begin to take part; returns at once."""
+        """Join the group; return at once."""
         self._thread.start()
 
     def stop(self, within_s: float) -> None:
-        """Leave: nothing is planned any more, locks are given back, the others are told; idempotent.
+        """Leave: stop planning, give back the locks and unregister; idempotent.
 
-        Queues of the plan under way are given back once they are free, or when Spark has ended its workers.
-        Returns after ``within_s`` at the latest; what was not done then the brokers do by themselves: a lock
-        ends 60 s after its last renewal, a membership with the connection.
+        Queues of the current plan are given back once they are free, or when Spark has ended its workers.
+        Returns after ``within_s`` at the latest. Brokers clean up the rest by themselves: a lock ends 60 s
+        after its last renewal, a membership with the connection.
         """
         self.stop_soon()
         self._stop_planning()
@@ -247,10 +248,10 @@ class RunningMember:
 
     @property
     def calls_end_s(self) -> float:
-        """How long :meth:`stop` may wait for calls of the listener."""
+        """Longest time for which :meth:`stop` may wait for calls of the listener."""
         return CALLS_END_S if self._watcher is None else self._watcher.calls_end_s()
 
-    # --- what the planner asks ------------------------------------------------------------------------------
+    # --- for the planner ------------------------------------------------------------------------------------
 
     def begin_plan(self) -> Mapping[MessageQueue, int]:
         """See :class:`QueueOwnership`."""
@@ -265,7 +266,7 @@ class RunningMember:
         return valid
 
     def free(self, plan: int, queues: Collection[MessageQueue] | None) -> None:
-        """The batch of ``plan`` is over, or it is for ``queues``; an older plan's is so already."""
+        """Note the end of ``plan``'s batch, or its end for ``queues``; older plans have ended already."""
         self._notify(lambda machine, now_s: machine.free(plan, queues, now_s))
 
     def holds(self, queue: MessageQueue) -> bool:
@@ -291,11 +292,11 @@ class RunningMember:
         return True
 
     def notified(self) -> None:
-        """A broker says that the group changed."""
+        """Handle a broker's notification that the group changed."""
         self._notify(lambda machine, now_s: machine.notified(now_s))
 
     def held(self) -> Mapping[MessageQueue, float]:
-        """Queues held, and the monotonic second at which the lock of each was asked for last."""
+        """Return the held queues, with the monotonic second at which each one's lock was last requested."""
         locked_at_s, ahead_s = self._query(
             lambda machine, now_s: (machine.locked_at_s(), now_s - self._clock.monotonic_s())
         )
@@ -316,13 +317,13 @@ class RunningMember:
         while not self._is_stopping:
             has_worked = False
             try:
-                # Before each round: where a broker is silent, something is due again at the end of one.
+                # Before each round, because with a silent broker something is due again at the end of each.
                 self._look_at_routes()
                 self._look_at_connections()
                 has_worked = self._do_what_is_due()
                 self._notify_watcher()
             except Exception:
-                # Nobody watches this thread; without it the group would lose this member and never be told.
+                # Nobody watches this thread; without it the group would silently lose this member.
                 logger.exception(
                     "group member failed, going on group=%s client_id=%s", self._group, self._client_id
                 )
@@ -339,7 +340,7 @@ class RunningMember:
         try:
             routes = self._calls.routes.look(self._within(CALL_TIMEOUT_S))
         except RocketMQError as error:
-            # The last routes hold: a name server that is away takes nobody's queues.
+            # Keep the last routes: an unreachable name server must not cost anybody queues.
             logger.warning("route could not be refreshed group=%s: %s", self._group, error)
             return
         absent = {**routes.absent, **routes.denied}
@@ -369,22 +370,22 @@ class RunningMember:
         self._notified = plan, leaving
 
     def _do_what_is_due(self) -> bool:
-        """Do it once; whether there was anything, which may have made more due."""
+        """Perform the due actions once; return whether there were any, since they may have made more due."""
         actions = self._query(lambda machine, now_s: machine.due(now_s))
         self._do_all(actions)
         return bool(actions)
 
     def _do_all(self, actions: Sequence[GroupAction]) -> None:
-        """In their order, those of one kind at the same time."""
+        """Perform the actions in order, those of one kind at the same time."""
         for _, alike in groupby(actions, key=type):
             run_concurrently([partial(self._do, action) for action in alike])
 
     def _do(self, action: GroupAction) -> None:
-        """Do it and report it whatever happens: the machine repeats no action that was not reported."""
+        """Perform the action and always report it: the machine never repeats an unreported action."""
         try:
             self._done(action)
         except Exception:
-            # Not of this thread always, and other actions are to be done beside it.
+            # The error may be on another thread, and other actions must still be performed.
             logger.exception(
                 "group member failed, going on group=%s client_id=%s action=%s",
                 self._group,
@@ -410,7 +411,7 @@ class RunningMember:
                 self._unregister()
 
     def _beat(self) -> None:
-        """To every machine of the route, replicas too (``sendHeartbeatToAllBroker``)."""
+        """Send a heartbeat to every broker of the routes, also to replicas (``sendHeartbeatToAllBroker``)."""
         names: dict[BrokerAddress, set[str]] = {}
         for broker in self._routes.brokers:
             for address in broker.addresses.values():
@@ -421,7 +422,7 @@ class RunningMember:
         run_concurrently([partial(self._beat_at, *each) for each in sorted(names.items())])
 
     def _beat_at(self, address: BrokerAddress, names: Collection[str]) -> None:
-        # Behind a proxy several brokers have one address.
+        # Behind a proxy, several brokers have the same address.
         name = next(iter(names)) if len(names) == 1 else ""
         try:
             channel = self._calls.pool.get(address, self._within(CALL_TIMEOUT_S))
@@ -429,7 +430,7 @@ class RunningMember:
         except RocketMQError as error:
             logger.warning("heartbeat failed group=%s broker=%s: %s", self._group, address, error)
             if isinstance(error, RequestTimeout) and address in self._silent:
-                # It hangs: one heartbeat at once is enough, the next one comes when it is due.
+                # The broker hangs: one immediate heartbeat is enough; the next one follows when it is due.
                 self._channels.pop(address, None)
             self._silent.add(address)
             self._calls.routes.invalidate()
@@ -438,15 +439,15 @@ class RunningMember:
             self._channels[address] = channel
 
     def _ask_members(self) -> None:
-        """Of the first broker that answers: all members ask in the same order, so they see the same list.
+        """Query the first broker that answers. All members use the same order, so they see the same list.
 
-        Those that were silent at the last heartbeat come last, for each of them costs its time-out.
+        Brokers that did not answer the last heartbeat come last, because each of them costs its time-out.
         """
         for name, address in sorted(self._routes.masters.items(), key=lambda item: item[1] in self._silent):
             try:
                 listed = self._calls.brokers.consumer_list(address, self._group, broker_name=name)
             except BrokerError as error:
-                # "no consumer for this group": this broker has not heard of us, or has forgotten us.
+                # "no consumer for this group": this broker does not have our membership yet, or has lost it.
                 logger.info(
                     "group not known to the broker group=%s broker=%s: %s", self._group, address, error
                 )
@@ -462,7 +463,7 @@ class RunningMember:
         self._query(lambda machine, now_s: machine.members_unknown(now_s))
 
     def _look_for_differences(self, address: str, listed: Sequence[str]) -> None:
-        """Only warns, so it does not matter if the user may not ask (``Get`` on the group)."""
+        """Warn about differences. Without the right to query them (``Get`` on the group), skip this check."""
         try:
             reported = self._calls.brokers.consumer_connection(address, self._group)
         except RocketMQError as error:
@@ -516,9 +517,9 @@ class RunningMember:
         self._notify(lambda machine, now_s: machine.stop(now_s, calls_end_s=calls_end_s))
 
     def _is_name_used_again(self, address: BrokerAddress, broker_name: str) -> bool:
-        """Whether another connection has this client id: to a broker, locks of both are the same.
+        """Whether another connection has this client id: the broker does not distinguish their locks.
 
-        This one is off the list by then.
+        This member's own connection is off the list by then.
         """
         try:
             listed = self._calls.brokers.consumer_list(address, self._group, broker_name=broker_name)

@@ -1,13 +1,14 @@
 """Shows the group's progress to the brokers, for mqadmin, dashboards and Java members.
 
-The offset store is the truth and this is its image: nothing waits for it and nothing fails with it.
+The offset store is authoritative and this is its copy: nothing waits for it, and its failures affect nothing.
 
 Rule 1: only the newest offset of a queue counts; it replaces one that could not be sent.
-Rule 2: an offset is sent again, or late, only if the store still has the queue under the epoch it was
-committed under. Otherwise another member has gone on, or an operator has gone back, and it would hide that.
-Rule 3: once there is nothing to send for a while, the store notes what has arrived, so that whatever else the
-broker has at the next claim was put there by somebody else (``consume.positions``).
-Rule 4: a thread is there only while something is to be done; nothing must be closed.
+Rule 2: an offset is sent again, or late, only if the stored epoch of the queue is still the one it was
+committed under. Otherwise another member has moved on, or an operator has gone back, and the offset would
+hide that.
+Rule 3: after a while without new offsets, the store records which ones have arrived. If the broker has a
+different offset at the next claim, somebody else stored it (``consume.positions``).
+Rule 4: a thread runs only while there is work; nothing needs to be closed.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ logger = logging.getLogger(__name__)
 _AGAIN_AFTER_S: Final = 5.0
 """``ClientConfig.persistConsumerOffsetInterval``."""
 _QUIET_S: Final = 1.0
-"""Without a new offset; then the store notes what has arrived."""
+"""Time without a new offset after which the store records the offsets that have arrived."""
 _LATE_S: Final = 1.0
-"""An older offset is late (rule 2)."""
+"""Age from which an offset is late (rule 2)."""
 _AT_EXIT_S: Final = 2.0
 
 Commits = Mapping[MessageQueue, QueueCommit]
 
 
 class OffsetMirror:
-    """The image of one group's progress at the masters of its topics' queues."""
+    """The copy of one group's progress at the masters of its topics' queues."""
 
     def __init__(
         self,
@@ -51,15 +52,15 @@ class OffsetMirror:
         quiet_s: float = _QUIET_S,
         clock: Clock | None = None,
     ) -> None:
-        """Connect to nobody yet.
+        """Prepare the mirror without connecting to any broker.
 
         Args:
-            options: Group, topics and how the cluster is reached.
-            store: Where the truth is.
-            offset_key: What the store knows the group by.
-            again_after_s: Pause before what could not be sent is tried again.
-            quiet_s: How long nothing new must come before the store notes what has arrived.
-            clock: The system's if not given.
+            options: Group, topics and access to the cluster.
+            store: The authoritative offset store.
+            offset_key: Key of the group in the store.
+            again_after_s: Pause before offsets that could not be sent are tried again.
+            quiet_s: Time without new offsets after which the store records the ones that have arrived.
+            clock: The system's clock if not given.
         """
         assert options.consumer_group is not None
         self._group = options.consumer_group
@@ -68,7 +69,7 @@ class OffsetMirror:
         self._again_after_s = again_after_s
         self._quiet_s = quiet_s
         self._is_hurried = False
-        """Whether somebody waits for the end of the thread."""
+        """Whether a caller waits for the end of the thread."""
         self._clock = clock or SystemClock()
         cluster = Cluster.of(options, self._clock)
         self._timeout_s = cluster.timeout_s
@@ -76,20 +77,20 @@ class OffsetMirror:
         self._guard = threading.Lock()
         self._sent = threading.Condition(self._guard)
         self._waiting: dict[MessageQueue, QueueCommit] = {}
-        """Not sent yet."""
+        """Commits that are not sent yet."""
         self._arrived: dict[MessageQueue, int] = {}
-        """What each queue's broker has taken last."""
+        """Last offset that each queue's broker has stored."""
         self._unnoted: set[MessageQueue] = set()
-        """Queues of which the store has not noted it."""
+        """Queues whose arrived offsets the store has not recorded yet."""
         self._shown_at_s = 0.0
-        """When something came last."""
+        """Monotonic second of the newest offset."""
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_in_trouble = False
-        """Since the last round in which everything was sent; warned of once."""
+        """Whether sending has failed since the last complete round, so that a warning was logged."""
 
     def show(self, accepted: Iterable[QueueCommit]) -> None:
-        """Send what the store has just taken; returns at once."""
+        """Send the commits that the store has just accepted; return at once."""
         news = {commit.queue: commit for commit in accepted}
         if not news:
             return
@@ -97,7 +98,7 @@ class OffsetMirror:
             self._waiting |= news
             self._shown_at_s = self._clock.monotonic_s()
             if self._thread is None:
-                # A daemon: whoever ends the process does not wait for a broker that is away.
+                # A daemon, so that the end of the process does not wait for an unreachable broker.
                 thread = threading.Thread(target=self._run, name="rocketmq-offset-mirror", daemon=True)
                 thread.start()
                 self._thread = thread
@@ -105,19 +106,22 @@ class OffsetMirror:
         self._news.set()
 
     def await_shown(self, accepted: Sequence[QueueCommit], timeout_s: float) -> bool:
-        """Wait until the brokers have these offsets, or newer ones of the same queues; whether they do."""
+        """Wait until none of these offsets is waiting to be sent; return whether that is the case.
+
+        Such an offset has arrived, was replaced by a newer one, or was dropped (rule 2).
+        """
         with self._sent:
             return self._sent.wait_for(
                 lambda: not any(self._waiting.get(commit.queue) == commit for commit in accepted), timeout_s
             )
 
     def arrived(self, queue: MessageQueue) -> int | None:
-        """What the queue's broker has taken last; None while it has taken nothing from here."""
+        """Return the last offset that the queue's broker has stored; None if it has stored none from here."""
         with self._guard:
             return self._arrived.get(queue)
 
     def flush(self, timeout_s: float) -> bool:
-        """Try once more what is left and wait until nothing is; whether that is so."""
+        """Retry the remaining offsets and wait until none is left; return whether that is the case."""
         with self._guard:
             thread = self._thread
             self._is_hurried = thread is not None
@@ -142,7 +146,7 @@ class OffsetMirror:
                 self._send(waiting, tried)
                 tried = waiting
                 self._note_arrivals()
-                # Until there are new offsets, or it is time to try the rest again.
+                # Wait until there are new offsets, or it is time to retry the rest.
                 if self._waiting:
                     self._news.wait(self._again_after_s)
                 else:
@@ -167,7 +171,10 @@ class OffsetMirror:
         atexit.unregister(self._at_exit)
 
     def _note_arrivals(self) -> None:
-        """Unless something new comes; a broker that is away does not delay the others' offsets."""
+        """Record the arrived offsets in the store, unless new ones come.
+
+        The offsets of an unreachable broker do not delay the others.
+        """
         if not self._is_hurried and self._news.wait(self._quiet_s) and not self._is_hurried:
             return
         with self._guard:
@@ -182,7 +189,7 @@ class OffsetMirror:
             self._unnoted -= {queue for queue, offset in arrived.items() if self._arrived[queue] == offset}
 
     def _still_true(self, waiting: Commits, tried: Commits) -> Commits:
-        """What may be sent: rule 2."""
+        """Return the offsets that may be sent by rule 2."""
         is_late = self._clock.monotonic_s() - self._shown_at_s > _LATE_S
         again = {queue: commit for queue, commit in waiting.items() if is_late or tried.get(queue) == commit}
         if not again:
@@ -201,7 +208,7 @@ class OffsetMirror:
         return {queue: commit for queue, commit in waiting.items() if queue not in outdated}
 
     def _send(self, waiting: Commits, tried: Commits) -> None:
-        """Each to its broker; a broker that does not answer is left alone in this round."""
+        """Send each offset to its broker; skip a broker that does not answer for the rest of this round."""
         try:
             masters = self._routes.look(Deadline.after(self._clock, self._timeout_s)).masters
         except RocketMQError as error:

@@ -1,4 +1,4 @@
-"""What brokers ask of this member, decoded and answered."""
+"""Decodes and answers the requests that brokers send to this member."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ logger = logging.getLogger(__name__)
 
 
 class ClientRemotingProcessor:
-    """Answers what brokers ask of one member of one group; groups and topics are passed on without namespace.
+    """Answers brokers' requests to one member of one group; passes on groups and topics without namespace.
 
-    Plug it in as ``handler_for`` of a pool. It runs on the dispatcher's thread of the channel that a request
-    came from, so on several threads at once: a slow listener delays the requests behind it on that
-    connection, never the answers to our own; what raises is answered with code 1 and the error's text.
+    Pass it to a pool as ``handler_for``. It runs on the dispatcher thread of each request's channel, so on
+    several threads at once. A slow listener delays the later requests on that connection, but not the answers
+    to our own requests. An exception is answered with code 1 and the error's text.
 
     Source: RocketMQ 5.3.3 ``ClientRemotingProcessor``.
     """
@@ -86,16 +86,16 @@ class ClientRemotingProcessor:
     def serve(
         self, member: RunningMember, heartbeat: HeartbeatData, was_reset: Callable[[], None] | None = None
     ) -> None:
-        """Answer for ``member`` from now on; call ``was_reset`` after each administrator's reset."""
+        """Answer on behalf of ``member`` from now on; call ``was_reset`` after each administrator's reset."""
         self._member, self._heartbeat, self._was_reset = member, heartbeat, was_reset
 
     # --- requests, decoded ----------------------------------------------------------------------------------
 
     def __call__(self, request: RemotingCommand) -> RemotingCommand | None:
-        """The answer, not sent if the request is oneway; None if the code is not known.
+        """Return the answer, which is not sent if the request is oneway; None if the code is unknown.
 
         Raises:
-            RemoteProtocolError: If the request makes no sense.
+            RemoteProtocolError: If the request is malformed.
         """
         handler = self._handlers.get(request.code)
         return None if handler is None else handler(request)
@@ -148,17 +148,17 @@ class ClientRemotingProcessor:
     def _bare(self, resource: str) -> str:
         return without_namespace(self._namespace, resource)
 
-    # --- what they do ---------------------------------------------------------------------------------------
+    # --- requests, answered ---------------------------------------------------------------------------------
 
     def consumer_ids_changed(self, consumer_group: str) -> None:
-        """Rebalance at once (B1); comes often and in bursts."""
+        """Rebalance at once (B1). Such requests come often and in bursts."""
         if self._member is not None and consumer_group == self._options.consumer_group:
             self._member.notified()
 
     def reset_offsets(
         self, consumer_group: str, topic: str, next_offsets: Mapping[MessageQueue, int]
     ) -> None:
-        """Store the new positions; the next plan begins there, and the batch under way is fenced off (F5)."""
+        """Store the new positions: the next plan starts there, and the running batch is fenced off (F5)."""
         if consumer_group != self._options.consumer_group or topic not in self._options.all_subscribed():
             return
         held = self._held()
@@ -170,7 +170,7 @@ class ClientRemotingProcessor:
                 self._was_reset()
 
     def next_offsets(self, consumer_group: str, topic: str) -> Mapping[MessageQueue, int]:
-        """Of the queues this member holds, from the offset store."""
+        """Return the next offsets of the queues this member holds, from the offset store."""
         if consumer_group != self._options.consumer_group:
             return {}
         return {
@@ -178,7 +178,7 @@ class ClientRemotingProcessor:
         }
 
     def running_info(self, consumer_group: str) -> ConsumerRunningInfo | None:
-        """What ``mqadmin consumerStatus`` shows: subscriptions, held queues, locks, offsets, rates.
+        """Return what ``mqadmin consumerStatus`` shows: subscriptions, held queues, locks, offsets, rates.
 
         None if this is no member of the group.
         """
@@ -209,7 +209,7 @@ class ClientRemotingProcessor:
     def consume_directly(
         self, consumer_group: str, message: MessageExt
     ) -> ConsumeMessageDirectlyResult | None:
-        """Call the listener here if it can be imported by its name (D12), else refuse with the reason.
+        """Call the listener here if it can be imported by its name (D12); otherwise refuse with the reason.
 
         None if this is no member of the group.
         """
@@ -218,7 +218,7 @@ class ClientRemotingProcessor:
         is_orderly = self._options.consume_orderly
         if self._options.listener is not None:
             if self._consume_one is None:
-                # What listeners run in is above this package, and costs imports that a planner seldom needs.
+                # Imported here: it is in a higher layer, and a planner seldom needs it.
                 above = import_module("pyspark_rocketmq.listeners.direct_consume")
                 self._consume_one = above.DirectConsumer(
                     self._options.listener, consumer_group, orderly=is_orderly
@@ -234,14 +234,14 @@ class ClientRemotingProcessor:
         )
 
     def _statuses(self, rows: Iterable[OffsetRow]) -> dict[str, ConsumeStatus]:
-        """By topic; the figures of batches that this member's query has committed (D11)."""
+        """Return statistics by topic, of the batches that this member's query has committed (D11)."""
         texts: dict[str, list[str]] = {topic: [] for topic in self._options.all_subscribed()}
         for row in rows:
             texts.setdefault(row.queue.topic, []).append(row.statistics)
         return {topic: status_of(written, self._clock.now_s()) for topic, written in texts.items()}
 
     def _held(self) -> dict[MessageQueue, int]:
-        """Queues held, with the wall-clock millisecond of each lock's last renewal."""
+        """Return the held queues, with the wall-clock millisecond of each lock's last renewal."""
         if self._member is None:
             return {}
         ago = self._clock.now_s() - self._clock.monotonic_s()
@@ -258,7 +258,7 @@ def _no_such_group(request: RemotingCommand, consumer_group: str) -> RemotingCom
 
 
 def _stacks() -> str:
-    """The stack of every thread of this process, in place of Java's thread dump."""
+    """Return the stack of every thread of this process, in place of Java's thread dump."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames()  # noqa: SLF001 - documented, in spite of its name
     return "\n".join(

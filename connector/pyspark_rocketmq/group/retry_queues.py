@@ -1,7 +1,7 @@
-"""Warns of brokers that drop the messages which a concurrent listener fails on.
+"""Warns about brokers that drop the messages on which a concurrent listener fails.
 
-A group made with ``retryQueueNums=0`` (``mqadmin updateSubGroup -q 0``) has no retry topic: its broker
-answers SUCCESS to a message sent back, and keeps nothing.
+A group created with ``retryQueueNums=0`` (``mqadmin updateSubGroup -q 0``) has no retry topic: its broker
+answers SUCCESS to a message that is sent back, but does not keep it.
 
 Source: RocketMQ 5.3.3 ``AbstractSendMessageProcessor.consumerSendMsgBack``.
 """
@@ -21,13 +21,13 @@ from pyspark_rocketmq.options.read import ReadOptions
 logger = logging.getLogger(__name__)
 
 _WITHIN_S: Final = 5.0
-"""Time for all brokers together; a query's start does not wait longer for a warning."""
+"""Time for all brokers together; the start of a query does not wait longer for a warning."""
 
 
 def warn_of_dropped_retries(options: ReadOptions, clock: Clock) -> None:
-    """Log which brokers of the topics drop what the group sends back.
+    """Log which brokers of the topics drop the messages that the group sends back.
 
-    A broker that does not say (proxies, missing rights, a group it does not know yet) is passed over.
+    Brokers that do not report it (proxies, missing rights, a group that is new to them) are skipped.
     """
     assert options.consumer_group is not None
     cluster = Cluster.of(options, clock, at_most_s=_WITHIN_S)

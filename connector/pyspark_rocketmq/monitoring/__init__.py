@@ -1,3 +1,3 @@
-"""Seeing a query run: metrics of each micro-batch, per queue, for logs, dashboards and Prometheus."""
+"""Monitoring of queries: metrics of each micro-batch, per queue, for logs, dashboards and Prometheus."""
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What one micro-batch did and where each queue is after it. Pure.
+"""Metrics of one micro-batch, and the position of each queue after it. Pure.
 
-Rule 1: what was planned and what brokers hold come from Spark's progress, which every query of the source
-has; how far a consumer came, from its :class:`BatchReport`. A query without a consumer has come to the end of
-its plan.
-Rule 2: lag is what :class:`QueueLag` says it is, here and in ``pyspark-rocketmq offsets lag``.
+Rule 1: planned ranges and brokers' offsets come from Spark's progress, which every query of the source has. A
+consumer's results come from its :class:`BatchReport`. A query without a consumer has reached the end of its
+plan.
+Rule 2: :class:`QueueLag` defines lag, here and in ``pyspark-rocketmq offsets lag``.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from pyspark_rocketmq.source.ranges import offset_to_plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueMetrics:
-    """One queue's part in one micro-batch, and where the queue is after it."""
+    """One queue's part in one micro-batch, and its position afterwards."""
 
     queue: MessageQueue
     planned: int
-    """Offsets of the range; 0 when the queue had no part in the batch."""
+    """Offsets in the range; 0 if the queue had no part in the batch."""
     read: int | None = None
-    """Messages that were read; None without a consumer, where Spark counts those of all queues together."""
+    """Messages read; None without a consumer, because Spark then counts all queues together."""
     acknowledged: int = 0
-    """Messages passed, dead letters included; without a consumer, offsets."""
+    """Messages passed, including dead letters; offsets if there is no consumer."""
     retried: int = 0
     """Deliveries given back by the listener."""
     dead_letters: int = 0
     """Messages given up."""
     reconsume_times: int = 0
-    """How often the next message was given back so far."""
+    """Number of times that the next message was given back so far."""
     suspended_until_s: float | None = None
     """Wall-clock seconds; a moment in the past is no suspension."""
     lag: QueueLag | None = None
-    """None when the batch was dropped because one of its queues had moved: its consumer is elsewhere."""
+    """None if the batch was dropped because one of its queues had moved to another consumer."""
 
     def is_suspended(self, now_s: float) -> bool:
-        """Whether the queue waits because its listener gave its next message back (D3)."""
+        """Whether the queue is paused because its listener gave back the next message (D3)."""
         return self.suspended_until_s is not None and self.suspended_until_s > now_s
 
 
@@ -51,7 +51,7 @@ class BatchMetrics:
     """One micro-batch of one query."""
 
     query: str
-    """The query's name, or its id when it has none."""
+    """The query's name, or its id if it has none."""
     run_id: str
     batch_id: int
     at_s: float
@@ -60,9 +60,9 @@ class BatchMetrics:
     rows: int | None
     """Rows added to the consumer's sink; None without a consumer."""
     queues: tuple[QueueMetrics, ...]
-    """By queue: those of the batch, and those that the consumer has besides."""
+    """Metrics by queue: the queues of the batch, and the consumer's other queues."""
     input_rows: int | None = None
-    """Rows that Spark took in from its sources of RocketMQ; None with a consumer, where some are no messages.
+    """Rows that Spark read from its RocketMQ sources; None with a consumer, where some rows are not messages.
     """
 
     @property
@@ -93,23 +93,23 @@ class BatchMetrics:
 
     @property
     def suspended(self) -> int:
-        """Queues that wait."""
+        """Number of paused queues."""
         return sum(one.is_suspended(self.at_s) for one in self.queues)
 
     @property
     def lag(self) -> int | None:
-        """Messages stored and not yet consumed, of the queues for which it is known; None for not one."""
+        """Messages stored and not yet consumed, over all queues with a known lag; None if no lag is known."""
         known = [one.lag.messages for one in self.queues if one.lag and one.lag.messages is not None]
         return sum(known) if known else None
 
     @property
     def lag_s(self) -> float | None:
-        """For how long the oldest of the next messages has waited; None when no queue's is known."""
+        """Time for which the oldest of the next messages has waited; None if it is unknown for all queues."""
         seconds = (one.lag.seconds(self.at_s) for one in self.queues if one.lag)
         return max((one for one in seconds if one is not None), default=None)
 
     def line(self) -> str:
-        """The metrics as one line of ``key=value``; what is not known is left out."""
+        """Format the metrics as one line of ``key=value``, without unknown values."""
         facts = {
             "query": self.query,
             "batch": self.batch_id,
@@ -128,7 +128,7 @@ class BatchMetrics:
         return " ".join(f"{key}={value}" for key, value in facts.items() if value is not None)
 
     def with_stored_times(self, stored_at_s: Mapping[MessageQueue, float]) -> BatchMetrics:
-        """The same with when the next messages were stored, of the queues for which that was found out."""
+        """Return the metrics with the given times at which queues' next messages were stored."""
         queues = tuple(
             replace(one, lag=one.lag._replace(next_stored_at_s=stored_at_s.get(one.queue)))
             if one.lag
@@ -141,16 +141,16 @@ class BatchMetrics:
 class _Plan(NamedTuple):
     ranges: Mapping[MessageQueue, QueueRange]
     is_new: bool
-    """False when the trigger ran no batch of its own."""
+    """False if the trigger did not run a new batch."""
     max_offsets: Mapping[MessageQueue, int]
 
 
 def metrics_of(progress: Mapping[str, Any], report: BatchReport | None, now_s: float) -> BatchMetrics | None:
-    """The metrics of one progress event; None for a query that does not read from RocketMQ.
+    """Return the metrics of one progress event; None for a query that does not read from RocketMQ.
 
     Args:
         progress: ``StreamingQueryProgress.json``, parsed.
-        report: Of the same batch; None for a query without a consumer, and for a batch that was dropped.
+        report: Report of the same batch; None for a query without a consumer, and for a dropped batch.
         now_s: Wall clock.
     """
     found = [(plan, source) for source in progress["sources"] if (plan := _plan_of(source)) is not None]
@@ -198,14 +198,14 @@ def _range_metrics(planned: QueueRange, plan: _Plan, ack: QueueAck | None) -> Qu
             dead_letters=ack.dead_letters,
         )
     if planned.state.epoch:
-        # A consumer group's, without a report: nothing of it was committed.
+        # A consumer group's batch without a report: nothing of it was committed.
         return QueueMetrics(queue=planned.queue, planned=count)
     lag = QueueLag(planned.end, plan.max_offsets.get(planned.queue))
     return QueueMetrics(queue=planned.queue, planned=count, acknowledged=count, lag=lag)
 
 
 def _plan_of(source: Mapping[str, Any]) -> _Plan | None:
-    """What one source of a query has planned; None for a source of another kind."""
+    """Return the plan of one source of a query; None for a source of another kind."""
     end = source["endOffset"]
     if not isinstance(end, dict) or not end.keys() >= {"v", "seq", "plan"}:
         return None
@@ -213,12 +213,12 @@ def _plan_of(source: Mapping[str, Any]) -> _Plan | None:
     is_new = not isinstance(start, dict) or start["seq"] != end["seq"]
     ranges = {planned.queue: planned for planned in offset_to_plan(end)[1]}
     latest = source.get("latestOffset")
-    # Spark before 4.2 asks for no report, and shows the plan in its place.
+    # Spark before 4.2 does not request the report, and shows the plan instead.
     return _Plan(ranges, is_new, {} if latest == end else dict(_max_offsets(latest)))
 
 
 def _max_offsets(latest: object) -> Iterator[tuple[MessageQueue, int]]:
-    """What the source's ``reportLatestOffset`` said; nothing when it could not look."""
+    """Yield the offsets of the source's ``reportLatestOffset``; none if it could not query them."""
     if not isinstance(latest, dict):
         return
     for topic, brokers in latest.items():

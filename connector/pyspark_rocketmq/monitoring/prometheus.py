@@ -1,4 +1,4 @@
-"""What a :class:`QueryMonitor` knows as Prometheus metrics, made when they are scraped.
+"""Exports the metrics of a :class:`QueryMonitor` to Prometheus, computed at each scrape.
 
 Needs the library ``prometheus-client``: ``pip install 'pyspark-rocketmq[prometheus]'``.
 """
@@ -20,13 +20,13 @@ _PREFIX: Final = "pyspark_rocketmq_"
 
 
 class QueryCollector(Collector):
-    """For a registry of one's own: ``registry.register(QueryCollector(monitor))``."""
+    """A collector for your own registry: ``registry.register(QueryCollector(monitor))``."""
 
     def __init__(self, monitor: QueryMonitor) -> None:
         self._monitor = monitor
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics; ages are as of now, so that those of a query that hangs grow."""
+        """Yield all metrics. Ages are computed now, so that they grow while a query hangs."""
         states = list(self._monitor.queries().values())
         yield from self._of_queries(states)
         yield from self._of_queues(states)
@@ -81,16 +81,16 @@ class QueryCollector(Collector):
 
 
 class PrometheusEndpoint:
-    """``http://HOST:PORT/metrics`` of one monitor, served by threads of this process."""
+    """Serves ``http://HOST:PORT/metrics`` for one monitor, with threads of this process."""
 
     def __init__(self, monitor: QueryMonitor, port: int, *, host: str = "127.0.0.1") -> None:
-        """Begin to serve.
+        """Start serving.
 
         Args:
-            monitor: Whose metrics.
-            port: 0 takes a free one, see :attr:`port`.
-            host: Address to listen at: this machine only, unless another is given; the metrics need no
-                password.
+            monitor: The monitor whose metrics are served.
+            port: Port to listen at; 0 selects a free one, see :attr:`port`.
+            host: Address to listen at, by default reachable only from this machine, since the metrics need
+                no password.
 
         Raises:
             OSError: If the port is taken.

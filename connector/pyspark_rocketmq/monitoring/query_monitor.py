@@ -1,8 +1,8 @@
-"""``QueryMonitor``: listens to streaming queries and reports, after each micro-batch, where their queues are.
+"""``QueryMonitor``: listens to streaming queries and reports their queues' positions after each micro-batch.
 
-Spark reports a batch on its listener thread, some time after the batch; the consumer reports it before, on
-the query's thread. Both hand over what they have and go on: the monitor makes metrics, queries brokers and
-calls listeners on a thread of its own, so that a broker that is away delays neither Spark nor the query.
+The consumer reports a batch on the query's thread; Spark reports it later, on its listener thread. Both only
+pass on their data: the monitor computes metrics, queries brokers and calls listeners on its own thread, so
+that an unreachable broker delays neither Spark nor the query.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from pyspark_rocketmq.options.read import ReadOptions
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S: Final = 1.5
-"""Of one request: metrics are late rather than kept waiting for a broker that is away."""
+"""Time-out of one request. It is short, so that an unreachable broker does not delay metrics for long."""
 _CALLS_AT_ONCE: Final = 16
 
 
 class StoredTimes:
-    """When messages were stored, queried with the access that ``options`` give. For one thread."""
+    """Queries when messages were stored, with the access configured by ``options``. For one thread."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._clock = SystemClock()
@@ -52,7 +52,7 @@ class StoredTimes:
         self._silent: set[str] = set()
 
     def query(self, positions: Mapping[MessageQueue, int]) -> dict[MessageQueue, float]:
-        """When the messages at ``positions`` were stored; left out where the broker does not answer."""
+        """Return when the messages at ``positions`` were stored, for the queues whose brokers answer."""
         self._known = {
             queue: known for queue, known in self._known.items() if positions.get(queue) == known[0]
         }
@@ -68,8 +68,8 @@ class StoredTimes:
 
     def _query_one(self, position: tuple[MessageQueue, int]) -> float | None:
         queue, queue_offset = position
-        # A broker that did not answer is not queried for its other queues: one timeout for each broker, not
-        # for each queue.
+        # Do not query a silent broker for its other queues: wait for at most one time-out per broker, not per
+        # queue.
         if queue.broker_name in self._silent:
             return None
         try:
@@ -83,14 +83,14 @@ class StoredTimes:
 
 
 _REPORTS_KEPT: Final = 100
-"""Of batches whose progress has not come; Spark drops events when its listeners are too slow."""
+"""Reports kept of batches without progress: Spark drops events if its listeners are too slow."""
 
 MetricsListener = Callable[[BatchMetrics], None]
 
 
 @dataclass(frozen=True, slots=True)
 class QueueTotals:
-    """What one query did with one queue since the monitor began."""
+    """Totals of one query and one queue since the monitor started."""
 
     acknowledged: int = 0
     retried: int = 0
@@ -99,16 +99,16 @@ class QueueTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryState:
-    """What is known of one running query."""
+    """State of one running query."""
 
     latest: BatchMetrics
     batches: int = 0
-    """Micro-batches since the monitor began, as the other sums."""
+    """Micro-batches since the monitor started, like the other sums."""
     rows: int = 0
     queues: Mapping[MessageQueue, QueueTotals] = field(default_factory=dict)
 
     def after(self, metrics: BatchMetrics) -> QueryState:
-        """The state with one more batch."""
+        """Return the state with one more batch."""
         totals = dict(self.queues)
         for one in metrics.queues:
             before = totals.get(one.queue, QueueTotals())
@@ -132,12 +132,13 @@ class QueryMonitor(StreamingQueryListener):
     """
 
     def __init__(self, options: Mapping[str, str] | None = None, *, clock: Clock | None = None) -> None:
-        """Make a monitor; ``watch`` has it see something.
+        """Make a monitor that watches nothing yet; see :meth:`watch`.
 
         Args:
-            options: The source's options, for how long messages of queries without a consumer have waited:
-                their brokers are queried with them. None: of such queries the lag is known in messages only.
-            clock: The system's unless given.
+            options: Options of the source, with which brokers are queried for queries without a consumer, to
+                find how long their messages have waited. None: the lag of such queries is known only in
+                messages.
+            clock: The system's clock unless given.
 
         Raises:
             OptionError: If the options are wrong.
@@ -152,9 +153,9 @@ class QueryMonitor(StreamingQueryListener):
         self._thread = ThreadPoolExecutor(1, "rocketmq-monitor")
 
     def watch(self, spark: SparkSession, consumer: PushConsumer | None = None) -> None:
-        """Listen to the queries of ``spark``, and to ``consumer``, which is not started yet.
+        """Listen to the queries of ``spark``, and to ``consumer``, which must not be started yet.
 
-        Once for each consumer; a session is listened to once however often it is named.
+        Call this once for each consumer; the monitor registers only once with a session.
 
         Raises:
             OptionError: If the consumer's configuration is wrong.
@@ -171,23 +172,23 @@ class QueryMonitor(StreamingQueryListener):
         self._listeners.append(listener)
 
     def queries(self) -> dict[str, QueryState]:
-        """The running queries by run id, as of their last micro-batches."""
+        """Return the running queries by run id, in their states after the last micro-batches."""
         with self._guard:
             return dict(self._queries)
 
     def now_s(self) -> float:
-        """Wall-clock seconds by the monitor's clock, which ages and suspensions go by."""
+        """Return the wall-clock seconds of the monitor's clock, to which ages and suspensions refer."""
         return self._clock.now_s()
 
     def close(self) -> None:
-        """Stop listening; metrics on their way are finished first."""
+        """Finish pending metrics and stop listening."""
         if self.spark is not None:
             self.spark.streams.removeListener(self)
             self.spark = None
         self._thread.shutdown()
 
     def batch_committed(self, report: BatchReport, times: StoredTimes | None = None) -> None:
-        """A consumer has committed a batch (``BatchListener``); Spark will report the same batch."""
+        """Note that a consumer has committed a batch (``BatchListener``), which Spark will report too."""
         with self._guard:
             self._reports[report.query_id, report.batch_id] = report, times
             while len(self._reports) > _REPORTS_KEPT:
@@ -196,13 +197,13 @@ class QueryMonitor(StreamingQueryListener):
     # --- Spark's listener -----------------------------------------------------------------------------------
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        """Nothing: a query is known from its first micro-batch on."""
+        """Do nothing: a query is tracked from its first micro-batch on."""
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
-        """Nothing: the metrics of the last micro-batch hold."""
+        """Do nothing: the metrics of the last micro-batch stay valid."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
-        """A micro-batch has ended."""
+        """Process the end of a micro-batch."""
         progress = json.loads(event.progress.json)
         with self._guard:
             found = self._reports.pop((progress["id"], progress["batchId"]), (None, self._default_times))
@@ -212,11 +213,11 @@ class QueryMonitor(StreamingQueryListener):
                 self._waiting -= 1
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
-        """A query has ended; its metrics would only grow old."""
+        """Remove a query that has ended, since its metrics no longer change."""
         self._submit(self._forget, str(event.runId))
 
     def _submit(self, work: Callable[..., None], *arguments: Any) -> bool:
-        """Whether it is taken: Spark may report a batch while ``close`` takes the listener away."""
+        """Submit work; return False if the monitor is closed: Spark may report a batch during ``close``."""
         try:
             self._thread.submit(work, *arguments)
         except RuntimeError:
@@ -233,14 +234,14 @@ class QueryMonitor(StreamingQueryListener):
             if metrics is not None:
                 self._publish(metrics if times is None or self._is_behind() else _with_times(metrics, times))
         except Exception:
-            # The root of a thread nobody looks at; the query is not disturbed.
+            # Nobody watches this thread; the query must not be affected.
             logger.exception("metrics of a batch were not made")
         finally:
             with self._guard:
                 self._waiting -= 1
 
     def _is_behind(self) -> bool:
-        """Whether newer metrics wait: brokers are then queried for those alone."""
+        """Whether newer metrics are waiting; brokers are then queried only for those."""
         with self._guard:
             return self._waiting > 1
 

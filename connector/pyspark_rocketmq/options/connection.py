@@ -1,4 +1,4 @@
-"""Options of reading and writing that say which cluster it is and how it is reached."""
+"""Options of reading and writing that identify the cluster and configure access to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyspark_rocketmq.options.parsers import (
 )
 
 PLAIN_SOURCE_GROUP: Final = "pyspark-rocketmq-source"
-"""The group that brokers see where a query has none: a pull must name one."""
+"""Group that brokers see if a query has none, since a pull must name one."""
 _NEEDS: Final = {
     "accessKey": "secretKey",
     "secretKey": "accessKey",
@@ -105,15 +105,15 @@ class ConnectionOptions(OptionSet):
 
     @classmethod
     def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The namespace of an instance's host."""
+        """Return the namespace that an instance's host implies."""
         return implied_namespace(values)
 
     def connection_problems(self) -> list[str]:
-        """Problems found by :func:`connection_problems`."""
+        """Return the problems found by :func:`connection_problems`."""
         return connection_problems(self)
 
     def name_problems(self, names: Iterable[tuple[str, str, int]]) -> list[str]:
-        """Names that are too long together with the namespace, of option key, name and limit."""
+        """Return a problem for each name (option key, name, limit) that is too long with the namespace."""
         if self.namespace is None:
             return []
         return [
@@ -125,7 +125,7 @@ class ConnectionOptions(OptionSet):
 
 
 def connection_problems(options: OptionSet) -> list[str]:
-    """Options that exclude each other, and those of security that would be ignored without a word."""
+    """Return problems of options that exclude each other, and of security options that would be ignored."""
     given = options.given()
     problems = [
         f"option '{key}' needs '{other}'"
@@ -138,7 +138,7 @@ def connection_problems(options: OptionSet) -> list[str]:
 
 
 def implied_namespace(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The field ``namespace``, if only the host of an instance in ``name_servers`` says it."""
+    """Return the field ``namespace`` if only an instance's host in ``name_servers`` implies it."""
     if values.get("namespace") is not None or values.get("namespace_v2") is not None:
         return {}
     found = instance_namespace(values.get("name_servers") or ())
@@ -146,10 +146,10 @@ def implied_namespace(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parsed_addresses(name_servers: str | Sequence[str]) -> tuple[str, ...]:
-    """The addresses of name servers as arguments have them: each, or all in one text.
+    """Parse the addresses of name servers from an argument: a sequence, or one text with all of them.
 
     Raises:
-        OptionError: If one is no address.
+        OptionError: If one is not an address.
     """
     text = name_servers if isinstance(name_servers, str) else ";".join(name_servers)
     try:
@@ -159,10 +159,10 @@ def parsed_addresses(name_servers: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def namespace_of(namespace: str, name_servers: Iterable[str], namespace_v2: str | None) -> str:
-    """The namespace of version 1 that a producer's arguments name; empty for none.
+    """Return the namespace of version 1 in a producer's arguments; empty if there is none.
 
     Raises:
-        OptionError: If they name one of version 2, too.
+        OptionError: If they also name a namespace of version 2.
     """
     if namespace and namespace_v2:
         problem = "namespace and namespace_v2 (of settings) exclude each other; give one"

@@ -1,4 +1,4 @@
-"""Arguments of a ``PushConsumer`` that are no options of the source; also of ``pyspark-rocketmq consume``."""
+"""Arguments of a ``PushConsumer``, and of ``pyspark-rocketmq consume``, that the source does not have."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pyspark_rocketmq.options.parsers import boolean, int_between, iso_time, one
 MAX_BATCH_SIZE: Final = 1024
 MAX_THREADS: Final = 1000
 DEFAULT_MAX_OFFSETS_PER_TRIGGER: Final = 100_000
-"""Bounds the memory of a task, which holds a queue's share of the micro-batch."""
+"""Default that bounds the memory of a task, which holds a queue's share of the micro-batch."""
 
 
 def consume_time(text: str) -> datetime:
-    """The time of a ``consumeTimestamp``: ISO 8601 is UTC by default, else this machine's zone.
+    """Parse a ``consumeTimestamp``: ISO 8601 is in UTC by default, other forms in this machine's zone.
 
     Raises:
         ValueError: With the end of a sentence.
@@ -47,14 +47,14 @@ def consume_time(text: str) -> datetime:
 
 @parses("`yyyyMMddHHmmss`, perhaps with a zone: `Z`, `+08:00`; or ISO time")
 def parse_consume_timestamp(text: str) -> str:
-    """Parser of what :func:`consume_time` reads."""
+    """Parser of the texts that :func:`consume_time` reads."""
     consume_time(text)
     return text.strip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ConsumerOptions(OptionSet):
-    """How a consumer begins, how its listener is called, and what becomes of messages that fail."""
+    """Options for a consumer's start, the calls of its listener, and the messages that fail."""
 
     consume_from_where: ConsumeFromWhere = option(
         "consumeFromWhere", one_of(ConsumeFromWhere), ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET

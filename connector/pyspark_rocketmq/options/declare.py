@@ -16,7 +16,7 @@ from pyspark_rocketmq.options.parsers import Parser, closest
 
 
 class Use(StrEnum):
-    """Where an option of the data source has a meaning."""
+    """The uses of the data source for which an option has a meaning."""
 
     STREAM = "stream"
     BATCH = "batch"
@@ -38,24 +38,24 @@ class OptionSpec:
     internal: bool
     """Whether only other code of this package sets it."""
     instead: tuple[str, ...]
-    """Keys of options of which one may be given where this one is required."""
+    """Keys of options that may be given instead of this one, if it is required."""
     used_in: tuple[Use, ...]
-    """Empty for an option that is not the data source's."""
+    """Uses of the option; empty if it does not belong to the data source."""
 
     @property
     def type(self) -> str:
-        """Form of its text, in words."""
+        """Description of the form of its text."""
         return self.parse.type_name
 
 
 class Declared(NamedTuple):
-    """An option that lacks nothing but its text."""
+    """A declared option that still lacks its documentation."""
 
     spec: OptionSpec
     default: Any
 
     def doc(self, text: str) -> Any:
-        """Make a dataclass field of it; ``text`` is what the documentation says."""
+        """Make a dataclass field of the option; ``text`` is its documentation."""
         spec = dataclasses.replace(self.spec, doc=text)
         return dataclasses.field(default=self.default, metadata={"spec": spec})
 
@@ -128,16 +128,16 @@ class OptionSet:
 
     @classmethod
     def implied(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields that ``values``, those given, say without naming them."""
+        """Return the fields that the given ``values`` imply without naming them."""
         del values
         return {}
 
     def cross_field_problems(self) -> list[str]:
-        """Sentences on options that do not go together."""
+        """Return sentences about options that cannot be combined."""
         return []
 
     def given(self) -> dict[str, OptionSpec]:
-        """The options whose values are not their defaults, by key."""
+        """Return the options whose values differ from their defaults, by key."""
         return {
             field.metadata["spec"].key: field.metadata["spec"]
             for field in dataclasses.fields(self)
@@ -145,11 +145,11 @@ class OptionSet:
         }
 
     def given_but_not_for(self, use: Use) -> list[str]:
-        """Keys of given options that mean nothing there."""
+        """Return the keys of given options that have no meaning for this use."""
         return [key for key, spec in self.given().items() if spec.used_in and use not in spec.used_in]
 
     def said_twice(self, *keys: str) -> list[str]:
-        """One problem if more than one of these mutually exclusive options is given, else none."""
+        """Return a problem if more than one of these mutually exclusive options is given."""
         given = self.given()
         found = [f"'{key}'" for key in keys if key in given]
         return [f"options {' and '.join(found)} exclude each other; give one"] if len(found) > 1 else []
@@ -198,12 +198,12 @@ def _text_of(value: object) -> str | None:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return str.__str__(value)  # a member of an enumeration of texts is its text
+        return str.__str__(value)  # a member of a string enumeration is its text
     return str(value) if isinstance(value, int | float) else None
 
 
 def _instead_of(spec: OptionSpec, known: Container[str]) -> str:
-    """Name the alternatives of a required option that are ``known``: a job has not all of the source's."""
+    """Name the ``known`` alternatives of a required option: a job has only some of the source's options."""
     others = [key for key in spec.instead if key.lower() in known]
     return "".join(f", or '{key}'" for key in others) + " in its place" * bool(others)
 
@@ -218,15 +218,15 @@ _NAMES_ELSEWHERE: Final[Mapping[str, tuple[str, str]]] = {
     "startingoffsets": ("the data source's", "consumeFromWhere"),
     "startingtimestamp": ("the data source's", "consumeTimestamp"),
 }
-"""Options of others in lower case: whose they are, and the key here, which may have another name."""
+"""Options of other connectors in lower case, with their origin and the corresponding key here."""
 _MASKED_BY_SPARK: Final = re.compile("secret|password|token|access[.]?key", re.IGNORECASE)
 """Keys whose values Spark does not show (default of ``spark.redaction.regex``)."""
 
 
 def _unknown_key(key: str, specs: list[OptionSpec]) -> tuple[str, str]:
-    """The problem with a key, and the key that was probably meant: it needs no second sentence."""
+    """Return the problem with a key, and the key that was probably meant: it needs no second report."""
     known = [spec.key for spec in specs]
-    # Behind the colon of secretKey:VALUE there is a secret.
+    # In secretKey:VALUE, the text after the colon is a secret.
     begin = re.match(r"\w?[\w.-]*", key)
     if begin is not None and begin.end() < len(key):
         return f"unknown option '{begin[0]}…'", ""

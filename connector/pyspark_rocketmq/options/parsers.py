@@ -1,4 +1,4 @@
-"""Parsers of single options: text in, value out, ``ValueError`` with what is wrong."""
+"""Parsers of single options: text in, value out, ``ValueError`` with the problem."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ E = TypeVar("E", bound=StrEnum)
 
 @dataclass(frozen=True, slots=True)
 class Parser(Generic[T]):
-    """A function that makes a value of a text, and what the documentation calls such a text."""
+    """A function that turns a text into a value, and the documentation's name for the type of the text."""
 
     type_name: str
     function: Callable[[str], T]
     """Raises ValueError with the end of the sentence ``key='value' …``."""
 
     def __call__(self, text: str) -> T:
-        """The value."""
+        """Return the value."""
         return self.function(text)
 
 
 def parses(type_name: str) -> Callable[[Callable[[str], T]], Parser[T]]:
-    """Decorator that makes a parser of a function."""
+    """Decorator that turns a function into a parser."""
     return lambda function: Parser(type_name, function)
 
 
 UNBOUNDED: Final = 2**31 - 1
-"""Documented as no bound."""
+"""Upper bound that the documentation does not mention."""
 
 
 def int_between(low: int, high: int) -> Parser[int]:
@@ -61,16 +61,16 @@ def int_between(low: int, high: int) -> Parser[int]:
 
 _LATEST_TIME_MS: Final = 2**62
 _TIMES_IN_SECONDS: Final = range(10**9, 10**10)
-"""Times from 2001 on, given in seconds: as milliseconds they would be of early 1970, before any message."""
+"""Times from 2001 on in seconds. As milliseconds they would be in early 1970, before any message."""
 
 
 def iso_time(text: str) -> datetime:
-    """The time that ISO 8601 names, such as ``2026-11-20T10:00``; UTC without a zone.
+    """Parse a time in ISO 8601, such as ``2026-11-20T10:00``; UTC without a zone.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is not a time.
     """
-    # Each option reads bare digits itself.
+    # Bare digits are parsed by each option itself.
     if text.strip()[4:5] != "-":
         raise ValueError(f"is no time in ISO 8601: {text}")
     at = datetime.fromisoformat(text.strip())
@@ -106,7 +106,7 @@ def duration_ms(text: str) -> int:
 
 
 def list_of(parse_one: Parser[T]) -> Parser[tuple[T, ...]]:
-    """Parser of several values separated by commas, each of them once."""
+    """Parser of several distinct values separated by commas."""
 
     @parses(f"list of {parse_one.type_name}s")
     def parse(text: str) -> tuple[T, ...]:
@@ -122,7 +122,7 @@ def list_of(parse_one: Parser[T]) -> Parser[tuple[T, ...]]:
 
 
 def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Hook of ``json.loads`` that refuses a name given twice, of which JSON keeps the last."""
+    """Hook of ``json.loads`` that refuses duplicate names, of which ``json`` would keep only the last."""
     members = dict(pairs)
     if len(members) < len(pairs):
         names = [name for name, _ in pairs]
@@ -132,10 +132,10 @@ def unique_members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def json_texts(text: str, example: str) -> dict[str, str]:
-    """The members of a JSON object of texts.
+    """Parse a JSON object whose values are texts.
 
     Raises:
-        ValueError: With the end of a sentence, if it is none; ``example`` shows one.
+        ValueError: With the end of a sentence if it is no such object; ``example`` shows one.
     """
     try:
         found = json.loads(text, object_pairs_hook=unique_members)
@@ -159,7 +159,7 @@ def boolean(text: str) -> bool:
 
 @parses("string")
 def secret_value(text: str) -> str:
-    """Parser of any text that is not blank, taken as it is."""
+    """Parser of any text that is not blank; returns it unchanged."""
     if not text.strip():
         raise ValueError("is empty")
     return text
@@ -167,7 +167,7 @@ def secret_value(text: str) -> str:
 
 @parses("JSON")
 def secret_json(text: str) -> str:
-    """Parser of a JSON object of texts, taken as it is."""
+    """Parser of a JSON object of texts; returns it unchanged."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -187,7 +187,7 @@ def text_value(text: str) -> str:
 
 @parses("string")
 def namespace_name(text: str) -> str:
-    """Parser of a namespace, which ends at the first ``%`` of a wrapped name and so holds none."""
+    """Parser of a namespace. It contains no ``%``, since the first one in a wrapped name ends it."""
     name = text.strip()
     if not re.fullmatch(r"[a-zA-Z0-9_-]+", name):
         raise ValueError("is not a namespace: only letters, digits and the characters _ - are allowed")
@@ -213,14 +213,14 @@ def resource_name(kind: str, max_length: int) -> Parser[str]:
 
 @parses("string")
 def instance_name(text: str) -> str:
-    """Parser of a member's name, before which a machine room may stand: ``worker-1``, ``east/worker-1``."""
+    """Parser of a member's name, optionally after a machine room: ``worker-1``, ``east/worker-1``."""
     room, slash, name = text.strip().rpartition("/")
     named = resource_name("instance", 100)
     return f"{named(room)}/{named(name)}" if slash else named(name)
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name most like ``name``, in any case; None if none is at least ``cutoff`` alike."""
+    """Return the known name most similar to ``name``, ignoring case; None if all are below ``cutoff``."""
     by_lower = {each.lower(): each for each in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
     return by_lower[close[0]] if close else None
@@ -244,7 +244,7 @@ _ADDRESS: Final = "give host:port, such as '10.0.0.5:9876', or 'http://host:port
 def address_list(text: str) -> tuple[str, ...]:
     """Parser of ``host:port`` addresses separated by semicolons or commas; IPv6 hosts in brackets.
 
-    ``http://`` may stand before each: it changes nothing, and is left out.
+    An address may begin with ``http://``, which is removed and has no effect.
 
     Source: RocketMQ 5.3.3 ``NameServerAddressUtils.getNameSrvAddrFromNamesrvEndpoint``.
     """
@@ -267,7 +267,7 @@ def _address(text: str) -> str:
 
 
 def is_address(text: str) -> bool:
-    """Whether it is ``host:port``."""
+    """Whether the text has the form ``host:port``."""
     host, separator, port = text.rpartition(":")
     return bool(separator and host and "/" not in host) and port.isdecimal() and 0 < int(port) < 65536
 
@@ -276,7 +276,7 @@ _INSTANCE: Final = re.compile(r"(MQ_INST_\w+_\w+)\.", re.ASCII)
 
 
 def instance_namespace(name_servers: Iterable[str]) -> str | None:
-    """The namespace that a host such as ``MQ_INST_1234_BXxYz.cn-hangzhou.mq.aliyuncs.com`` names, if any.
+    """Return the namespace that a host like ``MQ_INST_1234_BXxYz.cn-hangzhou.mq.aliyuncs.com`` names, if any.
 
     Source: RocketMQ 5.3.3 ``ClientConfig.getNamespace``,
     ``NameServerAddressUtils.parseInstanceIdFromEndpoint``.
@@ -309,7 +309,7 @@ def pattern(text: str) -> re.Pattern[str]:
 
 
 _SEPARATES_TAGS: Final = re.compile(r"[|,;\s]|&&")
-"""Separators that users confuse with ``||``, the only one."""
+"""Separators that users confuse with ``||``, the only valid one."""
 
 
 @parses("string")
@@ -319,7 +319,7 @@ def tag_expression(text: str) -> str:
     if not any(tag.strip() for tag in expression.split("||")):
         raise ValueError("names no tag; give tags separated by '||', or '*' for every message")
     for tag in expression.split("||"):
-        # As one tag it would match nothing, and a group would pass over every message.
+        # As a single tag it would match nothing, and a group would skip every message.
         if _SEPARATES_TAGS.search(tag.strip()):
             raise ValueError(
                 f"has '{tag.strip()}' for one tag; separate tags by '||', any of which a message may have; "
@@ -330,7 +330,7 @@ def tag_expression(text: str) -> str:
 
 @parses("JSON")
 def address_map(text: str) -> tuple[tuple[str, str], ...]:
-    """Parser of a JSON object from advertised addresses to those to connect to, both ``host:port``."""
+    """Parser of a JSON object that maps advertised addresses to those to connect to, both ``host:port``."""
     found = json_texts(text, '{"10.0.0.5:10911": "1.2.3.4:10911"}')
     wrong = [address for pair in found.items() for address in pair if not is_address(address)]
     if wrong:

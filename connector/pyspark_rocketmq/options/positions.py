@@ -1,4 +1,4 @@
-"""Where reading starts and ends: the options, and the values they take.
+"""Options for the start and the end of reading, and their values.
 
 Shapes: ``{"topic": "latest"}`` and ``{"topic": {"brokerName": {"queueId": 17}}}``; offsets with -2 for
 earliest and -1 for latest, times in milliseconds since the epoch.
@@ -27,7 +27,7 @@ from pyspark_rocketmq.options.parsers import (
 )
 
 COMMITTED_OFFSET: Final = -3
-"""Where a group's committed offset says."""
+"""Stands for a group's committed offset."""
 EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
 
@@ -35,7 +35,7 @@ _OFFSET_WORDS: Final = {"earliest": EARLIEST_OFFSET, "latest": LATEST_OFFSET}
 _QUEUE_ID: Final = re.compile(r"0|[1-9][0-9]{0,8}")
 
 ParseValue = Callable[[object, str], int]
-"""Makes a number of a JSON value; the text says of what. Raises ValueError with the end of a sentence."""
+"""Turns a JSON value, named by the text, into a number. Raises ValueError with the end of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ class QueuePositions:
     by_topic: Mapping[str, int] = field(default_factory=dict)
 
     def wanted(self, queue: MessageQueue) -> int:
-        """The number for ``queue``."""
+        """Return the number for ``queue``."""
         known = self.by_queue.get(queue)
         return self.by_topic.get(queue.topic, self.default) if known is None else known
 
     @property
     def topics(self) -> set[str]:
-        """Topics that are named."""
+        """Return the topics that are named."""
         return {queue.topic for queue in self.by_queue} | self.by_topic.keys()
 
 
@@ -63,15 +63,15 @@ COMMITTED: Final = QueuePositions(COMMITTED_OFFSET)
 
 
 class _PositionsForm(NamedTuple):
-    """How positions are written as JSON in one option."""
+    """The JSON form of positions in one option."""
 
     shape: str
     parse_value: ParseValue
     words: tuple[str, ...] = ()
-    """Allowed in place of the JSON, and of a topic's value."""
+    """Words allowed instead of the JSON, and instead of a topic's value."""
 
     def parse(self, text: str, default: int) -> QueuePositions:
-        """Parse the JSON; ``default`` is for queues it does not name.
+        """Parse the JSON; queues that it does not name get ``default``.
 
         Raises:
             ValueError: With the end of a sentence that names the wrong part and the right form.
@@ -128,7 +128,7 @@ def _parse_queue_id(text: str, broker_name: str) -> int:
 
 
 def _whole_number(least: int, meaning: str) -> ParseValue:
-    """Parser of whole numbers from ``least`` on, described as ``meaning``."""
+    """Make a parser of whole numbers from ``least`` on, described as ``meaning``."""
 
     def parse(value: object, where: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
@@ -163,7 +163,7 @@ _TIMES: Final = _PositionsForm('{"topic": time} or {"topic": {"brokerName": {"qu
 def _positions(
     type_name: str, form: _PositionsForm, default: QueuePositions, words: Mapping[str, QueuePositions]
 ) -> Parser[QueuePositions]:
-    """Parser of ``words`` and of JSON; queues that the JSON does not name are at ``default``."""
+    """Make a parser of ``words`` and of JSON; queues that the JSON does not name get ``default``."""
 
     @parses(type_name)
     def parse(text: str) -> QueuePositions:
@@ -182,7 +182,7 @@ parse_ending_times = _positions("JSON", _TIMES, LATEST, {})
 
 
 class NoMatchStrategy(StrEnum):
-    """What to do with a queue that has no message stored at or after a time."""
+    """Ways to treat a queue that has no message stored at or after a time."""
 
     LATEST = "latest"
     ERROR = "error"
@@ -190,7 +190,7 @@ class NoMatchStrategy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PositionOptions(ConnectionOptions):
-    """Where reading begins and ends."""
+    """Options for the start and the end of reading."""
 
     starting_offsets: QueuePositions | None = read_option(
         "startingOffsets", parse_starting_offsets, None, default_text="latest (stream), earliest (batch)"
@@ -243,23 +243,23 @@ class PositionOptions(ConnectionOptions):
     ).doc("The same per topic or queue, as in `startingOffsetsByTimestamp`; queues not named end at latest.")
 
     def starting_times(self) -> QueuePositions | None:
-        """From which time each queue is read, in ms; below 0 as an offset. None if times do not matter."""
+        """Return each queue's starting time in ms; below 0 it is an offset. None if no times are used."""
         if self.starting_timestamp is not None:
             return QueuePositions(self.starting_timestamp)
         return self.starting_offsets_by_timestamp
 
     def ending_times(self) -> QueuePositions | None:
-        """The same for the end."""
+        """Return each queue's ending time in the same form."""
         if self.ending_timestamp is not None:
             return QueuePositions(self.ending_timestamp)
         return self.ending_offsets_by_timestamp
 
     def ends_at_group(self) -> bool:
-        """Whether a batch ends where a group stands."""
+        """Whether a batch ends at a group's committed offsets."""
         return self.ending_offsets == COMMITTED
 
     def problems_of_stream(self) -> list[str]:
-        """Options that mean nothing to a stream."""
+        """Return problems of options without a meaning for a stream."""
         return [
             f"option '{key}' is for batch reads: a stream has no end. Leave it out, and use "
             "trigger(availableNow=True) to read what is there now"
@@ -267,7 +267,7 @@ class PositionOptions(ConnectionOptions):
         ]
 
     def problems_of_batch(self) -> list[str]:
-        """Options that mean nothing to a batch."""
+        """Return problems of options without a meaning for a batch."""
         problems = [
             f"option '{key}' is for streams: a batch read touches no group's offsets and is planned once. "
             "Leave it out"
@@ -286,7 +286,7 @@ class PositionOptions(ConnectionOptions):
     def position_problems(
         self, is_read: Callable[[str], bool], what_is_read: str, *, reads_as_group: bool
     ) -> list[str]:
-        """Beginnings and ends that are given twice, contradict each other, or are of topics not read."""
+        """Return problems of starts and ends: duplicates, contradictions, topics that are not read."""
         problems = self.said_twice("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
         problems += self.said_twice("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
         problems += self._committed_problems(reads_as_group)

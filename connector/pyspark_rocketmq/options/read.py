@@ -1,7 +1,7 @@
 """Every option of reading with ``format("rocketmq")``, and the rules between them.
 
-Parsing, errors and ``docs/options.md`` follow from the declarations; nothing else in the package sees a map
-of strings.
+Parsing, errors and ``docs/options.md`` follow from the declarations. The rest of the package does not handle
+maps of strings.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ _NOT_OF_A_GROUP: Final = {
     "minPartitions": _IN_ORDER,
     "maxRecordsPerPartition": _IN_ORDER,
 }
-"""Options that mean nothing to a consumer group, and why."""
+"""Options without a meaning for a consumer group, with the reasons."""
 
 
 class ReadFrom(StrEnum):
-    """Which machines of a broker name messages are pulled from."""
+    """Members of a broker name, master or slaves, from which messages are pulled."""
 
     SUGGESTED = "suggested"
     MASTER = "master"
@@ -283,13 +283,13 @@ class ReadOptions(PositionOptions):
     )
 
     def subscribed(self) -> tuple[str, ...]:
-        """The topics that options name; none with ``topicPattern``."""
+        """Return the topics that options name; none with ``topicPattern``."""
         if self.subscriptions:
             return tuple(each.topic for each in self.subscriptions)
         return self.topics if self.topic is None else (self.topic,)
 
     def reads(self, topic: str) -> bool:
-        """Whether a query with these options reads ``topic`` if it is there."""
+        """Whether a query with these options reads ``topic`` if it exists."""
         if self.topic_pattern is not None:
             return self.topic_pattern.fullmatch(topic) is not None
         return topic in self.subscribed()
@@ -302,14 +302,14 @@ class ReadOptions(PositionOptions):
         return next(named, None) or subscriptions_of((topic,), self.subscription, self.sql_filter)[0]
 
     def columns(self) -> tuple[str, ...]:
-        """Columns of a message that are read, in their order; those of ``propertyColumns`` follow."""
+        """Return the columns of a message that are read, in order; those of ``propertyColumns`` follow."""
         named = self.include_columns or MESSAGE_COLUMNS
         return named if self.decode_properties else tuple(name for name in named if name != _PROPERTIES)
 
     def retry_topic(self) -> str | None:
-        """The topic through which messages given back come again; None where there is none.
+        """Return the topic through which messages given back are redelivered; None if there is none.
 
-        Source: ``DefaultMQPushConsumerImpl.copySubscription``: any group but a broadcasting one has it.
+        Source: ``DefaultMQPushConsumerImpl.copySubscription``: every group has it, except broadcasting ones.
         """
         if self.consumer_group is None or self.message_model is MessageModel.BROADCASTING:
             return None
@@ -320,21 +320,21 @@ class ReadOptions(PositionOptions):
         return self.consume_orderly and self.message_model is MessageModel.CLUSTERING
 
     def goes_on_at_slaves(self) -> bool:
-        """Whether a master's slave is read while the master is down; not under locks, which it gives (C1)."""
+        """Whether a slave is read while its master is down; not with locks, which only masters grant (C1)."""
         is_locked = self.consumer_group is not None and self.needs_locks()
         return self.read_from is not ReadFrom.MASTER and not is_locked
 
     def all_subscribed(self) -> tuple[str, ...]:
-        """The topics that options name, and the retry topic."""
+        """Return the topics that options name, and the retry topic."""
         retry = self.retry_topic()
         return self.subscribed() if retry is None else (*self.subscribed(), retry)
 
     def trigger_delay_ms(self) -> int:
-        """How long a plan may wait for ``minOffsetsPerTrigger``."""
+        """Longest time for which a plan may wait for ``minOffsetsPerTrigger``."""
         return _DEFAULT_TRIGGER_DELAY_MS if self.max_trigger_delay_ms is None else self.max_trigger_delay_ms
 
     def cross_field_problems(self) -> list[str]:
-        """Options that contradict each other, lack another, or mean nothing with another."""
+        """Return problems of options that contradict, require or disable one another."""
         names = [("consumerGroup", self.consumer_group or "", 255)]
         names += [("topic", topic, MAX_TOPIC_LENGTH) for topic in self.subscribed()]
         return [
@@ -390,7 +390,7 @@ class ReadOptions(PositionOptions):
         return problems + self._room_problems()
 
     def _room_problems(self) -> list[str]:
-        """A member's machine room is part of its name, and of use to one strategy alone."""
+        """Return problems of a machine room: it is part of a member's name, and only one strategy uses it."""
         strategy = self.allocate_message_queue_strategy.strip().partition(":")[0]
         is_shared = self.message_model is MessageModel.CLUSTERING
         wants_room = strategy == "machineRoomNearby" and is_shared and self.consumer_group is not None

@@ -1,4 +1,4 @@
-"""Which offset store option ``offsetStore`` names."""
+"""Parses option ``offsetStore``, which names an offset store."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class StoreSpec:
 
     kind: StoreKind
     place: str
-    """Path, URI or name; empty for the brokers, which other options name."""
+    """Path, URI or name; empty for the brokers, which other options specify."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -72,7 +72,7 @@ class StoreSpec:
         return cls(kind, place)
 
     def problems(self, message_model: MessageModel, *, consume_orderly: bool) -> list[str]:
-        """Why such a consumer cannot use this store."""
+        """Return the reasons why such a consumer cannot use this store."""
         is_broadcast = message_model is MessageModel.BROADCASTING
         checks = (
             (self.kind is StoreKind.FILE and not is_broadcast, _FILE_IS_LOCAL),
@@ -84,7 +84,7 @@ class StoreSpec:
 
 @parses("string")
 def offset_store(text: str) -> str:
-    """Parser of option ``offsetStore``: its text, if it names a store."""
+    """Parser of option ``offsetStore``; returns its text if it names a store."""
     StoreSpec.parse(text)
     return text.strip()
 

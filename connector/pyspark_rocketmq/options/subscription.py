@@ -1,4 +1,4 @@
-"""Which topics and tags are read."""
+"""Subscriptions: the topics and tags that are read."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Subscription(NamedTuple):
 
 
 def subscriptions_of(topics: Iterable[str], tags: str, sql_filter: str | None) -> tuple[Subscription, ...]:
-    """One subscription per topic: by the SQL92 condition if there is one, else by tags."""
+    """Return one subscription per topic, by the SQL92 condition if there is one, otherwise by tags."""
     if sql_filter is not None:
         return tuple(Subscription(topic, sql_filter, is_sql92=True) for topic in topics)
     return tuple(Subscription(topic, tags) for topic in topics)
 
 
 def topic_problems(options: OptionSet) -> list[str]:
-    """Options that say twice which topics or which of their messages are read."""
+    """Return a problem for options that specify topics, or the messages to read from them, twice."""
     filters = ("subscription", "sqlFilter")
     problems = options.said_twice("topic", "topics", "topicPattern", "subscriptions")
     problems += options.said_twice(*filters)

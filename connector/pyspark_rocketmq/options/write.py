@@ -1,4 +1,4 @@
-"""Every option of writing with ``format("rocketmq")``, declared once, as ``options`` does for reading."""
+"""Every option of writing with ``format("rocketmq")``, declared once, as :mod:`.read` does for reading."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from pyspark_rocketmq.options.parsers import (
 )
 
 SINK_GROUP: Final = "pyspark-rocketmq-sink"
-"""Producer group of a sink that names none."""
+"""Default producer group of a sink."""
 MOST_MESSAGE_BYTES: Final = 128 * 1024 * 1024
-"""Largest body that decoders make (``wire.compression.MAX_BODY_BYTES``)."""
+"""Largest body that decoders accept (``wire.compression.MAX_BODY_BYTES``)."""
 
 
 class BodyCompression(StrEnum):
-    """How bodies are compressed, or that they are not."""
+    """Compression of bodies, including none."""
 
     NONE = "none"
     ZLIB = "zlib"
@@ -149,7 +149,7 @@ class WriteOptions(ConnectionOptions):
     )
 
     def cross_field_problems(self) -> list[str]:
-        """Security and names as everywhere; a queue is said once."""
+        """Return the problems of connection and names, and of a queue that is specified twice."""
         problems = self.connection_problems()
         if self.queue_id is not None and self.sharding_key is not None:
             problems.append(

@@ -1,3 +1,3 @@
-"""Reading queues again: to a Delta table or into another topic, without touching any group's offsets."""
+"""Reads queues again, into a Delta table or another topic, without touching any group's offsets."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is left to replay, in which steps, how messages are marked, and how far a range came. Pure.
+"""Remaining ranges of a replay, their steps, the marks of messages, and a range's progress. Pure.
 
-One sender sends a range to one queue, in order, and each batch after the one before is stored. So what is
-stored of a range is always its beginning, up to the highest source offset that the target has.
+One sender sends a range to one queue, in order, and each batch only after the previous one is stored. So the
+stored part of a range is always its beginning, up to the highest source offset in the target.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ from pyspark_rocketmq.wire.requests.send import select_by_hash
 logger = logging.getLogger(__name__)
 
 REPLAYED_FROM: Final = "REPLAYED_FROM"
-"""Property of a replayed message: ``topic/brokerName/queueId/queueOffset`` of the original, by which a reader
-drops duplicates."""
+"""Property of a replayed message: ``topic/brokerName/queueId/queueOffset`` of the original, with which a
+reader can drop duplicates."""
 REPLAYED_BY: Final = "REPLAYED_BY"
-"""Property of a replayed message: the run that sent it, by which a later run finds what is stored."""
+"""Property of a replayed message: the run that sent it, with which a later run finds the stored messages."""
 KEPT_AS: Final = "REPLAYED_BY_BEFORE"
 """Property of a replayed message: the ``REPLAYED_BY`` that its original had."""
 _LEFT_OUT: Final = OF_ONE_DELIVERY - {UNIQ_KEY}
-"""The msgId stays, as when Java sends a consumed message on (``MessageClientIDSetter.setUniqID``)."""
+"""Properties that are not copied. The msgId is kept, as when Java forwards a consumed message
+(``MessageClientIDSetter.setUniqID``)."""
 MAX_STEPS: Final = 1_000_000
-"""A broker may claim any offset, and each step costs a Spark job."""
+"""Limit for a replay, because a broker may report any offset and each step costs a Spark job."""
 
 
 def origin_of(origin: MessageQueue, queue_offset: int | str) -> str:
-    """The value of ``REPLAYED_FROM``."""
+    """Return the value of ``REPLAYED_FROM``."""
     return "/".join((*map(str, origin), str(queue_offset)))
 
 
 def resent_message(
     topic: str, original: Message, origin: MessageQueue, queue_offset: int, run: str
 ) -> Message:
-    """The message for ``topic`` with the original's body, properties and flag."""
+    """Make the message for ``topic`` with the original's body, properties and flag."""
     kept = {name: value for name, value in original.properties.items() if name not in _LEFT_OUT}
     if before := kept.get(REPLAYED_BY):
         kept[KEPT_AS] = before
@@ -59,10 +60,10 @@ class Sending:
     source: QueueRange
     target: MessageQueue
     target_offset: int
-    """Where the target ended before the first message was sent."""
+    """End of the target before the first message was sent."""
 
     def offset_of(self, replayed_by: str | None, replayed_from: str | None) -> int | None:
-        """The source offset of a message in the target, by its two properties; None if it is another's."""
+        """Return the source offset from a target message's two properties; None if it is of another range."""
         if replayed_by != self.run or replayed_from is None:
             return None
         prefix = origin_of(self.source.queue, "")
@@ -72,15 +73,15 @@ class Sending:
         return int(text) if self.source.start <= int(text) < self.source.end else None
 
     def stored_until(self, highest: int | None, bounds: QueueBounds, *, fail_on_data_loss: bool) -> int:
-        """The first source offset that is not stored.
+        """Return the first source offset that is not stored.
 
         Args:
             highest: The highest source offset found in the target from ``target_offset`` on.
-            bounds: Those of the target when it was read.
-            fail_on_data_loss: Whether to fail if the target has deleted messages that may be of this range.
+            bounds: Bounds of the target when it was read.
+            fail_on_data_loss: Whether to fail if the target has deleted messages that may be from this range.
 
         Raises:
-            DataLoss: If the target lost the messages that would show it.
+            DataLoss: If the target lost the messages that would show this.
         """
         name = str(self.target)
         if bounds.max_offset < self.target_offset:
@@ -109,7 +110,7 @@ class Sending:
 
 
 def without(planned: Iterable[QueueRange], done: Iterable[QueueRange]) -> list[QueueRange]:
-    """``planned`` without the ranges ``done``, which may overlap; in order."""
+    """Return ``planned`` without the ranges ``done``, which may overlap; in order."""
     done_of = defaultdict(list)
     for one in done:
         done_of[one.queue].append((one.start, one.end))
@@ -128,12 +129,12 @@ def without(planned: Iterable[QueueRange], done: Iterable[QueueRange]) -> list[Q
 
 
 def steps_of(ranges: Sequence[QueueRange], most: int) -> list[list[QueueRange]]:
-    """The ranges cut into steps of about ``most`` offsets each, every queue's in order.
+    """Cut the ranges into steps of about ``most`` offsets each, with every queue's ranges in order.
 
     A step has at most one range of each queue. All queues progress together and end with the last step.
 
     Raises:
-        OptionError: If there would be more than ``MAX_STEPS``; none of them is made then.
+        OptionError: If there would be more than ``MAX_STEPS``; this is checked before any is made.
     """
     total = sum(one.count for one in ranges)
     if total > most * MAX_STEPS:
@@ -157,14 +158,14 @@ def steps_of(ranges: Sequence[QueueRange], most: int) -> list[list[QueueRange]]:
                 )
                 for one in parts
             )
-            # Queues that are rounded alike may leave nothing for a step.
+            # If all queues are rounded in the same way, nothing may be left for a step.
             if step := [one for one in cut if one.count]:
                 steps.append(step)
     return steps
 
 
 def target_queue(source: MessageQueue, targets: Sequence[MessageQueue]) -> MessageQueue:
-    """The queue for all messages of ``source``, so that their order stays: its namesake, else one by hash.
+    """Return the queue for all messages of ``source``, which keeps their order: its namesake, else by hash.
 
     Every run chooses the same queue as long as the target topic has the same queues.
     """

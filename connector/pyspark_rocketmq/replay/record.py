@@ -1,7 +1,7 @@
-"""A Delta table of the ranges replayed into a topic, by which a second run adds nothing.
+"""A Delta table of the ranges replayed into a topic, so that a second run adds no duplicates.
 
-Two rows for each queue and step: one before anything is sent, which says where the target queue ended, and
-one after all is stored. If the second is missing, a later run reads from the target what is stored
+It has two rows for each queue and step: one before anything is sent, with the end of the target queue, and
+one after everything is stored. If the second row is missing, a later run finds the stored part in the target
 (:mod:`pyspark_rocketmq.replay.ranges`) and writes the row.
 """
 
@@ -43,7 +43,7 @@ _SCHEMA = pa.schema(
     ]
 )
 _BEGUN: Final = "begun"
-"""About to be sent; void once a row of the same run and start of range says stored."""
+"""State of a range that is about to be sent; void once a row of the same run and start says stored."""
 _STORED: Final = "stored"
 _PAUSES_S: Final = (0.1, 0.5, 2.0)
 
@@ -61,7 +61,7 @@ class ReplayRecord:
         storage: StorageOptions = NO_OPTIONS,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Use the table at ``path``; ``expression_of`` gives the subscription to a source topic."""
+        """Use the table at ``path``; ``expression_of`` returns the subscription to a source topic."""
         self._path = table_uri(path)
         self._storage = storage
         self._sleep = sleep
@@ -70,7 +70,7 @@ class ReplayRecord:
         self._expression_of = expression_of
 
     def done(self) -> list[QueueRange]:
-        """The source ranges that were replayed.
+        """Return the source ranges that were replayed.
 
         Raises:
             RocketMQError: If the table cannot be read.
@@ -78,7 +78,7 @@ class ReplayRecord:
         return [one.source for state, one in self._rows() if state == _STORED and one.source.count]
 
     def unfinished(self) -> list[Sending]:
-        """Ranges that were begun and are not known to be stored: their run is active, or has failed.
+        """Return ranges that were begun and are not known to be stored: their run is active or has failed.
 
         Raises:
             RocketMQError: If the table cannot be read.
@@ -88,18 +88,18 @@ class ReplayRecord:
         return [one for state, one in rows if state == _BEGUN and _identity(one) not in ended]
 
     def begin(self, sendings: Sequence[Sending]) -> None:
-        """Record that the messages of these are about to be sent.
+        """Record that the messages of these ranges are about to be sent.
 
         Raises:
-            RocketMQError: If the table cannot be written; then nothing may be sent.
+            RocketMQError: If the table cannot be written; nothing may be sent then.
         """
         self._append(_BEGUN, sendings, "Nothing of them was sent.")
 
     def finish(self, sendings: Sequence[Sending]) -> None:
-        """Record that the messages of these are stored; a range that was begun may end earlier now.
+        """Record that the messages of these ranges are stored; a range may end earlier than at its beginning.
 
         Raises:
-            RocketMQError: If the table cannot be written: the next run finds them in the target.
+            RocketMQError: If the table cannot be written; the next run finds the messages in the target.
         """
         self._append(_STORED, sendings, "The next run will find their messages in the target.")
 
@@ -149,7 +149,7 @@ class ReplayRecord:
             ) from error
 
     def _rows(self) -> list[tuple[str, Sending]]:
-        """State and range of each row of this target and these subscriptions."""
+        """Return state and range of each row of this target and these subscriptions."""
         found = []
         for target, expression, topic, broker, queue_id, start, end, state, run, *place, at in self._table():
             if target == self._target and expression == self._expression_of(topic):
@@ -159,7 +159,7 @@ class ReplayRecord:
         return found
 
     def _table(self) -> list[tuple[Any, ...]]:
-        """All columns but the last."""
+        """Return all columns except the last."""
         try:
             self._storage.renew()
             if not DeltaTable.is_deltatable(self._path, self._storage.values_for(self._path)):

@@ -1,10 +1,10 @@
-"""``Replay``: reads ranges of queues again and writes them elsewhere, in steps that are each atomic.
+"""``Replay``: reads ranges of queues again and writes them elsewhere, in atomic steps.
 
-Rule 1: a replay is fixed when it is planned: neither new messages nor new queues join later.
+Rule 1: a replay is fixed when it is planned: it does not include new messages or queues.
 Rule 2: a replay names no group, so it touches none; brokers see pulls of ``pyspark-rocketmq-source``.
-Rule 3: a second run with the same target adds nothing twice. A table has every message's position, and each
+Rule 3: a second run with the same target adds no duplicates. A table has every message's position, and each
 step is a MERGE by position, in one commit. A topic has no such key, so each step is recorded before it is
-sent and after it is stored; the target itself shows how much of an interrupted step is stored.
+sent and after it is stored; the target shows how much of an interrupted step is stored.
 """
 
 from __future__ import annotations
@@ -60,11 +60,12 @@ from pyspark_rocketmq.wire.namespace import without_namespace
 logger = logging.getLogger(__name__)
 
 _TASKS_END_S: Final = 2.0
-"""How long a Python worker may run after its task was cancelled (``spark.python.task.killTimeout``)."""
+"""Time for which a Python worker may continue after its task was cancelled
+(``spark.python.task.killTimeout``)."""
 _TOPIC_NAME: Final = resource_name("topic", MAX_TOPIC_LENGTH)
 
 OnStep = Callable[[int, int], None]
-"""Called with the offsets done and their total, before the first step and after each."""
+"""Called with the number of finished offsets and their total, before the first step and after each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +76,10 @@ class ReplaySummary:
     planned: int
     """Offsets between the starting and the ending positions."""
     recorded: int
-    """Of these, left out because earlier runs replayed them into the same topic."""
+    """Planned offsets left out because earlier runs replayed them into the same topic."""
     written: int
-    """Rows added to the table, or messages sent: less than planned where a filter left some out, the table
-    had them already, or offsets hold no message."""
+    """Rows added to the table, or messages sent. Fewer than planned if a filter left some out, the table had
+    some already, or some offsets hold no message."""
     steps: int
     seconds: float
 
@@ -96,12 +97,13 @@ class Replay:
         """Check the options, without a request to the cluster.
 
         Args:
-            spark: For a topic a classic session, for a table one with Delta Lake.
-            options: Those of ``spark.read.format("rocketmq")``: what to read, from where to where, how.
-            offsets_per_step: About how many offsets are read between two commits.
+            spark: A classic session for a topic; a session with Delta Lake for a table.
+            options: Options of ``spark.read.format("rocketmq")``: the topics, the start and end, and the way
+                of reading.
+            offsets_per_step: Approximate number of offsets read between two commits.
 
         Raises:
-            OptionError: If an option is wrong, or is one of streams.
+            OptionError: If an option is wrong, or only for streams.
             RocketMQError: If there is no session.
         """
         check_session(spark, "A Replay")
@@ -113,17 +115,17 @@ class Replay:
             raise OptionError(tuple(problems), where="options of a replay")
 
     def to_table(self, path: str, on_step: OnStep | None = None) -> ReplaySummary:
-        """Add every message that a Delta table lacks, by position; make the table if missing.
+        """Add every message that a Delta table lacks, by position; create the table if it is missing.
 
         ``path`` is its path, its URI, or its name, ``SCHEMA.TABLE`` or ``CATALOG.SCHEMA.TABLE``.
 
-        Each step is one commit, and adds nothing twice even when several runs write at the same time; on S3
-        only with a log store for several writers.
+        Each step is one commit, and adds no duplicates even if several runs write at the same time; on S3
+        this requires a log store for several writers.
 
         Raises:
             SchemaError: If the table has other columns than the messages.
             OptionError: If a column of the position is not read.
-            StorageNotShared: If an executor has another folder there.
+            StorageNotShared: If the path is another folder on an executor.
             RocketMQError: If messages cannot be read, or the session lacks Delta Lake.
         """
         options = self._options
@@ -143,12 +145,12 @@ class Replay:
         _warn_of_other_writers(spark, address)
         _check_columns(path, table.columns, names.fieldNames())
         if is_classic(spark) and not is_on_one_machine(spark):
-            # A path without a scheme is on Spark's own file system here, which only Spark knows.
+            # Only Spark can resolve a path without a scheme, which is on Spark's default file system.
             check_shared(spark, {"table": qualified(spark, path) if name is None else address})
 
         def write(parts: list[QueuePartition]) -> int:
             rows = run_tasks(self._spark, ReadRanges(parts), len(parts), names)
-            # One statement, one commit; Spark Connect has no DeltaTable of its own.
+            # One statement makes one commit. SQL is used because Spark Connect has no DeltaTable.
             [counts] = spark.sql(
                 "MERGE INTO {table} AS t USING {rows} AS s ON "
                 f"{_same_position([part.planned for part in parts])} WHEN NOT MATCHED THEN INSERT *",
@@ -166,19 +168,19 @@ class Replay:
         ``REPLAYED_FROM`` is added.
 
         Args:
-            topic: Must exist, unless its brokers create topics; none of those that are read.
-            record: Path or URI of the Delta table in which later runs see what was replayed; made if missing.
-                On an object store it is reached by option ``storageSecrets``. Not for two runs to one topic
-                at the same time.
+            topic: Must exist, unless its brokers create topics; must not be one of those that are read.
+            record: Path or URI of the Delta table that shows later runs what was replayed; created if
+                missing. On an object store, option ``storageSecrets`` gives access to it. Two runs to one
+                topic at the same time must not share it.
             on_step: Reports progress.
 
         Raises:
             OptionError: If the topic's name is invalid or it is one of those that are read, or the session
                 runs tasks twice.
-            StorageNotShared: If ``record`` is a folder that other machines do not have.
+            StorageNotShared: If ``record`` is a folder that other machines lack.
             DataLoss: If an earlier run ended within a step and the target no longer shows what it had sent.
-            RocketMQError: If messages cannot be read or sent. What is stored of the step under way is not
-                sent again.
+            RocketMQError: If messages cannot be read or sent. A later run does not send the stored part of
+                the current step again.
         """
         check_classic(
             self._spark,
@@ -232,14 +234,14 @@ class Replay:
         return self._run(partitions, write, on_step, in_order=True, done=recorded.done())
 
     def _finish_interrupted(self, recorded: ReplayRecord, targets: TargetTopic) -> None:
-        """Find in the target how far an interrupted step came, and record that."""
+        """Find in the target how much of an interrupted step is stored, and record that."""
         unfinished = recorded.unfinished()
         if not unfinished:
             return
         logger.warning(
             "looking in the target for what an unfinished step has sent ranges=%d", len(unfinished)
         )
-        # Until then a task of the run that has failed may send, and its last request may be on its way.
+        # Until then, a task of the failed run may still send, and its last request may be on its way.
         time.sleep(_TASKS_END_S + self._options.request_timeout_ms / 1000)
         by_target: dict[MessageQueue, list[Sending]] = {}
         for one in unfinished:
@@ -307,7 +309,7 @@ def _warn_of_other_writers(spark: SparkSession, address: str) -> None:
 
 
 def _made_table(spark: SparkSession, path: str, name: TableName | None, columns: StructType) -> DataFrame:
-    """The table, made if it is missing."""
+    """Return the table; create it if it is missing."""
     writer = spark.createDataFrame([], columns).write.format("delta").mode("ignore")
     try:
         if name is not None:
@@ -322,14 +324,14 @@ def _made_table(spark: SparkSession, path: str, name: TableName | None, columns:
 
 
 def _partitions(options: ReadOptions) -> dict[MessageQueue, QueuePartition]:
-    """One for each queue with messages, as a batch plans it."""
+    """Return one partition per queue with messages, planned as for a batch."""
     whole = replace(options, min_partitions=None, max_records_per_partition=None)
     planned = RocketMQBatchReader(whole).partitions()
     return {one.planned.queue: one for one in planned if isinstance(one, QueuePartition)}
 
 
 def _same_position(ranges: Sequence[QueueRange]) -> str:
-    """The condition of the MERGE; its bounds let Delta skip files."""
+    """Return the condition of the MERGE; its bounds let Delta skip files."""
     same = " AND ".join(f"t.{name} = s.{name}" for name in POSITION_COLUMNS)
     topics = ", ".join(f"'{topic}'" for topic in sorted({one.queue.topic for one in ranges}))
     first, end = min(one.start for one in ranges), max(one.end for one in ranges)

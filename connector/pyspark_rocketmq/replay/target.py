@@ -1,4 +1,4 @@
-"""The target topic: its queues, their ends, and what they hold."""
+"""The target topic: its queues, their ends, and the replayed messages in them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from pyspark_rocketmq.source.reader import read_queue
 
 
 class TargetTail(NamedTuple):
-    """What the end of a target queue holds."""
+    """Contents of the end of a target queue."""
 
     bounds: QueueBounds
     highest: tuple[int | None, ...]
-    """The highest source offset of each sending; None where no message of it is there."""
+    """Highest source offset of each sending; None if no message of it is there."""
 
 
 def read_tail(how: QueuePartition, sendings: Sequence[Sending], from_offset: int) -> TargetTail:
     """Find messages of ``sendings`` in a target queue, from ``from_offset`` to its present end.
 
-    ``how`` gives queue and broker; its range does not matter.
+    ``how`` specifies queue and broker; its range is ignored.
 
     Raises:
         RocketMQError: If the queue cannot be read.
@@ -46,7 +46,7 @@ def read_tail(how: QueuePartition, sendings: Sequence[Sending], from_offset: int
         planned=QueueRange.between(queue, start, bounds.max_offset),
         columns=("queueOffset",),
         property_columns=(REPLAYED_BY, REPLAYED_FROM),
-        # What expires meanwhile is older than what is looked for, or stored_until notices that it is gone.
+        # Messages that expire meanwhile are older than the wanted ones, or stored_until detects the loss.
         fail_on_data_loss=False,
     )
     for rows in read_queue(tail):
@@ -65,10 +65,10 @@ class TargetTopic:
     """The driver's view of the target topic."""
 
     def __init__(self, options: ReadOptions, topic: str) -> None:
-        """Look up the topic's queues, for up to ``retryTimeoutMs``; they stay the same from here on.
+        """Look up the topic's queues, for up to ``retryTimeoutMs``; this object keeps using them.
 
         Raises:
-            RocketMQError: If it has none.
+            RocketMQError: If the topic has no queues.
         """
         self._options = options
         self._topic = topic
@@ -85,15 +85,15 @@ class TargetTopic:
         self._queues = PatientLookup(self._producer, clock, options.retry_timeout_ms / 1000).queues(topic)
 
     def route(self) -> TopicRoute:
-        """The topic's route, for tasks whose name server may have just restarted.
+        """Return the topic's route, for tasks whose name server may have just restarted.
 
         Raises:
-            RocketMQError: If it cannot be had.
+            RocketMQError: If the route is not available.
         """
         return self._producer.route(self._topic)
 
     def sendings(self, run: str, sources: Sequence[QueueRange]) -> list[Sending]:
-        """Where the ranges go, and where those queues end now.
+        """Return the target queue of each range, with the queue's current end.
 
         Raises:
             RocketMQError: If a broker does not answer.
@@ -106,7 +106,7 @@ class TargetTopic:
         ]
 
     def partition(self, target: MessageQueue) -> QueuePartition:
-        """How a task reads a queue of the topic; of no range yet.
+        """Return the partition with which a task reads a queue of the topic, with an empty range.
 
         Raises:
             RocketMQError: If no broker has it.

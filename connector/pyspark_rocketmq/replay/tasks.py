@@ -1,7 +1,7 @@
-"""The tasks of a replay: each reads one range and gives it on as rows or sends it to the target topic.
+"""The tasks of a replay: each reads one range and returns it as rows or sends it to the target topic.
 
-The functions go to ``mapInArrow`` over one number per task, and hold the ranges. So Spark reads what was
-planned, however often it evaluates the step and whatever has happened to the topic since.
+The functions contain the ranges and run in ``mapInArrow`` over one number per task. So Spark reads exactly
+the planned ranges, however often it evaluates the step and whatever has happened to the topic since.
 """
 
 from __future__ import annotations
@@ -41,19 +41,20 @@ from pyspark_rocketmq.wire.requests.pull import PullRequest
 from pyspark_rocketmq.wire.requests.send import EncodedBatch, SendResult, split_batch
 
 _STOOD_STILL_S: Final = 10.0
-"""Less than Spark waits for an executor until it begins another attempt (``spark.network.timeout``)."""
+"""Pause after which the target is read again. Shorter than Spark's wait for an executor before it starts
+another attempt (``spark.network.timeout``)."""
 
 Row = tuple[int, Message]
-"""Source offset, and what is sent."""
+"""Source offset and the message to send."""
 
 
 class QueueSender:
     """Sends one range, each message once.
 
-    After a request that may or may not be stored, the sender reads the target before it sends anything
-    again. It waits before that, so that a request still on its way can arrive. It reads the target, too,
-    after it has stood still, as on a machine that was stopped: Spark may have begun another attempt
-    meanwhile, and where that has sent more this one ends.
+    After a request with an unknown outcome, the sender waits, so that a request still on its way can arrive,
+    and reads the target before it sends again. It also reads the target after a long pause, for example if
+    the machine was suspended: Spark may have started another attempt meanwhile. If that attempt has sent
+    more, this one ends.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class QueueSender:
         ``what`` names range and target for errors. ``send`` stores messages or raises: ``ConnectFailed`` if
         it sent nothing, another error if some may be stored. ``stored_until`` reads from the target the first
         source offset that is not stored. ``is_repeated``: an earlier attempt of the task may have sent a part
-        of the range. ``settle_s``: how long a request that timed out may still be on its way.
+        of the range. ``settle_s``: the time for which a request may still be on its way after its time-out.
         """
         self._send = send
         self._read_stored_until = stored_until
@@ -84,21 +85,21 @@ class QueueSender:
         self._what = what
         self._stored_until = 0
         self._own_until: int | None = None
-        """Behind what this sender has stored or found; None before its first messages."""
+        """End of the messages that this sender has stored or found; None before its first messages."""
         self._can_be_own = 0
-        """Up to where what the target shows may be this sender's."""
+        """Offset up to which messages in the target may come from this sender."""
         self._seen_s = self._now_s()
         self._is_unsure = self._is_on_its_way = is_repeated
 
     def _now_s(self) -> tuple[float, float]:
-        # The monotonic clock of a machine that sleeps stands still.
+        # The monotonic clock stops while the machine sleeps.
         return self._clock.monotonic_s(), self._clock.now_s()
 
     def put(self, rows: Sequence[Row]) -> None:
-        """Send the next messages of the range, few enough for a batch; they are stored when it returns.
+        """Send the next messages of the range, few enough for a batch; when it returns, they are stored.
 
         Raises:
-            RocketMQError: If that is not so, or cannot be found out.
+            RocketMQError: If they are not stored, or that cannot be determined.
         """
         end = rows[-1][0] + 1
         stood_still_s = max(now - seen for seen, now in zip(self._seen_s, self._now_s(), strict=True))
@@ -130,7 +131,7 @@ class QueueSender:
         try:
             self._send(missing)
         except RocketMQError as error:
-            # Without a connection nothing was sent; a broker that answers has nothing left to do.
+            # Without a connection nothing was sent, and a broker that answered has finished the request.
             self._is_unsure = self._is_unsure or not isinstance(error, ConnectFailed)
             self._is_on_its_way = isinstance(error, TransportError) and self._is_unsure
             raise
@@ -147,7 +148,7 @@ def run_tasks(
     count: int,
     schema: StructType | str,
 ) -> DataFrame:
-    """A DataFrame of ``count`` tasks, each of which runs ``function`` for its number."""
+    """Return a DataFrame of ``count`` tasks, each of which runs ``function`` for its number."""
     return spark.range(0, count, 1, count).mapInArrow(function, schema)
 
 
@@ -158,13 +159,13 @@ def _numbers(batches: Iterable[pa.RecordBatch]) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class ReadRanges:
-    """Gives the messages of the task's range."""
+    """Returns the messages of the task's range."""
 
     partitions: Sequence[QueuePartition]
 
     @without_frames
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of the source."""
+        """Yield the rows of the source."""
         for number in _numbers(batches):
             yield from read_queue(self.partitions[number])
 
@@ -174,31 +175,31 @@ class Resending:
     """One range of a step."""
 
     partition: QueuePartition
-    """Of the columns :data:`RESEND_COLUMNS`."""
+    """Partition that reads the range, with the columns :data:`RESEND_COLUMNS`."""
     sending: Sending
     target: QueuePartition
-    """How the target queue is read, whatever the range."""
+    """Partition that reads the target queue; its range is ignored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResendRanges:
     """Sends the range's messages to one queue, batch after batch, each message once.
 
-    A batch is tried for ``retryTimeoutMs``. A task that runs again continues where the target shows that the
-    attempt before it ended.
+    A batch is retried for ``retryTimeoutMs``. A repeated task continues where the previous attempt ended, as
+    shown by the target.
     """
 
     parts: Sequence[Resending]
     name_servers: tuple[str, ...]
     send_timeout_s: float
     route: TopicRoute
-    """Of the target topic, as the driver has seen it."""
+    """Route of the target topic, as looked up by the driver."""
     messages_at_once: int = 1024
-    """Most messages of a batch, whose body has at most 4 MiB besides."""
+    """Maximum number of messages in a batch, whose body is also limited to 4 MiB."""
 
     @without_frames
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """How many are stored, a row for each task.
+        """Yield the number of stored messages, one row per task.
 
         Raises:
             RocketMQError: If a message could not be read or sent, or was stored less durably than its broker
@@ -217,7 +218,7 @@ class ResendRanges:
             f"{partition.consumer_group}-replay",
             pool=process_pool(partition.connection),
             send_timeout_s=self.send_timeout_s,
-            # The source's broker has stored each message; the target's decides for itself.
+            # The source's broker accepted each message; the target's broker applies its own limits.
             max_message_size=MAX_BODY_BYTES,
             namespace=partition.namespace,
         )
@@ -254,7 +255,7 @@ class TargetQueue:
         self._producer = producer
         self._send_timeout_s = send_timeout_s
         self._takes_batches = True
-        """Until it has refused one."""
+        """True until the queue has refused a batch."""
 
     def send(self, messages: Sequence[Message]) -> None:
         """Store messages.
@@ -269,7 +270,7 @@ class TargetQueue:
                 f"{result.status.name}, less durably than the broker is set up for. See to its disk or its "
                 "replica and replay again: what is stored then is not sent twice."
             )
-        # What comes next is looked for from here on.
+        # Search for the next messages from here on.
         self._sending = replace(self._sending, target_offset=result.queue_offset)
 
     def stored_until(self) -> int:
@@ -279,10 +280,11 @@ class TargetQueue:
         return self._sending.stored_until(highest, bounds, fail_on_data_loss=fails)
 
     def store(self, messages: Sequence[Message]) -> SendResult:
-        """Send a batch with its UNIQ_KEYs; a message too large for a batch goes alone, as stored.
+        """Send a batch with its UNIQ_KEYs; send a message too large for a batch separately, as stored.
 
-        A batch that the target refuses for its size goes in halves; where it takes none, messages go alone.
-        The result is that of the first message, with the status of one that is stored less durably.
+        A batch that the target refuses for its size is sent in halves; if the target accepts no batches,
+        messages are sent one by one. The result is that of the first message, with the status of any message
+        that was stored less durably.
         """
         if len(messages) > 1 and not self._takes_batches:
             return self._store_in_turn([[message] for message in messages])
@@ -306,11 +308,11 @@ class TargetQueue:
         return outcome
 
     def _store_in_turn(self, parts: Sequence[Sequence[Message]]) -> SendResult:
-        """Store the parts of a batch, each in a request of its own.
+        """Store the parts of a batch, each in its own request.
 
         Raises:
-            RocketMQError: If one is not stored; no ``ConnectFailed`` behind a part that is stored, since that
-                error means that nothing was sent.
+            RocketMQError: If a part is not stored. It is not ``ConnectFailed`` after a stored part, since
+                that error means that nothing was sent.
         """
         results: list[SendResult] = []
         for part in parts:
@@ -336,7 +338,7 @@ class TargetQueue:
         self._producer.send_encoded(batch, outcomes.put)
         outcome = next_outcome(outcomes, self._send_timeout_s)
         if len(messages) == 1 and isinstance(outcome, RocketMQError) and is_too_large(outcome):
-            # A batch of one has no room for the largest message that a broker takes, nor for one compressed.
+            # A batch of one message has no room for a broker's largest message, nor for a compressed one.
             return self._outcome_alone(messages[0], most=0)
         return outcome
 
@@ -349,9 +351,9 @@ class TargetQueue:
         return next_outcome(outcomes, self._send_timeout_s)
 
     def _as_stored(self, message: Message, most: int) -> tuple[Message, int]:
-        """``message`` with its stored body, and the compression bits of its sysFlag.
+        """Return ``message`` with its stored body, and the compression bits of its sysFlag.
 
-        A body of more than ``most`` bytes may have been stored compressed, and is again.
+        A body of more than ``most`` bytes may have been stored compressed, and is compressed again.
         """
         if len(message.body) <= most:
             return message, 0
@@ -365,7 +367,7 @@ class TargetQueue:
             max_msg_nums=1,
         )
         for stored in decode_stored_messages(brokers_of(how).pull(how.address, pull).body):
-            # An inner batch holds more than this message; a body that cannot be decoded was kept as it is.
+            # An inner batch contains more than this message; an undecodable body was kept as it is.
             whole = stored.queue_offset == queue_offset and not stored.sys_flag & MessageSysFlag.INNER_BATCH
             if whole and stored.sys_flag & MessageSysFlag.COMPRESSED and stored.body != message.body:
                 return replace(message, body=stored.body), stored.sys_flag & _COMPRESSION

@@ -2,7 +2,7 @@
 
 The cost is bounded: for each group, one query of its topics, one list of members, one request to each
 member, and one pull of a single message for each queue that is behind. Values that do not arrive in time stay
-empty. The pulls use a group for operators, so they touch neither the group's offsets nor its metrics.
+empty. The pulls name another group, so they touch neither the group's offsets nor its metrics.
 """
 
 from __future__ import annotations
