@@ -157,7 +157,7 @@ class RowWriter(Protocol):
         ...
 
     def written(self, facts: Mapping[str, Any]) -> Written:
-        """Return the result from its form by ``Written.to_dict``, on the driver."""
+        """Rebuild a result from ``Written.to_dict``, on the driver."""
         ...
 
 

@@ -96,7 +96,7 @@ def _rows(spark: SparkSession, sql: str) -> list[Row]:
     except _ERRORS as error:
         if isinstance(error, PySparkException) and error.getCondition() in _GONE:
             if (error.getMessageParameters() or {}).get("relationName") in _NO_TABLES:
-                # Without Delta, Spark reads the statement as one about a table DETAIL or HISTORY.
+                # Without Delta, Spark reads it as DESCRIBE of a column in a table named DETAIL or HISTORY.
                 raise _NoDelta from error
             raise TableNotFoundError(f"There is no Delta table for {sql}.") from error
         raise DeltaError(f"Spark could not run {sql}: {_first_line(error)}") from error
@@ -255,7 +255,7 @@ class CatalogLog(SinkLog):
             return False
 
     def _keep_form_up_to(self, newest: int) -> bool:
-        """Whether no newer commit changed more than rows and columns."""
+        """Whether all newer commits changed only rows and columns."""
         later = takewhile(
             lambda entry: entry["version"] > self.version, self.log.commit_infos_below(newest + 1)
         )

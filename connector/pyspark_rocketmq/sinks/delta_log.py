@@ -65,7 +65,7 @@ def newest_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     """Return the newest row of each key: the one with the highest queue offset.
 
     If one message has several rows of a key, the one emitted last is the newest. Messages with the same key
-    belong into one queue. There is no order between queues; the queue that sorts last wins. A key that
+    belong in one queue. There is no order between queues; the queue that sorts last wins. A key that
     contains a null equals no other key, so all its rows are kept.
     """
     for name in keys:

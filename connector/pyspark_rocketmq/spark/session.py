@@ -35,7 +35,7 @@ _INTERRUPTIONS: Final = frozenset(
 )
 """Java classes that ``StreamExecution.isInterruptionException`` takes for an interruption."""
 _JOB_CANCELLED: Final = "[SPARK_JOB_CANCELLED]"
-"""A stop cancels the query's jobs before it interrupts its thread."""
+"""Text in the error of a cancelled job; a stop cancels the query's jobs before it interrupts its thread."""
 _MOST_CHARACTERS: Final = 200
 _KILL_TIMEOUT: Final = "spark.python.task.killTimeout"
 _USUAL_KILL_TIMEOUT: Final = "2s"
@@ -172,7 +172,7 @@ def check_speculation(spark: SparkSession) -> None:
 
 
 def check_session(spark: SparkSession | None, what: str) -> None:
-    """Raise RocketMQError for None, as ``SparkSession.getActiveSession()`` returns it without a session."""
+    """Raise RocketMQError without a session; ``SparkSession.getActiveSession()`` returns None then."""
     if spark is None:
         raise RocketMQError(
             f"{what} needs a Spark session, not None; make one by SparkSession.builder.getOrCreate()."
