@@ -20,15 +20,15 @@ class Reaction(StrEnum):
     """Reactions to an answer, whether it is given once or for a while."""
 
     WAITS = "waits"
-    """The queue or the broker is asked again, after 3 s where it refused; the others go on."""
+    """The queue or the broker is asked again, after 3 s if it refused; the others go on."""
     TRIES = "tries"
     """The request is sent again with growing pauses; an error after ``retryTimeoutMs``."""
     FEW_TRIES = "3 tries"
-    """An error if the third try within a second fails, too."""
+    """The request is tried three times within a second; an error if the third try fails."""
     ENDS = "error"
     """The query fails at once."""
     LOSS = "loss"
-    """A loss of messages, which ``failOnDataLoss`` decides about."""
+    """Messages are lost; ``failOnDataLoss`` decides what follows."""
     LEFT_OUT = "left out"
     """The queues count as missing."""
     SINGLY = "queue by queue"
@@ -58,7 +58,7 @@ class Use(Enum):
 
     @property
     def title(self) -> str:
-        """Who sends it, and what for."""
+        """Sender and purpose of the request."""
         return self.value[1]
 
 

@@ -1,4 +1,4 @@
-"""Decides how a group begins in queues of which it has no offset, and which of them wait.  Pure."""
+"""Decides how a group begins in queues without an offset, and which of them wait.  Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Beginnings(NamedTuple):
     by_option: frozenset[MessageQueue]
     """Queues that begin where the options say."""
     waiting: Mapping[MessageQueue, RocketMQError]
-    """Queues that would begin where the options say if that could be decided already, and why it cannot."""
+    """Queues whose beginning by the options cannot be decided yet, and why."""
 
 
 def begin_new_queues(

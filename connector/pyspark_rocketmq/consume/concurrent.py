@@ -59,7 +59,7 @@ class Answer(NamedTuple):
     delay_level: int
     """Level for those that failed: 0 lets the broker decide, -1 makes them dead letters at once."""
     problem: str | None = None
-    """A sentence for the user where the listener broke its contract."""
+    """A sentence for the user if the listener broke its contract."""
 
     def ended_after(self, lasted_s: float, timeout_s: float) -> ReturnType:
         """Return how a call of this duration ended, for hooks."""
@@ -148,9 +148,9 @@ class ConcurrentDelivery(NamedTuple):
     """Messages for one listener call."""
 
     number: int
-    """Unique within a run."""
+    """Number of the delivery, unique within a run."""
     indexes: Sequence[int]
-    """Ascending; a ``range`` unless they are consumed again."""
+    """Indexes of the messages, ascending; a ``range`` unless they are consumed again."""
 
 
 class Settled(NamedTuple):

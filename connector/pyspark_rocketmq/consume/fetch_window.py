@@ -57,9 +57,11 @@ _FILTERED_SEGMENT: Final = 800
 _FIRST_PAUSE_S: Final = 0.05
 _LONGEST_PAUSE_S: Final = 2.0
 _FLOW_CONTROL_PAUSE_S: Final = 0.02
-"""``DefaultMQPushConsumerImpl.PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL``; a quota refills soon."""
+"""Pause after flow control, since a quota refills soon
+(``DefaultMQPushConsumerImpl.PULL_TIME_DELAY_MILLS_WHEN_BROKER_FLOW_CONTROL``)."""
 _LONGEST_PATIENCE_OF_A_GROUP_S: Final = 10.0
-"""A micro-batch ends with its slowest range, so a broker in trouble delays other brokers' queues."""
+"""Longest patience of a group: a micro-batch ends with its slowest range, so a broker in trouble delays the
+queues of other brokers."""
 
 _GONE: Final[Mapping[int, type[DataLoss]]] = {
     ResponseCode.TOPIC_NOT_EXIST: TopicDeleted,
@@ -125,7 +127,7 @@ class PullTask(NamedTuple):
     queue_offset: int
     max_msg_nums: int
     broker_id: int
-    """The range's master, or one of its replicas."""
+    """Id of the range's master, or of one of its replicas."""
     sent_at_s: float
 
 
@@ -145,7 +147,7 @@ class FetchedChunks(NamedTuple):
     range_index: int
     """Index of the range among those that are read."""
     chunks: list[PullChunk]
-    """In queue order; may be empty at the end."""
+    """Chunks in queue order; may be empty at the end of the range."""
     is_last: bool
     """Whether the range is over: read to its end, stopped, or failed."""
     failure: RocketMQError | None
@@ -334,7 +336,7 @@ class RangeWindow:
             self._offset_moved(task, outcome, now_s)
 
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
-        """Note that a pull failed; it is sent again at once without an error or to another broker."""
+        """Note that a pull failed; without an error, or with another broker to ask, it is sent again now."""
         self._end_pull(task)
         self._idle.append(task.segment_id)
         if self._replica.disappointed(task.broker_id, now_s):

@@ -47,7 +47,7 @@ class LastMessage(NamedTuple):
 
     queue_offset: int
     store_timestamp: int
-    """Milliseconds since the epoch, by the broker that stored it."""
+    """Milliseconds since the epoch, by the clock of the broker that stored the message."""
     commit_log_offset: int
     """Where the message begins in its broker's log; -1 if only the queue offset is known."""
 
@@ -163,7 +163,7 @@ def is_loss(text: str) -> bool:
 
 
 def _thinned(messages: tuple[LastMessage, ...]) -> tuple[LastMessage, ...]:
-    """Keep the newest, the one before it, and one that is far from both."""
+    """Keep the newest message, the one before it, and one that is far from both."""
     if len(messages) <= _MOST_REMEMBERED:
         return messages
     newest, before, next_one, oldest = messages

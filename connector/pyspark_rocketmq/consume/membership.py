@@ -74,7 +74,7 @@ class OwnershipEvent(Enum):
     GRANTED = "GRANTED"
     """The broker locked the queue for us, or renewed our lock."""
     REFUSED = "REFUSED"
-    """The broker's answer lacks the queue: somebody else has it."""
+    """The broker's answer lacks the queue: another member has it."""
     EXPIRED = "EXPIRED"
     """Our lock has not been renewed for too long and no longer counts (C2)."""
     BATCH_OVER = "BATCH_OVER"
@@ -99,7 +99,7 @@ class Transition(NamedTuple):
 
 TRANSITIONS: Final[Mapping[tuple[Phase, OwnershipEvent], Transition]] = {
     (Phase.ABSENT, OwnershipEvent.ALLOCATED): Transition(Phase.WANTED),
-    # A lock asked for while the queue was still wanted.
+    # The lock was requested while the queue was still wanted.
     (Phase.ABSENT, OwnershipEvent.GRANTED): Transition(Phase.ABSENT, (OwnershipEffect.UNLOCK,)),
     (Phase.WANTED, OwnershipEvent.TAKEN_AWAY): Transition(Phase.ABSENT),
     # A batch from before the lock was lost: it is fenced off, and there is no lock to keep for it.

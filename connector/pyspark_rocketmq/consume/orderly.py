@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
     return_type: ReturnType
     effect: Effect
     problem: str | None = None
-    """A sentence for the user, without queue and offset, where the listener broke its contract."""
+    """A sentence for the user, without queue and offset, if the listener broke its contract."""
     dead_letters: tuple[int, ...] = ()
     """Messages to send as dead letters, in this order; only with ``SEND_BACK``."""
 

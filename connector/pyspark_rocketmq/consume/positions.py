@@ -38,7 +38,7 @@ class OffsetGap:
     wanted: int
     min_offset: int
     max_offset: int
-    """Exclusive."""
+    """The broker's end of the queue, exclusive."""
     corrected: int
     """The nearest offset the broker can serve: ``min_offset`` or ``max_offset``."""
 

@@ -21,9 +21,9 @@ class RetrySpan(NamedTuple):
     """A span of a queue whose messages were given back equally often."""
 
     start: int
-    """First queue offset."""
+    """First queue offset of the span."""
     end: int
-    """Exclusive."""
+    """End of the span, exclusive."""
     times: int
 
 

@@ -127,7 +127,7 @@ class TaskTurns(Generic[QueueT]):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is with a worker."""
+        """Whether no worker has anything in hand."""
         return not self._in_hand
 
     @property

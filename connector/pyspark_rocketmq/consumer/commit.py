@@ -208,7 +208,7 @@ class BatchCommitter:
         try:
             return self._commit_all(parts, running)
         except BaseException:
-            # A batch that is read again has no resets: the broker reports each only once.
+            # If the batch is read again, it lacks the resets: the broker reports each only once.
             for ack in acks:
                 if ack.reset_to is not None:
                     logger.warning(

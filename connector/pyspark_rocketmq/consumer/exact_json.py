@@ -41,7 +41,7 @@ from pyspark_rocketmq.consumer.json_as_sent import has_fields_once, has_whole_ti
 _CORRUPT: Final = "_corrupt"
 _MOST_DIGITS: Final = 38
 _WHOLE_CHARACTERS: Final = r"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-"""Escaped backslashes, and characters that are escaped as two halves."""
+"""Escaped backslashes, and characters escaped as two halves."""
 _HALF: Final = r"\\u[dD][89a-fA-F]"
 _MAY_OVERFLOW: Final = r"[0-9][eE]\+?[0-9]{2}|[0-9]{39}"
 """Numbers that may be too large for a float."""

@@ -60,7 +60,7 @@ def seed_offsets_from_sink(store: OffsetStore, sink: Sink, consumer_group: str) 
 
 
 def check_sink(store: OffsetStore, sink: Sink, consumer_group: str) -> None:
-    """Check, before a sink is prepared, that it has all rows that it has according to the group's offsets.
+    """Check, before a sink is prepared, that it lacks no rows that the group's offsets count as written.
 
     Raises:
         SinkSetBack: If it lacks some: it was deleted, replaced, restored to an earlier state, or failed over.

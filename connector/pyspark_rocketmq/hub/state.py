@@ -117,7 +117,7 @@ class _Task:
     idle_s: float | None = None
     """Since when it has had only suspended queues left."""
     is_waiting: bool = False
-    """Whether it is idle and waits because the batch is at work."""
+    """True while it is idle and waits because the batch is at work."""
 
     @property
     def is_running(self) -> bool:

@@ -39,7 +39,7 @@ _LARGEST_COPY: Final = 256 << 10
 
 
 class HubTerms(NamedTuple):
-    """How the tasks of one batch reach their driver; pickled to them."""
+    """How the tasks of one batch reach their driver; pickled and sent to them."""
 
     address: HubAddress
     batch_id: int
@@ -77,7 +77,7 @@ class TaskInstructions(RangeInstructions):
         self._on_work_end: Callable[[], None] = lambda: None
         self._idle_s: float | None = None
         self._is_batch_at_work = False
-        """The driver's last report."""
+        """Whether the batch is at work, according to the driver's last report."""
         self._is_last = False
         """Whether the task must not wait for other tasks any more."""
         self._taker: Callable[[Any], bool] = lambda _: False

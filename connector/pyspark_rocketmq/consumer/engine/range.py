@@ -60,7 +60,7 @@ class RangeRun:
         self._retried = spans_from(planned.state)
         self._file = SpillFile()
         self._rows = RowBuffer(output.rows, self._file)
-        """Rows that may reach the sink."""
+        """Rows of the range that may reach the sink."""
         self._started_s = began_s
         self._failed = 0
         self._last_error = ""
