@@ -1,6 +1,6 @@
 """RocketMQ's bytes and the values they stand for, without I/O.
 
-Rule 1: every byte rule lives here and nowhere else.  Rule 2: no socket, thread, clock or random number.
+Rule 1: every byte rule is in this folder.  Rule 2: no socket, thread, clock or random number.
 Rule 3: bytes from a peer either decode or raise ``RemoteProtocolError``; a value of ours that the protocol
 cannot carry raises ``LocalProtocolError``.
 """

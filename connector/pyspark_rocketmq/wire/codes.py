@@ -1,6 +1,6 @@
 """The numbers of the remoting protocol that client or simulator use, under Java's names.
 
-Rule: a code is added here and nowhere else.  Values: RocketMQ 5.3.3 ``RequestCode``, ``ResponseCode`` (with
+Rule: add a code only here.  Values: RocketMQ 5.3.3 ``RequestCode``, ``ResponseCode`` (with
 ``RemotingSysResponseCode``), ``LanguageCode``, ``PullSysFlag``, ``MessageSysFlag``.
 """
 
@@ -18,7 +18,7 @@ that a server shutting down never answers GO_AWAY.
 
 
 class RequestCode(IntEnum):
-    """What a request asks for (``RequestCode``); the sender may be client or broker."""
+    """Kind of a request (``RequestCode``); the sender may be client or broker."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -105,7 +105,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How a request ended (``ResponseCode``); judge by it, never by the remark."""
+    """Outcome of a request (``ResponseCode``); it decides, not the remark."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -149,7 +149,7 @@ RETRIED_BY_PRODUCERS: Final = frozenset(
         ResponseCode.GO_AWAY,
     }
 )
-"""A broker's refusals that another broker may not share (``DefaultMQProducer.retryResponseCodes``)."""
+"""Refusals after which another broker may accept the message (``DefaultMQProducer.retryResponseCodes``)."""
 
 
 class LanguageCode(IntEnum):
@@ -179,7 +179,7 @@ class PullSysFlag(IntFlag):
     SUSPEND = 0x2
     """Hold the request while there is no message (long poll)."""
     SUBSCRIPTION = 0x4
-    """Use the request's own expression in place of the heartbeat's."""
+    """Use the expression in the request instead of the heartbeat's."""
     CLASS_FILTER = 0x8
     LITE_PULL = 0x10
 

@@ -4,8 +4,8 @@ Frame (big-endian)::
 
     u32 length of what follows | u8 serialize type | u24 header length | header | body
 
-The header is JSON or RocketMQ's binary form; each frame's serialize type says which. The folder ``requests``
-knows each code's ext fields and body.
+The header is JSON or RocketMQ's binary form, as the frame's serialize type says. The folder ``requests``
+defines each code's ext fields and body.
 
 Source: RocketMQ 5.3.3 ``RemotingCommand``, ``RocketMQSerializable``, ``AclClientRPCHook.doBeforeRequest``,
 ``AclUtils.combineRequestContent``, ``AclSigner``.
@@ -29,19 +29,19 @@ from pyspark_rocketmq.wire.fastjson import check_json_size, short_repr
 ACCESS_KEY: Final = "AccessKey"
 """Ext field with the user's name."""
 SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105 - the name of a field
-"""Ext field of a temporary credential."""
+"""Ext field with the token of a temporary credential."""
 SIGNATURE: Final = "Signature"
-"""Ext field that signs the others and the body."""
+"""Ext field with the signature of the other fields and the body."""
 NAMESPACE: Final = "ns"
 """Ext field with the id of the instance that a request is for (``MixAll``)."""
 NAMESPACED: Final = "nsd"
-"""Ext field that is "true" beside it."""
+"""Ext field that is "true" if ``NAMESPACE`` is there."""
 
 
 def signature(secret_key: bytes, ext_fields: Mapping[str, str], body: bytes) -> str:
-    """Base64(HMAC-SHA1(secretKey, values || body)), the values of all ext fields in order of their names.
+    """Return Base64(HMAC-SHA1(secretKey, values || body)), with the ext fields' values in order of names.
 
-    Code, opaque and version are not covered: a request can be replayed.
+    Code, opaque and version are not signed: a request can be replayed.
     """
     # Names are ASCII, so Java's order of UTF-16 units is the order of str.
     values = "".join([ext_fields[name] for name in sorted(ext_fields) if name != SIGNATURE])
@@ -50,7 +50,7 @@ def signature(secret_key: bytes, ext_fields: Mapping[str, str], body: bytes) -> 
 
 
 MAX_FRAME_LENGTH: Final = 16 * 1024 * 1024
-"""Bytes of a whole frame, length word included (``com.rocketmq.remoting.frameMaxLength``)."""
+"""Most bytes of a whole frame, length word included (``com.rocketmq.remoting.frameMaxLength``)."""
 RESPONSE_FLAG: Final = 0x1
 ONEWAY_FLAG: Final = 0x2
 
@@ -68,12 +68,12 @@ class SerializeType(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemotingCommand:
-    """One request or response, in either direction; as a request it is an ``Outgoing``."""
+    """One request or response, in either direction; implements ``Outgoing`` for requests."""
 
     code: int
     """A ``RequestCode`` in a request, a ``ResponseCode`` in a response."""
     opaque: int = 0
-    """Chosen by the requester (int32) and echoed; each side of a connection counts for itself."""
+    """Number of the request (int32), echoed in the answer; each side of a connection counts its own."""
     flag: int = 0
     language: int = LanguageCode.PYTHON
     version: int = CLIENT_VERSION
@@ -82,11 +82,11 @@ class RemotingCommand:
     ext_fields: Mapping[str, str] = field(default_factory=dict)
     """Fields that are null in Java are absent."""
     body: bytes = b""
-    """Empty where Java shows null: the frame cannot tell them apart."""
+    """Empty for Java's null: a frame does not distinguish them."""
     serialize_type: SerializeType = SerializeType.JSON
 
     def __repr__(self) -> str:
-        """As of any dataclass, with credentials masked."""
+        """Return the fields as text, with credentials masked."""
         fields = {name: "***" if name in _CREDENTIALS else text for name, text in self.ext_fields.items()}
         return (
             f"RemotingCommand(code={self.code}, opaque={self.opaque}, flag={self.flag}, "
@@ -96,7 +96,7 @@ class RemotingCommand:
 
     @property
     def is_response(self) -> bool:
-        """Whether this answers a request; if so ``opaque`` is the requester's number."""
+        """Whether this is an answer; then ``opaque`` is the number of the request."""
         return bool(self.flag & RESPONSE_FLAG)
 
     @property
@@ -105,11 +105,11 @@ class RemotingCommand:
         return bool(self.flag & ONEWAY_FLAG)
 
     def encode(self, opaque: int) -> bytes:
-        """The whole frame of this request, length prefix included."""
+        """Return the whole frame of this request, length prefix included."""
         return encode_frame(replace(self, opaque=opaque))
 
     def command(self) -> RemotingCommand:
-        """This request itself, opaque not set."""
+        """Return this request itself, without its opaque."""
         return self
 
     def response(
@@ -120,7 +120,7 @@ class RemotingCommand:
         ext_fields: Mapping[str, str] | None = None,
         body: bytes = b"",
     ) -> RemotingCommand:
-        """Answer this request: its opaque and its header form."""
+        """Return an answer to this request, with its opaque and its header form."""
         return RemotingCommand(
             code=code,
             opaque=self.opaque,
@@ -188,7 +188,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 _to_json: Final[Callable[[object], str]] = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-# Fractions stay text: no header field has one, and an ext field keeps its spelling.
+# Fractions stay text: no header field is a fraction, and an ext field keeps its spelling.
 _from_json: Final[Callable[[str], Any]] = json.JSONDecoder(
     parse_float=str, parse_constant=_refuse_constant, strict=False
 ).decode
@@ -197,7 +197,7 @@ _LANGUAGES: Final = {language.name: int(language) for language in LanguageCode}
 
 
 def _encode_json(command: RemotingCommand) -> bytes:
-    """Keys in fastjson's order: alphabetical, absent ones left out."""
+    """Encode the header with its keys in fastjson's order: alphabetical, without absent ones."""
     fields: dict[str, object] = {"code": _int32(command, "code", command.code)}
     if command.ext_fields:
         fields["extFields"] = dict(_checked_ext_fields(command))
@@ -212,7 +212,7 @@ def _encode_json(command: RemotingCommand) -> bytes:
 
 
 def _decode_json(header: bytes, body: bytes) -> RemotingCommand:
-    """As in fastjson, unknown keys are ignored, and the last of equal keys counts."""
+    """Decode a JSON header; as in fastjson, unknown keys are ignored, and the last of equal keys counts."""
     check_json_size(header)
     try:
         fields = _from_json(header.decode())
@@ -246,14 +246,14 @@ def _integer(fields: dict[str, Any], name: str, default: int | None = None) -> i
 
 
 def _language(value: object) -> int:
-    """An unknown language is OTHER: it never matters to the meaning of a command."""
+    """Return the language's number; an unknown one is OTHER, because it never changes a command's meaning."""
     if type(value) is str:
         return _LANGUAGES.get(value, LanguageCode.OTHER)
     return int(LanguageCode.OTHER)
 
 
 def _json_ext_fields(value: object) -> dict[str, str]:
-    """Numbers and booleans become their text, as in fastjson; null ones are absent."""
+    """Return the ext fields as texts; as in fastjson, numbers and booleans become text. Nulls are dropped."""
     if value is None:
         return {}
     if type(value) is not dict:
@@ -283,7 +283,10 @@ _MAX_BINARY_CODE: Final = 0x7FFF
 
 
 def _encode_binary(command: RemotingCommand) -> bytes:
-    """``i16 code | u8 language | i16 version | i32 opaque | i32 flag | i32+remark | i32+ext fields``."""
+    """Encode a binary header.
+
+    Layout: ``i16 code | u8 language | i16 version | i32 opaque | i32 flag | i32+remark | i32+ext fields``.
+    """
     if command.code > _MAX_BINARY_CODE:
         raise LocalProtocolError(
             f"The binary header writes the code in 16 bits, so {command.code} (POP and its kin) cannot be "
@@ -317,7 +320,7 @@ def _length32(text: bytes) -> bytes:
 
 
 def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
-    """An empty remark or value means null; the last of equal names counts."""
+    """Decode a binary header; an empty remark or value means null, and the last of equal names counts."""
     if len(header) < _BINARY_FIXED.size:
         raise RemoteProtocolError(f"A binary header of {len(header)} bytes is cut off.")
     code, language, version, opaque, flag = _BINARY_FIXED.unpack_from(header)
@@ -342,7 +345,7 @@ def _decode_binary(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def _most_fields(header: bytes) -> int:
-    """The most fields that this header may have: a million take hundreds of megabytes."""
+    """Return how many fields this header may have: a million fields take hundreds of megabytes."""
     width = 1 if header.isascii() else _WIDEST_CHARACTER
     left = _MAX_HEADER_MEMORY - len(header) * (1 + width)
     if left < 0:
@@ -385,7 +388,7 @@ def _read_text(header: bytes, at: int, width: int, end: int) -> tuple[str, int]:
 def _read_length(header: bytes, at: int, width: int, end: int) -> tuple[int, int]:
     if at + width > end:
         raise RemoteProtocolError(f"A binary header ends inside a length at byte {at}.")
-    # Java reads signed numbers; a negative one is as impossible as one beyond the header.
+    # Java reads signed lengths, of which a negative one is as impossible as one beyond the header.
     return int.from_bytes(header[at : at + width], "big"), at + width
 
 
@@ -393,7 +396,7 @@ def _read_length(header: bytes, at: int, width: int, end: int) -> tuple[int, int
 
 
 def _int32(command: RemotingCommand, name: str, value: int) -> int:
-    # Comparisons, not "in range(...)": for an IntEnum that would count up from the range's start.
+    # Comparisons, because "in range(...)" with an IntEnum would count up from the range's start.
     if not -_INT32_END <= value < _INT32_END:
         raise LocalProtocolError(f"{name} {value} of a command with code {command.code} exceeds 32 bits.")
     return value

@@ -1,9 +1,9 @@
 """Body compression: zlib, LZ4 frames and Zstandard, named by bits 8 to 10 of the message's sysFlag.
 
-Everything that Java's consumer shows decodes: several frames one behind another, skippable frames, and sizes
-far beyond a frame of the wire. A few hundred bytes can expand to gigabytes, though, and any producer of a
-topic may send them. So each body has a bound, and :class:`ExpansionBudget` bounds the messages of an answer
-together.
+Every body that Java's consumer can read is decoded: several frames one after another, skippable frames, and
+sizes far beyond a frame of the wire. However, a few hundred bytes can expand to gigabytes, and any producer
+of a topic may send them. So each body has a bound, and :class:`ExpansionBudget` bounds the messages of an
+answer together.
 
 Source: lz4-java 1.8.0 ``LZ4FrameInputStream``, zstd-jni 1.5.2 ``ZstdInputStreamNoFinalizer``; LZ4 frame
 format 1.6, RFC 8878.
@@ -24,33 +24,33 @@ from pyspark_rocketmq.wire.codes import MessageSysFlag
 from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH
 
 MAX_EXPANDED_BYTES: Final = 128 * 1024 * 1024
-"""Of all bodies of a short answer: by default a broker gives at most 32 messages of at most 4 MiB."""
+"""Most decompressed bytes of a short answer: by default it has at most 32 messages of at most 4 MiB."""
 MAX_EXPANSION: Final = 64
-"""Bytes for each byte of a long answer; texts reach 30."""
+"""Most decompressed bytes for each byte of a long answer; texts reach 30."""
 MAX_BODY_BYTES: Final = MAX_EXPANDED_BYTES
-"""Of one body, decompressed; Java has no bound, but by default its producers send at most 4 MiB."""
+"""Most bytes of one decompressed body; Java has no bound, but its producers send at most 4 MiB by default."""
 MAX_BATCH_BYTES: Final = MAX_FRAME_LENGTH
-"""Of one inner batch, decompressed."""
+"""Most bytes of one decompressed inner batch."""
 _BATCH_WEIGHT: Final = MAX_EXPANDED_BYTES // MAX_BATCH_BYTES
-"""How often an inner batch counts: a member of 22 bytes becomes a row of ten times as many. A single batch
-always fits."""
+"""How many times an inner batch counts, because a member of 22 bytes becomes a row of ten times as many. A
+single batch always fits."""
 _INNER_BATCH: Final = int(MessageSysFlag.INNER_BATCH)
 COMPRESSION_TYPE_SHIFT: Final = 8
 COMPRESSION_TYPE_MASK: Final = 0x7
 _ZLIB_LEVEL: Final = 5
 """``DefaultMQProducer.compressLevel``."""
 
-# The most that one byte can become; bodies too short for a bomb take the fastest way.
+# Most bytes that one byte can expand to; bodies too short to become too large are decompressed faster.
 _ZLIB_EXPANSION: Final = 1040
 _LZ4_EXPANSION: Final = 256
 _USUAL_BYTES: Final = 1 << 16
 _USUAL_EXPANSION: Final = 32
 _LARGEST_WINDOW: Final = 1 << 27
-"""Of a Zstandard frame, in bytes: what Java's decoder takes (``ZSTD_WINDOWLOG_LIMIT_DEFAULT``)."""
+"""Largest window of a Zstandard frame, in bytes, as in Java's decoder (``ZSTD_WINDOWLOG_LIMIT_DEFAULT``)."""
 
 
 class CompressionType(IntEnum):
-    """The compression type bits (``CompressionType``); 0 means zlib too, as old producers wrote it."""
+    """The compression type bits (``CompressionType``); 0 also means zlib, written by old producers."""
 
     LZ4 = 1
     ZSTD = 2
@@ -58,12 +58,12 @@ class CompressionType(IntEnum):
 
 
 def decompress(body: bytes, sys_flag: int) -> bytes:
-    """Return the body as it was sent; ``body`` itself when the compressed bit is clear or it is empty.
+    """Return the decompressed body; ``body`` itself if the compressed bit is clear or it is empty.
 
     Raises:
         RemoteProtocolError: If the type is unknown, or the data is damaged, cut, (LZ4, Zstandard) followed by
-            something other than a frame, or expands to more than ``MAX_BODY_BYTES``, an inner batch to more
-            than ``MAX_BATCH_BYTES``.
+            something other than a frame, or expands to more than ``MAX_BODY_BYTES`` (for an inner batch,
+            ``MAX_BATCH_BYTES``).
 
     Source: RocketMQ 5.3.3 ``MessageDecoder.decode``, ``ZlibCompressor``, ``Lz4Compressor``,
     ``ZstdCompressor``.
@@ -81,16 +81,16 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
 
 
 class ExpansionBudget:
-    """What the bodies of one or more answers may expand to together, by the bytes the answers have."""
+    """Bounds the decompressed size of all bodies of one or more answers, by the size of these answers."""
 
     __slots__ = ("_limit", "left")
 
     def __init__(self, answer_bytes: int) -> None:
         self._limit = self.left = max(MAX_EXPANDED_BYTES, MAX_EXPANSION * answer_bytes)
-        """``left`` is in bytes; to start again after an error, set it back to what it was."""
+        """``left`` is in bytes; to start again after an error, set it back to its earlier value."""
 
     def decompress(self, body: bytes, sys_flag: int) -> bytes:
-        """As :func:`decompress`; also raises RemoteProtocolError if this body exceeds the budget."""
+        """Call :func:`decompress`; also raise RemoteProtocolError if this body exceeds the budget."""
         expanded = decompress(body, sys_flag)
         if expanded is not body:
             self.left -= len(expanded) * (_BATCH_WEIGHT if sys_flag & _INNER_BATCH else 1)
@@ -103,13 +103,13 @@ class ExpansionBudget:
 
 
 def compress(body: bytes, compression_type: CompressionType) -> tuple[bytes, int]:
-    """Compress ``body``; returns it with the sysFlag bits that say so."""
+    """Compress ``body``; return it with the sysFlag bits for its compression."""
     flags = MessageSysFlag.COMPRESSED | compression_type << COMPRESSION_TYPE_SHIFT
     return _COMPRESSORS[compression_type](body), int(flags)
 
 
 def _decompress_zlib(body: bytes, most: int) -> bytes:
-    """Like Java's Inflater: one stream, and whatever follows it is ignored."""
+    """Decompress one stream, and ignore whatever follows it, like Java's Inflater."""
     try:
         if len(body) <= most // _ZLIB_EXPANSION:
             return zlib.decompress(body)
@@ -150,7 +150,7 @@ def _lz4_frame(frame: bytes, most: int) -> tuple[bytes, lz4.frame.LZ4FrameDecomp
 
 
 def _decompress_zstd(body: bytes, most: int) -> bytes:
-    # The library silently ignores what follows a frame, so frames are cut out first.
+    # The library silently ignores bytes after a frame, so frames are cut out first.
     try:
         return _joined("Zstandard", (_zstd_frame(frame, most) for frame in _frames(body, _ZSTD)), most)
     except zstandard.ZstdError as exc:
@@ -165,9 +165,9 @@ def _zstd_frame(frame: bytes, most: int) -> bytes:
     if size > 0:
         return _zstd_result(frame, size)
     if not size:
-        # The library would not look into the frame.
+        # The library would not read the frame.
         return zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).stream_reader(frame).read(1)
-    # Frames of Java's streams do not tell their size: first a guess, then the most there may be.
+    # Frames of Java's streams do not contain their size: try a guess first, then the largest size allowed.
     try:
         return _zstd_result(frame, min(most, _USUAL_BYTES + _USUAL_EXPANSION * len(frame)))
     except zstandard.ZstdError:
@@ -175,7 +175,7 @@ def _zstd_frame(frame: bytes, most: int) -> bytes:
 
 
 def _zstd_result(frame: bytes, most: int) -> bytes:
-    """Decompress in one go, which needs no window beside a result of known size."""
+    """Decompress at once, which needs no window in addition to a result of known size."""
     # Making a decompressor costs more than using it, and two threads must not share one; list operations are
     # atomic.
     try:
@@ -183,10 +183,10 @@ def _zstd_result(frame: bytes, most: int) -> bytes:
     except IndexError:
         decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW)
     result = decompressor.decompress(frame, max_output_size=most)
-    # After a large result or an error it may hold a large window.
+    # After a large result or an error a decompressor may hold a large window: do not keep it.
     if len(result) <= MAX_FRAME_LENGTH:
         _idle_zstd.append(decompressor)
-    # A result much smaller than its room may keep the room's memory pages: copy it.
+    # A result that is much smaller than its buffer may keep the buffer's memory pages: copy it.
     return result if len(result) == most else bytes(memoryview(result))
 
 
@@ -226,28 +226,28 @@ _SKIPPABLE: Final = 0x184D2A5
 _WORD: Final = 4
 _LZ4_PLAIN_BLOCK: Final = 1 << 31
 _ZSTD_RLE: Final = 2
-"""Bits of a block's header: the block repeats one byte, and its size is that of the result."""
+"""Bits of the header of a block that repeats one byte; the size in the header is that of the result."""
 _ZSTD_SHORTEST_FRAME: Final = 5
-"""Behind the last frame Java waits for as many bytes, and takes fewer for the end."""
+"""Bytes that Java needs for another frame; fewer bytes after the last frame count as the end."""
 MAX_FRAMES: Final = 65_536
-"""Of one body, skippable ones included; Java has no bound, but each frame costs some microseconds and may
-hold nothing."""
+"""Most frames of one body, including skippable ones; Java has no bound, but each frame costs some
+microseconds and may be empty."""
 
 
 class _Format(NamedTuple):
     name: str
     magic: int
     end_of: Callable[[bytes, int], int]
-    """Where the frame that begins there ends."""
+    """Returns where the frame ends that begins at this position of a body."""
     may_have_tail: bool
-    """Whether something too short for a frame may follow the last one."""
+    """Whether bytes too short for a frame may follow the last one."""
 
 
 def _frames(body: bytes, form: _Format) -> Iterator[bytes]:
-    """Each frame that holds data. Only lengths are read here; the decompressors check all else.
+    """Yield each frame with data. Only lengths are read here; the decompressors check everything else.
 
-    Java's streams read one frame behind the other and skip the skippable ones, so a body is what its frames
-    hold together.
+    Java's streams read one frame after the other and skip skippable ones, so a body is the data of all its
+    frames together.
     """
     at = frames = 0
     while at < len(body):
@@ -283,7 +283,7 @@ def _lz4_end(body: bytes, begin: int) -> int:
     flags = _u8(body, begin + _WORD, "LZ4")
     has_dictionary, has_checksum, has_size = flags & 1, flags & 4, flags & 8
     block_checksum = _WORD if flags & 16 else 0
-    # Magic number, flags, block size, size of the content, dictionary, check of the header.
+    # Magic number, flags, block size, size of the content, dictionary id, checksum of the header.
     at = begin + _WORD + 2 + (8 if has_size else 0) + (_WORD if has_dictionary else 0) + 1
     while length := _u32(body, at, "LZ4") & ~_LZ4_PLAIN_BLOCK:
         at += _WORD + length + block_checksum

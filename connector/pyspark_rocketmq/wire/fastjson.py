@@ -1,17 +1,17 @@
-"""JSON as fastjson writes it: read with typed fields and bounded memory, written in Java's form.
+"""fastjson's JSON: read it with typed fields and bounded memory, and write it in Java's form.
 
 Like Java's reader, this one treats a null field as absent, ignores unknown fields and converts scalars:
-Apache's Go client writes ``codeSet`` as texts (``["112785"]``), other clients numbers or booleans as texts.
-It never takes a map or array for a text.
+Apache's Go client writes ``codeSet`` as texts (``["112785"]``), other clients write numbers or booleans as
+texts. It never accepts a map or array as a text.
 
 Java's ``Map<Long, …>`` arrives as ``{0:"127.0.0.1:10911"}`` and ``Map<MessageQueue, …>`` as
-``{{"brokerName":"b","queueId":3,"topic":"T"}:{…}}``. Neither is JSON. The C scanner reads all that is; only
-where it refuses does this module read one map or array itself, so it never looks at braces and quotes inside
-strings.
+``{{"brokerName":"b","queueId":3,"topic":"T"}:{…}}``. Neither is JSON. The C scanner reads everything that
+is JSON. Where it refuses, this module reads one map or array itself, so that it never looks at braces and
+quotes inside strings.
 
 A small text can become large objects: sixteen million bytes of ``{},`` take four hundred million as dicts. So
-a text is weighed before it is read, by the most it can become: its characters three times (as text, as text
-again where fastjson's keys need a second look, as strings), and an object for each mark that makes one.
+the largest possible size is computed before a text is read: its characters three times (as text, as text
+again where fastjson's keys need a second pass, as strings), and an object for each mark that makes one.
 
 Source: fastjson 1.2.83 ``TypeUtils.castToInt``, ``castToLong``, ``castToDouble``, ``castToBoolean``,
 ``StringCodec``, ``EnumDeserializer``, ``MapSerializer``, as used by RocketMQ 5.3.3 ``RemotingSerializable``.
@@ -40,17 +40,17 @@ _repr.maxstring = _repr.maxother = _repr.maxlong = _MAX_CHARACTERS
 
 
 def short_repr(value: object) -> str:
-    """The beginning of ``repr(value)``, at most 80 characters, at a bounded cost.
+    """Return the beginning of ``repr(value)``, at most 80 characters, at a bounded cost.
 
-    ``f"{value!r:.80}"`` would write all of it first, in four times the memory if text must be escaped.
+    ``f"{value!r:.80}"`` would first format the whole value, in four times the memory if text must be escaped.
     """
     return _repr.repr(value)[:_MAX_CHARACTERS]
 
 
 MAX_JSON_MEMORY: Final = 32 * 1024 * 1024
-"""Bytes, twice the longest frame: some twenty thousand queues, or a hundred thousand topics."""
+"""Most bytes of objects, twice the longest frame: about 20,000 queues or 100,000 topics."""
 _LIGHT_BYTES: Final = 512 * 1024
-"""Shorter texts stay below the limit whatever is in them."""
+"""Texts of at most this length stay below the limit whatever they contain."""
 _BYTES_PER_MARK: Final = 100
 _MARKS: Final = (b",", b":", b"[", b"{")
 _COPIES: Final = 3
@@ -58,7 +58,7 @@ _WIDEST_CHARACTER: Final = 4
 
 
 def check_json_size(data: bytes) -> None:
-    """Raise RemoteProtocolError if ``data`` could take more than ``MAX_JSON_MEMORY`` as Python's objects."""
+    """Raise RemoteProtocolError if ``data`` could take more than ``MAX_JSON_MEMORY`` as Python objects."""
     if len(data) <= _LIGHT_BYTES:
         return
     width = 1 if data.isascii() else _WIDEST_CHARACTER
@@ -71,15 +71,15 @@ def check_json_size(data: bytes) -> None:
 
 
 _MAX_ODD_DEPTH: Final = 32
-"""Nesting around an odd key (real bodies need 4); it bounds how often a text is scanned again."""
+"""Deepest nesting around an odd key (real bodies need 4); it bounds how often a text is scanned again."""
 _MAX_REFUSED_CHARS: Final = 1 << 30
-"""Sum of the positions at which the scanner refused. Each refusal costs time in proportion to its position,
-because the error counts lines; without a bound a hostile body could cost the square of its length. A route of
-3000 brokers in the old form stays below."""
+"""Largest sum of the positions at which the scanner refused. Each refusal takes time in proportion to its
+position, because the error counts lines; without a bound a hostile body could take the square of its length.
+A route of 3000 brokers in the old form stays below."""
 
 
 class ObjectMap(tuple[tuple[Any, Any], ...]):
-    """A map with object keys, as pairs of key and value in the order they were written."""
+    """A map with object keys, as pairs of key and value in written order."""
 
     __slots__ = ()
 
@@ -88,9 +88,9 @@ def loads(data: bytes) -> Any:
     """Read a JSON body, standard or fastjson's.
 
     Returns:
-        What ``json.loads`` returns, and for the odd maps: bare integer keys as text (``{0:1}`` reads like
-        ``{"0":1}``), a map with an object or array among its keys as an :class:`ObjectMap`.  An *empty* map
-        is always a dict.  Of a text key given twice the last counts.
+        The same as ``json.loads``, except for odd maps: bare integer keys become text (``{0:1}`` reads like
+        ``{"0":1}``), and a map with an object or array among its keys is an :class:`ObjectMap`.  An *empty*
+        map is always a dict.  If a text key occurs twice, the last one counts.
 
     Raises:
         RemoteProtocolError: If the body is not UTF-8, is cut off, is not JSON in this wider sense, or would
@@ -132,11 +132,11 @@ _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _SPACES: Final = frozenset(" \t\n\r")
 _ODD_BEGINNINGS: Final = frozenset(f"{{{first}" for first in "{[-0123456789")
 _END: Final = "\0"
-"""Put behind the text, so that looking at the next character needs no bounds check; never part of JSON."""
+"""Appended to the text, so that reading the next character needs no bounds check; it never occurs in JSON."""
 
 
 class _Reader:
-    """One pass over one text; ``scan`` first, map or array by hand where it refuses."""
+    """Reads one text in one pass by ``_scan``; where that refuses, it reads a map or array itself."""
 
     __slots__ = ("_refusal_budget", "_text")
 
@@ -145,14 +145,14 @@ class _Reader:
         self._refusal_budget = _MAX_REFUSED_CHARS
 
     def document(self) -> Any:
-        """The one value of the text."""
+        """Return the only value of the text."""
         value, at = self._value(self._skip_space(0), _MAX_ODD_DEPTH)
         if self._skip_space(at) != len(self._text) - len(_END):
             raise self._error("Extra data", at)
         return value
 
     def _value(self, at: int, depth: int) -> tuple[Any, int]:
-        """The value at ``at`` and where it ends."""
+        """Return the value at ``at``, and where it ends."""
         text = self._text
         if text[at : at + 2] not in _ODD_BEGINNINGS:
             try:
@@ -177,7 +177,7 @@ class _Reader:
         return items, at + 1
 
     def _map(self, at: int, depth: int) -> tuple[dict[str, Any] | ObjectMap, int]:
-        """The hot loop: a topic with a thousand queues has as many pairs here."""
+        """Return a map, and where it ends; a hot loop: a topic with a thousand queues has as many pairs."""
         text = self._text
         pairs: list[tuple[Any, Any]] = []
         odd = closed = False
@@ -204,7 +204,7 @@ class _Reader:
         raise self._error("Expecting a text, an integer, a map or an array as key", at)
 
     def _after_item(self, at: int, closing: str) -> tuple[int, bool]:
-        """Where the mark after an item stands, and whether it ends the map or array."""
+        """Return the position of the mark after an item, and whether it ends the map or array."""
         mark = self._text[at]
         if mark in _SPACES:
             at = self._skip_space(at)
@@ -246,7 +246,7 @@ def _write(value: object) -> str:
 
 
 def queue_to_json(queue: MessageQueue) -> dict[str, object]:
-    """A message queue as a map."""
+    """Return a message queue as a map."""
     return {"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic}
 
 
@@ -272,34 +272,34 @@ _FALSE: Final = frozenset({"0", "N", "F"})
 
 @dataclass(frozen=True, slots=True)
 class JsonObject:
-    """One map of a body; a field without a default is required."""
+    """One map of a body; a field read without a default is required."""
 
     where: str
-    """Name of the body and place in it, for errors."""
+    """Name of the body and the place in it, for errors."""
     members: Mapping[str, Any]
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A text; a number or a boolean becomes its text."""
+        """Read a text; a number or a boolean becomes its text."""
         return self._read(name, as_text, default)
 
     def optional_text(self, name: str) -> str | None:
-        """A text that may be absent."""
+        """Read a text that may be absent."""
         return None if self.members.get(name) is None else self.text(name)
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A number of at most 64 bits, a text of digits too."""
+        """Read an integer of at most 64 bits, also from a text of digits."""
         return self._read(name, _as_integer, default)
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A number, whole or not; finite; as a text, too."""
+        """Read a finite number, whole or not, also from a text."""
         return self._read(name, _as_number, default)
 
     def flag(self, name: str, default: bool | None = None) -> bool:
-        """A boolean, or what stands for one."""
+        """Read a boolean, also from a number or text that stands for one."""
         return self._read(name, _as_flag, default)
 
     def choice(self, name: str, choices: Mapping[str, E], default: E | None = None) -> E:
-        """One of ``choices``, by name in any case or by index; an unknown name counts as absent."""
+        """Read one of ``choices``, by name in any case or by index; an unknown name counts as absent."""
         where = f"{self.where}: field {name!r}"
         value = self.members.get(name)
         found: E | None = None
@@ -312,7 +312,7 @@ class JsonObject:
         return found
 
     def items(self, name: str) -> list[Any]:
-        """An array; empty when absent."""
+        """Read an array; empty if absent."""
         value = self.members.get(name)
         if value is None:
             return []
@@ -321,20 +321,20 @@ class JsonObject:
         return value
 
     def texts(self, name: str) -> list[str]:
-        """An array of texts; empty when absent, null ones left out."""
+        """Read an array of texts; empty if absent, without nulls."""
         return self._read_items(name, as_text)
 
     def integers(self, name: str) -> list[int]:
-        """An array of integers; empty when absent, null ones left out."""
+        """Read an array of integers; empty if absent, without nulls."""
         return self._read_items(name, _as_integer)
 
     def objects(self, name: str) -> Iterator[JsonObject]:
-        """An array of maps; empty when absent."""
+        """Read an array of maps; empty if absent."""
         for item in self.items(name):
             yield as_object(item, f"{self.where}.{name}")
 
     def pairs(self, name: str) -> list[tuple[Any, Any]]:
-        """The pairs of a map whose keys may be objects; empty when absent."""
+        """Read the pairs of a map whose keys may be objects; empty if absent."""
         value = self.members.get(name)
         if value is None:
             return []
@@ -343,12 +343,12 @@ class JsonObject:
         return list(as_object(value, f"{self.where}.{name}").members.items())
 
     def text_pairs(self, name: str) -> list[tuple[str, Any]]:
-        """The pairs of a map whose keys are texts; empty when absent, null values left out."""
+        """Read the pairs of a map whose keys are texts; empty if absent, without null values."""
         where = f"{self.where}.{name}"
         return [(_required(key, as_text, where), item) for key, item in self.pairs(name) if item is not None]
 
     def text_map(self, name: str) -> dict[str, str]:
-        """A map of texts to texts; empty when absent, null values left out."""
+        """Read a map of texts to texts; empty if absent, without null values."""
         where = f"{self.where}.{name}"
         return {key: _required(item, as_text, where) for key, item in self.text_pairs(name)}
 
@@ -374,19 +374,19 @@ def read_object(data: bytes, where: str) -> JsonObject:
 
 
 def as_object(value: object, where: str) -> JsonObject:
-    """Take an already read value as a map with text keys."""
+    """Convert an already read value to a map with text keys."""
     if type(value) is not dict:
         raise RemoteProtocolError(f"{where} is no JSON object: {short_repr(value)}.")
     return JsonObject(where, value)
 
 
 def checked_int64(value: object, where: str) -> int:
-    """Take an already read value as a Java ``long``."""
+    """Convert an already read value to a Java ``long``."""
     return _required(value, _as_integer, where)
 
 
 def as_text(value: object, where: str) -> str:
-    """Take an already read scalar as a text."""
+    """Convert an already read scalar to a text."""
     if type(value) is str:
         return value
     if type(value) is bool:
@@ -414,13 +414,13 @@ def member(
     *,
     write: Callable[[Any], object] | None = None,
 ) -> Any:
-    """A field of a dataclass that stands for a JSON map; required unless a default is given.
+    """Return a field of a dataclass that stands for a JSON map; required unless a default is given.
 
     Args:
         java_name: The field's name in JSON.
-        read: Reads it, given map, name and default (None if required): mostly a method of ``JsonObject``.
-        default: ``dict`` stands for an empty map.
-        write: Turns the value into what :func:`dumps_java` takes, where it does not take the value itself.
+        read: Reads it, given map, name and default (None if required); usually a method of ``JsonObject``.
+        default: The default; ``dict`` stands for an empty map.
+        write: Converts the value for :func:`dumps_java`, if that does not accept the value itself.
     """
     metadata = {"member": (java_name, read, write)}
     if default is dict:
@@ -429,12 +429,12 @@ def member(
 
 
 def list_of(kind: type[T]) -> Callable[[JsonObject, str, Any], tuple[T, ...]]:
-    """Reader of an array of maps, each of which is a ``kind``; empty when absent."""
+    """Return a reader of an array of maps, each of which is a ``kind``; empty if absent."""
     return lambda owner, name, _: tuple(from_json(kind, item) for item in owner.objects(name))
 
 
 def table_of(kind: type[T]) -> Callable[[JsonObject, str, Any], dict[str, T]]:
-    """Reader of a map of texts to maps, each of which is a ``kind``; empty when absent."""
+    """Return a reader of a map of texts to maps, each of which is a ``kind``; empty if absent."""
 
     def read(owner: JsonObject, name: str, _: Any) -> dict[str, T]:
         where = f"{owner.where}.{name}"
@@ -444,7 +444,7 @@ def table_of(kind: type[T]) -> Callable[[JsonObject, str, Any], dict[str, T]]:
 
 
 def one_of(choices: Mapping[str, E]) -> Callable[[JsonObject, str, E | None], E]:
-    """Reader of an enum."""
+    """Return a reader of an enum."""
     return lambda owner, name, default: owner.choice(name, choices, default)
 
 
@@ -454,12 +454,12 @@ def decode_body(kind: type[T], body: bytes) -> T:
 
 
 def from_json(kind: type[T], owner: JsonObject) -> T:
-    """Make a ``kind``, a dataclass of :func:`member` fields, of a map."""
+    """Make a ``kind``, a dataclass of :func:`member` fields, from a map."""
     return kind(**{each.attribute: each.read(owner, each.java_name, each.default) for each in _members(kind)})
 
 
 def to_json(value: object) -> dict[str, object]:
-    """The map of a dataclass of :func:`member` fields, in alphabetical order, without those that are None."""
+    """Return a dataclass of :func:`member` fields as a map in alphabetical order, without None values."""
     written = {}
     for each in _members(type(value)):
         item = getattr(value, each.attribute)
@@ -477,11 +477,11 @@ def _members_of(kind: Any) -> tuple[_Member, ...]:
     return tuple(sorted(members, key=lambda each: each.java_name))
 
 
-# Typed for any class: mypy takes no class for a cached function's Hashable.
+# Typed for any class, because mypy does not accept a class as the Hashable of a cached function.
 _members: Final[Callable[[Any], tuple[_Member, ...]]] = cache(_members_of)
 
 
-# --- scalars; None where a text says that there is nothing --------------------------------------------------
+# --- scalars; None for a text that stands for nothing -------------------------------------------------------
 
 
 def _as_integer(value: object, where: str) -> int | None:

@@ -1,7 +1,7 @@
-"""A byte stream cut into frames; a request that becomes a frame once its opaque is known.
+"""Cut a byte stream into frames, and describe requests that become frames once their opaque is known.
 
-Each byte of a body is copied once: straight from the chunk if that has the whole frame, else into a buffer of
-exactly the body's size, which becomes the body.
+Each byte of a body is copied once: directly from the chunk if that has the whole frame, otherwise into a
+buffer of exactly the body's size, which becomes the body.
 """
 
 from __future__ import annotations
@@ -14,35 +14,36 @@ from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, RemotingCommand, decode_frame, decode_parts
 
 Signer = Callable[[RemotingCommand], RemotingCommand]
-"""Adds credentials, or the name of an instance, to a request, which must not change afterwards."""
+"""Adds credentials or the name of an instance to a request; the request must not change afterwards."""
 
 
 class Outgoing(Protocol):
     """A request without its opaque, such as a ``RemotingCommand``."""
 
     def encode(self, opaque: int) -> bytes:
-        """The whole frame, length prefix included."""
+        """Return the whole frame, length prefix included."""
         ...
 
     def command(self) -> RemotingCommand:
-        """The same request as a command; used for signing and for error texts."""
+        """Return the same request as a command, for signing and for error texts."""
         ...
 
 
 _LENGTH_WORD: Final = 4
 _PREFIX: Final = 8
-"""Length word and header-length word, which say all sizes of the frame."""
+"""Length word and header-length word, which contain all sizes of the frame."""
 _MIN_LENGTH: Final = 4
 _TRUSTED_BYTES: Final = 256 * 1024
-"""Room for a body before it arrives; a pull's answer has as many by default."""
+"""Most bytes reserved for a body before it arrives; a pull's answer has as many by default."""
 
 
 class FrameDecoder:
     """Turn received bytes into commands; one per connection and direction.
 
     The caller feeds every received byte once and in order. After an error it closes the connection, because
-    nobody knows where the next frame begins. At end of stream a ``pending`` above zero means that the peer
-    died in the middle of a frame. Linear in the bytes received, whatever the chunks. Not thread-safe.
+    it is unknown where the next frame begins. At the end of the stream a ``pending`` above zero means that
+    the peer died in the middle of a frame. The time is linear in the bytes received, whatever the chunks. Not
+    thread-safe.
 
     Source: ``NettyDecoder`` (a ``LengthFieldBasedFrameDecoder``).
     """
@@ -60,15 +61,15 @@ class FrameDecoder:
 
     @property
     def pending(self) -> int:
-        """Bytes held of an unfinished frame."""
+        """Number of bytes held of an unfinished frame."""
         return len(self._head) + (self._body.tell() if self._body is not None else 0)
 
     def feed(self, data: bytes | memoryview) -> list[RemotingCommand]:
         """Take the next bytes and return the commands they complete; ``data`` may be reused afterwards.
 
         Raises:
-            RemoteProtocolError: If a frame is too long (refused by its length word alone), too short for its
-                header, or malformed.
+            RemoteProtocolError: If a frame is too long (refused as soon as its length word is there), too
+                short for its header, or malformed.
         """
         view = memoryview(data)
         commands: list[RemotingCommand] = []
@@ -86,7 +87,7 @@ class FrameDecoder:
         return commands
 
     def _end_of_whole_frame(self, view: memoryview, at: int) -> int:
-        """Where the frame at ``at`` ends, 0 if it is incomplete."""
+        """Return where the frame at ``at`` ends; 0 if it is incomplete."""
         if len(view) - at < _PREFIX:
             return 0
         end = at + _LENGTH_WORD + self._checked_length(view[at : at + _LENGTH_WORD])
@@ -122,7 +123,7 @@ class FrameDecoder:
         return len(piece)
 
     def _open_next_part(self) -> None:
-        """The prefix or the header is complete: what follows is the header or the body."""
+        """Go on to the header after the prefix is complete, or to the body after the header is complete."""
         length = int.from_bytes(self._head[:_LENGTH_WORD], "big")
         header_length = int.from_bytes(self._head[_LENGTH_WORD + 1 : _PREFIX], "big")
         if header_length > length - _MIN_LENGTH:
@@ -134,7 +135,7 @@ class FrameDecoder:
             return
         self._body_missing = length - _MIN_LENGTH - header_length
         # A buffer of the final size: writes fill it in place and getvalue() returns it without a copy. A
-        # large one grows by doubling: many peers may announce much and bring little.
+        # large one grows by doubling, because many peers may announce much and send little.
         self._body_room = min(self._body_missing, _TRUSTED_BYTES)
         self._body = BytesIO(bytes(self._body_room))
 

@@ -1,7 +1,7 @@
 """Message ids: where a message is stored (offset id) and who made it (unique key), both upper-case hex.
 
-Neither is a unique key of a delivered message: all messages of one producer batch show the same unique key,
-and a retried message gets a new offset id.
+Neither identifies a delivered message: all messages of one producer batch have the same unique key, and a
+retried message gets a new offset id.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _MAX_PORT = 65535
 
 @lru_cache(maxsize=4096)
 def decode_host(data: bytes) -> str:
-    """Show a stored host as Java does: ``127.0.0.1:10911`` or ``[2001:db8:0:0:0:0:0:1]:10911``.
+    """Return a stored host in Java's form: ``127.0.0.1:10911`` or ``[2001:db8:0:0:0:0:0:1]:10911``.
 
     Raises:
-        RemoteProtocolError: If the port is impossible (Java's ``InetSocketAddress`` refuses it too).
+        RemoteProtocolError: If the port is impossible (Java's ``InetSocketAddress`` also refuses it).
     """
     port = int.from_bytes(data[-4:], "big", signed=True)
     if not 0 <= port <= _MAX_PORT:
@@ -56,12 +56,12 @@ def encode_host(host: str) -> bytes:
 
 _OFFSET_BYTES = 8
 _LONGEST_SHOWN = 64
-"""Characters of a wrong id that an error shows."""
+"""Most characters of a wrong id shown in an error."""
 _OFFSET_MESSAGE_ID = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
 
 
 def offset_message_id(store_host: str, commit_log_offset: int) -> str:
-    """Build the id the broker gives a stored message: host (8 or 20 bytes) and commit log offset in hex.
+    """Build the id that a broker gives a stored message: host (8 or 20 bytes) and commit log offset in hex.
 
     Source: RocketMQ 5.3.3 ``MessageDecoder.createMessageId``.
     """
@@ -70,7 +70,7 @@ def offset_message_id(store_host: str, commit_log_offset: int) -> str:
 
 
 def decode_offset_message_id(message_id: str) -> tuple[str, int]:
-    """Take an offset message id apart into the store host and the commit log offset.
+    """Split an offset message id into the store host and the commit log offset.
 
     Raises:
         RemoteProtocolError: If it is not 32 or 56 hex digits; Java misreads some of these.

@@ -1,14 +1,14 @@
-"""Messages as bytes: the layout a broker stores and answers pulls with, and the body of a batch send.
+"""Messages as bytes: the layout that brokers store and send in pull answers, and the body of a batch send.
 
-Stored layout (big-endian; a host is 8 bytes, or 20 when sysFlag says IPv6)::
+Stored layout (big-endian; a host is 8 bytes, or 20 if sysFlag marks it as IPv6)::
 
     i32 total | i32 magic | i32 bodyCRC | i32 queueId | i32 flag | i64 queueOffset | i64 commitLogOffset
     i32 sysFlag | i64 bornTimestamp | bornHost | i64 storeTimestamp | storeHost | i32 reconsumeTimes
     i64 preparedTransactionOffset | i32 n, body | u8 (V1) or u16 (V2) n, topic | i16 n, properties
 
-Rule 1: no message is lost silently. Where Java stops decoding and returns what it has, or reads past a wrong
-total size, this module raises ``RemoteProtocolError``. Rule 2: it accepts and shows what Java accepts and
-shows whole: a wrong CRC, malformed UTF-8, odd properties.
+Rule 1: no message is lost silently. Where Java stops decoding and returns the messages so far, or reads past
+a wrong total size, this module raises ``RemoteProtocolError``. Rule 2: this module accepts every message that
+Java returns whole, also with a wrong CRC, malformed UTF-8 or odd properties.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from pyspark_rocketmq.wire.message_ids import (
 from pyspark_rocketmq.wire.properties import decode_properties, decode_text, encode_properties
 
 MIN_STORED_BYTES: Final = 91
-"""An IPv4 V1 message with empty body, topic and properties."""
+"""Size of an IPv4 V1 message with empty body, topic and properties."""
 MAX_V1_TOPIC_BYTES: Final = 127
-"""V1's topic length is a signed byte."""
+"""Longest topic in V1, whose topic length is a signed byte."""
 BATCH_MEMBER_OVERHEAD: Final = 22
 
 _HEAD = struct.Struct(">iiiiiqqiq")
@@ -45,12 +45,12 @@ _TAIL = struct.Struct(">iqi")
 _BATCH_HEAD = struct.Struct(">iiiii")
 _SHORT = struct.Struct(">h")
 _ABOVE_EVERY_OFFSET = 1 << 63
-# Plain numbers: the complement of an IntFlag would clear the bits it has no name for.
+# Plain numbers, because the complement of an IntFlag would clear the bits that have no name.
 _COMPRESSED = int(MessageSysFlag.COMPRESSED)
 _BORNHOST_V6 = int(MessageSysFlag.BORNHOST_V6)
 _STOREHOST_V6 = int(MessageSysFlag.STOREHOSTADDRESS_V6)
 INNER_BATCH_FLAGS: Final = int(MessageSysFlag.INNER_BATCH | MessageSysFlag.NEED_UNWRAP)
-"""A body with both is a batch of its own."""
+"""A message with both flags has an inner batch as its body."""
 
 
 class MessageVersion(IntEnum):
@@ -62,7 +62,7 @@ class MessageVersion(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMessage:
-    """One message exactly as stored: its body may be compressed, its sysFlag is untouched."""
+    """One message exactly as stored: its body may be compressed, and its sysFlag is unchanged."""
 
     topic: str
     queue_id: int
@@ -70,10 +70,10 @@ class StoredMessage:
     commit_log_offset: int
     body: bytes
     properties_data: bytes = b""
-    """The properties string as stored: order and repeated names are part of it."""
+    """The properties string as stored, with its order and repeated names."""
     flag: int = 0
     sys_flag: int = 0
-    """Encoding sets the two IPv6 bits by the hosts."""
+    """Bits of ``MessageSysFlag``; encoding sets the two IPv6 bits by the hosts."""
     born_timestamp: int
     born_host: str
     store_timestamp: int
@@ -81,19 +81,19 @@ class StoredMessage:
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
     body_crc: int
-    """:func:`body_crc` of the stored body; nobody checks it on a pull."""
+    """:func:`body_crc` of the stored body; it is not checked on a pull."""
     store_size: int = 0
-    """Total size in bytes; the encoder computes it anew."""
+    """Total size in bytes; the encoder computes it again."""
 
     @property
     def properties(self) -> dict[str, str]:
-        """The properties as a consumer sees them."""
+        """The properties that a consumer sees."""
         return decode_properties(self.properties_data)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchMember:
-    """One message inside a batch body; topic, queue and times are those of the batch."""
+    """One message inside a batch body; it has the topic, queue and times of the batch."""
 
     flag: int
     body: bytes
@@ -106,15 +106,15 @@ class BatchMember:
 
 
 def body_crc(body: bytes) -> int:
-    """CRC-32 of a stored body with the sign bit cleared (``UtilAll.crc32``)."""
+    """Return the CRC-32 of a stored body with the sign bit cleared (``UtilAll.crc32``)."""
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
 def decode_stored_messages(data: bytes | memoryview) -> list[StoredMessage]:
-    """Decode the body of a pull response, leaving bodies compressed and inner batches whole.
+    """Decode the body of a pull response; leave bodies compressed and inner batches whole.
 
     Raises:
-        RemoteProtocolError: If anything is malformed, cut or left over; names the position in ``data``.
+        RemoteProtocolError: If anything is malformed, cut or left over; it names the position in ``data``.
     """
     return list(_stored_messages(memoryview(data)))
 
@@ -135,7 +135,7 @@ def _stored_messages(view: memoryview) -> Iterator[StoredMessage]:
 
 
 def _sized_part(view: memoryview, position: int, minimum: int) -> memoryview:
-    """Cut off what the total size at ``position`` claims."""
+    """Return the part at ``position`` with the total size that it begins with."""
     rest = len(view) - position
     if rest < 4:
         raise RemoteProtocolError(f"{rest} stray bytes are left where a message should begin.")
@@ -205,14 +205,14 @@ def _check_whole(parsed: int, total: int) -> None:
 
 
 def decode_messages(data: bytes | memoryview, broker_name: str) -> list[MessageExt]:
-    """Decode the body of a pull response into what a listener sees, in stored order.
+    """Decode the body of a pull response into the messages that a listener sees, in stored order.
 
-    Bodies are decompressed, inner batches expanded (their members count one queue offset each), the
-    compressed bit of sysFlag cleared; ``msg_id`` is the UNIQ_KEY or else the offset message id.
+    Bodies are decompressed, inner batches are expanded (each member takes one queue offset), and the
+    compressed bit of sysFlag is cleared; ``msg_id`` is the UNIQ_KEY or else the offset message id.
 
     Raises:
-        RemoteProtocolError: As :func:`decode_stored_messages`, and for bodies that cannot be decompressed or
-            expanded; names topic, queue and offset.
+        RemoteProtocolError: For the same reasons as :func:`decode_stored_messages`, and if a body cannot be
+            decompressed or expanded; then it names topic, queue and offset.
 
     Source: RocketMQ 5.3.3 ``MessageDecoder.decodesBatch``, ``PullAPIWrapper.processPullResult``.
     """
@@ -222,14 +222,14 @@ def decode_messages(data: bytes | memoryview, broker_name: str) -> list[MessageE
 def iter_messages(
     data: bytes | memoryview, broker_name: str, budget: ExpansionBudget
 ) -> Iterator[MessageExt]:
-    """Decode as :func:`decode_messages`, one message after the other, so that few of them exist at a time.
+    """Decode like :func:`decode_messages`, one message after the other, so that few exist at a time.
 
     Raises:
-        RemoteProtocolError: When the bad message is reached, and if bodies expand beyond the budget.
+        RemoteProtocolError: When a bad message is reached, or bodies expand beyond the budget.
     """
     for stored in _stored_messages(memoryview(data)):
         for shown in _show(stored, broker_name, budget):
-            # The members of an inner batch count on from its offset, perhaps beyond the greatest offset.
+            # The members of an inner batch count up from its offset, perhaps beyond the greatest offset.
             if shown.queue_offset < _ABOVE_EVERY_OFFSET:
                 yield shown
 
@@ -246,16 +246,16 @@ def _show(stored: StoredMessage, broker_name: str, budget: ExpansionBudget) -> I
         yield _message_ext(stored, broker_name, expanded, stored.properties)
         return
     for index, member in enumerate(expanded):
-        # Java leaves a member's offset id null; here the batch's stands in for a missing UNIQ_KEY.
+        # Java leaves a member's offset id null; here the batch's id replaces a missing UNIQ_KEY.
         shown = _message_ext(stored, broker_name, member.body, member.properties)
         yield shown._replace(queue_offset=stored.queue_offset + index, reconsume_times=0, flag=member.flag)
 
 
 def expanded_body(stored: StoredMessage, budget: ExpansionBudget) -> bytes | list[BatchMember]:
-    """The body as it was sent, or the members of an inner batch.
+    """Return the body as it was sent, or the members of an inner batch.
 
     Raises:
-        RemoteProtocolError: If it cannot be decompressed or expanded; the text names no message.
+        RemoteProtocolError: If it cannot be decompressed or expanded; the text does not name the message.
     """
     body = budget.decompress(stored.body, stored.sys_flag)
     if stored.sys_flag & INNER_BATCH_FLAGS != INNER_BATCH_FLAGS:
@@ -270,7 +270,7 @@ def expanded_body(stored: StoredMessage, budget: ExpansionBudget) -> bytes | lis
 
 
 def shown_as_stored(stored: StoredMessage, broker_name: str) -> MessageExt:
-    """The message with its body and sysFlag as they are stored."""
+    """Return the message with its body and sysFlag as stored."""
     shown = _message_ext(stored, broker_name, stored.body, stored.properties)
     return shown._replace(sys_flag=stored.sys_flag)
 
@@ -322,7 +322,7 @@ def encode_batch(messages: Sequence[Message]) -> bytes:
 
 
 def batch_member(body: bytes, properties_data: bytes, *, flag: int = 0) -> tuple[bytes, bytes, bytes, bytes]:
-    """One member of a batch's body: head, body, length of the properties, properties.
+    """Return the parts of a batch's member: head, body, length of the properties, properties.
 
     Raises:
         struct.error: If a number exceeds its field.

@@ -1,4 +1,4 @@
-"""Namespaces of version 1: the names of topics and groups with their namespace in front, as servers see them.
+"""Namespaces of version 1: servers see the names of topics and groups with a namespace in front.
 
 A namespace exists only in the clients: ``orders`` of namespace ``shop`` is the topic ``shop%orders`` to every
 server, and the retry topic of its group ``billing`` is ``%RETRY%shop%billing``.  Users never see the longer
@@ -29,7 +29,7 @@ SYSTEM_TOPICS: Final = frozenset(
         "TRANS_CHECK_MAX_TIME_TOPIC",
     }
 )
-"""RocketMQ's own; no namespace, and no creation by users."""
+"""RocketMQ's own topics; they get no namespace, and users cannot create them."""
 _SYSTEM_PREFIXES: Final = ("rmq_sys_", "CID_RMQ_SYS_")
 
 
@@ -39,9 +39,9 @@ def is_system_resource(resource: str) -> bool:
 
 
 def with_namespace(namespace: str, resource: str) -> str:
-    """The name servers know a topic or group by; one that has the namespace already stays as it is.
+    """Return the name by which servers know a topic or group; a name with the namespace is not changed.
 
-    An empty namespace changes nothing, and neither does any on RocketMQ's own topics and groups.
+    An empty namespace changes nothing. The names of RocketMQ's own topics and groups are never changed.
     """
     if not namespace or not resource or is_system_resource(resource):
         return resource
@@ -52,7 +52,7 @@ def with_namespace(namespace: str, resource: str) -> str:
 
 
 def without_namespace(namespace: str, resource: str) -> str:
-    """The name users know a topic or group by; one of another namespace stays as it is."""
+    """Return the name by which users know a topic or group; one of another namespace is not changed."""
     if not namespace or not resource:
         return resource
     prefix, bare = _split_prefix(resource)
@@ -60,12 +60,12 @@ def without_namespace(namespace: str, resource: str) -> str:
 
 
 def queue_with_namespace(namespace: str, queue: MessageQueue) -> MessageQueue:
-    """As :func:`with_namespace`, of the queue's topic."""
+    """Apply :func:`with_namespace` to the queue's topic."""
     return queue._replace(topic=with_namespace(namespace, queue.topic)) if namespace else queue
 
 
 def queue_without_namespace(namespace: str, queue: MessageQueue) -> MessageQueue:
-    """As :func:`without_namespace`, of the queue's topic."""
+    """Apply :func:`without_namespace` to the queue's topic."""
     return queue._replace(topic=without_namespace(namespace, queue.topic)) if namespace else queue
 
 

@@ -17,7 +17,7 @@ PROPERTY_SEPARATOR: Final = "\x02"
 MAX_PROPERTIES_BYTES: Final = 32767
 """The stored length is a signed short (``Short.MAX_VALUE``)."""
 _MAX_READ_BYTES: Final = 512 * 1024
-"""Of a request, more than can be stored; Python's objects take up to fifty times as much."""
+"""Most bytes read from a request, more than can be stored; as objects they take up to fifty times as much."""
 
 KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"
@@ -57,9 +57,9 @@ OF_ONE_DELIVERY: Final = frozenset(
         *("DUP_INFO", "INSTANCE_ID", "BORN_TIMESTAMP", "__BORNHOST", "__CRC32#"),
     }
 )
-"""What clients and brokers wrote about one delivery; a broker would act upon much of it. A message that is
-read and sent again starts without them: it is not delayed, retried or prepared anew. UNIQ_KEY is among them,
-because the writer gives each row its own.
+"""Properties that clients and brokers write for one delivery; a broker would act upon many of them. A message
+that is read and sent again starts without them, so that it is not delayed, retried or prepared again.
+UNIQ_KEY is among them, because the writer gives each row its own.
 
 Source: RocketMQ 5.3.3 ``MessageConst``; ``HookUtils.checkIfTimerMessage`` delays no message that has
 TIMER_OUT_MS.
@@ -82,13 +82,13 @@ codecs.register_error(_REPLACE_AS_JAVA, _replace_as_java)
 def decode_text(data: bytes) -> str:
     """Decode UTF-8 as ``new String(bytes, UTF_8)`` does: each malformed part becomes U+FFFD.
 
-    Java makes one U+FFFD of an encoded surrogate, whole or cut; Python would make one of each byte.
+    Java replaces an encoded surrogate, whole or cut, by one U+FFFD; Python would replace each of its bytes.
     """
     return data.decode("utf-8", _REPLACE_AS_JAVA)
 
 
 def decode_properties(data: bytes) -> dict[str, str]:
-    """Parse stored properties; of entries with the same name the last one wins.
+    """Parse stored properties; if a name occurs several times, its last entry counts.
 
     An entry without separator, with an empty name or with an empty value is dropped; a value may contain
     U+0001 again, and the last U+0002 may be missing. Java's parser accepts every string.
@@ -104,7 +104,7 @@ def decode_properties(data: bytes) -> dict[str, str]:
         )
     properties: dict[str, str] = {}
     text = decode_text(data)
-    # Only requests have more than can be stored; a million entries must not exist at the same time.
+    # Only requests can have more than is stored; a million entries must not exist at the same time.
     is_long = len(data) > MAX_PROPERTIES_BYTES
     entries = (match[0] for match in _ENTRY.finditer(text)) if is_long else text.split(PROPERTY_SEPARATOR)
     for entry in entries:

@@ -1,6 +1,6 @@
 """Tag expressions, SQL92 conditions, and Java's string hash, by which brokers filter tags.
 
-The broker compares hash codes only; the client must then compare the tags themselves.
+The broker compares only hash codes; the client must then compare the tags themselves.
 
 Source: RocketMQ 5.3.3 ``FilterAPI``, ``SubscriptionData``, ``ExpressionMessageFilter``, ``PullAPIWrapper``.
 """
@@ -18,7 +18,7 @@ _SIGN: Final = 0x80000000
 
 
 def java_string_hash(text: str) -> int:
-    """``String.hashCode``: over UTF-16 code units, half surrogate pairs included; a signed 32-bit number."""
+    """Return ``String.hashCode``, a signed 32-bit number, over UTF-16 units including lone surrogates."""
     value = 0
     if text.isascii():
         for unit in text.encode("ascii"):
@@ -31,37 +31,37 @@ def java_string_hash(text: str) -> int:
 
 
 ALL: Final = "*"
-"""The expression of everything (``SubscriptionData.SUB_ALL``)."""
+"""The expression that matches everything (``SubscriptionData.SUB_ALL``)."""
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 
 
 def expression_type(*, is_sql92: bool) -> str:
-    """The name servers know this kind of expression by (``ExpressionType``)."""
+    """Return the servers' name of this kind of expression (``ExpressionType``)."""
     return SQL92 if is_sql92 else TAG
 
 
 _SEPARATOR: Final = "||"
 _TRIMMED: Final = "".join(map(chr, range(0x21)))
-"""What ``String.trim`` removes; not all of what Python calls space."""
+"""Characters that ``String.trim`` removes; Python's ``strip`` would remove more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionData:
-    """One topic's subscription, as a heartbeat carries it."""
+    """One topic's subscription, as heartbeats contain it."""
 
     topic: str = member("topic", JsonObject.text)
     sub_string: str = member("subString", JsonObject.text)
     tags_set: frozenset[str] = member(
         "tagsSet", lambda owner, name, _: frozenset(owner.texts(name)), frozenset()
     )
-    """Empty: no tag is asked for, so every message matches at the client."""
+    """The wanted tags; if empty, every message matches at the client."""
     code_set: frozenset[int] = member(
         "codeSet", lambda owner, name, _: frozenset(owner.integers(name)), frozenset()
     )
-    """Hash codes of the tags, which is all the broker looks at."""
+    """Hash codes of the tags; the broker looks only at these."""
     sub_version: int = member("subVersion", JsonObject.integer, 0)
-    """Milliseconds of the client's clock; must grow with every change."""
+    """Version in milliseconds of the client's clock; must grow with every change."""
     expression_type: str = member("expressionType", JsonObject.text, TAG)
     class_filter_mode: bool = member("classFilterMode", JsonObject.flag, False)
 
@@ -74,7 +74,7 @@ def build_subscription(
     An expression type other than ``TAG`` (or None) is left to the broker to parse.
 
     Raises:
-        OptionError: If a tag expression has separators only, or another expression is empty.
+        OptionError: If a tag expression has only separators, or another expression is empty.
 
     Source: ``FilterAPI.buildSubscriptionData``, ``FilterAPI.build``.
     """

@@ -1,4 +1,4 @@
-"""Byte ranges and byte matrices as Arrow arrays, without a Python object per value.
+"""Make Arrow arrays of byte ranges and byte matrices, without a Python object per value.
 
 All positions are in buffers below 2 GiB, Arrow's limit for 32-bit offsets.
 """
@@ -23,12 +23,12 @@ ByteArray = npt.NDArray[np.uint8]
 MAX_COLUMN_BYTES: Final = (1 << 31) - 1
 _LEAST_REPEATED: Final = 4096
 _MOST_SHARED_BYTES: Final = 1 << 20
-"""Larger repetitions are made for one batch and not kept."""
+"""Largest repetition that is kept; larger ones are made for one batch."""
 _OFFSET: Final = np.dtype(np.int32)
 
 
 class IrregularLayout(Exception):
-    """The vectorised decoder does not handle this input; the scalar codec decides what it means."""
+    """Raised for input that the vectorised decoder does not handle; the scalar codec decodes it."""
 
 
 def require_all(condition: BoolArray) -> None:
@@ -39,7 +39,7 @@ def require_all(condition: BoolArray) -> None:
 
 
 def check_column_bytes(total: int) -> None:
-    """Raise ``LocalProtocolError`` if so many bytes do not fit into one column."""
+    """Raise ``LocalProtocolError`` if ``total`` bytes do not fit into one column."""
     if total > MAX_COLUMN_BYTES:
         raise LocalProtocolError(
             f"{total} bytes do not fit into one column of {MAX_COLUMN_BYTES}; decode fewer messages at once."
@@ -47,7 +47,7 @@ def check_column_bytes(total: int) -> None:
 
 
 def every_position(data: bytes | bytearray | ByteArray, dtype: np.dtype) -> npt.NDArray[Any]:
-    """View the value of ``dtype`` that begins at each byte of ``data``; unaligned, nothing is copied.
+    """View the value of ``dtype`` that begins at each byte of ``data``; unaligned and without a copy.
 
     ``data`` must hold at least one such value.
     """
@@ -55,14 +55,14 @@ def every_position(data: bytes | bytearray | ByteArray, dtype: np.dtype) -> npt.
 
 
 def as_void(dtype: np.dtype) -> np.dtype:
-    """The same bytes without fields: numpy gathers these thirty times faster."""
+    """Return a type of the same size without fields: numpy gathers it thirty times faster."""
     return np.dtype((np.void, dtype.itemsize))
 
 
 def pooled_bytes(size: int) -> ByteArray:
-    """Uninitialised bytes from Arrow's pool, which keeps freed memory.
+    """Return uninitialised bytes from Arrow's pool, which keeps freed memory.
 
-    Numpy returns large arrays to the system, and every page of the next one costs a fault.
+    Numpy returns large arrays to the system, and then every page of the next array causes a page fault.
     """
     return np.frombuffer(pa.allocate_buffer(size), np.uint8)
 
@@ -70,8 +70,8 @@ def pooled_bytes(size: int) -> ByteArray:
 def take_ranges(buffer: pa.Buffer, starts: IntArray, ends: IntArray, arrow_type: pa.DataType) -> pa.Array:
     """Copy ``buffer[start:end]`` of each row into one binary or string column.
 
-    The ranges and the gaps between them are the elements of one binary array over ``buffer``; Arrow's
-    ``take`` of every second element is the fastest gather there is. Text is not checked to be UTF-8.
+    The ranges and the gaps between them are the elements of one binary array over ``buffer``. Arrow's
+    ``take`` of every second element is the fastest way to gather them. Text is not checked to be UTF-8.
 
     Raises:
         LocalProtocolError: If the rows take 2 GiB.
@@ -83,7 +83,7 @@ def take_ranges(buffer: pa.Buffer, starts: IntArray, ends: IntArray, arrow_type:
     total = int(np.subtract(ends, starts).sum())
     check_column_bytes(total)
     # Arrow reserves memory by the mean length of all elements, and copies again if that is too little. So the
-    # last gap, which nobody reads, is long enough to raise the mean to that of the rows.
+    # last gap, which is never read, is long enough to raise the mean to that of the rows.
     last = min(2 * total + 2 * (total // max(rows, 1) + 1), MAX_COLUMN_BYTES)
     if last > buffer.size:
         buffer = pa.foreign_buffer(buffer.address, last, buffer)
@@ -93,7 +93,7 @@ def take_ranges(buffer: pa.Buffer, starts: IntArray, ends: IntArray, arrow_type:
 
 
 def repeated_texts(texts: Sequence[str], times: int) -> pa.StringArray:
-    """A column of the texts, all ``times`` times in a row; equal texts share memory."""
+    """Return a column that repeats the sequence of texts ``times`` times; equal columns share memory."""
     longest = _shared_rows(times)
     if longest * sum(map(len, texts)) > _MOST_SHARED_BYTES:
         return _repeated(tuple(texts), times)
@@ -108,7 +108,7 @@ def _repeated(texts: tuple[str, ...], times: int) -> pa.StringArray:
 
 
 def repeated_offsets(ends: tuple[int, ...], rows: int) -> IntArray:
-    """Arrow's offsets of values that end at the same places in each row; shared: do not write."""
+    """Return Arrow's offsets of values that end at the same places in each row; shared, so do not write."""
     longest = _shared_rows(rows)
     if longest * len(ends) * _OFFSET.itemsize > _MOST_SHARED_BYTES:
         return _repeated_offsets(ends, rows)
@@ -129,7 +129,7 @@ _shared_offsets: Final = lru_cache(maxsize=32)(_repeated_offsets)
 
 
 def _shared_rows(rows: int) -> int:
-    """A power of two at least as large, so that the caches hold few arrays."""
+    """Return a power of two that is at least ``rows``, so that the caches hold few arrays."""
     return max(_LEAST_REPEATED, 1 << (rows - 1).bit_length())
 
 
@@ -142,13 +142,13 @@ def checked_text(column: pa.Array) -> pa.Array:
 
 
 def fixed_column(arrow_type: pa.DataType, values: IntArray) -> pa.Array:
-    """A column over the memory of the values, which have its width and are contiguous."""
+    """Return a column over the memory of the values, which must be contiguous and of the column's width."""
     return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(values)])
 
 
 _PIECE: Final = 1 << 17
 _FEW_ROWS: Final = 16
-"""Numpy's own reduction takes a step for each row."""
+"""Most rows left to numpy's own reduction, which takes a step for each row."""
 
 
 class ByteMatrix(NamedTuple):
@@ -156,7 +156,7 @@ class ByteMatrix(NamedTuple):
 
     rows: ByteArray
     lowest: ByteArray
-    """The least byte of each column."""
+    """The lowest byte of each column."""
     highest: ByteArray
 
     @classmethod
@@ -174,7 +174,7 @@ class ByteMatrix(NamedTuple):
         return cls(rows, np.minimum.reduce(lowest), np.maximum.reduce(highest))
 
     def before(self, column: int) -> ByteMatrix:
-        """The columns before this one."""
+        """Return the matrix of the columns before this one."""
         return ByteMatrix(self.rows[:, :column], self.lowest[:column], self.highest[:column])
 
     def is_same(self, begin: int, end: int) -> bool:
@@ -182,12 +182,12 @@ class ByteMatrix(NamedTuple):
         return bool((self.lowest[begin:end] == self.highest[begin:end]).all())
 
     def texts(self, ranges: Sequence[tuple[int, int]]) -> pa.StringArray:
-        """These columns of each row, one ``(begin, end)`` after the other, row by row; ASCII only."""
+        """Return the texts in these columns, all ranges of a row before the next row; only for ASCII."""
         ends = tuple(accumulate(end - begin for begin, end in ranges))
         rows = len(self.rows)
         packed = pooled_bytes(rows * ends[-1]).reshape(rows, ends[-1])
         if len(ranges) > 1:
-            # Write what is the same in all rows once.
+            # Write the bytes that are the same in all rows at once.
             packed[:] = np.concatenate([self.rows[0, begin:end] for begin, end in ranges])
         for (begin, end), packed_end in zip(ranges, ends, strict=True):
             if len(ranges) == 1 or not self.is_same(begin, end):
@@ -199,7 +199,7 @@ class ByteMatrix(NamedTuple):
 
 
 def _folded(better: np.ufunc, rows: ByteArray) -> ByteArray:
-    """``better`` of all rows, by halves; they may overlap, because seeing a row twice does no harm."""
+    """Reduce all rows by ``better``, in halves; they may overlap, because using a row twice is harmless."""
     while len(rows) > _FEW_ROWS:
         half = (len(rows) + 1) // 2
         rows = better(rows[:half], rows[-half:])

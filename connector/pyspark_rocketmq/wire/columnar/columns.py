@@ -1,6 +1,6 @@
-"""Arrow columns of located messages; the members of an inner batch in place of their message.
+"""Make Arrow columns of located messages; the members of an inner batch replace their message.
 
-A member has flag, body and properties of its own and counts one queue offset; all else is that of its batch.
+A member has its own flag, body and properties and takes one queue offset; everything else is its batch's.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _MAX_QUEUE_OFFSET: Final = (1 << 63) - 1
 
 
 def expand_inner_batches(rows: Rows, budget: ExpansionBudget) -> Rows:
-    """Put the members of each inner batch in its place; ``rows`` itself if there is no batch.
+    """Replace each inner batch by its members; return ``rows`` itself if there is no batch.
 
     Raises:
         IrregularLayout: If a member is malformed, cut or left over, or their number is not the announced one.
-        RemoteProtocolError: If a body cannot be decompressed, or is beyond the budget.
+        RemoteProtocolError: If a body cannot be decompressed, or exceeds the budget.
     """
     if rows.sys_flag_bits() & INNER_BATCH_FLAGS != INNER_BATCH_FLAGS:
         return rows
@@ -87,7 +87,7 @@ def expand_inner_batches(rows: Rows, budget: ExpansionBudget) -> Rows:
 def _with_plain_bodies(
     rows: Rows, batches: IntArray, budget: ExpansionBudget
 ) -> tuple[bytes | bytearray, IntArray, IntArray]:
-    """The data followed by decompressed batch bodies, and where each batch's body is in it."""
+    """Return the data followed by decompressed batch bodies, and where each batch's body is in it."""
     body_at, body_length = rows.body_at[batches], rows.body_length[batches]
     parts, size = [rows.data], len(rows.data)
     flags = rows.sys_flag[batches].tolist()
@@ -115,9 +115,9 @@ def _check_announced(rows: Rows, batches: IntArray, members: IntArray) -> None:
 def _place_members(rows: Rows, at: IntArray, number: IntArray, starts: IntArray, ends: IntArray) -> None:
     """Write the members' own values into the rows ``at``; ``number`` counts them within their batch.
 
-    ``starts`` are those of all members, ``ends`` those of their batches.
+    ``starts`` has where each member starts, ``ends`` where its batch ends.
     """
-    # A start that is cut here fails the check that a member ends within its batch.
+    # A start that is lowered here fails the check that a member ends within its batch.
     within = np.minimum(starts, len(rows.data) - _FIXED.itemsize)
     fixed = every_position(rows.data, as_void(_FIXED))[within].view(_FIXED)
     total, body_length = fixed["total"].astype(np.int64), fixed["bodyLength"].astype(np.int64)
@@ -141,7 +141,7 @@ def _place_members(rows: Rows, at: IntArray, number: IntArray, starts: IntArray,
 
 TIMESTAMP_TYPE: Final = pa.timestamp("us", tz="UTC")
 FIRST_TIMESTAMP_MS: Final = -62_135_510_400_000
-"""0001-01-02 in UTC: Python's times begin a day earlier, and Spark shows them in any time zone."""
+"""0001-01-02 in UTC, a day after Python's times begin, because Spark shows times in any time zone."""
 END_TIMESTAMP_MS: Final = 253_402_214_400_000
 """9999-12-31 in UTC, a day before Python's times end; a later time would make ``collect()`` fail."""
 _INT32: Final = (pa.int32(), np.dtype(np.int32))
@@ -156,7 +156,7 @@ _FIXED_COLUMNS: Final[Mapping[str, tuple[pa.DataType, np.dtype]]] = {
 
 
 class ColumnBuilder:
-    """Makes columns of rows without inner batches."""
+    """Makes columns from rows without inner batches."""
 
     def __init__(self, rows: Rows, broker_name: str, budget: ExpansionBudget) -> None:
         self._rows = rows
@@ -165,12 +165,12 @@ class ColumnBuilder:
         self._buffer = pa.py_buffer(rows.data)
 
     def column(self, name: str) -> pa.Array:
-        """The column of that name of ``MESSAGE_SCHEMA``.
+        """Return the column of ``MESSAGE_SCHEMA`` with that name.
 
         Raises:
-            IrregularLayout: If the scalar codec has to do it.
-            RemoteProtocolError: If a body cannot be decompressed, or is beyond the budget.
-            LocalProtocolError: If it takes 2 GiB.
+            IrregularLayout: If the scalar codec must decode the messages.
+            RemoteProtocolError: If a body cannot be decompressed, or exceeds the budget.
+            LocalProtocolError: If the column takes 2 GiB.
         """
         if name in _FIXED_COLUMNS:
             arrow_type, dtype = _FIXED_COLUMNS[name]
@@ -178,7 +178,7 @@ class ColumnBuilder:
         return self._MAKERS[name](self)
 
     def property(self, name: str) -> pa.StringArray:
-        """One of the properties; null where a row lacks it."""
+        """Return the values of a property; null in rows without it."""
         return self._properties.column(name)
 
     @cached_property
@@ -193,7 +193,7 @@ class ColumnBuilder:
         return checked_text(take_ranges(self._buffer, rows.topic_at, rows.topic_end, pa.binary()))
 
     def _message_ids(self) -> pa.StringArray:
-        """UNIQ_KEY, or else the offset message id; brokers add a UNIQ_KEY to nearly all messages."""
+        """Return UNIQ_KEYs, or else offset message ids; brokers add a UNIQ_KEY to nearly all messages."""
         unique_keys = self.property(names.UNIQ_KEY)
         if not unique_keys.null_count:
             return unique_keys
@@ -207,7 +207,7 @@ class ColumnBuilder:
         return pc.replace_with_mask(unique_keys, missing, ids)
 
     def _hosts(self, field: str, number: int, ipv6_flag: int) -> pa.StringArray:
-        """Format each distinct host once."""
+        """Return the hosts as text; each distinct host is formatted once."""
         if self._rows.ipv6_hosts is None:
             hosts = self._rows.fixed[field].astype(np.int64)
             if len(hosts) and (hosts == hosts[0]).all():
@@ -224,7 +224,7 @@ class ColumnBuilder:
         return pa.array(texts, pa.string()).take(distinct.indices)
 
     def _bodies(self) -> pa.BinaryArray:
-        """Copy the bodies; only the compressed ones are touched one by one."""
+        """Copy the bodies; only compressed ones are processed one by one."""
         rows = self._rows
         starts, lengths = rows.body_at, rows.body_length
         if not rows.sys_flag_bits() & _COMPRESSED:
@@ -247,7 +247,7 @@ class ColumnBuilder:
         check_column_bytes(int(plain_lengths.sum()) + bodies.nbytes)
         plain = take_ranges(self._buffer, starts, starts + plain_lengths, pa.binary())
         both = pa.concat_arrays([plain, bodies])
-        # These may be hundreds of megabytes: keep no more than two copies.
+        # The bodies may take hundreds of megabytes: keep at most two copies.
         del plain, bodies
         return both.take(pa.array(order))
 
@@ -263,14 +263,14 @@ class ColumnBuilder:
         "bornHost": lambda self: self._hosts("bornHost", 0, BORNHOST_V6),
         "storeTimestamp": lambda self: timestamps(self._rows.fixed["storeTimestamp"].astype(np.int64)),
         "storeHost": lambda self: self._hosts("storeHost", 1, STOREHOST_V6),
-        # Without the compressed bit, since the bodies are shown as they were.
+        # Without the compressed bit, because the bodies are decompressed.
         "sysFlag": lambda self: fixed_column(pa.int32(), self._rows.sys_flag & ~np.int32(_COMPRESSED)),
     }
 
 
 def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.TimestampArray:
-    """Spark's microseconds; null where Python's times cannot hold it in every time zone."""
-    # As unsigned numbers negative ones are large, too.
+    """Return Spark's microseconds; null if Python's times cannot hold a time in every time zone."""
+    # Negative numbers are also large as unsigned ones.
     if not len(milliseconds) or milliseconds.view(np.uint64).max() < END_TIMESTAMP_MS:
         return fixed_column(TIMESTAMP_TYPE, milliseconds * 1000)
     fits = (milliseconds >= FIRST_TIMESTAMP_MS) & (milliseconds < END_TIMESTAMP_MS)
@@ -278,7 +278,7 @@ def timestamps(milliseconds: npt.NDArray[np.int64]) -> pa.TimestampArray:
 
 
 def _binary(bodies: list[bytes]) -> pa.BinaryArray:
-    """Copy the bodies once; Arrow's own conversion would copy again as it grows."""
+    """Copy the bodies once; Arrow's own conversion would copy them again as its buffer grows."""
     ends = list(accumulate(map(len, bodies), initial=0))
     check_column_bytes(ends[-1])
     text = pooled_bytes(ends[-1])
@@ -295,7 +295,7 @@ def _ipv4_host(stored: int) -> str:
 
 
 def _marked(hosts: np.ndarray, is_ipv6: np.ndarray) -> pa.Array:
-    """Each host as 21 bytes: whether it is IPv6, then its bytes."""
+    """Return each host as 21 bytes: whether it is IPv6, then its bytes."""
     marked = np.column_stack((is_ipv6.astype(np.uint8), hosts))
     return pa.Array.from_buffers(
         pa.binary(marked.shape[1]), len(marked), [None, pa.py_buffer(marked.tobytes())]

@@ -1,16 +1,16 @@
-"""Pulled messages as Arrow columns, all messages of a buffer at once: the hot path of every read.
+"""Decode pulled messages into Arrow columns, all messages of a buffer at once: the hot path of every read.
 
-Regular input is decoded by numpy views on the pulled bytes, with no Python object per message: find the
+Regular input is decoded by numpy views on the pulled bytes, without a Python object per message: find the
 messages and their parts (:mod:`~pyspark_rocketmq.wire.columnar.rows`), replace inner batches by their members
-and make the columns (:mod:`~pyspark_rocketmq.wire.columnar.columns`). Whatever the vectorised decoder does
-not expect (malformed UTF-8, odd properties) is cut out by halves and decoded by the scalar codec of
-:mod:`~pyspark_rocketmq.wire.messages`, and so are malformed bytes, as a whole. So the two decoders never
-differ, and errors are worded in one place.
+and make the columns (:mod:`~pyspark_rocketmq.wire.columnar.columns`). Input that the vectorised decoder does
+not expect (malformed UTF-8, odd properties) is isolated by halving and decoded by the scalar codec of
+:mod:`~pyspark_rocketmq.wire.messages`. The scalar codec also decodes malformed bytes, as a whole. So the two
+decoders never differ, and errors are worded in one place.
 
-Each call has a cost before the first message: decode the bodies of many pulls in one call.
+Each call has a fixed cost: decode the bodies of many pulls in one call.
 
-A message that cannot be decoded is shown with its stored bytes. Java's consumer drops such a message
-silently, together with what follows it in the same answer (``MessageDecoder.decodesBatch``).
+A message that cannot be decoded is returned with its stored bytes. Java's consumer silently drops such a
+message and all messages after it in the same answer (``MessageDecoder.decodesBatch``).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from pyspark_rocketmq.wire.messages import (
 )
 
 UNDECODABLE: Final = "UNDECODABLE"
-"""The property that says why a message is shown with its stored bytes; Java has none of that name."""
+"""Property with the reason why a message has its stored bytes as body; Java has no property of that name."""
 _MAX_REASON: Final = 500
 _QUEUE_OFFSET_AT: Final = 20
 _LENGTH_BYTES: Final = 4
@@ -59,16 +59,16 @@ class Undecodable(NamedTuple):
     """A message that cannot be decoded, in place of its row."""
 
     stored: StoredMessage | None
-    """None if its layout is broken; then the rest of the answer is not read either."""
+    """The stored message; None if its layout is broken, so that the rest of the answer cannot be read."""
     data: bytes
-    """All its bytes; with a broken layout, the rest of the answer from where it begins."""
+    """All its bytes; with a broken layout, the rest of the answer from the message's beginning."""
     reason: str
 
     def queue_offsets(self, at_least: int, end: int, *, is_filtered: bool) -> range:
-        """Its queue offsets, of at least ``at_least`` and below ``end``; several for an inner batch.
+        """Return its queue offsets; several for an inner batch.
 
-        With a broken layout, the stored offset counts only if it is possible and messages before it may be
-        filtered out.
+        With a broken layout it is one offset from ``at_least`` up to ``end`` (exclusive). The stored offset
+        is used only if it is in this range and messages before it may be filtered out.
         """
         if self.stored is not None:
             return offsets_of(self.stored)
@@ -77,10 +77,10 @@ class Undecodable(NamedTuple):
         return range(first, first + 1)
 
     def shown(self, queue: MessageQueue, queue_offset: int) -> MessageExt:
-        """As a consumer gets it: the body as stored, and the reason in property ``UNDECODABLE``.
+        """Return the message for a consumer, with its stored body and the reason in ``UNDECODABLE``.
 
-        With a broken layout the body is the whole message, and all but the position is empty or 0; its commit
-        log offset is -1, because no broker could copy it.
+        With a broken layout the body is the whole message, and all fields except the position are empty or 0.
+        Its commit log offset is then -1, because no broker could copy it.
         """
         reason = self.reason[:_MAX_REASON]
         if self.stored is not None:
@@ -110,7 +110,7 @@ class Undecodable(NamedTuple):
 
 
 def why_undecodable(data: bytes) -> Undecodable | None:
-    """What is wrong with the single message in ``data``; None if nothing is."""
+    """Try to decode the single message in ``data``; return it with the reason if that fails, else None."""
     try:
         (stored,) = decode_stored_messages(data)
     except RemoteProtocolError as error:
@@ -123,7 +123,7 @@ def why_undecodable(data: bytes) -> Undecodable | None:
 
 
 def message_starts(data: bytes) -> list[int]:
-    """Where messages begin by their total sizes, as far as these are possible."""
+    """Return where messages begin according to their total sizes, up to the first impossible size."""
     starts = []
     at = 0
     while at < len(data):
@@ -136,7 +136,7 @@ def message_starts(data: bytes) -> list[int]:
 
 
 def offsets_of(stored: StoredMessage) -> range:
-    """The queue offsets of a message; several for an inner batch, by the number its broker announces."""
+    """Return a message's queue offsets; for an inner batch, as many as its broker announces."""
     count = 1
     if stored.sys_flag & INNER_BATCH_FLAGS == INNER_BATCH_FLAGS:
         announced = stored.properties.get(property_names.INNER_NUM, "")
@@ -171,15 +171,15 @@ MESSAGE_SCHEMA: Final = pa.schema(
 _TAGS: Final = "tags"
 _BODY: Final = "body"
 _MIN_HALVED_ROWS: Final = 32
-"""The scalar codec decodes as many in the time of a vectorised call."""
+"""Rows that the scalar codec decodes in the time of one vectorised call; so few rows are not halved."""
 _SCALAR_ROWS: Final = 1024
 
 
 def projected_schema(columns: Sequence[str] | None = None, properties: Sequence[str] = ()) -> pa.Schema:
-    """These columns of ``MESSAGE_SCHEMA`` (all by default) and the properties behind them.
+    """Return the schema of these columns of ``MESSAGE_SCHEMA`` (by default all), followed by the properties.
 
     Raises:
-        LocalProtocolError: If a name is none of the schema's or there twice.
+        LocalProtocolError: If a name is not in the schema or occurs twice.
     """
     return _decoder("", None, columns, properties).projection.schema
 
@@ -192,9 +192,9 @@ def decode_together(
     columns: Sequence[str] | None = None,
     properties: Sequence[str] = (),
 ) -> list[pa.RecordBatch | RocketMQError]:
-    """Decode several lists of bodies together; each gives its batch or its error.
+    """Decode several lists of bodies together; return a batch or an error for each list.
 
-    Bodies that are views of one buffer are not copied; a batch never refers to them.
+    Bodies that are views of one buffer are not copied together; a batch never refers to them.
     """
     decoder = _decoder(broker_name, tags, columns, properties)
     together = decoder.decode_together(groups)
@@ -211,11 +211,11 @@ def decode_in_turn(
     columns: Sequence[str] | None = None,
     properties: Sequence[str] = (),
 ) -> Iterator[pa.RecordBatch | Undecodable]:
-    """Decode bodies one by one, and a body that cannot be decoded by halves.
+    """Decode bodies one by one; a body that cannot be decoded is decoded in halves.
 
-    Each batch is decoded when the caller asks for it, so that it may be gone before the next: a single
-    message never expands beyond the budget. A message that cannot be decoded stands in its place; nothing
-    follows a message with a broken layout, because nobody knows where it ends.
+    Each batch is decoded when the caller asks for it, so that it can be freed before the next one: a single
+    message never expands beyond the budget. A message that cannot be decoded is yielded in its place. Nothing
+    follows a message with a broken layout, because its end is unknown.
     """
     decoder = _decoder(broker_name, tags, columns, properties)
     for body in bodies:
@@ -234,7 +234,7 @@ def decode_in_turn(
 def row_of(
     message: MessageExt, *, columns: Sequence[str] | None = None, properties: Sequence[str] = ()
 ) -> pa.RecordBatch:
-    """One message in the columns asked for."""
+    """Return one message as a row of the given columns."""
     return _decoder(message.broker_name, None, columns, properties).columns_of_messages([message])
 
 
@@ -242,11 +242,11 @@ class _Projection(NamedTuple):
     columns: tuple[str, ...]
     properties: tuple[str, ...]
     schema: pa.Schema
-    """Of the columns and the properties."""
+    """Schema of the columns and the properties."""
     decoded_schema: pa.Schema
-    """With the tags behind, if they serve as filter only."""
+    """The same schema, followed by the tags if these are only needed for filtering."""
     decoded: tuple[str, ...]
-    """The columns, and the tags if they serve as filter only."""
+    """The columns, followed by the tags if these are only needed for filtering."""
 
 
 @lru_cache(maxsize=32)
@@ -277,7 +277,7 @@ def _decoder(
 
 @dataclass(frozen=True, slots=True)
 class _Decoder:
-    """Decodes for one call; :meth:`filtered` leaves out other tags, all other methods ignore them."""
+    """Decodes for one call; only :meth:`filtered` and :meth:`decode_alone` leave out other tags."""
 
     broker_name: str
     tags: frozenset[str] | None
@@ -292,7 +292,10 @@ class _Decoder:
         return _batch(kept.columns[: len(schema)], schema, len(kept))
 
     def decode_together(self, groups: Sequence[Sequence[PulledBody]]) -> list[pa.RecordBatch] | None:
-        """A batch for each group, slices of one; None if anything is irregular, empty or an inner batch."""
+        """Return slices of one batch, one for each group; None if any input is irregular or a group is empty.
+
+        With several groups it is also None if there is an inner batch.
+        """
         if not all(groups):
             return None
         slices = BufferSlices.of([body for bodies in groups for body in bodies])
@@ -312,7 +315,7 @@ class _Decoder:
         return [batch.slice(at, end - at) for at, end in pairwise(bounds)]
 
     def decode_alone(self, bodies: Sequence[PulledBody]) -> pa.RecordBatch | RocketMQError:
-        """The filtered batch, or the error."""
+        """Return the filtered batch, or the error."""
         data = b"".join(bodies)
         try:
             check_column_bytes(len(data))
@@ -329,7 +332,7 @@ class _Decoder:
         return self._decode_part(located, budget)
 
     def decode_in_turn(self, data: bytes, bounds: Sequence[int]) -> Iterator[pa.RecordBatch | Undecodable]:
-        """All messages between the bounds at once or, if that fails, one half after the other."""
+        """Decode all messages between the bounds at once or, if that fails, one half after the other."""
         part = data[bounds[0] : bounds[-1]]
         try:
             yield self.decode(part)
@@ -344,11 +347,11 @@ class _Decoder:
             yield undecodable._replace(data=data[bounds[0] :]) if undecodable.stored is None else undecodable
 
     def columns_of(self, located: Rows, budget: ExpansionBudget) -> pa.RecordBatch:
-        """All columns by vectors.
+        """Make all columns by vectorised operations.
 
         Raises:
-            IrregularLayout: If the scalar codec has to do it.
-            RemoteProtocolError: If a body cannot be decompressed, or is beyond the budget.
+            IrregularLayout: If the scalar codec must decode the messages.
+            RemoteProtocolError: If a body cannot be decompressed, or exceeds the budget.
             LocalProtocolError: If a column exceeds 2 GiB.
         """
         rows = expand_inner_batches(located, budget)
@@ -391,7 +394,7 @@ class _Decoder:
         self, column: Callable[[str], pa.Array], property_column: Callable[[str], pa.Array], rows: int
     ) -> pa.RecordBatch:
         projection = self.projection
-        # The bodies last: copying them drives the source of the other columns out of the processor's cache.
+        # Bodies come last, because copying them evicts the other columns' source from the processor's cache.
         made = {name: column(name) for name in sorted(projection.decoded, key=_BODY.__eq__)}
         columns = [made[name] for name in projection.columns]
         columns += map(property_column, projection.properties)
@@ -401,7 +404,7 @@ class _Decoder:
 
 
 def _batch(columns: Sequence[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
-    """A batch that has its number of rows even without columns."""
+    """Return a batch that has the right number of rows even without columns."""
     if columns:
         return pa.RecordBatch.from_arrays(columns, schema=schema)
     return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None]))

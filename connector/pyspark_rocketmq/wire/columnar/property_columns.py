@@ -1,12 +1,13 @@
-"""Properties of many messages at once: a map column, and single properties as columns of their own.
+"""Decode the properties of many messages at once, into a map column and into columns of single properties.
 
 The properties of all rows are copied into one buffer as ``U+0002 name U+0001 value`` entries and cut at the
-separators into *tokens*, in turn ``U+0002 name U+0001`` and the value. A row's names, with their separators,
-are its *layout*. Messages of one producer mostly have the same layout, which one comparison of the whole
-buffer shows; otherwise Arrow finds the few distinct ones. Python looks only at layouts: which names there
-are, and which entry of each Java keeps, the last. The rest is Arrow's ``take`` of values. Mostly each value
-also has the same length in every row; then the rows are a byte matrix, and values are columns of it. Strings
-that do not alternate (a value with U+0001, an entry without it) raise ``IrregularLayout``.
+separators into *tokens*, alternately ``U+0002 name U+0001`` and the value. A row's names with their
+separators are its *layout*. Messages of one producer usually have the same layout, as one comparison of the
+whole buffer shows; otherwise Arrow finds the few distinct layouts. Python looks only at layouts: which names
+there are, and which entry of each name Java keeps (the last). The rest is Arrow's ``take`` of values. Usually
+each value also has the same length in every row; then the rows are a byte matrix, and values are columns of
+it. Strings whose separators do not alternate (a value with U+0001, an entry without it) raise
+``IrregularLayout``.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ _PIECE: Final = 1 << 17
 _LAYOUT = re.compile(rb"(?:\x02[^\x00-\x02]*\x01)*")
 
 _Kept = Mapping[str, int]
-"""Of one layout: which of a row's entries gives each property."""
+"""For one layout: the number of the entry that gives each property."""
 
 
 class PropertyColumns:
-    """Equal to ``decode_properties`` of each row, except that a map's order may differ."""
+    """The properties of rows, equal to ``decode_properties`` of each row except for the order in maps."""
 
     def __init__(self, data: bytes | bytearray, starts: IntArray, lengths: IntArray) -> None:
         """Parse ``data[start : start + length]`` of each row; each start must be above 0.
 
         Raises:
-            IrregularLayout: If the scalar codec has to do it.
+            IrregularLayout: If the scalar codec must decode the messages.
         """
         self._rows = len(starts)
         self._entries: _Aligned | _Alike | _Various | None = None
@@ -62,12 +63,12 @@ class PropertyColumns:
             self._entries = self._entries or _of_any_length(_copy_text(data, starts, lengths))
 
     def column(self, name: str) -> pa.StringArray:
-        """The values of one property; null where a row lacks it."""
+        """Return the values of one property; null in rows without it."""
         column = self._entries.column(name) if self._entries else None
         return pa.nulls(self._rows, pa.string()) if column is None else column
 
     def maps(self) -> pa.MapArray:
-        """All properties."""
+        """Return all properties as a map column."""
         if self._entries is None:
             return pa.array([[]] * self._rows, MAP_TYPE)
         offsets, keys, values = self._entries.maps()
@@ -76,14 +77,14 @@ class PropertyColumns:
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """Names with their separators, and values, of all rows' entries in turn."""
+    """The tokens of all rows: names with their separators, alternating with values."""
 
     tokens: pa.StringArray
     row_at: IntArray
-    """The number of each row's first entry, and last the number of entries."""
+    """The number of each row's first entry, and at the end the number of all entries."""
 
     def take(self, numbers: IntArray, is_missing: BoolArray | None = None) -> pa.StringArray:
-        """Some of the tokens; null where missing."""
+        """Return some of the tokens; null where missing."""
         return self.tokens.take(pa.array(numbers, mask=is_missing))
 
 
@@ -93,7 +94,7 @@ class _Text:
 
     buffer: pa.Buffer
     row_at: IntArray
-    """Where each row begins, and last the end of the text; 32 bits each."""
+    """Where each row begins, and at the end where the text ends; 32 bits each."""
 
     def as_bytes(self) -> ByteArray:
         return np.frombuffer(self.buffer, np.uint8)[: self.row_at[-1]]
@@ -102,8 +103,8 @@ class _Text:
 def _copy_text(data: bytes | bytearray, starts: IntArray, lengths: IntArray) -> _Text:
     """Copy all rows' properties into one buffer.
 
-    A row is copied with the byte before it, which becomes its first separator, and without a separator at its
-    end, which old producers write and newer ones may not.
+    A row is copied with the byte before it, which becomes its first separator. A separator at its end, which
+    only old producers always write, is not copied.
     """
     ends = starts + lengths
     is_ended = np.frombuffer(data, np.uint8)[ends - 1] == _PROPERTY_SEPARATOR
@@ -133,14 +134,14 @@ def _find_tokens(copied: _Text) -> _Tokens:
     is_filled = values_at != values_end
     if is_filled.all():
         return _Tokens(tokens, row_at)
-    # Names of empty values are left out, so check them here.
+    # The names of empty values are dropped below, so check them here.
     require_all(text[names_at] == _PROPERTY_SEPARATOR)
     require_all(text[values_at - 1] == _NAME_VALUE_SEPARATOR)
     return _without_empty(tokens, is_filled, row_at)
 
 
 def _find_separators(text: ByteArray) -> IntArray:
-    """Find all separators, and last the end of the text; in pieces that stay in the processor's cache."""
+    """Return all separators and the end of the text; search in pieces that stay in the processor's cache."""
     pieces = []
     for at in range(0, len(text), _PIECE):
         piece = np.flatnonzero(text[at : at + _PIECE] < _FIRST_OTHER_BYTE).astype(np.int32)
@@ -158,7 +159,7 @@ def _check_utf8(text: ByteArray, buffer: pa.Buffer) -> None:
 
 
 def _first_entries(names_at: IntArray, row_at: IntArray) -> IntArray:
-    """The number of entries before each row; first try equal numbers of entries."""
+    """Return the number of entries before each row; first try whether all rows have as many entries."""
     rows = len(row_at) - 1
     width, rest = divmod(len(names_at), rows)
     if not rest and (names_at[::width] == row_at[:-1]).all():
@@ -174,7 +175,7 @@ def _without_empty(tokens: pa.StringArray, is_filled: BoolArray, row_at: IntArra
 
 
 def _kept(layout: bytes) -> _Kept:
-    """The entries that make up the map of a row; Java's parser drops an empty name."""
+    """Return the entries that are in the map of a row; Java's parser drops empty names."""
     if not _LAYOUT.fullmatch(layout):
         raise IrregularLayout
     entries = layout[1:-1].decode().split("\x01\x02") if layout else []
@@ -197,7 +198,7 @@ class _Alike:
         return self.tokens.take(self._value_numbers(entry))
 
     def maps(self) -> tuple[IntArray, pa.StringArray, pa.StringArray]:
-        """Offsets, keys and values."""
+        """Return offsets, keys and values."""
         kept = len(self.kept)
         numbers = np.arange(1, 2 * self.rows * self.width, 2, dtype=np.int32)
         if kept != self.width:
@@ -208,12 +209,12 @@ class _Alike:
         return offsets, repeated_texts(list(self.kept), self.rows), self.tokens.take(numbers)
 
     def _value_numbers(self, entry: int) -> IntArray:
-        """The token number of each row's value of ``entry``."""
+        """Return the token numbers of all rows' values of ``entry``."""
         return np.arange(2 * entry + 1, 2 * self.rows * self.width, 2 * self.width, dtype=np.int32)
 
 
 def _alike(tokens: _Tokens, names: pa.StringArray) -> _Alike | None:
-    """The rows, if each has the first row's names in the same order."""
+    """Return the rows if all have the same names in the same order, else None."""
     rows, width = len(tokens.row_at) - 1, int(tokens.row_at[1])
     if len(names) != rows * width or (tokens.row_at[1:] - tokens.row_at[:-1] != width).any():
         return None
@@ -231,7 +232,7 @@ class _Aligned:
 
     table: ByteMatrix
     values: Sequence[tuple[int, int]]
-    """The columns of each entry's value."""
+    """Begin and end of the columns of each entry's value."""
     kept: _Kept
 
     def column(self, name: str) -> pa.StringArray | None:
@@ -239,16 +240,16 @@ class _Aligned:
         return None if entry is None else self.table.texts([self.values[entry]])
 
     def maps(self) -> tuple[IntArray, pa.StringArray, pa.StringArray]:
-        """Offsets, keys and values."""
+        """Return offsets, keys and values."""
         rows, kept = len(self.table.rows), list(self.kept)
         values = self.table.texts([self.values[entry] for entry in self.kept.values()])
         return repeated_offsets((len(kept),), rows), repeated_texts(kept, rows), values
 
 
 def _aligned(table: ByteMatrix) -> _Aligned | None:
-    """The rows, if all are alike and no value is empty."""
+    """Return the rows if they share one layout and all value lengths, and no value is empty; else None."""
     if table.lowest[-1] == table.highest[-1] == _PROPERTY_SEPARATOR:
-        # Old producers write one at the end, newer ones may not.
+        # Old producers write a separator at the end; newer ones may not.
         table = table.before(len(table.lowest) - 1)
     first = table.rows[0]
     bounds = [-1, *np.flatnonzero(table.lowest < _FIRST_OTHER_BYTE).tolist(), len(first)]
@@ -277,7 +278,7 @@ class _Various:
 
     tokens: _Tokens
     layout_of: IntArray
-    """The number of each row's layout."""
+    """The index of each row's layout in ``layouts``."""
     layouts: Sequence[_Kept]
 
     def column(self, name: str) -> pa.StringArray | None:
@@ -287,7 +288,7 @@ class _Various:
         return self.tokens.take(numbers, is_missing if is_missing.any() else None)
 
     def maps(self) -> tuple[IntArray, pa.StringArray, pa.StringArray]:
-        """Offsets, keys and values."""
+        """Return offsets, keys and values."""
         sizes = np.array(list(map(len, self.layouts)))
         names = [name for kept in self.layouts for name in kept]
         numbers = np.array([number for kept in self.layouts for number in kept.values()], np.int64)

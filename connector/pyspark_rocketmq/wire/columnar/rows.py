@@ -1,16 +1,17 @@
-"""Where each message begins and where its parts are, in one buffer or several.
+"""Find where each message begins and where its parts are, in one buffer or several.
 
 Stored messages differ in four lengths (body, topic, properties, and hosts of IPv6), so a handful of gathers
-finds everything. This module checks the whole layout, so columns made of the rows never read a wrong byte.
+finds everything. This module checks the whole layout, so that columns made from the rows never read a wrong
+byte.
 
-Each message says only where the next one begins, and a Python step for each message would be the most
-expensive part of decoding. So starts are guessed, and all guesses are checked at once: first that all
-messages are as long as the first; then chains of sizes are followed in lockstep, from the beginning of each
-body and from wherever a message's magic number is seen, each until it meets the next. A magic number inside a
-body makes the check fail, and then the sizes are followed one by one.
+Each message contains only where the next one begins, and a Python step for each message would be the most
+expensive part of decoding. So starts are guessed, and all guesses are checked at once. The first guess is
+that all messages are as long as the first. For the second guess, chains of sizes are followed in lockstep,
+from the beginning of each body and from places with a message's magic number, each until it meets the next.
+If a magic number was inside a body, the check fails, and the sizes are followed one by one.
 
-Bodies received one behind another, with frame headers between them, are decoded in place: copying them
-together would cost up to a third of the decoding.
+Bodies received one after another, with frame headers between them, are decoded in place: copying them
+together would take up to a third of the decoding time.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from pyspark_rocketmq.wire.properties import MAX_PROPERTIES_BYTES
 
 
 class BufferSlices(NamedTuple):
-    """Parts of a buffer, none of them empty, in the order of their messages."""
+    """Parts of a buffer, all of them non-empty, in the order of their messages."""
 
     data: bytes | bytearray
     begins: IntArray
@@ -49,12 +50,12 @@ class BufferSlices(NamedTuple):
 
     @classmethod
     def whole(cls, data: bytes) -> BufferSlices:
-        """All of ``data``."""
+        """Return all of ``data`` as one slice."""
         return cls(data, np.array([0]), np.array([len(data)]))
 
     @classmethod
     def of(cls, bodies: Sequence[PulledBody]) -> BufferSlices:
-        """The bodies, which are not empty; copied into one buffer only if they are not in one already."""
+        """Return slices of the non-empty bodies; copy these only if they are not all in one buffer."""
         sizes = np.fromiter(map(len, bodies), np.int64, len(bodies))
         buffer = _common_buffer(bodies)
         if buffer is None:
@@ -79,7 +80,7 @@ _SIZES = np.dtype(">u4")
 _SIZE_BYTES = np.dtype((np.void, _SIZES.itemsize))
 _MAGIC_AT: Final = 4
 _MIN_LOCKSTEP: Final = 256
-"""Fewer messages are followed link by link as fast."""
+"""Least messages for lockstep; fewer are followed one by one in the same time."""
 _STEPS_BETWEEN_CHECKS: Final = 8
 
 
@@ -88,13 +89,13 @@ class Starts(NamedTuple):
 
     at: IntArray
     counts: IntArray
-    """Messages of each slice."""
+    """Number of messages in each slice."""
 
 
 def guesses(slices: BufferSlices, min_bytes: int) -> Iterator[Starts]:
-    """Guess starts within the slices without a step for each message, the likeliest first.
+    """Guess starts within the slices without a step for each message, the likeliest guess first.
 
-    Every slice holds at least ``min_bytes`` bytes, the least that a message takes.
+    Every slice has at least ``min_bytes`` bytes, the size of the smallest message.
     """
     data, begins, ends = slices
     (first,) = _SIZE.unpack_from(data, int(begins[0]))
@@ -141,7 +142,7 @@ def follow(data: bytes | bytearray, start: int, end: int, min_bytes: int) -> Int
 
 
 def _in_lockstep(slices: BufferSlices, min_bytes: int, chains: int) -> Starts | None:
-    """Follow about so many chains at once, at least one in each slice."""
+    """Follow about ``chains`` chains at once, at least one in each slice."""
     data, begins, ends = slices
     stride = max(1, int((ends - begins).sum()) // chains)
     entries_of = [
@@ -168,7 +169,7 @@ def _in_lockstep(slices: BufferSlices, min_bytes: int, chains: int) -> Starts | 
 
 
 def _entries(data: bytes | bytearray, begin: int, end: int, stride: int) -> Iterator[int]:
-    """The beginning, and the first magic number seen in each stride."""
+    """Yield the beginning, and the first place with a magic number in each stride."""
     yield begin
     magic = bytes(data[begin + _MAGIC_AT : begin + 2 * _MAGIC_AT])
     for at in range(begin + _MAGIC_AT + stride, end - stride, stride):
@@ -192,7 +193,7 @@ FIXED: Final = np.dtype(
         "itemsize": 88,
     }
 )  # fmt: skip
-"""The bytes before the body of a message with IPv4 hosts; in other rows the hosts are elsewhere."""
+"""Layout of the bytes before the body of a message with IPv4 hosts; in other messages hosts are longer."""
 BORNHOST_V6: Final = int(MessageSysFlag.BORNHOST_V6)
 STOREHOST_V6: Final = int(MessageSysFlag.STOREHOSTADDRESS_V6)
 _V1, _V2 = int(MessageVersion.V1), int(MessageVersion.V2)
@@ -200,23 +201,23 @@ _HEAD_BYTES, _BORN_HOST_AT, _STORE_TIMESTAMP_AT, _TAIL_AT, _TAIL_BYTES = 48, 48,
 _STORE_TIMESTAMP_BYTES: Final = 8
 _PORT_HIGH_FROM_END: Final = 4
 _MAX_V2_TOPIC_BYTES: Final = 32767
-"""V2's topic length is a signed short."""
+"""Longest topic in V2, whose topic length is a signed short."""
 _U16 = np.dtype(">u2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Located messages as arrays of equal length; positions are those of ``data``."""
+    """Located messages as arrays of equal length; all positions are in ``data``."""
 
     data: bytes | bytearray
     starts: IntArray
-    """Of the stored message a row is made of."""
+    """Where the stored message of each row begins."""
     ends: IntArray
     fixed: np.ndarray
-    """Structured as ``FIXED``, big-endian."""
+    """Fields with the layout ``FIXED``, big-endian."""
     sys_flag: IntArray
     ipv6_hosts: np.ndarray | None = None
-    """20 bytes each of born host and store host, zeros after IPv4; None if ``fixed`` has all the hosts."""
+    """Born host and store host, 20 bytes each, zeros after IPv4; None if ``fixed`` has all the hosts."""
     topic: bytes | None
     """The topic of all rows; None if they differ."""
     topic_at: IntArray
@@ -226,17 +227,17 @@ class Rows:
     properties_at: IntArray
     properties_length: IntArray
     in_slices: IntArray | None = None
-    """How many of the rows each slice has, if they are all that was located."""
+    """Number of rows in each slice; None if the rows are not all the located ones."""
 
     def __len__(self) -> int:
         return len(self.fixed)
 
     def sys_flag_bits(self) -> int:
-        """The bits that any row has."""
+        """Return the bits that are set in any row."""
         return int(np.bitwise_or.reduce(self.sys_flag))
 
     def take(self, which: IntArray | BoolArray | slice) -> Rows:
-        """Some of the rows."""
+        """Return some of the rows."""
         taken = {name: getattr(self, name)[which] for name in _ARRAYS}
         hosts = None if self.ipv6_hosts is None else self.ipv6_hosts[which]
         return replace(self, **taken, ipv6_hosts=hosts, in_slices=None)
@@ -265,7 +266,7 @@ def locate(slices: BufferSlices) -> Rows:
 
 
 def _locate_from(slices: BufferSlices, guess: Starts) -> Rows:
-    """Locate the parts of messages that may begin where guessed; those of a slice ascend."""
+    """Locate the parts of messages that may begin at the guessed starts, which ascend within a slice."""
     data, starts = slices.data, guess.at
     require_all(starts <= len(data) - MIN_STORED_BYTES)
     fixed = every_position(data, as_void(FIXED))[starts].view(FIXED)
@@ -285,7 +286,7 @@ def _locate_from(slices: BufferSlices, guess: Starts) -> Rows:
         body_at, ipv6_hosts = _read_ipv6(data, starts, ends, fixed)
     else:
         body_at, ipv6_hosts = starts + FIXED.itemsize, None
-        # A port takes four bytes and needs two.
+        # A port has four bytes, of which the high two must be 0.
         require_all((fixed["bornPortHigh"] | fixed["storePortHigh"]) == 0)
     body_length = fixed["bodyLength"].astype(np.int64)
     topic_length_at = body_at + body_length
@@ -316,7 +317,7 @@ def _locate_from(slices: BufferSlices, guess: Starts) -> Rows:
 def _find_topics(
     data: bytes | bytearray, length_at: IntArray, ends: IntArray, is_v1: BoolArray
 ) -> tuple[bytes | None, IntArray, IntArray]:
-    """Find each topic; first try whether all equal the first one, as they mostly do."""
+    """Find each topic; first try whether all are equal to the first, which is the usual case."""
     first = data[length_at[0]]
     if is_v1.all() and first <= MAX_V1_TOPIC_BYTES and (length_at + (first + 3) <= ends).all():
         topics = every_position(data, np.dtype((np.void, first + 1)))[length_at].tobytes()
@@ -333,7 +334,7 @@ def _find_topics(
 def _read_ipv6(
     data: bytes | bytearray, starts: IntArray, ends: IntArray, fixed: np.ndarray
 ) -> tuple[IntArray, np.ndarray]:
-    """Move fields after longer hosts to where ``FIXED`` has them; return where bodies begin, and hosts."""
+    """Move fields after longer hosts to their places in ``FIXED``; return where bodies begin, and hosts."""
     is_born_ipv6 = (fixed["sysFlag"] & BORNHOST_V6) != 0
     is_store_ipv6 = (fixed["sysFlag"] & STOREHOST_V6) != 0
     born_host_at = starts + _BORN_HOST_AT

@@ -1,4 +1,4 @@
-"""Headers and bodies of administrators' requests, and of what brokers pass on to their clients for them.
+"""Headers and bodies of administrators' requests, and of requests that brokers pass on to their clients.
 
 See ``headers`` and ``bodies``.
 
@@ -40,7 +40,7 @@ class GetConsumerStatusRequestHeader(TopicRequestFields):
     topic: str = text_field("topic")
     group: str = text_field("group")
     client_addr: str | None = text_field("clientAddr", None)
-    """Client id to ask, not an address; None: all of them."""
+    """Client id (not an address) to ask; None for all clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +50,14 @@ class GetConsumerRunningInfoRequestHeader(RequestFields):
     consumer_group: str = text_field("consumerGroup")
     client_id: str = text_field("clientId")
     jstack_enable: bool = bool_field("jstackEnable", False)
-    """Whether the stacks of the client's threads are wanted too."""
+    """Whether the stacks of the client's threads are also wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumeMessageDirectlyRequestHeader(TopicRequestFields):
     """309 CONSUME_MESSAGE_DIRECTLY, to the broker and, with the message as body, from it to the client.
 
-    ``broker_name`` would be both ``bname`` and ``brokerName`` here; this header has the latter as its own.
+    ``broker_name`` is sent as ``bname``, as in other headers; ``stored_on`` is this header's ``brokerName``.
     """
 
     consumer_group: str = text_field("consumerGroup")
@@ -94,26 +94,26 @@ class ConsumerConnection:
     subscriptions: Mapping[str, SubscriptionData] = member(
         "subscriptionTable", table_of(SubscriptionData), dict
     )
-    """By topic, as of the latest heartbeats: members that differ here lose messages."""
+    """Subscriptions of the latest heartbeats, by topic; members with different ones lose messages."""
 
 
 def encode_client_config_check(client_id: str, group: str, subscription: SubscriptionData) -> bytes:
-    """Write the body of 46 CHECK_CLIENT_CONFIG: would the broker take this subscription?"""
+    """Write the body of 46 CHECK_CLIENT_CONFIG, which asks whether the broker accepts this subscription."""
     return dumps_java({"clientId": client_id, "group": group, "subscriptionData": subscription})
 
 
 def decode_topic_attributes(body: bytes) -> dict[str, str]:
-    """Read the attributes of the answer to 351 GET_TOPIC_CONFIG; none of a broker before 5."""
+    """Read the attributes in the answer to 351 GET_TOPIC_CONFIG; brokers before 5 send none."""
     return read_object(body, "TopicConfig").text_map("attributes")
 
 
 def decode_topic_list(body: bytes) -> tuple[str, ...]:
-    """Read the answer to 206 GET_ALL_TOPIC_LIST_FROM_NAMESERVER: any order, with system topics."""
+    """Read the answer to 206 GET_ALL_TOPIC_LIST_FROM_NAMESERVER, in any order and with system topics."""
     return tuple(read_object(body, "TopicList").texts("topicList"))
 
 
 def decode_cluster_info(body: bytes) -> tuple[BrokerData, ...]:
-    """Read the living brokers of the answer to 106 GET_BROKER_CLUSTER_INFO, sorted by name."""
+    """Read the living brokers from the answer to 106 GET_BROKER_CLUSTER_INFO, sorted by name."""
     info = read_object(body, "ClusterInfo")
     where = f"{info.where}.brokerAddrTable"
     brokers = [broker_from_json(as_object(value, where)) for _, value in info.text_pairs("brokerAddrTable")]

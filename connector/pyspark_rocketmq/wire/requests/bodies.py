@@ -1,7 +1,7 @@
 """JSON bodies of heartbeats, locks, member lists and offset tables.
 
-Read in fastjson's form (message queues inline as map keys) and in standard JSON; written as fastjson writes
-them. A body that is malformed raises ``RemoteProtocolError``.
+They are read in fastjson's form (message queues inline as map keys) and in standard JSON, and written in
+fastjson's form. A malformed body raises ``RemoteProtocolError``.
 
 Source: RocketMQ 5.3.3 ``remoting/protocol/heartbeat/*``, ``remoting/protocol/body/*``.
 """
@@ -40,7 +40,7 @@ class ConsumeType(StrEnum):
     CONSUME_POP = "CONSUME_POP"
 
 
-# In the order of Java's enums, because a number stands for its place there.
+# In the order of Java's enums, because a number stands for the place in them.
 CONSUME_TYPES: Final = {choice.name: choice for choice in ConsumeType}
 MESSAGE_MODELS: Final = {
     "BROADCASTING": MessageModel.BROADCASTING,
@@ -60,7 +60,7 @@ STARTS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerData:
-    """One group of a client, as a heartbeat shows it."""
+    """One group of a client in a heartbeat."""
 
     group_name: str = member("groupName", JsonObject.text)
     consume_type: ConsumeType = member("consumeType", one_of(CONSUME_TYPES), ConsumeType.CONSUME_PASSIVELY)
@@ -69,7 +69,7 @@ class ConsumerData:
         "consumeFromWhere", one_of(STARTS), ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
     )
     subscriptions: tuple[SubscriptionData, ...] = member("subscriptionDataSet", list_of(SubscriptionData), ())
-    """All of them: the broker forgets a topic that is not in the latest heartbeat."""
+    """All subscriptions: the broker forgets a topic that is not in the latest heartbeat."""
     unit_mode: bool = member("unitMode", JsonObject.flag, False)
 
 
@@ -87,7 +87,7 @@ class HeartbeatData:
     )
     """Producer groups."""
     fingerprint: int = member("heartbeatFingerprint", JsonObject.integer, 0)
-    """Of the complete heartbeat, in version 2; 0 is version 1, which is always complete."""
+    """Fingerprint of the complete heartbeat, in version 2; 0 is version 1, which is always complete."""
     without_sub: bool = member("withoutSub", JsonObject.flag, False)
     """Version 2: the subscriptions are left out, because the broker knows the fingerprint."""
 
@@ -107,19 +107,19 @@ class LockBatchRequest:
 
 
 def decode_lock_response(body: bytes) -> frozenset[MessageQueue]:
-    """Read the queues that are now locked for this client; the refused ones are not among them."""
+    """Read the queues that are now locked for this client; refused queues are not among them."""
     return _queues(read_object(body, "LockBatchResponseBody"), "lockOKMQSet")
 
 
 def decode_consumer_list(body: bytes) -> tuple[str, ...]:
-    """Read the client ids of a group as one broker knows them: in any order, an id perhaps twice."""
+    """Read the client ids of a group at one broker, in any order; an id may occur twice."""
     return tuple(read_object(body, "GetConsumerListByGroupResponseBody").texts("consumerIdList"))
 
 
 def decode_offset_table(body: bytes) -> dict[MessageQueue, int]:
     """Read the queue offsets of 220 RESET_CONSUMER_CLIENT_OFFSET and of the answer to 222.
 
-    Besides the table also the list that a broker sends for C++ administrators:
+    They are a table, or a list that a broker sends for C++ administrators:
     ``{"offsetTable":[{"brokerName":…,"offset":…,"queueId":…,"topic":…}]}``.
     """
     where = "ResetOffsetBody.offsetTable"
@@ -133,13 +133,13 @@ def decode_offset_table(body: bytes) -> dict[MessageQueue, int]:
 
 
 def offsets_from_json(owner: JsonObject, name: str) -> dict[MessageQueue, int]:
-    """Read a map of queue offsets, one field of ``owner``; empty when absent."""
+    """Read a map of queue offsets, one field of ``owner``; empty if absent."""
     where = f"{owner.where}.{name}"
     return {queue_from_json(key, where): checked_int64(offset, where) for key, offset in owner.pairs(name)}
 
 
 def queue_from_json(value: Any, where: str) -> MessageQueue:
-    """Read a message queue, an object or (a standard JSON key) the text of one; called very often."""
+    """Read a message queue from an object or, as a standard JSON key, from its text; called very often."""
     try:
         members = loads(value.encode(errors="surrogatepass")) if type(value) is str else value
         queue = MessageQueue(members["topic"], members["brokerName"], members["queueId"])

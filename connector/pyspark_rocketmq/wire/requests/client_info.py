@@ -1,4 +1,4 @@
-"""What clients report of themselves to administrators: the answers to 221, 307 and 309; see ``bodies``.
+"""Clients' reports to administrators: the answers to 221, 307 and 309; see ``bodies``.
 
 Source: RocketMQ 5.3.3 ``remoting/protocol/body/ConsumerRunningInfo``, ``ProcessQueueInfo``,
 ``ConsumeStatus``, ``ConsumeMessageDirectlyResult``, ``CMResult``, ``GetConsumerStatusBody``.
@@ -36,10 +36,10 @@ PROP_CONSUMER_START_TIMESTAMP: Final = "PROP_CONSUMER_START_TIMESTAMP"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessQueueInfo:
-    """What a consumer holds of one queue; times are milliseconds since the epoch, 0 for never."""
+    """A consumer's state of one queue; times are milliseconds since the epoch, 0 for never."""
 
     commit_offset: int = member("commitOffset", JsonObject.integer, 0)
-    """Next offset to consume as the consumer knows it; may be ahead of what is stored."""
+    """The consumer's next offset to consume; it may be ahead of the stored one."""
     cached_msg_min_offset: int = member("cachedMsgMinOffset", JsonObject.integer, 0)
     cached_msg_max_offset: int = member("cachedMsgMaxOffset", JsonObject.integer, 0)
     cached_msg_count: int = member("cachedMsgCount", JsonObject.integer, 0)
@@ -47,19 +47,19 @@ class ProcessQueueInfo:
     transaction_msg_min_offset: int = member("transactionMsgMinOffset", JsonObject.integer, 0)
     transaction_msg_max_offset: int = member("transactionMsgMaxOffset", JsonObject.integer, 0)
     transaction_msg_count: int = member("transactionMsgCount", JsonObject.integer, 0)
-    """The ``transaction`` fields are of messages handed to an orderly listener and not acknowledged."""
+    """The ``transaction`` fields are about messages passed to an orderly listener and not acknowledged."""
     locked: bool = member("locked", JsonObject.flag, False)
     try_unlock_times: int = member("tryUnlockTimes", JsonObject.integer, 0)
     last_lock_timestamp: int = member("lastLockTimestamp", JsonObject.integer, 0)
     dropped: bool = member("droped", JsonObject.flag, False)
-    """Misspelt so in Java."""
+    """Whether the queue was given up; Java misspells the field's name."""
     last_pull_timestamp: int = member("lastPullTimestamp", JsonObject.integer, 0)
     last_consume_timestamp: int = member("lastConsumeTimestamp", JsonObject.integer, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumeStatus:
-    """How fast a consumer is with one topic; times in milliseconds, rates per second."""
+    """How fast a consumer handles one topic; times in milliseconds, rates per second."""
 
     pull_rt: float = member("pullRT", JsonObject.number, 0.0)
     pull_tps: float = member("pullTPS", JsonObject.number, 0.0)
@@ -67,7 +67,7 @@ class ConsumeStatus:
     consume_ok_tps: float = member("consumeOKTPS", JsonObject.number, 0.0)
     consume_failed_tps: float = member("consumeFailedTPS", JsonObject.number, 0.0)
     consume_failed_msgs: int = member("consumeFailedMsgs", JsonObject.integer, 0)
-    """Of the last hour."""
+    """Failed messages of the last hour."""
 
 
 def _queue_infos(owner: JsonObject, name: str, _: Any) -> dict[MessageQueue, ProcessQueueInfo]:
@@ -95,13 +95,13 @@ class ConsumerRunningInfo:
     """Body of the answer to 307 GET_CONSUMER_RUNNING_INFO."""
 
     properties: Mapping[str, str] = member("properties", _text_map, dict)
-    """Configuration as text, the ``PROP_…`` names among it."""
+    """Configuration as text, including the ``PROP_…`` names."""
     subscriptions: tuple[SubscriptionData, ...] = member("subscriptionSet", list_of(SubscriptionData), ())
     queues: Mapping[MessageQueue, ProcessQueueInfo] = member("mqTable", _queue_infos, dict, write=_sorted)
     statuses: Mapping[str, ConsumeStatus] = member(
         "statusTable", table_of(ConsumeStatus), dict, write=_sorted
     )
-    """By topic."""
+    """Statistics by topic."""
     user_info: Mapping[str, str] = member("userConsumerInfo", _text_map, dict, write=_sorted)
     jstack: str | None = member("jstack", lambda owner, name, _: owner.optional_text(name), None)
     """Stacks of the client's threads, if asked for."""
@@ -110,7 +110,7 @@ class ConsumerRunningInfo:
 
 
 class ConsumeResult(StrEnum):
-    """What a listener made of a message it was handed by an administrator (``CMResult``)."""
+    """A listener's result for a message that an administrator sent to it (``CMResult``)."""
 
     CR_SUCCESS = "CR_SUCCESS"
     CR_LATER = "CR_LATER"
@@ -134,5 +134,5 @@ class ConsumeMessageDirectlyResult:
 
 
 def encode_consumer_status(offsets: Mapping[MessageQueue, int]) -> bytes:
-    """Write the body of a client's answer to 221 GET_CONSUMER_STATUS_FROM_CLIENT: next offsets to consume."""
+    """Write a client's answer to 221 GET_CONSUMER_STATUS_FROM_CLIENT, the next offsets to consume."""
     return dumps_java({"consumerTable": {}, "messageQueueTable": offsets})

@@ -1,7 +1,7 @@
-"""How header dataclasses are declared, written as ext fields and read back.
+"""Declare header dataclasses, write them as ext fields and read them.
 
-Everything travels as text. A field's metadata holds Java's spelling and its codec; a field with no default is
-required (``@CFNotNull``), ``None`` is not sent.
+Every value is sent as text. A field's metadata has Java's spelling and the codec; a field without a default
+is required (``@CFNotNull``), and ``None`` is not sent.
 
 Source: RocketMQ 5.3.3 ``RemotingCommand.makeCustomHeaderToNet`` and ``decodeCommandCustomHeader``.
 """
@@ -29,14 +29,14 @@ HeaderT = TypeVar("HeaderT", bound=Header)
 
 
 class _Codec(NamedTuple):
-    """How a value is written and read; a bad value raises TypeError or ValueError."""
+    """Writes and reads a value; a bad value raises TypeError or ValueError."""
 
     to_text: Callable[[Any], str]
     from_text: Callable[[str], Any]
 
 
 def to_ext_fields(header: Header) -> dict[str, str]:
-    """Write a header's fields as text; those that are ``None`` are left out.
+    """Write a header's fields as text; fields that are ``None`` are left out.
 
     Raises:
         LocalProtocolError: If a required value is ``None`` or a value does not fit Java's type.
@@ -78,7 +78,7 @@ def from_ext_fields(header_class: type[HeaderT], ext_fields: Mapping[str, str]) 
 
 @cache
 def _entries(header_class: type[Header]) -> tuple[tuple[str, str, _Codec, bool], ...]:
-    """Attribute, Java's name, codec and whether it is required, of each field."""
+    """Return attribute, Java's name, codec and whether it is required, for each field."""
     return tuple(
         (spec.name, spec.metadata["java_name"], spec.metadata["codec"], spec.default is MISSING)
         for spec in fields(header_class)
@@ -92,7 +92,7 @@ def _write_text(value: str) -> str:
 
 
 def _integer_codec(bits: int) -> _Codec:
-    """``Integer.parseInt`` and ``Long.parseLong``: ASCII digits with an optional sign, nothing else."""
+    """Return a codec like ``Integer.parseInt`` and ``Long.parseLong``: ASCII digits with an optional sign."""
     end = 1 << bits - 1
 
     def to_text(value: int) -> str:
@@ -120,20 +120,20 @@ def _write_bool(value: bool) -> str:
 
 
 def _field(codec: _Codec, java_name: str, default: Any = MISSING) -> Any:
-    """A field of a header; required unless a default is given."""
+    """Return a field of a header; it is required unless a default is given."""
     return field(default=default, metadata={"java_name": java_name, "codec": codec})
 
 
 text_field: Final = partial(_field, _Codec(_write_text, str))
 int_field: Final = partial(_field, _integer_codec(32))
 long_field: Final = partial(_field, _integer_codec(64))
-# Boolean.parseBoolean: whatever is not "true" is false.
+# Like Boolean.parseBoolean: every text except "true" is false.
 bool_field: Final = partial(_field, _Codec(_write_bool, lambda text: text.lower() == "true"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcFields:
-    """What any request may carry besides its own fields (``RpcRequestHeader``); old servers ignore them."""
+    """Fields that any request may have besides its own (``RpcRequestHeader``); old servers ignore them."""
 
     namespace: str | None = text_field("ns", None)
     namespaced: bool | None = bool_field("nsd", None)
@@ -142,14 +142,14 @@ class RpcFields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFields(RpcFields):
-    """The usual case, with the broker name as ``bname``."""
+    """Fields of most requests, with the broker name as ``bname``."""
 
     broker_name: str | None = text_field("bname", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRequestFields(RequestFields):
-    """Requests about a topic (``TopicRequestHeader``)."""
+    """Fields of requests about a topic (``TopicRequestHeader``)."""
 
     lo: bool | None = bool_field("lo", None)
     """Whether the topic is a logical one (static topics)."""

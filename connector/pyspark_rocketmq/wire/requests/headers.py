@@ -1,7 +1,7 @@
 """The ext fields of each request and response, one frozen dataclass per Java header class.
 
-A field with no default is required, ``None`` is not sent. To add a header, add a class: there is no second
-table.
+A field without a default is required, and ``None`` is not sent. To add a header, add a class: there is no
+other table.
 
 Source: RocketMQ 5.3.3 ``remoting/protocol/header/*``, ``RpcRequestHeader``, ``TopicRequestHeader``.
 """
@@ -39,7 +39,7 @@ class PullMessageRequestHeader(TopicRequestFields):
     queue_offset: int = long_field("queueOffset")
     """First queue offset wanted."""
     max_msg_nums: int = int_field("maxMsgNums")
-    """At most so many; the broker's own limits (32, or 8 from disk) hold as well. 0 counts as 1."""
+    """Most messages wanted; the broker's own limits (32, or 8 from disk) also apply. 0 counts as 1."""
     sys_flag: int = int_field("sysFlag")
     """Bits of ``PullSysFlag``."""
     commit_offset: int = long_field("commitOffset")
@@ -52,19 +52,19 @@ class PullMessageRequestHeader(TopicRequestFields):
     expression_type: str | None = text_field("expressionType", None)
     """``TAG`` (also when absent) or ``SQL92``."""
     max_msg_bytes: int | None = int_field("maxMsgBytes", None)
-    """Sent by 5.x clients, read by no broker up to 5.3.3."""
+    """Sent by 5.x clients, but not read by any broker up to 5.3.3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullMessageResponseHeader:
-    """Of the answers 0, 19, 20 and 21; other codes may lack the required fields: do not decode those."""
+    """Answer to a pull with code 0, 19, 20 or 21; others may lack required fields: do not decode them."""
 
     suggest_which_broker_id: int = long_field("suggestWhichBrokerId")
     next_begin_offset: int = long_field("nextBeginOffset")
-    """Where to pull next; past every message scanned, matched or not."""
+    """Where to pull next: after all scanned messages, whether they matched or not."""
     min_offset: int = long_field("minOffset")
     max_offset: int = long_field("maxOffset")
-    """Exclusive."""
+    """End of the queue (exclusive)."""
     topic_sys_flag: int | None = int_field("topicSysFlag", None)
     group_sys_flag: int | None = int_field("groupSysFlag", None)
 
@@ -97,19 +97,19 @@ class SendMessageRequestHeaderV2(RpcFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendMessageResponseHeader:
-    """Of the answers 0, 10, 11 and 12, all of which mean that the message is stored."""
+    """Answer to a send with code 0, 10, 11 or 12, all of which mean that the message is stored."""
 
     msg_id: str = text_field("msgId")
-    """OFFSET message id; a batch gives its ids joined by commas."""
+    """OFFSET message id; the ids of a batch are joined by commas."""
     queue_id: int = int_field("queueId")
     queue_offset: int = long_field("queueOffset")
-    """Of a batch's first message."""
+    """Queue offset; for a batch, that of its first message."""
     transaction_id: str | None = text_field("transactionId", None)
     """The UNIQ_KEY of any send, transactional or not."""
     batch_uniq_id: str | None = text_field("batchUniqId", None)
     recall_handle: str | None = text_field("recallHandle", None)
     msg_region: str | None = text_field("MSG_REGION", None)
-    """Not in Java's header class, but its producer fails when the answer has no ext fields at all."""
+    """Not in Java's header class, but Java's producer fails if the answer has no ext fields at all."""
     trace_on: bool | None = bool_field("TRACE_ON", None)
 
 
@@ -121,12 +121,12 @@ class QueryConsumerOffsetRequestHeader(TopicRequestFields):
     topic: str = text_field("topic")
     queue_id: int = int_field("queueId")
     set_zero_if_not_found: bool | None = bool_field("setZeroIfNotFound", None)
-    """False: answer 22 even where the broker would make a first start begin at 0."""
+    """If False, the answer is 22 even if the broker would let a first start begin at 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateConsumerOffsetRequestHeader(TopicRequestFields):
-    """15 UPDATE_CONSUMER_OFFSET; the broker takes any value, lower ones too."""
+    """15 UPDATE_CONSUMER_OFFSET; the broker accepts any value, also a lower one."""
 
     consumer_group: str = text_field("consumerGroup")
     topic: str = text_field("topic")
@@ -154,12 +154,12 @@ class QueueRequestHeader(TopicRequestFields):
     topic: str = text_field("topic")
     queue_id: int = int_field("queueId")
     committed: bool | None = bool_field("committed", None)
-    """Of code 30."""
+    """Only used by code 30."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetResponseHeader:
-    """Of the answers to 29, 30 and 31."""
+    """Answer to 29, 30 and 31."""
 
     offset: int = long_field("offset")
     """A queue offset."""
@@ -185,7 +185,7 @@ class GroupConfigRequestHeader(RequestFields):
 class GroupRequestHeader(RequestFields):
     """38 GET_CONSUMER_LIST_BY_GROUP and 203 GET_CONSUMER_CONNECTION_LIST; 40 NOTIFY_CONSUMER_IDS_CHANGED.
 
-    The broker sends the last one oneway: rebalance now.
+    The broker sends the last one, oneway, to make members rebalance at once.
     """
 
     consumer_group: str = text_field("consumerGroup")
@@ -218,7 +218,7 @@ class EndTransactionRequestHeader(RequestFields):
     commit_or_rollback: int = int_field("commitOrRollback")
     """Transaction bits of ``MessageSysFlag``; 0: not known yet."""
     from_transaction_check: bool | None = bool_field("fromTransactionCheck", None)
-    """Whether the broker has asked."""
+    """Whether this answers the broker's check."""
     msg_id: str = text_field("msgId")
     transaction_id: str | None = text_field("transactionId", None)
     topic: str | None = text_field("topic", None)

@@ -1,4 +1,4 @@
-"""A pull's bytes: the request, and the fast paths for requests and answers that come by the ten thousand."""
+"""A pull's bytes: the request, and fast paths for tens of thousands of requests and answers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from pyspark_rocketmq.wire.subscription import ALL, TAG
 
 
 class PullStatus(IntEnum):
-    """Outcome of a pull, by the broker's response code."""
+    """Outcome of a pull, with the broker's response code as value."""
 
     FOUND = ResponseCode.SUCCESS
     NO_NEW_MSG = ResponseCode.PULL_NOT_FOUND
-    """Nothing at this offset yet; ask again at ``next_begin_offset``."""
+    """There is no message at this offset yet; pull again from ``next_begin_offset``."""
     NO_MATCHED_MSG = ResponseCode.PULL_RETRY_IMMEDIATELY
-    """Messages were scanned and none matched; ask again at once, at the advanced ``next_begin_offset``."""
+    """Messages were scanned and none matched; pull again at once, from the advanced ``next_begin_offset``."""
     OFFSET_ILLEGAL = ResponseCode.PULL_OFFSET_MOVED
     """The broker does not have the offset, or it was reset; ``next_begin_offset`` is the corrected one."""
 
@@ -56,7 +56,7 @@ class PullRequest:
     queue_offset: int
     """First queue offset wanted."""
     max_msg_nums: int = 32
-    """At most so many; the broker's own limits (32, or 8 from disk, and 256 KiB) hold as well."""
+    """Most messages wanted; the broker's own limits (32, or 8 from disk, and 256 KiB) also apply."""
     sys_flag: int = PullSysFlag.SUBSCRIPTION
     """``SUBSCRIPTION``: filter by ``subscription`` below. Without it: by the group's latest heartbeat.
     ``SUSPEND``: the broker may hold the request. ``COMMIT_OFFSET``: store ``commit_offset`` for the group."""
@@ -69,11 +69,11 @@ class PullRequest:
     commit_offset: int = 0
 
     def encode(self, opaque: int) -> bytes:
-        """The whole frame, length prefix included."""
+        """Return the whole frame, length prefix included."""
         return encode_frame(replace(self.command(), opaque=opaque))
 
     def command(self) -> RemotingCommand:
-        """The same request as a command, opaque not set."""
+        """Return the same request as a command, without its opaque."""
         header = PullMessageRequestHeader(
             consumer_group=self.consumer_group,
             topic=self.queue.topic,
@@ -97,56 +97,59 @@ class PullRequest:
 
 
 class PullRequestTemplate:
-    """The pulls of one queue under one subscription: all alike but for offset and count.
+    """Template for the pulls of one queue with one subscription, which differ only in offset and count.
 
-    The rest of the header is encoded once, so that each frame is one formatting of bytes.
+    The rest of the header is encoded once, so that making a frame is a single formatting of bytes.
     """
 
     __slots__ = ("_request", "_template")
 
     def __init__(self, request: PullRequest) -> None:
-        """Make all pulls as ``request``, whose offset and count do not matter."""
+        """Make all pulls like ``request``, whose offset and count do not matter."""
         self._request = request
         header = request.encode(0)[_SIZES.size :].replace(b"%", b"%%")
         self._template = _NUMBERS_OF_ONE_PULL.sub(b"%d", header)
 
     def encode(self, queue_offset: int, max_msg_nums: int, opaque: int) -> bytes:
-        """One pull's whole frame."""
+        """Return the whole frame of one pull."""
         header = self._template % (queue_offset, max_msg_nums, opaque)
         return _SIZES.pack(4 + len(header), len(header)) + header
 
     def request(self, queue_offset: int, max_msg_nums: int) -> PullRequest:
-        """The same pull on its own."""
+        """Return the same pull as a request."""
         return replace(self._request, queue_offset=queue_offset, max_msg_nums=max_msg_nums)
 
 
 class PullResult(NamedTuple):
-    """What a broker gave for one pull."""
+    """A broker's answer to one pull."""
 
     status: PullStatus
     next_begin_offset: int
-    """Where to pull next; past every message scanned, matched or not."""
+    """Where to pull next: after all scanned messages, whether they matched or not."""
     min_offset: int
     max_offset: int
-    """Exclusive."""
+    """End of the queue (exclusive)."""
     suggest_which_broker_id: int = 0
     body: PulledBody = b""
     """Stored messages one after another, undecoded; they may begin before the offset asked for (an inner
     batch)."""
     remark: str = ""
-    """Why there are no messages (``GetMessageStatus``); a slave changes the code and leaves this."""
+    """Why there are no messages (``GetMessageStatus``); a slave changes the code but not this."""
 
     @property
     def scanned_in_vain(self) -> bool:
         """Whether the broker looked at all messages up to ``next_begin_offset`` and none matched.
 
-        The code alone does not tell: a slave also answers NO_MATCHED_MSG for an offset that it does not have
+        The code does not show this: a slave also answers NO_MATCHED_MSG for an offset that it does not have
         (``DefaultPullMessageResultHandler``).
         """
         return self.status is PullStatus.NO_MATCHED_MSG and self.remark == _NOTHING_MATCHED
 
     def reset_from(self, asked: int) -> int | None:
-        """An operator's reset, reported once in place of the messages at ``asked``; None without one."""
+        """Return the target of an operator's reset, reported once in place of the messages; None without one.
+
+        ``asked`` is the offset that was pulled from.
+        """
         is_there = self.min_offset <= asked <= self.max_offset
         return self.next_begin_offset if self.status is PullStatus.OFFSET_ILLEGAL and is_there else None
 
@@ -154,7 +157,7 @@ class PullResult(NamedTuple):
 def pull_result(
     request: Outgoing, outcome: RemotingCommand | RocketMQError, address: str
 ) -> PullResult | RocketMQError:
-    """What ``outcome`` of a sent pull means; errors are returned, because they go into a callback."""
+    """Decode the ``outcome`` of a sent pull; errors are returned, because they are passed to a callback."""
     if isinstance(outcome, RocketMQError):
         return outcome
     status = _STATUSES.get(outcome.code)
@@ -187,9 +190,9 @@ def _header_error(answer: RemotingCommand, address: str) -> RocketMQError:
 _LENGTH_WORD: Final = 4
 _PREFIX: Final = _SIZES.size
 _JSON_LIMIT: Final = int(SerializeType.JSON) + 1 << 24
-"""A second word below it announces a JSON header, and is its length."""
+"""A frame's second word that is lower announces a JSON header, and is the header's length."""
 _MOST_PATTERNS: Final = 8
-"""Learnt by one connection; the full decoder reads a peer whose headers differ every time."""
+"""Most patterns learnt by one connection; if a peer's headers always differ, the full decoder reads them."""
 _FREE: Final = re.compile(
     rb'"(?P<field>nextBeginOffset|minOffset|maxOffset|suggestWhichBrokerId)":"(?P<text>[0-9]+)"'
     rb'|"(?P<opaque>opaque)":(?P<number>[0-9]+)'
@@ -201,9 +204,10 @@ _ANY_OPAQUE: Final = rb"(0|[1-9][0-9]{0,8})"
 class PullResponseDecoder:
     """Decodes one connection's answers.
 
-    A broker writes the headers of its found pulls all alike, but for a few numbers. So the full decoder reads
-    the first one, and its text becomes a pattern in which only those numbers vary. A header that matches the
-    pattern means what the full decoder would find in it; the full decoder reads every other one.
+    A broker writes the headers of its found pulls in the same way, except for a few numbers. So the full
+    decoder reads the first header, and its text becomes a pattern in which only those numbers vary. A header
+    that matches the pattern has the values that the full decoder would find; the full decoder reads all
+    others.
     """
 
     def __init__(self) -> None:
@@ -213,19 +217,19 @@ class PullResponseDecoder:
     def decode(
         self, view: memoryview, start: int, stop: int
     ) -> tuple[list[tuple[int, PullResult | RemotingCommand]], int]:
-        """The whole frames from ``start`` on, each with its opaque, and where the incomplete one begins.
+        """Decode the whole frames from ``start`` on; return each with its opaque, and where the rest begins.
 
         A found pull whose header matches the pattern becomes a result; its body is part of ``view``.
 
         Raises:
-            RemoteProtocolError: As ``FrameDecoder.feed``; the connection is to be closed.
+            RemoteProtocolError: For the same reasons as ``FrameDecoder.feed``; close the connection.
         """
         answers: list[tuple[int, PullResult | RemotingCommand]] = []
         while stop - start >= _PREFIX:
             length, header_length = _SIZES.unpack_from(view, start)
             end = start + _LENGTH_WORD + length
             if not _LENGTH_WORD <= length <= MAX_FRAME_LENGTH - _LENGTH_WORD:
-                # The frame decoder refuses it, before memory is taken for it.
+                # The frame decoder refuses this length before it reserves memory.
                 FrameDecoder().feed(view[start : start + _PREFIX])
             if end > stop:
                 break
@@ -261,9 +265,9 @@ class PullHeaderPattern:
 
     @classmethod
     def of(cls, header: bytes, command: RemotingCommand) -> PullHeaderPattern | None:
-        """The pattern of ``header``, that of ``command``; None if its numbers are not where expected.
+        """Return the pattern of ``header``, from which ``command`` was decoded; None if it is unusual.
 
-        Each number must be there once, in its usual spelling, and surely not inside another text.
+        Each number must be there once, in its usual spelling, and certainly not inside another text.
         """
         if b"\\" in header:
             return None
@@ -285,7 +289,7 @@ class PullHeaderPattern:
         return cls(b"".join([*parts, re.escape(header[at:])]), order)
 
     def read(self, view: memoryview, header_at: int, body_at: int, end: int) -> tuple[int, PullResult] | None:
-        """Opaque and result of the answer with this header and body; None if the header does not match."""
+        """Return opaque and result of an answer with this header and body; None if it does not match."""
         match = self._match(view, header_at, body_at)
         if match is None:
             return None

@@ -1,4 +1,4 @@
-"""What an answer means, success or which error; how a request is named in an error."""
+"""Turn answers into success or an error, and describe requests in errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _PLACE_FIELDS = (
 
 
 def describe_request(command: RemotingCommand) -> str:
-    """Say what was asked, for an error text: the code's name, group, topic, broker, queue and offset."""
+    """Describe a request for an error text: the code's name, group, topic, broker, queue and offset."""
     fields = command.ext_fields
     # The one-letter names of SEND_MESSAGE_V2 mean this only there: no other header has a field "b" or "e".
     places = [f"{label}={fields[name]}" for name, label in _PLACE_FIELDS if name in fields]
@@ -52,7 +52,7 @@ def describe_request(command: RemotingCommand) -> str:
 
 
 def request_name(code: int) -> str:
-    """Java's name of a request code, or the number if it is unknown."""
+    """Return Java's name of a request code, or the number if it is unknown."""
     return RequestCode(code).name if code in _REQUESTS else f"request {code}"
 
 
@@ -68,7 +68,7 @@ _ERRORS: Final[Mapping[int, type[BrokerError]]] = {
     ResponseCode.SUBSCRIPTION_NOT_EXIST: SubscriptionNotLatest,
     ResponseCode.SUBSCRIPTION_NOT_LATEST: SubscriptionNotLatest,
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: GroupNotFound,
-    # The same as the two before, of a compiled SQL92 expression.
+    # Like SUBSCRIPTION_NOT_EXIST and SUBSCRIPTION_NOT_LATEST, for a compiled SQL92 expression.
     ResponseCode.FILTER_DATA_NOT_EXIST: SubscriptionNotLatest,
     ResponseCode.FILTER_DATA_NOT_LATEST: SubscriptionNotLatest,
     ResponseCode.CONSUMER_NOT_ONLINE: ConsumerNotOnline,
@@ -76,30 +76,31 @@ _ERRORS: Final[Mapping[int, type[BrokerError]]] = {
     ResponseCode.GO_AWAY: GoAway,
     ResponseCode.MESSAGE_ILLEGAL: MessageRefused,
 }
-"""Every other code is a plain ``BrokerError``: it means "not now" to whoever has been served before."""
+"""Error of each response code. Every other code is a plain ``BrokerError``; a client that was served before
+takes it for "not now"."""
 _ACL_1: Final = "AclException"
-"""In the remark of a SYSTEM_ERROR: a refusal by access control 1.0 (``PlainAccessValidator``)."""
+"""Text in the remark of a SYSTEM_ERROR by which access control 1.0 refuses (``PlainAccessValidator``)."""
 _NO_FILTER: Final = "does not support consumer to filter message by"
-"""In the remark of a SYSTEM_ERROR: the broker has ``enablePropertyFilter=false``."""
+"""Text in the remark of a SYSTEM_ERROR from a broker with ``enablePropertyFilter=false``."""
 _SAID_BY_CODE_1: Final[Mapping[str, type[BrokerError]]] = {
     _ACL_1: NoPermission,
     _NO_FILTER: ExpressionInvalid,
 }
 _OTHER_TYPE: Final = "TopicMessageType validate failed"
-"""In the remark of a MESSAGE_ILLEGAL, of proxies (``DefaultTopicMessageTypeValidator``)."""
+"""Text in the remark of a proxy's MESSAGE_ILLEGAL (``DefaultTopicMessageTypeValidator``)."""
 _UNSUPPORTED: Final[Mapping[int, type[BrokerError]]] = {
-    # Proxies answer it, too: only a broker does not.
+    # Proxies also support it: only a broker does not.
     RequestCode.GET_ROUTEINFO_BY_TOPIC: NotANameServer,
     RequestCode.SEND_BATCH_MESSAGE: BatchRefused,
 }
-"""Requests that are not supported where they should be, or by some clusters."""
+"""Error of requests that the wrong server or some clusters do not support."""
 _SWITCHED_OFF: Final = ("pulling message is forbidden", "subscription group no permission")
-"""In the remark of a NO_PERMISSION: an operator has switched reading off. Refusals by access control and of
+"""Texts in the remark of a NO_PERMISSION if an operator has switched reading off. Access control and refused
 broadcasting groups have other remarks."""
 
 
 def error_of(request: RemotingCommand, answer: RemotingCommand, address: str) -> BrokerError:
-    """The error that ``answer`` stands for; its text says what was asked of which server."""
+    """Return the error that ``answer`` stands for; its text names the request and the server."""
     code = answer.code
     remark = answer.remark or (ResponseCode(code).name if code in _CODES else "no reason given")
     kind = _kind_of(request, code, remark)
@@ -107,10 +108,10 @@ def error_of(request: RemotingCommand, answer: RemotingCommand, address: str) ->
 
 
 def checked(request: RemotingCommand, answer: RemotingCommand, address: str) -> RemotingCommand:
-    """``answer`` itself if its code is SUCCESS; even then its remark may be "not set any response code".
+    """Return ``answer`` if its code is SUCCESS; even then its remark may be "not set any response code".
 
     Raises:
-        BrokerError: If it is any other code; the subclass tells the common ones apart.
+        BrokerError: If it has any other code; the common ones have their own subclasses.
     """
     if answer.code != ResponseCode.SUCCESS:
         raise error_of(request, answer, address)
@@ -119,7 +120,7 @@ def checked(request: RemotingCommand, answer: RemotingCommand, address: str) -> 
 
 def _kind_of(request: RemotingCommand, code: int, remark: str) -> type[BrokerError]:
     if code == ResponseCode.QUERY_NOT_FOUND and request.code == RequestCode.QUERY_CONSUMER_OFFSET:
-        return OffsetNotFound  # of any other query it says nothing about a first start
+        return OffsetNotFound  # for other requests the code does not mean a first start
     if code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         return _UNSUPPORTED.get(request.code, BrokerError)
     if code == ResponseCode.MESSAGE_ILLEGAL and _OTHER_TYPE in remark:

@@ -1,4 +1,4 @@
-"""A send's bytes: request, batch, result, split into batches, queue of a sharding key."""
+"""A send's bytes: requests, batches and results; splitting into batches; the queue of a sharding key."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ _LONG_MASK: Final = 0xFFFFFFFFFFFFFFFF
 _MOST: Final = 1 << 63
 
 ShardingKey = str | int
-"""A String, or a Long of Java's."""
+"""A String or a Long in Java."""
 
 
 class JavaInteger(int):
-    """A key that is an Integer, Short or Byte in Java: negative ones hash otherwise than as a Long."""
+    """A key that is an Integer, Short or Byte in Java: negative ones have another hash than as a Long."""
 
 
 def java_hash(sharding_key: ShardingKey) -> int:
-    """``hashCode()`` of the String, Long or Integer that the key is in Java, as a signed 32-bit number.
+    """Return Java's ``hashCode()`` of the key as a String, Long or Integer, a signed 32-bit number.
 
     Raises:
-        LocalProtocolError: If it is none of these.
+        LocalProtocolError: If the key is none of these.
     """
     if isinstance(sharding_key, str):
         return java_string_hash(sharding_key)
@@ -64,7 +64,7 @@ def java_hash(sharding_key: ShardingKey) -> int:
 
 
 def select_by_hash(sharding_key: ShardingKey, queue_count: int) -> int:
-    """Position of the key's queue among ``queue_count`` (at least 1) queues in route order.
+    """Return the index of the key's queue among ``queue_count`` (at least 1) queues in route order.
 
     Source: ``SelectMessageQueueByHash.select``: Java's remainder (towards zero), then its absolute value.
     """
@@ -72,11 +72,11 @@ def select_by_hash(sharding_key: ShardingKey, queue_count: int) -> int:
 
 
 AUTO_CREATE_TOPIC: Final = "TBW102"
-"""Template of topics that a first send creates (``TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC``)."""
+"""Template of topics that are created by a first send (``TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC``)."""
 DEFAULT_TOPIC_QUEUE_NUMS: Final = 4
 """Queues per broker of such a topic (``DefaultMQProducer.defaultTopicQueueNums``)."""
 _SINGLE_ONLY: Final = frozenset({DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS, TRAN_MSG})
-"""Properties that a broker reads in single messages only, and would ignore in a batch."""
+"""Properties that a broker reads only in single messages, and would ignore in a batch."""
 _STATUSES: Final[Mapping[int, SendStatus]] = {int(status): status for status in SendStatus}
 
 
@@ -85,12 +85,12 @@ class SendResult:
     """Where a message, or the first one of a batch, was stored."""
 
     status: SendStatus
-    """Anything but SEND_OK: stored, but not yet as durably as the broker is set up for."""
+    """Any status except SEND_OK: stored, but not yet as durably as configured at the broker."""
     msg_id: str
-    """UNIQ_KEY of the message; of a batch those of its messages, joined by commas. Consumers see another one
-    in messages of a batch: the broker gives each of them that of the batch."""
+    """UNIQ_KEY of the message; for a batch, those of its messages, joined by commas. Consumers see another
+    key in messages of a batch: the broker gives each of them the batch's key."""
     offset_msg_id: str
-    """Where the broker stored it; of a batch one per message, joined by commas."""
+    """Offset message id; for a batch, one per message, joined by commas."""
     queue: MessageQueue
     queue_offset: int
 
@@ -104,17 +104,19 @@ class SendSettings:
     """Bits of ``MessageSysFlag``: how the body is compressed."""
     reconsume_times: int = 0
     max_reconsume_times: int | None = None
-    """Set when a consumer sends to its group's retry topic."""
+    """Set if a consumer sends to its group's retry topic."""
     default_topic: str = AUTO_CREATE_TOPIC
     default_topic_queue_nums: int = DEFAULT_TOPIC_QUEUE_NUMS
     max_message_bytes: int = MAX_MESSAGE_BYTES
-    """Of a body, or of the members of a batch together."""
+    """Most bytes of a body, or of all members of a batch together."""
 
 
 def settings_of(message: Message, settings: SendSettings) -> SendSettings:
-    """The settings of one message: a half one is marked, one for a retry topic says how often it was tried.
+    """Return the settings of one message: mark a half message, and add the tries to one for a retry topic.
 
-    Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.sendKernelImpl``; the properties that say so stay.
+    The properties with this information stay in the message.
+
+    Source: RocketMQ 5.3.3 ``DefaultMQProducerImpl.sendKernelImpl``.
     """
     properties = message.properties
     if properties.get(TRAN_MSG) == "true":
@@ -133,7 +135,7 @@ def settings_of(message: Message, settings: SendSettings) -> SendSettings:
 def send_command(
     message: Message, queue: MessageQueue, settings: SendSettings, born_timestamp_ms: int
 ) -> RemotingCommand:
-    """SEND_MESSAGE_V2 of one message; the caller has added ids and compressed it.
+    """Make a SEND_MESSAGE_V2 of one message, to which the caller has added ids, and which it has compressed.
 
     Raises:
         LocalProtocolError: If the body is empty or too large, or the properties cannot be written.
@@ -157,15 +159,15 @@ class Batch:
     queue: MessageQueue
     messages: Sequence[Message]
     properties: Mapping[str, str]
-    """The batch's own; the broker appends them to those of every message."""
+    """Properties of the batch; the broker appends them to those of every message."""
 
 
 def batch_command(batch: Batch, settings: SendSettings, born_timestamp_ms: int) -> RemotingCommand:
-    """SEND_BATCH_MESSAGE.
+    """Make a SEND_BATCH_MESSAGE.
 
     Raises:
-        LocalProtocolError: If there is no message, one is of another topic or delayed, or the batch is too
-            large.
+        LocalProtocolError: If there is no message, a message is for another topic, delayed or transactional,
+            or the batch is too large.
 
     Source: RocketMQ 5.3.3 ``MessageBatch.generateFromList``, ``MessageDecoder.encodeMessages``.
     """
@@ -189,10 +191,10 @@ def batch_command(batch: Batch, settings: SendSettings, born_timestamp_ms: int) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedBatch:
-    """A batch whose members are already bytes, each with its own UNIQ_KEY.
+    """A batch whose members are already encoded, each with its own UNIQ_KEY.
 
-    The batch itself has no properties: a broker would append them to those of each member, and consumers take
-    the last of two with one name.
+    The batch itself has no properties: a broker would append them to those of each member, and consumers use
+    the last of two properties with the same name.
     """
 
     queue: MessageQueue
@@ -204,10 +206,10 @@ class EncodedBatch:
 def encoded_batch_command(
     batch: EncodedBatch, settings: SendSettings, born_timestamp_ms: int
 ) -> RemotingCommand:
-    """SEND_BATCH_MESSAGE of a batch as it is.
+    """Make a SEND_BATCH_MESSAGE of an encoded batch.
 
     Raises:
-        LocalProtocolError: If it is too large.
+        LocalProtocolError: If the batch is too large.
     """
     settings = replace(settings, sys_flag=batch.sys_flag)
     header = _header({}, 0, batch.queue, settings, born_timestamp_ms, is_batch=True)
@@ -232,7 +234,7 @@ def send_result(
     queue: MessageQueue,
     messages: Sequence[Message],
 ) -> SendResult | RocketMQError:
-    """What the outcome of a send means; returns errors, because they go into a callback.
+    """Decode the outcome of a send; errors are returned, because they are passed to a callback.
 
     Source: RocketMQ 5.3.3 ``MQClientAPIImpl.processSendResponse``.
     """
@@ -284,10 +286,10 @@ def _header(
 
 
 def check_body(body: bytes, where: str, most: int = MAX_MESSAGE_BYTES) -> None:
-    """Check a message for ``where`` before compression: it may have at most ``most`` bytes.
+    """Check the body of a message for ``where`` before compression: it may have at most ``most`` bytes.
 
     Raises:
-        LocalProtocolError: If it is empty or too large.
+        LocalProtocolError: If the body is empty or too large.
 
     Source: RocketMQ 5.3.3 ``Validators.checkMessage``.
     """
@@ -306,10 +308,10 @@ def check_body(body: bytes, where: str, most: int = MAX_MESSAGE_BYTES) -> None:
 def split_batch(
     messages: Sequence[Message], max_bytes: int = MAX_MESSAGE_BYTES, reserve_bytes: int = 128
 ) -> Iterator[Sequence[Message]]:
-    """Cut messages into batches of at most ``max_bytes`` encoded, in order.
+    """Split messages into batches of at most ``max_bytes`` when encoded, in order.
 
     ``reserve_bytes`` per message is room for the properties that a producer adds. A message that is too large
-    by itself becomes a batch of its own, which the producer then refuses.
+    by itself becomes a single batch, which the producer then refuses.
     """
     first, size = 0, 0
     for index, message in enumerate(messages):

@@ -1,7 +1,7 @@
-"""What servers tell of a topic: its statistics and its route.
+"""Read the statistics and the route of a topic.
 
-Servers write routes in standard JSON for clients that show version 401 or higher, with bare broker ids as
-keys for older ones; both are read.
+Servers write routes in standard JSON for clients with version 401 or higher, and with bare broker ids as keys
+for older ones; both forms are read.
 
 Source: RocketMQ 5.3.3 ``TopicRouteData``, namesrv ``ClientRequestProcessor.getRouteInfoByTopic``,
 ``remoting/protocol/admin/TopicStatsTable``, ``TopicOffset``.
@@ -35,7 +35,7 @@ from pyspark_rocketmq.wire.requests.bodies import queue_from_json
 
 _WHERE: Final = "TopicStatsTable.offsetTable"
 _NAME: Final = r'"([^"\\\x00-\x1f\x7f-\U0010ffff]*)"'
-# As many digits as every value of the type may have, so that no conversion needs a check.
+# Only as many digits as always fit the type, so that no conversion needs a check.
 _INT32: Final = r"(0|-?[1-9][0-9]{0,8})"
 _INT64: Final = r"(0|-?[1-9][0-9]{0,17})"
 _ENTRY: Final = re.compile(
@@ -48,10 +48,10 @@ _BEHIND: Final = re.compile(r'\},"topicPutTps":[0-9]+\.[0-9]+\}')
 
 
 def decode_topic_stats(body: bytes) -> dict[MessageQueue, QueueBounds]:
-    """Read what a broker holds of each of a topic's queues.
+    """Read a broker's bounds of each of a topic's queues.
 
     A topic may have a thousand queues, so one regular expression reads the form that Java writes. The JSON
-    reader reads every other form; the two never differ.
+    reader reads every other form; both give the same results.
     """
     check_json_size(body)
     stats = _decode_as_java_writes(body)
@@ -59,7 +59,7 @@ def decode_topic_stats(body: bytes) -> dict[MessageQueue, QueueBounds]:
 
 
 def _decode_as_java_writes(body: bytes) -> dict[MessageQueue, QueueBounds] | None:
-    """The statistics, or None if anything but Java's own form is in the body."""
+    """Return the statistics, or None if the body is not exactly in Java's own form."""
     if not body.isascii():
         return None
     # Text between the entries, then the groups of an entry, and so on; text at the end.
@@ -101,9 +101,9 @@ def _bounds_from_json(value: Any) -> QueueBounds:
 _BROKER_ID: Final = re.compile(r"-?[0-9]{1,19}")
 _ORDER_CONF: Final = re.compile(r"([^:;]+:[0-9]{1,9}(;|$))*")
 MAX_QUEUES: Final = 65_536
-"""Queues of one topic to read, and to write, on all its brokers together; a list of them takes some ten
-megabytes. A route has only their number, so a short one could announce more than fit into memory: they are
-counted before any is made."""
+"""Most queues of one topic to read, and to write, on all its brokers together; a list of them takes some ten
+megabytes. A route contains only their number, so a short one could announce more than fit into memory: they
+are counted before any is made."""
 
 
 def decode_route(body: bytes, topic: str = "") -> TopicRoute:
@@ -111,7 +111,7 @@ def decode_route(body: bytes, topic: str = "") -> TopicRoute:
 
     Raises:
         RemoteProtocolError: If the body is not a route, or announces more than ``MAX_QUEUES``.
-        StaticTopic: If the topic's queues are mapped to brokers.
+        StaticTopic: If the topic is static: its logical queues are mapped to brokers.
 
     Source: ``MQClientInstance.topicRouteData2EndpointsForStaticTopic``.
     """
@@ -135,7 +135,7 @@ def decode_route(body: bytes, topic: str = "") -> TopicRoute:
 
 
 def _check_count(topic: str, field: str, shares: Sequence[tuple[str, int]]) -> None:
-    """Refuse more queues than a topic has; the broker named is the one with most of them."""
+    """Refuse more than ``MAX_QUEUES`` queues; the error names the broker with most of them."""
     total = sum(count for _, count in shares)
     if total > MAX_QUEUES:
         name, count = max(shares, key=lambda share: share[1])
@@ -155,7 +155,7 @@ def broker_from_json(data: JsonObject) -> BrokerData:
                 f"{data.where}.brokerAddrs maps no broker id to an address: {short_repr(broker_id)} to "
                 f"{short_repr(address)}."
             )
-        # No address has such characters in it, and log lines have addresses.
+        # Replace odd characters, which no address has, because addresses are in log lines.
         addresses[int(broker_id)] = BrokerAddress(peer_text(address))
     return BrokerData(
         broker_name=data.text("brokerName"), cluster=data.text("cluster", ""), addresses=addresses
@@ -163,7 +163,7 @@ def broker_from_json(data: JsonObject) -> BrokerData:
 
 
 def _queue(data: JsonObject) -> QueueData:
-    # Servers before 4.9 misspell it.
+    # Servers before 4.9 misspell the field's name.
     sys_flag = data.integer("topicSynFlag", 0)
     queue = QueueData(
         broker_name=data.text("brokerName"),
