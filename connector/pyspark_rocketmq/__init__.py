@@ -1,7 +1,7 @@
 """Apache RocketMQ's consumer and ordered producer as PySpark Structured Streaming.
 
-Importing this package loads nothing heavy: Spark looks every ``pyspark_*`` package up for its data source, so
-the public names below come in on first use.
+Importing this package loads nothing heavy. Spark imports every ``pyspark_*`` package to look for a data
+source, so the public names below are loaded on first use.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ _HOME_OF = {
 }
 
 _SPARKS = ("pyspark", "delta")
-"""Packages that the extra ``spark`` brings."""
+"""Packages that the extra ``spark`` installs."""
 
 __all__ = [*sorted(_HOME_OF), "__version__"]  # noqa: PLE0604 - the names are strings
 

@@ -1,10 +1,11 @@
 """Every error this package raises, in one tree.
 
-A Spark worker hands only an error's *text* to the driver, so each class carries its facts as attributes and
-puts all of them into its sentence: what happened, where (topic, broker, queue, offset, address), what to do.
+A Spark worker passes only an error's *text* to the driver. So each class has its facts as attributes and
+includes all of them in its sentence: what happened, where (topic, broker, queue, offset, address), what to
+do.
 
-Retrying is decided by ``may_pass``, never by a list of classes.  What a server says is shown by
-``peer_text``.  docs/errors.md is made from the classes' docstrings: when each one is raised, and what to do.
+``may_pass`` decides about retries, never a list of classes.  ``peer_text`` formats texts of servers.
+docs/errors.md is made from the classes' docstrings: when each error is raised, and what to do.
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 _MAX_REASON: Final = 500
 _SEE_FAQ: Final = re.compile(r" See https?://\S+ for further details,?\.?", re.IGNORECASE)
-"""RocketMQ's pointer to its list of questions (``FAQUrl``) at the end of a remark."""
+"""RocketMQ's link to its FAQ (``FAQUrl``) at the end of a remark."""
 _AT_THE_END_OF_A_TRACEBACK: Final = re.compile(
     r"^pyspark_rocketmq\.errors\.(\w+): ((?:(?!^pyspark_rocketmq\.errors\.|\n\s*\n).)*?)"
     r"\s*(?:SQLSTATE: \w+\s*)?(?:JVM stacktrace:.*)?\Z",
     re.MULTILINE | re.DOTALL,
 )
-"""An error of ours in what Spark shows of a worker's failure."""
+"""Matches an error of this package in Spark's report of a worker's failure."""
 
 
 class RocketMQError(Exception):
     """Root of every error of this package; URIs in it are shown without their secrets."""
 
     retryable: ClassVar[bool] = False
-    """Whether it usually passes by itself: whoever meets it tries again, at first contact too."""
+    """Whether the error usually passes by itself, so that every caller retries, also at first contact."""
     passes_later: ClassVar[bool] = False
-    """Whether it means "not now" to a client that the cluster has served before; at first contact it is an
-    error, after a few tries."""
+    """Whether the error means "not now" to a client that the cluster has served before; at first contact it
+    is raised after a few tries."""
 
     def may_pass(self, *, has_worked: bool) -> bool:
         """Whether to wait and try again.
 
         Args:
-            has_worked: Whether the cluster has already given this query, in this run or an earlier one, what
-                it asks for now.
+            has_worked: Whether the same request of this query has succeeded before, in this run or an earlier
+                one.
         """
         return self.retryable or (has_worked and self.passes_later)
 
@@ -193,14 +194,14 @@ class BrokerError(RocketMQError):
     passes_later: ClassVar[bool] = True
 
     advice: ClassVar[str] = ""
-    """What to do, said behind the server's remark."""
+    """Advice shown after the server's remark."""
 
     def __init__(self, code: int, remark: str, *, request: str = "", address: str = "") -> None:
         remark = remark[:MOST_CHARACTERS]
         super().__init__(code, remark, request, address)
         self.code = code
         self.remark = remark
-        """As the server wrote it, its beginning."""
+        """Beginning of the server's remark, unchanged."""
         self.request = request
         self.address = address
 
@@ -208,7 +209,7 @@ class BrokerError(RocketMQError):
         return partial(type(self), request=self.request, address=self.address), (self.code, self.remark)
 
     def __str__(self) -> str:
-        # RocketMQ's remarks have line breaks and whole stack traces.
+        # RocketMQ's remarks contain line breaks and whole stack traces.
         remark = peer_text(_SEE_FAQ.sub("", " ".join(self.remark.split())))
         if remark and remark[-1] not in ".!?":
             remark += "."
@@ -501,9 +502,9 @@ class DeadLetterRefused(RocketMQError):
         self.queue = queue
         self.queue_offset = queue_offset
         self.sent = sent
-        """Why it could not be sent."""
+        """Reason why it could not be sent."""
         self.copied = copied
-        """Why its broker did not copy it."""
+        """Reason why its broker did not copy it."""
 
     def __str__(self) -> str:
         return masked(
@@ -596,7 +597,7 @@ class MessagesExpired(DataLoss):
 
 
 class LogTailLost(DataLoss):
-    """A queue ends before what was read: a slave that lacks messages was promoted, or the topic made anew.
+    """A queue ends before what was read: a slave that lacks messages was promoted, or the topic recreated.
 
     Do: As for ``DataLoss`` ([where it continues](how-to/offsets.md#where-offsets-begin-again)).
     """
@@ -651,7 +652,7 @@ class LostBehindSink(DataLoss):
 class TopicDeleted(DataLoss):
     """The topic is no longer on a broker that answers.
 
-    Do: Leave the topic out, or ``failOnDataLoss=false``: made anew, it is read from its start.
+    Do: Leave the topic out, or set ``failOnDataLoss=false``: created again, it is read from its start.
     """
 
     def __str__(self) -> str:
@@ -721,7 +722,7 @@ class SinkConflict(OffsetError):
 
 
 class SinkMoved(SinkConflict):
-    """Another consumer wrote rows of a queue while the batch ran; run anew, the batch leaves them out.
+    """Another consumer wrote rows of a queue while the batch ran; the batch runs again and leaves them out.
 
     Do: Nothing.
     """
@@ -769,18 +770,18 @@ class SchemaError(RocketMQError):
 
 
 class ListenerError(RocketMQError):
-    """A message listener broke its contract, as by raising ``SystemExit``.
+    """A message listener broke its contract, for example by raising ``SystemExit``.
 
     Do: Correct the listener.
     """
 
 
 def without_frames(function: FunctionT) -> FunctionT:
-    """Let this package's errors leave a function that Spark calls without the frames they came through.
+    """Remove the frames from tracebacks of this package's errors that leave a function called by Spark.
 
-    Spark shows a worker's traceback up to six times, and the sentence that says what to do stands below all
-    of it. Level DEBUG logs the frames. Other exceptions keep theirs, and so does LocalProtocolError: they are
-    bugs. Works on generators, too.
+    Spark shows a worker's traceback up to six times, with the error's sentence below all of it. The frames
+    are logged at level DEBUG. Other exceptions and LocalProtocolError keep their frames, because they are
+    bugs. Also works on generators.
     """
 
     @wraps(function)

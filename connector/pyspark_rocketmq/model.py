@@ -1,7 +1,7 @@
-"""The values everything else speaks of: queues, messages, routes, ranges and RocketMQ's enums.
+"""Values shared by the whole package: queues, messages, routes, ranges and RocketMQ's enums.
 
-Rule 1: frozen values only, complete or not built at all.  Rule 2: no bytes layout, no I/O, no Spark.
-Names are RocketMQ's in Python case; offsets always say whose offset they are.
+Rule 1: all values are frozen, and built completely or not at all.  Rule 2: no byte layouts, no I/O, no Spark.
+Names are RocketMQ's in Python case; the name of an offset always shows what it is an offset of.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ BrokerAddress = NewType("BrokerAddress", str)
 """``host:port``; IPv6 hosts in brackets."""
 
 PulledBody = bytes | memoryview
-"""Stored messages of one answer, undecoded; a view is one of bytes, and holds the buffer it looks into."""
+"""Stored messages of one answer, undecoded; a view is a view of bytes, and keeps their buffer alive."""
 
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
-"""Body of a message or of a batch, unless a producer sets another bound
-(``DefaultMQProducer.maxMessageSize``, the brokers' default too)."""
+"""Maximum size of the body of a message or a batch, unless a producer sets another limit
+(``DefaultMQProducer.maxMessageSize``, also the brokers' default)."""
 
 RETRY_TOPIC_PREFIX = "%RETRY%"
 DLQ_TOPIC_PREFIX = "%DLQ%"
 
 
 def retry_topic(consumer_group: str) -> str:
-    """Name of the group's retry topic (``MixAll.getRetryTopic``)."""
+    """Return the name of the group's retry topic (``MixAll.getRetryTopic``)."""
     return RETRY_TOPIC_PREFIX + consumer_group
 
 
@@ -38,7 +38,7 @@ def is_retry_topic(topic: str) -> bool:
 
 
 def dlq_topic(consumer_group: str) -> str:
-    """Name of the group's dead-letter topic (``MixAll.getDLQTopic``)."""
+    """Return the name of the group's dead-letter topic (``MixAll.getDLQTopic``)."""
     return DLQ_TOPIC_PREFIX + consumer_group
 
 
@@ -69,25 +69,25 @@ class ConsumeFromWhere(StrEnum):
 
 
 class UndecodableMessages(StrEnum):
-    """What becomes of a message whose bytes cannot be decoded."""
+    """Treatment of a message whose bytes cannot be decoded."""
 
     FAIL = "fail"
-    """The query ends with an error, when everything before it is done with."""
+    """The query ends with an error, after everything before the message is processed."""
     KEEP = "keep"
-    """It is read like any other, with the bytes that are stored as its body."""
+    """The message is read like any other, with its stored bytes as its body."""
 
 
 class OrderlyEngineKind(StrEnum):
     """How Spark runs an orderly listener."""
 
     STATE = "state"
-    """Grouped by queue, with Spark's state: in whatever order the rows come."""
+    """Grouped by queue, with Spark's state: works with any order of the rows."""
     DIRECT = "direct"
-    """In the task that reads a queue's range: without shuffle and state."""
+    """In the task that reads a queue's range, without shuffle and state."""
 
 
 class ConsumeOrderlyStatus(StrEnum):
-    """What an orderly listener answers (``ConsumeOrderlyStatus`` of the Java client)."""
+    """Answers of an orderly listener (``ConsumeOrderlyStatus`` of the Java client)."""
 
     SUCCESS = "SUCCESS"
     ROLLBACK = "ROLLBACK"
@@ -96,19 +96,19 @@ class ConsumeOrderlyStatus(StrEnum):
 
 
 class ConsumeConcurrentlyStatus(StrEnum):
-    """What a concurrent listener answers (``ConsumeConcurrentlyStatus`` of the Java client)."""
+    """Answers of a concurrent listener (``ConsumeConcurrentlyStatus`` of the Java client)."""
 
     CONSUME_SUCCESS = "CONSUME_SUCCESS"
     RECONSUME_LATER = "RECONSUME_LATER"
 
 
 class LocalTransactionState(StrEnum):
-    """What has become of a sender's local transaction (``LocalTransactionState`` of the Java client)."""
+    """State of a sender's local transaction (``LocalTransactionState`` of the Java client)."""
 
     COMMIT_MESSAGE = "COMMIT_MESSAGE"
     ROLLBACK_MESSAGE = "ROLLBACK_MESSAGE"
     UNKNOW = "UNKNOW"
-    """Not known yet: the broker checks again."""
+    """Not known yet: the broker will check again."""
 
 
 class SendStatus(IntEnum):
@@ -132,7 +132,7 @@ class Message:
 
     @property
     def msg_id(self) -> str | None:
-        """UNIQ_KEY; None if the message has none yet and gets one when it is sent."""
+        """UNIQ_KEY; None if the message has none yet and gets one when sent."""
         return self.properties.get("UNIQ_KEY")
 
 
@@ -144,7 +144,7 @@ class MessageExt(NamedTuple):
     """
 
     topic: str
-    """The topic it was sent to first, also when it comes from a retry queue."""
+    """The topic to which it was first sent, also if it comes from a retry queue."""
     broker_name: str
     queue_id: int
     queue_offset: int
@@ -158,7 +158,7 @@ class MessageExt(NamedTuple):
     """Decompressed; empty where Java shows null."""
     properties: Mapping[str, str]
     born_timestamp: int
-    """Milliseconds since the epoch at the producer; 0 when its claim is not within the years 1 to 9999."""
+    """Milliseconds since the epoch at the producer; 0 if the value is not within the years 1 to 9999."""
     born_host: str
     """``host:port``; IPv6 hosts in brackets."""
     store_timestamp: int
@@ -166,21 +166,21 @@ class MessageExt(NamedTuple):
     store_host: str
     reconsume_times: int
     sys_flag: int
-    """As Java shows it after decoding: compression type bits stay, the compressed bit is cleared."""
+    """Flags as in Java after decoding: the compression type's bits stay, the compressed bit is cleared."""
     flag: int
     queue_topic: str | None = None
-    """Topic of the queue it was read from where that is not ``topic``: the retry topic of a message given
-    back."""
+    """Topic of the queue from which it was read, if that differs from ``topic``: the retry topic of a message
+    that was given back."""
 
     @property
     def message_queue(self) -> MessageQueue:
-        """The queue this message was read from, whose offset ``queue_offset`` is."""
+        """The queue from which this message was read, and to which ``queue_offset`` refers."""
         return MessageQueue(self.queue_topic or self.topic, self.broker_name, self.queue_id)
 
     def restored(self, origin_topic: str | None) -> MessageExt:
-        """As a listener gets it: under its first topic, which a message given back no longer has.
+        """Return the message for a listener, with its first topic, which a message given back has lost.
 
-        None leaves it as it is. Source: ``DefaultMQPushConsumerImpl.resetRetryAndNamespace``.
+        None returns it unchanged. Source: ``DefaultMQPushConsumerImpl.resetRetryAndNamespace``.
         """
         if origin_topic is None:
             return self
@@ -188,17 +188,17 @@ class MessageExt(NamedTuple):
 
 
 def camel_case(name: str) -> str:
-    """``queue_id`` → ``queueId``."""
+    """Convert ``queue_id`` to ``queueId``."""
     first, *others = name.split("_")
     return first + "".join(map(str.capitalize, others))
 
 
 MESSAGE_COLUMNS: Final = tuple(camel_case(name) for name in MessageExt._fields if name != "queue_topic")
-"""Names of the source's columns of a message, in their order."""
+"""Names of the source's columns of a message, in order."""
 ORIGIN_TOPIC: Final = "originTopic"
-"""Column of the topic that a message given back was first sent to; null where it is still there."""
+"""Column of the topic to which a message given back was first sent; null if it is still there."""
 LISTENER_COLUMNS: Final = (*MESSAGE_COLUMNS, ORIGIN_TOPIC)
-"""Columns that a listener's messages are made of."""
+"""Columns from which a listener's messages are made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,41 +238,41 @@ class BrokerData:
 
 
 def ordered_queues(order_topic_conf: str) -> list[tuple[str, int]]:
-    """The brokers and numbers of queues of an order configuration (``a:4;b:4``), in its order."""
+    """Return the brokers and numbers of queues of an order configuration (``a:4;b:4``), in its order."""
     shares = (part.split(":") for part in order_topic_conf.split(";") if part)
     return [(name, int(count)) for name, count in shares]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRoute:
-    """Where a topic's queues are (``TopicRouteData``)."""
+    """Brokers and queues of a topic (``TopicRouteData``)."""
 
     brokers: tuple[BrokerData, ...]
     queues: tuple[QueueData, ...]
     order_topic_conf: str | None = None
-    """``broker-a:4;broker-b:4``: when present it alone defines the queues to publish to."""
+    """``broker-a:4;broker-b:4``: if present, only this defines the queues to publish to."""
 
     def address_of(self, broker_name: str) -> BrokerAddress | None:
-        """Master of ``broker_name``, else its replica with the lowest id, else None."""
+        """Return the master of ``broker_name``, else its replica with the lowest id, else None."""
         for broker in self.brokers:
             if broker.broker_name == broker_name and broker.addresses:
                 return broker.addresses[min(broker.addresses)]
         return None
 
     def master_of(self, broker_name: str) -> BrokerAddress | None:
-        """None if the route names no living master of it."""
+        """Return the master of ``broker_name``; None if the route names no living one."""
         masters = (broker.master for broker in self.brokers if broker.broker_name == broker_name)
         return next((master for master in masters if master is not None), None)
 
     def brokers_shown(self) -> str:
-        """The brokers' names and masters, for a person."""
+        """Describe the brokers' names and masters for a person."""
         masters = ((broker.broker_name, broker.master) for broker in self.brokers)
         return ", ".join(
             peer_text(f"{name} ({master})" if master else name) for name, master in sorted(masters)
         )
 
     def subscribe_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Queues a consumer reads, sorted (``MQClientInstance.topicRouteData2TopicSubscribeInfo``)."""
+        """Return a consumer's queues, sorted (``MQClientInstance.topicRouteData2TopicSubscribeInfo``)."""
         return tuple(
             sorted(
                 MessageQueue(topic, data.broker_name, queue_id)
@@ -283,7 +283,7 @@ class TopicRoute:
         )
 
     def publish_queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Queues a producer writes, in route order (``topicRouteData2TopicPublishInfo``)."""
+        """Return a producer's queues, in the order of the route (``topicRouteData2TopicPublishInfo``)."""
         if self.order_topic_conf:
             return tuple(
                 MessageQueue(topic, name, queue_id)
@@ -300,23 +300,24 @@ class TopicRoute:
 
 
 class QueueState(NamedTuple):
-    """How far a consumer group is in one queue; held by offset rows, planned ranges, acks and commits."""
+    """A consumer group's progress in one queue; part of offset rows, planned ranges, acks and commits."""
 
     next_offset: int
     """Next queue offset to consume."""
     epoch: int = 0
     """Fencing token; 0 without a consumer group."""
     reconsume_times: int = 0
-    """How often the listener gave back the message at ``next_offset``."""
+    """Number of times the listener gave back the message at ``next_offset``."""
     suspended_until_s: float | None = None
-    """Wall-clock seconds; the queue is not planned before."""
+    """Wall-clock second before which the queue is not planned."""
     retry_counts: str = ""
-    """How often it gave back messages from ``next_offset`` on, as text of ``consume.retry_counts``; empty
-    when ``reconsume_times`` says it all. The next owner goes on counting from it; a reset forgets it."""
+    """Numbers of times it gave back messages from ``next_offset`` on, as text of ``consume.retry_counts``;
+    empty if ``reconsume_times`` is sufficient. The next owner continues counting from them; a reset clears
+    them."""
     last_message: str = ""
-    """The newest message consumed, as text of ``consume.generations``: in a row that of this generation, with
-    some before it, in an ack or a commit that of the batch. Before any was consumed, the last one that the
-    generation's beginning passed over. Empty when there was none."""
+    """The newest message consumed, as text of ``consume.generations``: in a row the newest of this generation
+    and some before it, in an ack or a commit the newest of the batch. Before any was consumed, the last one
+    that the start of the generation skipped. Empty if there was none."""
 
     @property
     def is_on_trial(self) -> bool:
@@ -326,21 +327,21 @@ class QueueState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """What one micro-batch or batch read takes from one queue."""
+    """The part of one queue that a micro-batch or a batch read takes."""
 
     queue: MessageQueue
     state: QueueState
-    """Where it begins, and what a group's next delivery goes by; no suspension and no last message."""
+    """Start of the range, and the state for a group's next delivery; without suspension and last message."""
     end: int
     """Exclusive queue offset."""
 
     @classmethod
     def between(cls, queue: MessageQueue, start: int, end: int, *, epoch: int = 0) -> Self:
-        """A range whose first message was never given back."""
+        """Make a range whose first message was never given back."""
         return cls(queue, QueueState(start, epoch), end)
 
     def starting_at(self, start: int) -> Self:
-        """The same from another offset on."""
+        """Return the same range from another offset on."""
         return replace(self, state=self.state._replace(next_offset=start))
 
     @property
@@ -355,16 +356,16 @@ class QueueRange:
 
 
 class QueueBounds(NamedTuple):
-    """What a broker holds of one queue at one moment."""
+    """Offsets that a broker holds of one queue at one moment."""
 
     min_offset: int
     max_offset: int
     """Exclusive: last stored queue offset + 1."""
     last_update_timestamp: int = 0
-    """Milliseconds since the epoch; 0 when nothing is stored."""
+    """Milliseconds since the epoch; 0 if nothing is stored."""
 
     def allow(self, next_offset: int) -> bool:
-        """Whether reading can go on there: at an offset that is there, or at the end."""
+        """Whether reading can continue there: at a stored offset, or at the end."""
         return self.min_offset <= next_offset <= self.max_offset
 
 

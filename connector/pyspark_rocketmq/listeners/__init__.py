@@ -1,3 +1,3 @@
-"""What a user registers, and how it is called."""
+"""Listeners that users register, and the code that calls them."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Listeners that take a record batch, or a DataFrame."""
+"""Listeners that take a record batch or a DataFrame."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class ArrowListener:
     """Wraps a function of a record batch and a context: ``ArrowListener(on_orders)``.
 
     The batch has one row per message of one queue, in order, with the columns and types of
-    ``format("rocketmq")``; at most ``consume_message_batch_max_size`` (1 to 1024) rows, and the more it has,
-    the less a message costs. The function returns a status for all messages, or a status and a record batch
-    (or table) of rows with the output's columns and ``queueOffset``, that of the row's message. Nullable
-    columns may be left out, and ``queueOffset`` in a delivery of one message. A concurrent listener may be an
-    ``async def``.
+    ``format("rocketmq")``. It has at most ``consume_message_batch_max_size`` (1 to 1024) rows; larger batches
+    cost less per message. The function returns a status for all messages, or a status and a record batch (or
+    table) of rows with the output's columns and ``queueOffset``, the offset of the row's message. Nullable
+    columns may be omitted, and ``queueOffset`` too in a delivery of one message. A concurrent listener may be
+    an ``async def``.
 
     Rows that cannot be cast to the output schema without loss end the query with a ``SchemaError``.
     """
@@ -38,7 +38,7 @@ class ArrowListener:
         self.__qualname__ = getattr(function, "__qualname__", type(function).__name__)
 
     def __call__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> object:
-        """Deliver ``messages`` as a batch; returns the status."""
+        """Deliver ``messages`` as a batch; return the status."""
         delivered = messages if isinstance(messages, ArrowMessages) else ArrowMessages.of(messages)
         returned = self._function(self._shown(delivered.batch), context)
         if self.is_async:
@@ -46,11 +46,11 @@ class ArrowListener:
         return self._status(returned, delivered, context)
 
     def _shown(self, messages: pa.RecordBatch) -> Any:
-        """The function's first argument."""
+        """Return the function's first argument."""
         return messages
 
     def _rows(self, returned: object, context: DeliveryContext) -> pa.RecordBatch | None:  # noqa: ARG002
-        """The rows that it returned; None if ``returned`` is no rows."""
+        """Return the rows in ``returned``; None if it is something else."""
         match returned:
             case pa.RecordBatch():
                 return returned
@@ -66,7 +66,7 @@ class ArrowListener:
         return self._status(await returned, delivered, context)
 
     def _status(self, returned: object, delivered: ArrowMessages, context: DeliveryContext) -> object:
-        """Emit the rows that the function returned; returns its status."""
+        """Emit the rows that the function returned; return its status."""
         match returned:
             case (status, given) if (rows := self._rows(given, context)) is not None:
                 context.emit_batch(_with_owners(rows, delivered))
@@ -76,7 +76,7 @@ class ArrowListener:
 
 
 def _with_owners(rows: pa.RecordBatch, delivered: ArrowMessages) -> pa.RecordBatch:
-    """``rows`` with the queue offsets of their messages, checked."""
+    """Return ``rows`` with the queue offsets of their messages, after a check."""
     offsets = delivered.queue_offsets
     if _POSITION not in rows.schema.names:
         if len(offsets) > 1:
@@ -97,7 +97,7 @@ def _with_owners(rows: pa.RecordBatch, delivered: ArrowMessages) -> pa.RecordBat
 def _are_all_in(given: pa.Array, offsets: Any) -> bool:
     values = given.to_numpy()
     if len(values) == len(offsets) and np.array_equal(values, offsets):
-        # Mostly there is one row for each message.
+        # Usually there is one row per message.
         return True
     return bool(np.isin(values, offsets).all())
 
@@ -105,8 +105,8 @@ def _are_all_in(given: pa.Array, offsets: Any) -> bool:
 class PandasListener(ArrowListener):
     """Wraps a function of a DataFrame and a context: ``PandasListener(on_orders)``.
 
-    As :class:`ArrowListener`, with DataFrames in place of record batches. Times are instants in UTC; NaN and
-    NaT in the returned rows are nulls.
+    Like :class:`ArrowListener`, with DataFrames instead of record batches. Times are instants in UTC; NaN and
+    NaT in the returned rows become nulls.
     """
 
     def __init__(self, function: Callable[[pd.DataFrame, Any], Any]) -> None:
@@ -132,7 +132,7 @@ def _arrow_column(name: str, column: pd.Series[Any], context: DeliveryContext) -
 
 
 def _has_arrow_type(column: pd.Series[Any]) -> bool:
-    """Whether Arrow has the type of the column; values of other types are checked one by one."""
+    """Whether the column has a type of Arrow; values of other types are checked one by one."""
     is_of = pd.api.types
     return (
         is_of.is_bool_dtype(column.dtype)

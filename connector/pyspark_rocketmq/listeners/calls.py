@@ -1,4 +1,4 @@
-"""One concurrent call of a listener, and the threads or the event loop where calls run.
+"""One concurrent call of a listener, and the threads or the event loop that run the calls.
 
 Threads are daemons: a call that never returns must not keep its worker process from ending.
 """
@@ -34,22 +34,22 @@ class ListenerCall:
         self.messages = messages
         self.context = context
         self.answer: Answer | None = None
-        """None while it runs, and after an exception that ends the process."""
+        """The listener's answer; None while it runs, and after an exception that ends the process."""
         self.failure: BaseException | None = None
-        """The listener's."""
+        """Exception that the listener raised."""
         self.began_s: float | None = None
-        """When it began; None before, and after its end."""
+        """Monotonic second at which it began; None before it begins and after it ends."""
         self.lasted_s = 0.0
         self._timeout_s = timeout_s
 
     @property
     def is_all_done(self) -> bool:
-        """Whether it has ended with all its messages done, and no problem to report."""
+        """Whether the call has ended with all messages done and without a problem to report."""
         answer = self.answer
         return answer is not None and answer.acknowledged == len(self.messages) and answer.problem is None
 
     def run(self, listener: MessageListenerConcurrently, hooks: ConsumeHooks, clock: Clock) -> None:
-        """Call a listener that returns its answer; raises only what is no ``Exception``."""
+        """Call a listener that returns its answer; raise only what is not an ``Exception``."""
         seen, began_s = self._begin(hooks, clock)
         answer: object = None
         try:
@@ -61,7 +61,7 @@ class ListenerCall:
     async def run_async(
         self, listener: MessageListenerConcurrently, hooks: ConsumeHooks, clock: Clock
     ) -> None:
-        """As :meth:`run`, for a listener that is to be awaited."""
+        """Call and await an asynchronous listener; see :meth:`run`."""
         seen, began_s = self._begin(hooks, clock)
         answer: object = None
         try:
@@ -109,9 +109,9 @@ class ListenerCall:
 _SUCCESS = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 _LATER = ConsumeConcurrentlyStatus.RECONSUME_LATER
 _SEND_BACK_THREADS: Final = 16
-"""Deliveries whose failed messages are sent back at the same time."""
+"""Maximum number of deliveries whose failed messages are sent back at the same time."""
 _LOOP_END_S: Final = 1.0
-"""How long cancelling a range's calls may take; a loop that a call blocks is abandoned."""
+"""Longest time for cancelling a range's calls; a loop that is blocked by a call is abandoned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +119,13 @@ class CallEnded:
     """A listener call has returned or raised."""
 
     number: int
-    """The delivery's."""
+    """Number of the delivery."""
     failure: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SendBackEnded:
-    """A message was sent back, or could not be."""
+    """A message was sent back, or could not be sent back."""
 
     index: int
     failure: BaseException | None = None
@@ -143,7 +143,7 @@ class DaemonThreads:
         self._most = most
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._idle: deque[None] = deque()
-        """One item for each idle thread: faster than a semaphore, which is written in Python."""
+        """One item per idle thread. This is faster than a semaphore, which is written in Python."""
         self._started = 0
 
     def run(self, work: Callable[[], None]) -> None:
@@ -178,15 +178,15 @@ class ListenerWorkers:
         self._senders = DaemonThreads("rocketmq-send-back", _SEND_BACK_THREADS)
 
     def call(self, number: int, invoke: Callable[[], Settling]) -> None:
-        """Begin a listener call; no event follows if ``invoke`` says that it settled the call."""
+        """Begin a listener call; no event follows if ``invoke`` reports that it settled the call."""
         raise NotImplementedError
 
     def abandon(self, number: int) -> None:
-        """Cancel a call if that is possible: its messages are on their way back."""
+        """Cancel a call if possible, because its messages are being sent back."""
         raise NotImplementedError
 
     def send_back(self, indexes: Sequence[int], send: Callable[[int], None]) -> None:
-        """Begin to send messages back, one after the other, in order; an event for each."""
+        """Begin to send messages back one by one, in order; an event follows for each."""
 
         def work() -> None:
             for index in indexes:
@@ -200,14 +200,14 @@ class ListenerWorkers:
         self._senders.run(work)
 
     def next_event(self, timeout_s: float | None) -> Event | None:
-        """The next end; None if there is none within the time, or after ``wake``."""
+        """Wait for the next event; None if there is none within the time, or after ``wake``."""
         try:
             return self._events.get(timeout=timeout_s)
         except Empty:
             return None
 
     def wake(self) -> None:
-        """End the wait for the next event, or the next wait; from any thread."""
+        """End the current or the next wait for an event; from any thread."""
         self._events.put(None)
 
     def close(self) -> None:
@@ -216,7 +216,7 @@ class ListenerWorkers:
 
 
 class ThreadWorkers(ListenerWorkers):
-    """A thread for each call, of those that several ranges share."""
+    """Runs each call on one of the threads that several ranges share."""
 
     def __init__(self, threads: DaemonThreads) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ class ThreadWorkers(ListenerWorkers):
 
 
 class LoopWorkers(ListenerWorkers):
-    """All calls on the process's event loop."""
+    """Runs all calls on the process's event loop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,12 +249,12 @@ class LoopWorkers(ListenerWorkers):
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """Calls that have not ended; changed only by the loop's thread."""
         self._wanted: deque[tuple[int, Callable[[], Settling]]] = deque()
-        """Calls that the loop shall begin."""
+        """Calls that the loop must begin."""
         self._is_woken = False
-        """Whether the loop will look for them: waking it takes longer than beginning a call."""
+        """Whether the loop will look for such calls: waking it takes longer than beginning a call."""
 
     def call(self, number: int, invoke: Callable[[], Settling]) -> None:
-        """See :class:`ListenerWorkers`; ``invoke`` is called on the loop's thread and gives an awaitable."""
+        """See :class:`ListenerWorkers`; ``invoke`` runs on the loop's thread and returns an awaitable."""
         if self._loop is None:
             self._loop = listener_loop()
         if _running_loop() is self._loop:
@@ -266,7 +266,7 @@ class LoopWorkers(ListenerWorkers):
             self._loop.call_soon_threadsafe(self._begin_wanted, self._loop)
 
     def abandon(self, number: int) -> None:
-        """Cancel the call; it ends where it awaits something."""
+        """Cancel the call; it ends at its next await."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._cancel, number)
 
@@ -278,12 +278,12 @@ class LoopWorkers(ListenerWorkers):
         try:
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(2 * _LOOP_END_S)
         except TimeoutError:
-            # Calls of other ranges may block the loop: they end by themselves, and need it.
+            # Keep a loop that calls of other ranges block: they need it, and end by themselves.
             if self._tasks:
                 leave_loop_if_blocked(self._loop, _LOOP_END_S)
 
     def _begin_wanted(self, loop: asyncio.AbstractEventLoop) -> None:
-        # First: a call that is added later wakes the loop again.
+        # Do this first, so that a call that is added later wakes the loop again.
         self._is_woken = False
         while self._wanted:
             self._begin(loop, *self._wanted.popleft())
@@ -315,7 +315,7 @@ class LoopWorkers(ListenerWorkers):
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
-    """The loop of this thread, if any."""
+    """Return the running loop of this thread, if any."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -323,5 +323,5 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def workers_for(listener: object, threads: DaemonThreads) -> ListenerWorkers:
-    """The event loop for an ``async def`` listener, else these threads; nothing is started yet."""
+    """Return workers on the event loop for an ``async def`` listener, else on ``threads``; start nothing."""
     return LoopWorkers() if is_async(listener) else ThreadWorkers(threads)

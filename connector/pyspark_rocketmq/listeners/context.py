@@ -32,11 +32,11 @@ class ConsumeMessageContext:
     namespace: str | None
     mq: MessageQueue
     msg_list: Sequence[MessageExt]
-    """As the listener gets them; do not change it."""
+    """Messages as the listener gets them; do not change the list."""
     success: bool = False
-    """Whether the answer was SUCCESS or COMMIT; known after the call."""
+    """Whether the answer was SUCCESS or COMMIT; set after the call."""
     status: str | None = None
-    """The answer; an exception, None or any other value counts as the one that puts the messages back."""
+    """The answer; an exception, None or any other value counts as the answer that gives the messages back."""
     props: dict[str, str] = field(default_factory=dict)
     """After the call, ``ConsumeContextType``: SUCCESS, TIME_OUT, EXCEPTION, RETURNNULL or FAILED."""
     mq_trace_context: Any = None
@@ -47,15 +47,15 @@ class ConsumeMessageHook(Protocol):
     """A user's hook; pickled to the executors, and called there (``ConsumeMessageHook``)."""
 
     def hook_name(self) -> str:
-        """The name for the log."""
+        """Name of the hook for the log."""
         ...
 
     def consume_message_before(self, context: ConsumeMessageContext) -> None:
-        """Called before the listener."""
+        """Run before the listener is called."""
         ...
 
     def consume_message_after(self, context: ConsumeMessageContext) -> None:
-        """Called after the listener, before anything is committed."""
+        """Run after the listener was called, before anything is committed."""
         ...
 
 
@@ -74,11 +74,11 @@ class ConsumeHooks:
         self._namespace = namespace
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Whether there are any hooks."""
         return bool(self._hooks)
 
     def before(self, queue: MessageQueue, messages: Sequence[MessageExt]) -> ConsumeMessageContext | None:
-        """Call all before a delivery; returns the context for :meth:`after`, None without hooks.
+        """Call all hooks before a delivery; return the context for :meth:`after`, None without hooks.
 
         Source: ``DefaultMQPushConsumerImpl.executeHookBefore``.
         """
@@ -96,7 +96,7 @@ class ConsumeHooks:
     def after(
         self, context: ConsumeMessageContext | None, *, status: str, is_success: bool, return_type: str
     ) -> None:
-        """Call all after a delivery (``executeHookAfter``)."""
+        """Call all hooks after a delivery (``executeHookAfter``)."""
         if context is None:
             return
         context.status, context.success = status, is_success
@@ -124,7 +124,7 @@ NO_HOOKS: Final = ConsumeHooks()
 
 
 _making = threading.Lock()
-"""Two threads of a listener must not make two buffers of one list."""
+"""Lock that keeps two threads of a listener from making two buffers of one list."""
 
 
 class DeliveryContext:
@@ -167,15 +167,15 @@ class DeliveryContext:
         self._current = messages[0] if len(messages) == 1 else None
         self._emitted: list[Emitted] = []
         self._look_at = LOOK_EVERY
-        """Number of rows at which to check their size next."""
+        """Number of rows at which their size is checked next."""
         self._buffer: RowBuffer | None = None
-        """Of the rows, after the first check."""
+        """Buffer of the rows, after the first check."""
         self._file = file
         self.broken: RocketMQError | None = None
         """For the engine: the first error of ``emit``, even if the listener caught it."""
 
     def emit(self, message: MessageExt | None = None, /, **columns: Any) -> None:
-        """Add one output row; columns not given are null.
+        """Add one output row; columns that are not given are null.
 
         The row belongs to ``message``. Leave it out if the delivery has only one, or inside a loop ``for
         message in messages``, for the current one.
@@ -214,7 +214,7 @@ class DeliveryContext:
         """For the engine: add an ``ArrowListener``'s rows with the queue offsets of their messages.
 
         Raises:
-            SchemaError: If they are not rows of the listener's output schema, as of :meth:`emit`.
+            SchemaError: If they are not rows of the listener's output schema; see :meth:`emit`.
         """
         try:
             self._emitted.append(self._output.fitted(rows))
@@ -225,7 +225,7 @@ class DeliveryContext:
             self._keep(RowBuffer.pack)
 
     def arrow_column(self, name: str, values: list[Any]) -> pa.Array:
-        """For the engine: ``values`` of an output column, each as :meth:`emit` takes it.
+        """For the engine: convert ``values`` of an output column, each in the form that :meth:`emit` takes.
 
         Raises:
             SchemaError: If one does not fit the column, or there is no such column.
@@ -238,7 +238,7 @@ class DeliveryContext:
 
     @property
     def logger(self) -> LoggerAdapter[Logger]:
-        """Logs to ``pyspark_rocketmq.listener``; texts begin with the queue and the current offset.
+        """Logger of ``pyspark_rocketmq.listener``; texts begin with the queue and the current offset.
 
         Outside a loop that is the delivery's first offset.
         """
@@ -246,13 +246,13 @@ class DeliveryContext:
         return _PositionLogger(_listener_logger, {"position": f"{self.message_queue} queueOffset={at}"})
 
     def take_emitted(self) -> list[Emitted]:
-        """For the engine: the rows of this delivery, each with its message's queue offset first."""
+        """For the engine: take the rows of this delivery, each with its message's queue offset first."""
         emitted, self._emitted = self._emitted, []
         self._buffer, self._look_at = None, LOOK_EVERY
         return emitted
 
     def _keep(self, keep: Callable[[RowBuffer], int]) -> None:
-        """Reduce the memory of large rows."""
+        """Pack large rows to save memory."""
         with _making:
             if self._buffer is None or self._buffer.rows is not self._emitted:
                 self._file = self._file or SpillFile()
@@ -265,7 +265,7 @@ class DeliveryContext:
             raise
 
     def follow(self, messages: Sequence[MessageExt]) -> Sequence[MessageExt]:
-        """For the engine: the listener's own list of ``messages``, whose loops set the current message.
+        """For the engine: return the listener's list of ``messages``, whose loops set the current message.
 
         Messages of an ``ArrowListener`` stay in their batch.
         """
@@ -278,7 +278,7 @@ class DeliveryContext:
         self._current = message
 
     def broken_at(self, where: str) -> RocketMQError:
-        """For the engine: the error that ends the query if ``broken`` is set (D5)."""
+        """For the engine: return the error that ends the query if ``broken`` is set (D5)."""
         if not isinstance(self.broken, SchemaError):
             return RocketMQError(f"{where}: {self.broken}")
         return SchemaError(
@@ -293,7 +293,7 @@ class DeliveryContext:
                 "context.emit(message, order_id=…)."
             )
         is_within = self._first_offset <= message.queue_offset <= self._last_offset
-        # The first comparison is cheap and enough, except for messages that were given back.
+        # The first comparison is cheap and sufficient, except for messages that were given back.
         is_here = message[:3] == self.message_queue or message.message_queue == self.message_queue
         if not is_within or not is_here:
             raise ListenerError(
@@ -306,7 +306,7 @@ class DeliveryContext:
 
 class _PositionLogger(LoggerAdapter[Logger]):
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
-        """Format here: a topic's name must not become a part of the format."""
+        """Format the message here, since a topic's name must not become part of the format."""
         if self.isEnabledFor(level):
             text = str(msg) % args if args else msg
             self.logger.log(level, "%s %s", (self.extra or {})["position"], text, **kwargs)
@@ -326,12 +326,13 @@ class ConsumeOrderlyContext(DeliveryContext):
     ) -> None:
         super().__init__(messages, output, file)
         self.accumulated: Final = accumulated
-        """Messages of the queue, right before this delivery's, that were consumed and wait for a COMMIT. With
-        0, discard whatever else you hold of the queue: it was given back and comes again."""
+        """Number of the queue's messages right before this delivery that were consumed and wait for a COMMIT.
+        If it is 0, discard anything else that you hold of the queue: it was given back and will be
+        redelivered."""
         self.auto_commit = True
         """False: SUCCESS accumulates, COMMIT commits everything accumulated."""
         self.suspend_current_queue_time_millis = -1
-        """Pause after SUSPEND or ROLLBACK, clamped to 10..30000 ms; -1 takes the consumer's default."""
+        """Pause after SUSPEND or ROLLBACK, clamped to 10..30000 ms; -1 uses the consumer's default."""
 
 
 class ConsumeConcurrentlyContext(DeliveryContext):
@@ -360,7 +361,7 @@ class _Followed(list[MessageExt]):
         for message in super().__iter__():
             self._context.at(message)
             yield message
-        # Later access by index or copy cannot be followed.
+        # Later accesses by index or copy cannot be followed.
         self._context.at(None)
 
 
@@ -371,5 +372,5 @@ MessageListenerConcurrently = Callable[
     [Sequence[MessageExt], ConsumeConcurrentlyContext],
     ConsumeConcurrentlyStatus | Awaitable[ConsumeConcurrentlyStatus | None] | None,
 ]
-"""Takes messages of one queue, many calls at the same time; may be ``async def``. None and an exception count
-as RECONSUME_LATER (row E2)."""
+"""Takes messages of one queue, with many calls at the same time; may be ``async def``. None and an exception
+count as RECONSUME_LATER (row E2)."""

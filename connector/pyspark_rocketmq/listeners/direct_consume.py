@@ -26,7 +26,7 @@ from pyspark_rocketmq.wire.requests.client_info import ConsumeMessageDirectlyRes
 logger = logging.getLogger(__name__)
 
 _LONGEST_CALL_S: Final = 900.0
-"""Of an ``async def``: Java's consumeTimeout. The administrator's request times out much earlier."""
+"""Time-out of an ``async def``: Java's consumeTimeout. The administrator's request times out much earlier."""
 _ORDERLY_RESULTS = {
     ConsumeOrderlyStatus.SUCCESS: ConsumeResult.CR_SUCCESS,
     ConsumeOrderlyStatus.COMMIT: ConsumeResult.CR_COMMIT,
@@ -43,12 +43,12 @@ class DirectConsumer:
     """
 
     def __init__(self, listener: str, consumer_group: str, *, orderly: bool) -> None:
-        """``listener`` is a ``module:name`` that this process can import."""
+        """Name a ``listener`` as ``module:name``, which this process must be able to import."""
         self._form = form_of(listener, consumer_group, orderly=orderly)
         self._is_orderly = orderly
 
     def consume(self, message: MessageExt) -> ConsumeMessageDirectlyResult:
-        """Call the listener with ``message``; its answer, or its error."""
+        """Call the listener with ``message``; return its answer or its error."""
         messages, output = [message], OutputColumns.of(StructType())
         context = _Orderly(messages, output) if self._is_orderly else _Concurrent(messages, output)
         began_s = time.monotonic()
@@ -57,7 +57,7 @@ class DirectConsumer:
             with self._form.borrow() as listener:
                 answer = _answer(listener, messages, context)
         except BaseException as error:
-            # SystemExit, too: it would only end the thread that answers this broker.
+            # Catch SystemExit too, which would only end the thread that answers this broker.
             logger.exception("message not consumed directly msgId=%s", message.msg_id)
             result, remark = ConsumeResult.CR_THROW_EXCEPTION, f"{type(error).__name__}: {error}"
         else:
@@ -85,15 +85,15 @@ def _answer(listener: Call, messages: Sequence[MessageExt], context: DeliveryCon
 
 
 class _Rowless:
-    """A context that drops rows: outside a batch they have no sink."""
+    """A context that drops rows, which have no sink outside a batch."""
 
     __slots__ = ()
 
     def emit(self, message: MessageExt | None = None, /, **columns: Any) -> None:
-        """Drop it."""
+        """Drop the row."""
 
     def emit_batch(self, rows: pa.RecordBatch) -> None:
-        """Drop them."""
+        """Drop the rows."""
 
 
 class _Orderly(_Rowless, ConsumeOrderlyContext):

@@ -17,13 +17,13 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_S: Final = 10.0
 LONGEST_PAUSE_S: Final = 600.0
 MOST_KEYS: Final = 100
-"""Different errors remembered; beyond that the one not seen for longest is forgotten."""
+"""Number of different errors remembered; beyond that, the one not seen for longest is forgotten."""
 MOST_CHARACTERS: Final = 300
-"""Of the one line."""
+"""Longest line shown, in characters."""
 _MOST_CAUSES: Final = 10
-"""Of one error, in its line; users' code may chain any number, in a circle too."""
+"""Maximum number of causes shown in an error's line; users' code may chain any number, even in a circle."""
 _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-fA-F]+|\d+")
-"""Differs from message to message in the text of the same error."""
+"""Matches the parts of an error's text that differ from message to message."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Report:
     at_s: float
     pause_s: float
     since: int = 0
-    """Occurrences since this report."""
+    """Number of occurrences since this report."""
 
 
 class RateLimiter:
@@ -41,7 +41,7 @@ class RateLimiter:
         self._reports: OrderedDict[Hashable, _Report] = OrderedDict()
 
     def happened(self, key: Hashable, now_s: float) -> int | None:
-        """Count an error; returns 0: log it in full, n: log that it came n times more, None: log nothing."""
+        """Count an error. Return 0 to log it in full, n to log n more occurrences, None to log nothing."""
         report = self._reports.get(key)
         if report is None:
             self._reports[key] = _Report(now_s, FIRST_PAUSE_S)
@@ -58,13 +58,13 @@ class RateLimiter:
 
 
 _limiter = RateLimiter()
-"""One per process: a failed message comes again within a second, and each task reads other queues."""
+"""One limiter per process: a failed message returns within a second, and each task reads other queues."""
 _guard = threading.Lock()
-"""Over ``_limiter``."""
+"""Lock of ``_limiter``."""
 
 
 def report_failure(what: str, where: str, error: BaseException) -> str:
-    """Log that ``what`` happened at ``where``, with the traceback if it is new; returns one line."""
+    """Log that ``what`` happened at ``where``, with the traceback if it is new; return one line."""
     line = one_line(error)
     count = _count((type(error), _VARIABLE.sub("…", line), _place(error)))
     if count == 0:
@@ -75,7 +75,7 @@ def report_failure(what: str, where: str, error: BaseException) -> str:
 
 
 def report_problem(problem: str, where: str) -> str:
-    """Log a sentence, in full if it is new in this process; returns one line."""
+    """Log a sentence, in full if it is new in this process; return one line."""
     line = _shortened(problem)
     count = _count(_VARIABLE.sub("…", line))
     if count == 0:
@@ -86,7 +86,7 @@ def report_problem(problem: str, where: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Type and text of an error, without control characters; at most ``MOST_CHARACTERS``."""
+    """Return type and text of an error, without control characters; at most ``MOST_CHARACTERS``."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain and len(chain) < _MOST_CAUSES:
@@ -119,7 +119,7 @@ def _count(key: Hashable) -> int | None:
 
 
 def _renew() -> None:
-    """In a child of ``fork()``: a thread that is not there may hold the lock."""
+    """Replace the lock in a child of ``fork()``, where a missing thread may hold it."""
     global _guard  # noqa: PLW0603
     _guard = threading.Lock()
 
@@ -128,7 +128,7 @@ os.register_at_fork(after_in_child=_renew)
 
 
 def _place(error: BaseException) -> tuple[str, int] | None:
-    """The innermost line of code that the error went through."""
+    """Return the innermost line of code that the error passed through."""
     traceback = error.__traceback__
     if traceback is None:
         return None

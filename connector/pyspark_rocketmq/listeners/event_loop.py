@@ -23,13 +23,13 @@ ResultT = TypeVar("ResultT")
 
 _running: asyncio.AbstractEventLoop | None = None
 _guard = threading.Lock()
-"""Over ``_running``."""
+"""Lock of ``_running``."""
 _ANSWER_S: Final = 1.0
-"""How long a loop that nothing blocks may take to begin a call."""
+"""Time within which an unblocked loop begins a call."""
 
 
 def is_async(listener: object) -> bool:
-    """Whether calling it returns an awaitable; a wrapper may say so by ``is_async``."""
+    """Whether calling the listener returns an awaitable; a wrapper may declare it by ``is_async``."""
     if (declared := getattr(listener, "is_async", None)) is not None:
         return bool(declared)
     call = getattr(listener, "__call__", None)  # noqa: B004 - an instance's class may have an async one
@@ -37,7 +37,7 @@ def is_async(listener: object) -> bool:
 
 
 def listener_loop() -> asyncio.AbstractEventLoop:
-    """The running loop; started when it is first needed."""
+    """Return the running loop, which starts at the first call."""
     global _running  # noqa: PLW0603 - one per process is the point
     with _guard:
         if _running is None:
@@ -49,8 +49,8 @@ def listener_loop() -> asyncio.AbstractEventLoop:
 def leave_loop_if_blocked(loop: asyncio.AbstractEventLoop, patience_s: float) -> None:
     """Replace the event loop if it does not respond within ``patience_s``.
 
-    A timeout alone does not prove that the loop is blocked: after a pause of the process all timeouts have
-    expired. And connections opened on one loop are useless on another.
+    A time-out does not prove that the loop is blocked: after a pause of the process, all time-outs have
+    expired. And connections that were opened on one loop are useless on another.
     """
     global _running  # noqa: PLW0603
     with suppress(TimeoutError):
@@ -63,10 +63,10 @@ def leave_loop_if_blocked(loop: asyncio.AbstractEventLoop, patience_s: float) ->
 
 
 def run_on_loop(begin: Callable[[], Awaitable[ResultT]], timeout_s: float) -> ResultT:
-    """Call ``begin`` on the loop and wait for its result; from any thread but the loop's.
+    """Call ``begin`` on the loop and wait for its result; from any thread except the loop's.
 
     Raises:
-        TimeoutError: If it takes longer; it is cancelled.
+        TimeoutError: If it takes longer; it is cancelled then.
     """
 
     async def run() -> ResultT:
@@ -76,18 +76,18 @@ def run_on_loop(begin: Callable[[], Awaitable[ResultT]], timeout_s: float) -> Re
     loop = listener_loop()
     future = asyncio.run_coroutine_threadsafe(run(), loop)
     try:
-        # Longer than the loop itself waits, which does not answer at all while something blocks it.
+        # Longer than the loop's own wait, because a blocked loop does not answer at all.
         return future.result(timeout_s + _ANSWER_S)
     except TimeoutError:
         if not future.done():
             leave_loop_if_blocked(loop, _ANSWER_S)
         if future.done():
-            return future.result()  # it came after a pause of this process
+            return future.result()  # it arrived after a pause of this process
         raise
 
 
 def _forget() -> None:
-    """In a child of ``fork()``: the parent's threads, which run the loop or hold the lock, are missing."""
+    """Reset a child of ``fork()``, which lacks the parent's threads that run the loop or hold the lock."""
     global _running, _guard  # noqa: PLW0603
     _guard = threading.Lock()
     _running = None
@@ -101,21 +101,21 @@ def _selector() -> selectors.BaseSelector:
 
 
 _LONG_S: Final = 0.1
-"""Longer waits may be rounded."""
+"""Waits longer than this may be rounded."""
 _MOST_FILES: Final = 1024
-"""``FD_SETSIZE``: ``select`` takes only file numbers below."""
+"""``FD_SETSIZE``: ``select`` accepts only smaller file numbers."""
 
 
 class _ExactEpoll(selectors.EpollSelector):
-    """Waits exactly: ``epoll_wait`` rounds up to a whole millisecond, a fifth of a call of five.
+    """Waits exactly: ``epoll_wait`` rounds up to whole milliseconds, a fifth of a call of 5 ms.
 
-    Rounded waits also end together, so that calls wait for each other.
+    Rounded waits also end at the same time, so that calls wait for each other.
     """
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """See ``selectors.BaseSelector.select``."""
         if timeout is not None and 0 < timeout < _LONG_S and self.fileno() < _MOST_FILES:
-            # An epoll's own file can be waited for as any other.
+            # The file of an epoll can itself be waited for.
             select.select([self.fileno()], (), (), timeout)
             timeout = 0
         return super().select(timeout)

@@ -1,20 +1,19 @@
-"""The forms of a listener, and its life in a worker: opened once, closed when idle.
+"""The forms of a listener, and its lifecycle in a worker: opened once, closed when idle.
 
 * a function ``(messages, context) -> status``
 * a generator function: yields rows, each a dict of columns or ``(message, dict)``; its end is success, or it
   returns a status
 * :class:`ArrowListener`: ``(record batch, context) -> status`` or ``(status, record batch of rows)``
 * :class:`PandasListener`: ``(frame, context) -> status`` or ``(status, frame of rows)``
-* a class, or an object, with ``consume_message(messages, context)``, and ``open(context)`` and ``close()`` if
-  wanted: opened once per worker process, closed when idle
+* a class, or an object, with ``consume_message(messages, context)``, and optionally ``open(context)`` and
+  ``close()``: opened once per worker process, closed when idle
 * ``"module:name"``: any of these, imported where it is needed and not pickled
 
 A concurrent listener may have any of these as an ``async def``. A form is pickled to the executors; there
 each range borrows it.
 
-Spark ends a Python worker that was idle for a minute, without letting it finish anything. So a listener that
-was idle for half a minute is closed here, and opened again when needed. If its process is killed, nothing can
-close it.
+Spark kills a Python worker that was idle for a minute. So a listener that was idle for half a minute is
+closed here, and opened again when needed. If its process is killed, nothing can close it.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, ConsumeOrderlyStat
 logger = logging.getLogger(__name__)
 
 IDLE_S: Final = 30.0
-"""Half of what Spark gives an idle worker (``PythonWorkerFactory.IDLE_WORKER_TIMEOUT_NS``)."""
+"""Half of Spark's time-out for idle workers (``PythonWorkerFactory.IDLE_WORKER_TIMEOUT_NS``)."""
 _OPEN_S: Final = 60.0
 _CLOSE_S: Final = 10.0
-"""How long an ``async def`` ``open`` or ``close`` may take."""
+"""Time-out of an ``async def`` ``open`` or ``close``."""
 
 Call = Callable[[Sequence[MessageExt], Any], Any]
-"""What engines call: messages and their context."""
+"""A listener as engines call it, with messages and their context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +62,24 @@ class _Opened:
 
     def __init__(self) -> None:
         self.listener: Future[Any] = Future()
-        """Done when it is open; other users wait, however long ``open`` takes."""
+        """Done when the listener is open; other users wait for it without a time-out."""
         self.users = 0
         self.closing: threading.Timer | None = None
 
 
 _opened: dict[str, _Opened] = {}
 _guard = threading.Lock()
-"""Over ``_opened`` and its values; never held while a listener's code runs."""
+"""Lock of ``_opened`` and its values; never held while a listener's code runs."""
 
 
 @contextmanager
 def lease_of_opened(
     key: str, listener: Any, context: ListenerContext, idle_s: float = IDLE_S
 ) -> Iterator[Call]:
-    """The ``consume_message`` of the process's only opened object for ``key``.
+    """Yield the ``consume_message`` of the process's only opened object for ``key``.
 
-    ``listener`` is an object, or a class to make one of; it stays open for ``idle_s`` while nobody borrows
-    it. If ``open`` fails, yields a :class:`FailedListener`; the queues are suspended and ``open`` is tried
+    ``listener`` is an object or a class to instantiate; it stays open for ``idle_s`` while nobody borrows it.
+    If ``open`` fails, a :class:`FailedListener` is yielded: the queues are suspended, and ``open`` is tried
     again.
     """
     opened, is_new = _take(key)
@@ -98,7 +97,7 @@ def lease_of_opened(
 
 
 def _take(key: str) -> tuple[_Opened, bool]:
-    """Add a user; whether it is the first one, who has to open the listener."""
+    """Add a user; return also whether it is the first one, which has to open the listener."""
     with _guard:
         found = _opened.get(key)
         opened = _opened[key] = found or _Opened()
@@ -109,7 +108,7 @@ def _take(key: str) -> tuple[_Opened, bool]:
 
 
 def _open(key: str, opened: _Opened, listener: Any, context: ListenerContext) -> None:
-    """Open it for all users that wait; after a failure the next user tries again."""
+    """Open the listener for all waiting users; after a failure, the next user tries again."""
     try:
         made = listener() if isinstance(listener, type) else listener
         if hasattr(made, "open"):
@@ -137,7 +136,7 @@ def _give_back(key: str, opened: _Opened, idle_s: float) -> None:
 
 def _close_if_idle(key: str, opened: _Opened) -> None:
     with _guard:
-        # The timer may have gone off just before a new borrower cancelled it.
+        # The timer may have fired just before a new borrower cancelled it.
         if opened.users or threading.current_thread() is not opened.closing:
             return
         _opened.pop(key, None)
@@ -164,7 +163,7 @@ def _close_all() -> None:
 
 
 def _forget() -> None:
-    """In a child of ``fork()``: listeners are the parent's to close; a missing thread may hold the lock."""
+    """Reset a child of ``fork()``: the parent closes listeners, and a missing thread may hold the lock."""
     global _guard  # noqa: PLW0603
     _guard = threading.Lock()
     _opened.clear()
@@ -203,15 +202,15 @@ class ListenerForm(Protocol):
     """A listener as it is pickled to the executors."""
 
     def borrow(self) -> AbstractContextManager[Call]:
-        """The listener for one range, in any process."""
+        """Lend the listener for one range, in any process."""
         ...
 
 
 def form_of(listener: object, consumer_group: str = "", *, orderly: bool = True) -> ListenerForm:
-    """The form of a user's listener; a form stays as it is.
+    """Return the form of a user's listener; a form is returned unchanged.
 
     Raises:
-        OptionError: If it is no listener, or an ``async def`` where messages are consumed in order.
+        OptionError: If it is not a listener, or an ``async def`` for consumption in order.
     """
     return _form(listener, _Origin(consumer_group, orderly, uuid4().hex))
 
@@ -223,7 +222,7 @@ class _Origin:
     consumer_group: str
     is_orderly: bool
     key: str
-    """The identity of an object that is opened once, the same in every process."""
+    """Identity of an object that is opened once; the same in every process."""
 
 
 def _form(listener: object, origin: _Origin) -> ListenerForm:
@@ -258,26 +257,26 @@ def _form(listener: object, origin: _Origin) -> ListenerForm:
 
 
 def _parameters_given(listener: object) -> int | None:
-    """How many arguments ``consume_message`` takes; None if only an instance shows that."""
+    """Return the number of arguments of ``consume_message``; None if only an instance shows that."""
     if not isinstance(listener, type):
         return 2
     found = inspect.getattr_static(listener, "consume_message", None)
     if inspect.isfunction(found):
-        return 3  # the object, too
+        return 3  # including the object
     return 2 if isinstance(found, staticmethod | classmethod) else None
 
 
 def _check_parameters(listener: object, call: Callable[..., object], *, given: int) -> None:
     """Refuse a listener that does not take messages and a context: every delivery would fail."""
     try:
-        # A decorator's own signature: it may pass on more than it takes.
+        # The signature of a decorator: it may pass on more arguments than it takes.
         inspect.signature(call, follow_wrapped=False).bind(*range(given))
     except TypeError as error:
         raise _unusable(
             f"{named(listener)} cannot be called with messages and a context ({error}); a listener takes both"
         ) from None
     except ValueError:
-        return  # one in C, which has no signature
+        return  # a callable in C, without a signature
 
 
 def load(name: str) -> object:
@@ -296,7 +295,7 @@ def load(name: str) -> object:
 
 
 def named(listener: object) -> str:
-    """The name of a listener in errors."""
+    """Return the name of a listener for errors."""
     return getattr(listener, "__qualname__", None) or f"an object of type {type(listener).__name__}"
 
 
@@ -314,10 +313,10 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class OpenedOnce:
-    """A listener that holds connections or the like."""
+    """A listener that holds resources such as connections."""
 
     listener: Any
-    """An object, or a class to make one of in each process."""
+    """An object, or a class that each process instantiates."""
     context: ListenerContext
     key: str
 
@@ -328,7 +327,7 @@ class OpenedOnce:
 
 @dataclass(frozen=True, slots=True)
 class ByName:
-    """A listener that every process imports for itself."""
+    """A listener that every process imports itself."""
 
     name: str
     origin: _Origin
@@ -348,7 +347,7 @@ class GeneratorListener:
         self._success = success
 
     def __call__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> object:
-        """Emit its rows; returns its status, success if none."""
+        """Emit the generator's rows; return its status, or success if it returns none."""
         rows = self._function(messages, context)
         try:
             while True:
@@ -360,7 +359,7 @@ class GeneratorListener:
 
 
 class AsyncGeneratorListener:
-    """Awaits an asynchronous generator function and emits what it yields; it returns no status."""
+    """Iterates an asynchronous generator function and emits what it yields; it returns no status."""
 
     def __init__(
         self, function: Callable[[Sequence[MessageExt], Any], AsyncGenerator[Any]], success: object
@@ -369,7 +368,7 @@ class AsyncGeneratorListener:
         self._success = success
 
     async def __call__(self, messages: Sequence[MessageExt], context: DeliveryContext) -> object:
-        """Emit its rows; returns success."""
+        """Emit the generator's rows; return success."""
         async with aclosing(self._function(messages, context)) as rows:
             async for row in rows:
                 _emit(row, context)

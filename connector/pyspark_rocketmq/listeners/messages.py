@@ -1,4 +1,4 @@
-"""Makes messages from Arrow columns when they are delivered."""
+"""Converts Arrow columns to messages when they are delivered."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
 
 
 def messages_of(columns: Iterable[Sequence[Any]]) -> list[MessageExt]:
-    """The messages of one queue from ``columns``, in the order of :data:`LISTENER_COLUMNS`.
+    """Return the messages of one queue from ``columns``, which are in the order of :data:`LISTENER_COLUMNS`.
 
-    Messages of a retry queue get the topic they were first sent to.
+    Messages of a retry queue get the topic to which they were first sent.
     """
     *fields, origin_topics = columns
     values = zip(*fields, repeat(None, len(origin_topics)), strict=True)
-    # As MessageExt._make does, without a call in Python for each.
+    # The same as MessageExt._make, without a Python call per message.
     messages = list(map(tuple.__new__, repeat(MessageExt), values))
     if not messages or not is_retry_topic(messages[0].topic):
         return messages
@@ -41,15 +41,15 @@ def messages_of(columns: Iterable[Sequence[Any]]) -> list[MessageExt]:
 _TIMES = frozenset({"bornTimestamp", "storeTimestamp"})
 _MICROS_PER_MILLI = 1000
 _MOSTLY_ALIKE = frozenset({"tags", "bornHost", "storeHost"})
-"""Texts that neighbouring messages often share."""
+"""Columns of texts that neighbouring messages often share."""
 _RECONSUME_TIMES: Final = "reconsumeTimes"
 _MADE_AT_ONCE: Final = 512
-"""Few enough for the processor's caches and below the threshold of Python's garbage collector; many enough
-that reading a column costs next to nothing."""
+"""Number of messages made at once. Few enough for the processor's caches and for the threshold of Python's
+garbage collector; enough to make the cost of reading a column negligible."""
 
 
 class ArrowMessages(Sequence[MessageExt]):
-    """One delivery's messages as a record batch, and as objects on demand."""
+    """The messages of one delivery as a record batch, and as objects on demand."""
 
     def __init__(
         self,
@@ -59,16 +59,16 @@ class ArrowMessages(Sequence[MessageExt]):
         extra: Mapping[str, str],
     ) -> None:
         self.batch = batch
-        """Columns as in ``format("rocketmq")``; the topic is the one they were first sent to."""
+        """Columns of ``format("rocketmq")``; the topic is the one to which the messages were first sent."""
         self._extra = extra
         self.queue = queue
-        """The queue they were read from."""
+        """Queue from which the messages were read."""
         self.queue_offsets = queue_offsets
         self._made: list[MessageExt] | None = None
 
     @classmethod
     def of(cls, messages: Sequence[MessageExt]) -> ArrowMessages:
-        """Make the batch of messages of one queue, at least one."""
+        """Make a batch of the messages of one queue, at least one."""
         columns = dict(zip(MESSAGE_SCHEMA.names, map(list, zip(*messages, strict=True)), strict=False))
         for name in _TIMES:
             columns[name] = [millis * _MICROS_PER_MILLI for millis in columns[name]]
@@ -81,7 +81,7 @@ class ArrowMessages(Sequence[MessageExt]):
 
     @property
     def attempt(self) -> int:
-        """Which delivery of the first message this is, from 1."""
+        """Number of this delivery of the first message, from 1."""
         return int(self.batch.column(_RECONSUME_TIMES)[0].as_py()) + 1
 
     def __len__(self) -> int:
@@ -94,7 +94,8 @@ class ArrowMessages(Sequence[MessageExt]):
     def __getitem__(self, at: int | slice) -> MessageExt | list[MessageExt]:
         if self._made is None:
             topics = self.batch.column("topic")
-            # As they were read: null where a message does not name it, or was never given back.
+            # Restore the column as it was read: null if a message does not name its topic, or was never given
+            # back.
             origins = pc.replace_with_mask(
                 topics, pc.equal(topics, self.queue.topic), pa.scalar(None, pa.string())
             )
@@ -103,7 +104,7 @@ class ArrowMessages(Sequence[MessageExt]):
 
 
 class ArrivedMessages(Sequence[MessageExt]):
-    """A range's messages, made a few hundred at a time when they are delivered.
+    """The messages of a range, made a few hundred at a time when they are delivered.
 
     As objects they take three times the memory of their columns, and the garbage collector would walk a
     hundred thousand of them again and again.
@@ -116,19 +117,19 @@ class ArrivedMessages(Sequence[MessageExt]):
         queue_offsets: npt.NDArray[np.int64],
         extra: Mapping[str, str],
     ) -> None:
-        """``batches`` are rows of ``queue``, at ``queue_offsets``; messages get the ``extra`` properties."""
+        """Take ``batches`` of ``queue``'s rows at ``queue_offsets``; messages get properties ``extra``."""
         self._extra = extra
         self.queue_offsets = queue_offsets
-        """Of all messages."""
+        """Queue offsets of all messages."""
         self._batches = batches
         self._queue = queue
         self._ends = list(accumulate(batch.num_rows for batch in batches))
-        """Of each batch, as an index of messages."""
+        """End of each batch, as an index of messages."""
         self._first = 0
         self._made: list[MessageExt] = []
         """The messages made, from index ``_first`` on."""
         self._shown: list[pa.RecordBatch] = []
-        """``batches`` as an :class:`ArrowMessages` has them, made for the first one."""
+        """``batches`` in the form of :class:`ArrowMessages`, made for the first delivery."""
 
     def __len__(self) -> int:
         return len(self.queue_offsets)
@@ -148,7 +149,7 @@ class ArrivedMessages(Sequence[MessageExt]):
             yield from self[start : start + _MADE_AT_ONCE]
 
     def in_objects(self, start: int, stop: int, retry_counts: Sequence[int] = ()) -> list[MessageExt]:
-        """At least one message, in order; ``retry_counts`` is added to their reconsume times."""
+        """Return at least one message, in order; ``retry_counts`` are added to their reconsume times."""
         begin, end = start - self._first, stop - self._first
         # True for nearly every delivery.
         is_made = 0 <= begin < end <= len(self._made)
@@ -156,7 +157,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         return _with_times(messages, retry_counts) if retry_counts else messages
 
     def in_arrow(self, start: int, stop: int, retry_counts: Sequence[int] = ()) -> ArrowMessages:
-        """As :meth:`in_objects`."""
+        """Return the messages of :meth:`in_objects` in Arrow."""
         if not self._shown:
             self._shown = [_as_shown(batch) for batch in self._batches]
         number = bisect_right(self._ends, start)
@@ -175,7 +176,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         return ArrowMessages(delivered, self._queue, self.queue_offsets[start:stop], self._extra)
 
     def last_message(self, index: int) -> str:
-        """See :func:`last_message`, of the message at ``index``."""
+        """Return :func:`last_message` for the message at ``index``."""
         number = bisect_right(self._ends, index)
         batch = self._batches[number]
         return last_message(batch, index - (self._ends[number] - batch.num_rows))
@@ -192,7 +193,7 @@ class ArrivedMessages(Sequence[MessageExt]):
         return found[::step]
 
     def _make(self, index: int) -> None:
-        """Make the message at ``index`` and some after it."""
+        """Make the message at ``index`` and some messages after it."""
         number = bisect_right(self._ends, index)
         batch = self._batches[number]
         rows = batch.slice(index - (self._ends[number] - batch.num_rows), _MADE_AT_ONCE)
@@ -202,7 +203,7 @@ class ArrivedMessages(Sequence[MessageExt]):
 def taker_of(
     messages: Sequence[MessageExt], *, in_arrow: bool
 ) -> Callable[[int, int, Sequence[int]], Sequence[MessageExt]]:
-    """Returns a function of first index, end and added reconsume times that makes a delivery."""
+    """Return a function of first index, end and added reconsume times that makes a delivery."""
     if isinstance(messages, ArrivedMessages):
         return messages.in_arrow if in_arrow else messages.in_objects
 
@@ -220,7 +221,7 @@ def _with_times(messages: Sequence[MessageExt], retry_counts: Sequence[int]) -> 
 
 
 def _as_shown(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns of messages, under the topic that they were first sent to."""
+    """Return the columns of messages, with the topic to which they were first sent."""
     if batch.num_columns == len(MESSAGE_SCHEMA):
         return batch
     columns = [batch.column(name) for name in MESSAGE_SCHEMA.names]
@@ -229,13 +230,13 @@ def _as_shown(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def last_message(batch: pa.RecordBatch, row: int) -> str:
-    """The text in an ack about the newest message; empty if its columns were not read."""
+    """Return the text about the newest message for an ack; empty if its columns were not read."""
     message = message_in(batch, row)
     return "" if message is None else message.to_text()
 
 
 def _messages(rows: pa.RecordBatch, queue: MessageQueue, extra: Mapping[str, str]) -> list[MessageExt]:
-    """The messages of ``rows``, all of ``queue``, with the properties ``extra``, too."""
+    """Return the messages of ``rows``, all of ``queue``, with the additional properties ``extra``."""
     of_queue = dict(zip(LISTENER_COLUMNS, queue, strict=False))
     columns: dict[str, list[Any]] = {
         name: [of_queue[name]] * rows.num_rows if name in of_queue else _values(rows.column(name), name)
@@ -255,7 +256,7 @@ def _values(column: pa.Array, name: str) -> list[Any]:
     if column.null_count == len(column):
         return [None] * len(column)
     if name in _TIMES:
-        # Milliseconds as in Java. Null if Spark's timestamps cannot hold the born time.
+        # Milliseconds, as in Java. Null if Spark's timestamps cannot represent the born time.
         micros = column.cast(pa.int64()).fill_null(0).to_numpy()
         return (micros // _MICROS_PER_MILLI).tolist()  # type: ignore[no-any-return]
     if pa.types.is_integer(column.type):
@@ -268,14 +269,14 @@ def _values(column: pa.Array, name: str) -> list[Any]:
 
 
 def _dicts(column: pa.MapArray) -> list[dict[str, str]]:
-    """``to_pylist`` in a third of the time; no map is null."""
+    """Do the work of ``to_pylist`` in a third of the time; no map may be null."""
     offsets = column.offsets.to_numpy()
-    # A slice of a map column still has the keys and items of the whole column.
+    # A slice of a map column keeps the keys and items of the whole column.
     first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
     keys, items = column.keys.slice(first, count), column.items.slice(first, count).to_pylist()
     width = int(offsets[1]) - first
     if (np.diff(offsets) == width).all() and _repeats(keys, width):
-        # All have the same keys: each text is made and hashed once.
+        # All messages have the same keys: make and hash each text once.
         rows = zip(*[iter(items)] * width, strict=True)
         return list(map(dict, map(zip, repeat(keys[:width].to_pylist()), rows)))
     pairs = zip(keys.to_pylist(), items, strict=True)

@@ -1,9 +1,9 @@
-"""The emitted rows of a range until it ends: in memory while they are few, else in a temporary file.
+"""Keeps the emitted rows of a range until it ends: in memory while they are few, else in a temporary file.
 
-A listener may emit any number of rows for a message, and none may leave the task before the message is
-acknowledged. Rows are kept in order: the newest as tuples, older ones as record batches of about 1 MiB, and
-what takes more than 8 MiB is written to a file of the range's own. Rows of a call that is given back are
-dropped. The file has no name and ends with the process at the latest.
+A listener may emit any number of rows for a message, and they must stay in the task until the message is
+acknowledged. Rows are kept in order: the newest as tuples, older ones as record batches of about 1 MiB.
+Beyond 8 MiB they are written to the range's own file. Rows of a call that is given back are dropped. The file
+has no name and disappears with the process at the latest.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ IN_MEMORY_BYTES: Final = 8 << 20
 """Memory for the batches of a range, and for those of each running call."""
 _BATCH_BYTES: Final = 1 << 20
 _BATCH_ROWS: Final = 8192
-"""Newest rows of a call at which they become a batch."""
+"""Number of new rows of a call that are packed into a batch."""
 LOOK_EVERY: Final = 64
-"""Rows of a call between two checks of their size."""
+"""Number of rows of a call between two checks of their size."""
 _FEW_ROWS: Final = 1024
-"""Newest rows of a range at which they become a batch."""
+"""Number of new rows of a range that are packed into a batch."""
 _WRITTEN_BYTES: Final = 4 << 20
 _WRITTEN_ROWS: Final = 64 * 1024
-"""About how much a sink's writer gets at once."""
+"""Approximate number of rows that a sink's writer gets at once."""
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpilledRows:
-    """Rows in a file."""
+    """Rows in the file of a range."""
 
     file: SpillFile
     begin: int
     end: int
 
     def read(self) -> pa.RecordBatch:
-        """The rows."""
+        """Return the rows."""
         with pa.ipc.open_stream(self.file.read(self.begin, self.end)) as reader:
             return reader.read_next_batch()
 
@@ -71,7 +71,7 @@ class SpillFile:
         """Append rows.
 
         Raises:
-            RocketMQError: If there is no room for them.
+            RocketMQError: If there is no space for them.
         """
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema, options=_COMPRESSED) as stream:
@@ -94,7 +94,7 @@ class SpillFile:
         return SpilledRows(self, begin, begin + len(data))
 
     def read(self, begin: int, end: int) -> bytes:
-        """The bytes of that range."""
+        """Return the bytes from ``begin`` to ``end``."""
         descriptor = self._opened().fileno()
         parts: list[bytes] = []
         while begin < end:
@@ -103,7 +103,7 @@ class SpillFile:
         return b"".join(parts)
 
     def drop(self, rows: Sequence[Emitted]) -> None:
-        """Reuse the space of ``rows`` if they are the last."""
+        """Reuse the space of ``rows`` if they are the last ones."""
         for each in reversed(rows):
             if isinstance(each, SpilledRows):
                 with self._guard:
@@ -113,7 +113,7 @@ class SpillFile:
     def _opened(self) -> IO[bytes]:
         if (file := self._file) is not None:
             return file
-        # Without a name, so that a killed process leaves nothing behind.
+        # Without a name, so that a killed process leaves no file behind.
         opened = TemporaryFile(buffering=0, prefix="rocketmq-rows-", dir=_folder())  # noqa: SIM115
         with self._guard:
             file = self._file = self._file or opened
@@ -125,7 +125,7 @@ class SpillFile:
 
 
 def _folder() -> str:
-    """The folder of Spark's own temporary files, in its tasks."""
+    """Return the folder of Spark's temporary files in one of its tasks, otherwise the system's."""
     folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
     return next((folder for folder in folders if os.access(folder, os.W_OK)), gettempdir())
 
@@ -153,16 +153,16 @@ class RowBuffer:
         self._guard = threading.Lock()
         self._size_of: Callable[[Any], int] = getsizeof if columns.is_plain else _size_of
         self._packed = 0
-        """How many at the front are no tuples."""
+        """Number of items at the front that are packed."""
         self._looked_at = 0
-        """How many have been packed or measured."""
+        """Number of items that were packed or measured."""
         self._newest_bytes = 0
-        """Of the tuples that were measured."""
+        """Size of the measured tuples."""
         self._nbytes = 0
-        """Of the batches in memory."""
+        """Size of the batches in memory."""
 
     def look(self) -> int:
-        """Pack the newest rows if they are large; returns the number of rows at which to look again."""
+        """Pack the newest rows if they are large; return the number of rows at which to check again."""
         with self._guard:
             stop = len(self.rows)
             newest: Any = self.rows[self._looked_at : stop]
@@ -173,7 +173,7 @@ class RowBuffer:
             return len(self.rows) + LOOK_EVERY
 
     def pack(self) -> int:
-        """Make a batch of the newest rows; returns the number of rows at which to look again."""
+        """Make a batch of the newest rows; return the number of rows at which to check again."""
         with self._guard:
             self._pack(len(self.rows))
             return len(self.rows) + LOOK_EVERY
@@ -216,14 +216,14 @@ def spill(emitted: Sequence[Emitted], columns: RowColumns, file: SpillFile) -> l
 
 
 def size_of(emitted: Sequence[Emitted]) -> int:
-    """The memory of a call's rows, roughly."""
+    """Return the approximate memory of a call's rows."""
     in_tuples = sum(sum(map(_size_of, each)) for each in emitted if isinstance(each, tuple))
     in_batches: int = sum(each.nbytes for each in emitted if isinstance(each, pa.RecordBatch))
     return in_tuples + in_batches
 
 
 def batches_of(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[pa.RecordBatch]:
-    """The rows, which have ``columns``, in batches of a few MiB."""
+    """Yield the rows, which have ``columns``, in batches of a few MiB."""
     gathered: list[pa.RecordBatch] = []
     count = nbytes = 0
     for each in _in_batches(emitted, columns):
@@ -239,7 +239,7 @@ def batches_of(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[pa.R
 
 
 def tuples_of(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[list[Row]]:
-    """The rows as tuples, a batch at a time."""
+    """Yield the rows as tuples, a batch at a time."""
     for kind, some in groupby(emitted, type):
         if kind is tuple:
             yield list(some)  # type: ignore[arg-type]
@@ -248,21 +248,21 @@ def tuples_of(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[list[
 
 
 def to_rows(batch: pa.RecordBatch) -> list[Row]:
-    """The rows of a batch as tuples."""
+    """Return the rows of a batch as tuples."""
     return list(zip(*(column.to_pylist(maps_as_pydicts="strict") for column in batch.columns), strict=True))
 
 
 def in_queue_order(
     emitted: Sequence[Emitted], queue_offsets: Sequence[int], columns: RowColumns, file: SpillFile
 ) -> list[Emitted]:
-    """The rows of the messages at these ascending offsets, message by message."""
+    """Return the rows of the messages at these ascending offsets, message by message."""
     wanted = set(queue_offsets)
     if all(type(each) is tuple for each in emitted):
         rows: Any = emitted
         return sorted((row for row in rows if row[0] in wanted), key=itemgetter(0))
     if not any(isinstance(each, SpilledRows) for each in emitted):
         batch = _rows_at(pa.concat_batches(list(batches_of(emitted, columns))), wanted)
-        # Not Arrow's sort, which is not stable.
+        # Arrow's sort is not used, because it is not stable.
         return [batch.take(pa.array(np.argsort(batch.column(0).to_numpy(), kind="stable")))]
     if _are_in_order(emitted, wanted, columns):
         return list(emitted)
@@ -289,7 +289,7 @@ def _rows_at(batch: pa.RecordBatch, queue_offsets: Collection[int]) -> pa.Record
 
 
 def _in_batches(emitted: Sequence[Emitted], columns: RowColumns) -> Iterator[pa.RecordBatch | SpilledRows]:
-    """The rows, each run of tuples as a batch."""
+    """Yield the rows, with each run of tuples as a batch."""
     for kind, some in groupby(emitted, type):
         if kind is tuple:
             rows: Any = list(some)
@@ -311,7 +311,7 @@ def _as_one(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _size_of(value: object) -> int:
-    """As ``sys.getsizeof``, with the parts of collections."""
+    """Return ``sys.getsizeof`` of a value, including the parts of collections."""
     if isinstance(value, list | tuple):
         return getsizeof(value) + sum(map(_size_of, value))
     if isinstance(value, dict):

@@ -1,12 +1,13 @@
-"""Checks that an emitted value fits its column, when it is emitted.
+"""Checks at ``emit()`` that each value fits its column.
 
-Spark would notice only when it turns a whole batch into Arrow; at ``emit()`` the error names value and
-column. It ends the query (row D5): every delivery would break the schema again, and no message is at fault.
+Spark would notice an error only when it converts a whole batch to Arrow; at ``emit()`` the error names value
+and column. It ends the query (row D5): the cause is not a message, and every delivery would break the schema
+again.
 
-The ways from pandas to Arrow differ in what they take: both cut 1.5 down to 1 for a whole number, Arrow turns
-booleans into numbers, and a map with an entry of None ends the process. So the class of a value is checked
-first, inside arrays, maps and structs too, and only then Arrow tries it. Spark converts whatever passes here,
-also next to any other value that passes.
+The ways from pandas to Arrow accept different values: both truncate 1.5 to 1 for a whole number, Arrow
+converts booleans to numbers, and a map with an entry of None crashes the process. So the class of a value is
+checked first, also inside arrays, maps and structs, and only then Arrow converts it. Spark can convert every
+value that passes here, in any combination.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _PLAIN = (
     st.FloatType,
     st.DoubleType,
 )
-"""Arrow takes the same values for these as Spark; for others Spark's own conversion is used."""
+"""Types for which Arrow accepts the same values as Spark; others use Spark's own conversion."""
 
 
 Row = tuple[Any, ...]
@@ -52,22 +53,22 @@ class RowColumns:
     def __init__(self, schema: st.StructType) -> None:
         self._fields = tuple(schema.fields)
         self.schema = arrow_schema(schema)
-        """Of the batches."""
+        """Schema of the batches."""
         self.is_plain = all(isinstance(field.dataType, st.AtomicType) for field in self._fields)
         """Whether no column is an array, a map or a struct."""
 
     def to_batch(self, columns: Mapping[str, Any], count: int) -> pa.RecordBatch:
-        """A batch of ``count`` rows; a column is a sequence or one value for all rows."""
+        """Make a batch of ``count`` rows; a column is a sequence, or one value for all rows."""
         arrays = [self.array(field, columns[field.name], count) for field in self._fields]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def array(self, field: st.StructField, values: Any, count: int) -> pa.Array:
-        """One column; see :meth:`to_batch`."""
+        """Make one column; see :meth:`to_batch`."""
         wanted = self.schema.field(field.name).type
         if not isinstance(values, list | np.ndarray):
             return pa.repeat(pa.scalar(values, wanted), count)
         if isinstance(field.dataType, _PLAIN):
-            # As Spark does with pandas' columns, NaN becomes null.
+            # NaN becomes null, as for pandas' columns in Spark.
             return pa.array(values, wanted, from_pandas=True)
         convert = _create_converter_from_pandas(
             field.dataType, timezone="UTC", error_on_duplicated_field_names=False
@@ -77,7 +78,7 @@ class RowColumns:
 
 
 _Check = Callable[[Any], bool]
-"""Whether a value fits; those of nullable parts take None."""
+"""Whether a value fits; checks of nullable parts accept None."""
 
 
 def _fits_scalar(
@@ -93,7 +94,7 @@ def _fits_scalar(
 
 
 def _fits_aware(check: _Check, value: Any) -> bool:
-    """Within arrays, maps and structs Spark takes a naive time by the session's zone."""
+    """Check a time within an array, map or struct, where Spark reads a naive time in the session's zone."""
     return getattr(value, "tzinfo", None) is not None and check(value)
 
 
@@ -110,7 +111,7 @@ def _fits_map(key: _Check, item: _Check, value: Any) -> bool:
 
 
 def _fits_struct(fields: dict[str, _Check], value: Any) -> bool:
-    """A dict may leave nullable fields out; a tuple has them all, by position."""
+    """Check a struct: a dict may omit nullable fields; a tuple has all fields, by position."""
     if isinstance(value, tuple):
         return len(value) == len(fields) and all(
             check(item) for check, item in zip(fields.values(), value, strict=True)
@@ -134,12 +135,12 @@ _SCALARS: tuple[tuple[type[st.DataType], tuple[type, ...], tuple[type, ...]], ..
     (st.TimestampNTZType, (datetime,), ()),
     (st.DayTimeIntervalType, (timedelta,), ()),
 )
-"""Column type, classes it takes, subclasses that would lose something; the first entry that fits counts.
+"""Column type, accepted classes, subclasses that would lose information; the first matching entry counts.
 pandas.NaT is a datetime, but Arrow refuses it."""
 
 
 def _check_of(data_type: st.DataType) -> _Check:
-    """The check of a column's values other than None."""
+    """Return the check of a column's values other than None."""
     match data_type:
         case st.ArrayType():
             return partial(_fits_array, _part(data_type.elementType, nullable=data_type.containsNull))
@@ -176,7 +177,7 @@ def _part(data_type: st.DataType, *, nullable: bool) -> _Check:
 
 
 def _is_str(value: Any) -> bool:
-    # A lone surrogate, as errors="surrogateescape" makes, cannot be written as UTF-8.
+    # A lone surrogate, for example from errors="surrogateescape", cannot be encoded in UTF-8.
     return type(value) is str and (value.isascii() or _is_utf8(value))
 
 
@@ -235,15 +236,15 @@ _FAST: dict[type[st.DataType], Callable[[Any], bool]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputColumns:
-    """The columns a listener emits, and the checks of their values; picklable, made once per engine."""
+    """The columns that a listener emits, and the checks of their values; picklable, made once per engine."""
 
     names: tuple[str, ...]
     known: frozenset[str]
-    """The same as a set."""
+    """Names of the columns as a set."""
     is_plainly: dict[str, Callable[[Any], bool]]
-    """By name: the quick check of common values; where it fails :meth:`check` decides."""
+    """Quick check of common values, by column; if it fails, :meth:`check` decides."""
     types: dict[str, tuple[str, _Check]]
-    """By name: the type as Spark writes it, and the thorough check."""
+    """Type in Spark's notation and thorough check, by column."""
     required: tuple[str, ...]
     """Columns that must not be null."""
     rows: RowColumns
@@ -298,7 +299,7 @@ class OutputColumns:
         """``rows``, which have a column ``queueOffset``, with exactly the columns of :attr:`rows`.
 
         Raises:
-            SchemaError: As of :meth:`check_names`, or if a column cannot be cast without loss.
+            SchemaError: For the reasons of :meth:`check_names`, or if a column cannot be cast without loss.
         """
         wanted = self.rows.schema
         if rows.schema.equals(wanted) and not self.required:
@@ -321,7 +322,7 @@ class OutputColumns:
         return pa.RecordBatch.from_arrays(columns, schema=wanted)
 
     def arrow_column(self, name: str, values: list[Any]) -> pa.Array:
-        """``values`` as column ``name``; each is checked or None.
+        """Convert ``values``, each of them checked or None, to column ``name``.
 
         Raises:
             SchemaError: If one does not fit, or there is no such column.
@@ -368,7 +369,7 @@ def _cast(column: pa.Array, field: pa.Field, types: Mapping[str, tuple[str, _Che
 
 
 def _may_become(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of type ``given`` that fit ``wanted`` mean the same there."""
+    """Whether values of type ``given`` that fit ``wanted`` keep their meaning there."""
     if pa.types.is_dictionary(given):
         given = given.value_type
     if given == wanted or pa.types.is_null(given):
@@ -407,4 +408,4 @@ _KINDS: tuple[tuple[Callable[[pa.DataType], bool], tuple[Callable[[pa.DataType],
     (pa.types.is_map, (pa.types.is_map,)),
     (pa.types.is_list, (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)),
 )
-"""Kind of a column's type, and kinds of types that may be cast to it."""
+"""Kinds of column types, each with the kinds of types that may be cast to it."""

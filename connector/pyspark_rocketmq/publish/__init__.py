@@ -1,3 +1,3 @@
-"""Writing with Spark."""
+"""Writing to RocketMQ with Spark."""
 
 from __future__ import annotations

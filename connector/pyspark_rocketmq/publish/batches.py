@@ -22,8 +22,8 @@ from pyspark_rocketmq.wire.requests.send import ShardingKey
 logger = logging.getLogger(__name__)
 
 _STORED_OVERHEAD: Final = 320
-"""Bytes a member may take in the broker's log besides what is sent: head, hosts, topic and the broker's own
-properties. The log's limit of a batch is that of a message."""
+"""Additional bytes of a member in the broker's log: head, hosts, topic and the broker's own properties. The
+log's limit for a batch is the same as for a message."""
 _PIECES: Final = 4
 """Number of pieces of a member (:func:`batch_member`)."""
 _MOST_KNOWN_KEYS: Final = 100_000
@@ -33,7 +33,7 @@ Destination = MessageQueue | str
 
 
 def compression_of(options: WriteOptions) -> CompressionType | None:
-    """The compression of large bodies; None if they are not compressed."""
+    """Return the compression of large bodies; None if they are not compressed."""
     wanted = options.compression_type
     return None if wanted is BodyCompression.NONE else CompressionType[wanted.name]
 
@@ -47,14 +47,14 @@ class SendBatch:
     first: SinkRow
     last: SinkRow
     numbers: list[int] = field(default_factory=list)
-    """Numbers of the rows in their task; rows themselves would keep originals of compressed bodies."""
+    """Numbers of the rows in their task; the rows themselves would keep originals of compressed bodies."""
     parts: list[bytes] = field(default_factory=list)
-    """Members as a batch holds them, in four pieces each: the second is the body, the last the properties."""
+    """Encoded members of the batch, in four pieces each: the second is the body, the last the properties."""
     size: int = 0
     """Bytes, as stored."""
     single: Message | None = None
-    """The only message, in place of members: brokers take no batch of delayed messages, and a batch has no
-    room for the largest."""
+    """The only message, instead of members. Brokers accept no batch of delayed messages, and a batch has no
+    room for the largest messages."""
 
     @property
     def count(self) -> int:
@@ -62,13 +62,13 @@ class SendBatch:
         return len(self.numbers)
 
     def shown(self) -> str:
-        """The rows, in an error's text."""
+        """Description of the rows for an error's text."""
         if self.count == 1:
             return self.first.shown
         return f"{self.first.shown} to {self.last.shown}, {self.count} messages"
 
     def halves(self) -> tuple[SendBatch, SendBatch]:
-        """The same messages in two requests, the first ones first; there must be two at least."""
+        """Split the messages, at least two, into two requests, in order."""
         middle = self.count // 2
         return self._part(0, middle), self._part(middle, self.count)
 
@@ -81,7 +81,7 @@ class SendBatch:
         return SendBatch(self.destination, self.sys_flag, first, last, self.numbers[begin:end], parts, size)
 
     def _row(self, at: int) -> SinkRow:
-        """A row as its member shows it; the sharding key only of the first and the last one is known."""
+        """Return a row from its member; the sharding key is known only of the first and the last row."""
         if at in {0, self.count - 1}:
             return self.last if at else self.first
         _, body, _, data = self.parts[at * _PIECES : (at + 1) * _PIECES]
@@ -101,19 +101,19 @@ class BatchBuilder:
 
     def __init__(self, options: WriteOptions) -> None:
         self._most_messages = options.batch_size
-        # Without batches every message is too large for one.
+        # Without batches, treat every message as too large for one.
         self._most_bytes = min(options.batch_bytes, options.max_message_size) if options.batch_send else 0
         self._compress_over = options.compress_over_bytes
         self._compression = compression_of(options) if options.batch_send else None
         self._open: dict[Destination, SendBatch] = {}
 
     def add(self, row: SinkRow, destination: Destination) -> Iterator[SendBatch]:
-        """Add the next row; returns the batches that are now complete, in the order to send them."""
+        """Add the next row; yield the batches that are now complete, in the order of sending."""
         batch = self._open.get(destination)
         body, sys_flag = self._compressed(row, into_compressed=batch is not None and batch.sys_flag != 0)
         size = len(body) + len(row.properties_data) + BATCH_MEMBER_OVERHEAD + _STORED_OVERHEAD
         is_single = row.delay is not None or size > self._most_bytes
-        # All members of a batch share its flags; other flags begin a new batch, which keeps the order.
+        # All members of a batch share its flags. Other flags begin a new batch, which keeps the order.
         if batch is not None and (
             is_single or batch.sys_flag != sys_flag or batch.size + size > self._most_bytes
         ):
@@ -132,13 +132,13 @@ class BatchBuilder:
             yield self._open.pop(destination)
 
     def lower(self, refused_bytes: int) -> None:
-        """Make smaller batches from now on: a broker has refused one of so many bytes for its size."""
+        """Make smaller batches from now on, since a broker refused one of ``refused_bytes`` for its size."""
         self._most_bytes = max(1, min(self._most_bytes, refused_bytes // 2))
 
     def _compressed(self, row: SinkRow, *, into_compressed: bool) -> tuple[bytes, int]:
-        """The body as a member of a batch, and its flags; the producer compresses single messages.
+        """Return the body as a member of a batch, with its flags; the producer compresses single messages.
 
-        A compressed batch compresses short bodies, too, instead of ending before each of them.
+        A compressed batch compresses short bodies too, instead of ending before each of them.
         """
         if self._compression is None or row.delay is not None:
             return row.body, 0
@@ -147,7 +147,7 @@ class BatchBuilder:
         return compress(row.body, self._compression)
 
     def rest(self) -> Iterator[SendBatch]:
-        """The incomplete batches, after the last row."""
+        """Yield the incomplete batches, after the last row."""
         yield from self._open.values()
         self._open.clear()
 
@@ -190,17 +190,17 @@ class QueueSelector:
         return found
 
     def any_of(self, topic: str) -> Sequence[MessageQueue]:
-        """The queues for rows of the topic that have neither key nor queue.
+        """Return the queues for rows of the topic that have neither key nor queue.
 
         Raises:
-            RocketMQError: As of :meth:`queues`.
+            RocketMQError: For the reasons of :meth:`queues`.
         """
         return self._now.get(topic) or self.queues(topic)
 
     def instead_of(self, queue: MessageQueue) -> Sequence[MessageQueue]:
-        """The queues that the topic has now, if ``queue`` is not among them any more; else none.
+        """Return the topic's current queues if ``queue`` is no longer one of them; otherwise none.
 
-        Rows with a sharding key or a queue of their own keep the queues of the first look-up.
+        Rows with a sharding key or their own queue keep the queues of the first look-up.
         """
         try:
             now = self._queues_now(queue.topic)
@@ -213,7 +213,7 @@ class QueueSelector:
         return now
 
     def of(self, row: SinkRow) -> Destination:
-        """The queue that the row names or that its sharding key hashes to; else its topic.
+        """Return the queue that the row names or that its sharding key hashes to; otherwise its topic.
 
         Raises:
             RowNotSent: If there is no such queue.

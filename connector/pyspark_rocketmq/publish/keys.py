@@ -1,7 +1,7 @@
-"""Arranges rows by sharding key, and checks that no key came from two tasks.
+"""Arranges rows by sharding key, and checks that no two tasks sent rows of the same key.
 
 A sample keeps the keys with the smallest hashes, and samples are compared up to the hash that all of them
-cover. That is enough: most keys of a DataFrame that is not arranged are in several tasks.
+cover. That is enough: if a DataFrame is not arranged, most of its keys are in several tasks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class KeySampler:
     _end: int = 1 << 64
 
     def add(self, topic: str, sharding_key: str) -> None:
-        """Add a key, perhaps again."""
+        """Add a key; it may have been added before."""
         digest = hashlib.blake2b(f"{topic}\0{sharding_key}".encode(), digest_size=8).digest()
         number = int.from_bytes(digest, "big")
         if number >= self._end:
@@ -50,7 +50,7 @@ class KeySampler:
             self._shrink()
 
     def sample(self) -> KeySample:
-        """The keys added so far."""
+        """Return the sample of the keys added so far."""
         if len(self._found) > MOST_KEYS:
             self._shrink()
         return KeySample(self._found, self._end)
@@ -62,7 +62,7 @@ class KeySampler:
 
 
 def keys_of_several_tasks(samples: Iterable[KeySample]) -> list[str]:
-    """Sharding keys that the samples of several tasks share."""
+    """Return the sharding keys that the samples of several tasks share."""
     known = list(samples)
     end = min((sample.end for sample in known), default=0)
     seen: set[int] = set()
@@ -79,15 +79,15 @@ _POSITION = "_rocketmqPosition"
 
 
 def by_sharding_key(rows: DataFrame, *, partitions: int | None = None) -> DataFrame:
-    """The same rows, those of one ``shardingKey`` in one partition, in the order of ``rows``.
+    """Put the rows of each ``shardingKey`` into one partition, in the order of ``rows``.
 
-    That is the order of ``rows.collect()``: to publish in the order of a column, sort by it first. Rows
-    without a key are spread. Costs one shuffle, and a sort within each partition.
+    This is the order of ``rows.collect()``: to publish in the order of a column, sort by it first. Rows
+    without a key are spread over the partitions. The cost is one shuffle and a sort within each partition.
 
     Args:
-        rows: Not a stream; of a stream, arrange the DataFrame that ``foreachBatch`` gets.
-        partitions: Tasks that will send; by default as many as Spark runs at once, or, through Spark Connect,
-            ``spark.sql.shuffle.partitions``.
+        rows: Not a stream; for a stream, arrange the DataFrame that ``foreachBatch`` gets.
+        partitions: Number of tasks that send; by default as many as Spark runs at once or, with Spark
+            Connect, ``spark.sql.shuffle.partitions``.
 
     Raises:
         SchemaError: If ``rows`` is a stream, or has no column ``shardingKey``.
@@ -104,11 +104,11 @@ def by_sharding_key(rows: DataFrame, *, partitions: int | None = None) -> DataFr
             f"by_sharding_key() needs a column '{SHARDING_KEY}'; there are {', '.join(rows.columns)}."
         )
     check_speculation(rows.sparkSession)
-    # Numbers partitions and their rows in ascending order.
+    # This numbers partitions and their rows in ascending order.
     numbered = rows.withColumn(_POSITION, sf.monotonically_increasing_id())
     key = sf.coalesce(sf.col(SHARDING_KEY).cast("string"), sf.col(_POSITION).cast("string"))
     spark = rows.sparkSession
-    # Spark Connect does not say how many tasks run at once.
+    # Spark Connect does not report how many tasks run at once.
     count = partitions or (spark.sparkContext.defaultParallelism if is_classic(spark) else None)
     arranged = numbered.repartition(key) if count is None else numbered.repartition(count, key)
     return arranged.sortWithinPartitions(_POSITION).drop(_POSITION)

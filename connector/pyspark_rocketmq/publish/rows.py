@@ -1,6 +1,6 @@
-"""Makes rows into messages as they are stored: bytes and destination.
+"""Converts rows to messages as they are stored: bytes and destination.
 
-Finds everything that can be wrong with a row before the row is sent, and names the row by its keys.
+Every problem of a row is found before the row is sent; errors identify the row by its keys.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _TYPES: Final[Mapping[str, tuple[str, Callable[[DataType], bool]]]] = {
 
 
 def column_positions(schema: StructType, options: WriteOptions) -> dict[str, int]:
-    """The position of each of the sink's columns in ``schema``, whose names may differ in case.
+    """Return the position of each of the sink's columns in ``schema``, whose names may differ in case.
 
     Columns whose value an option fixes are left out.
 
@@ -102,7 +102,7 @@ def column_positions(schema: StructType, options: WriteOptions) -> dict[str, int
 
 
 def fixed_values(options: WriteOptions) -> dict[str, str | int]:
-    """The columns that options give the same value in every row."""
+    """Return the columns to which options give the same value in every row."""
     fixed = {
         TOPIC: options.topic,
         KEYS: options.keys,
@@ -132,11 +132,12 @@ def _unknown(name: str) -> str:
 
 
 MOST_PROPERTIES_BYTES: Final = names.MAX_PROPERTIES_BYTES - 512
-"""A broker adds its own (``CLUSTER``, ``TRACE_ON`` …), and refuses a batch if they do not fit."""
+"""Maximum size of a row's properties. Brokers add their own (``CLUSTER``, ``TRACE_ON`` …), and refuse a
+batch if these do not fit."""
 
 _TOPIC_NAME: Final = resource_name("topic", MAX_TOPIC_LENGTH)
 _SURELY_SHORT: Final = MOST_PROPERTIES_BYTES // 3
-"""Characters that fit, whatever they are: UTF-8 takes at most three bytes for each."""
+"""Number of characters that always fit: UTF-8 takes at most three bytes for each."""
 
 
 class SinkRow(NamedTuple):
@@ -164,8 +165,8 @@ class SinkRow(NamedTuple):
 class RowKeys:
     """The UNIQ_KEYs of a task's rows: the same for the same write, batch, partition and row.
 
-    32 hexadecimal digits like Java's: 20 of a hash, 12 of the row's number. Those that are Java's time of
-    the message are almost zero, so ``mqadmin queryMsgByUniqueKey`` looks from the beginning of the month.
+    32 hexadecimal digits like Java's: 20 of a hash, 12 of the row's number. The digits that hold the time in
+    Java are almost zero, so ``mqadmin queryMsgByUniqueKey`` searches from the beginning of the month.
     """
 
     def __init__(self, write_id: str, batch_id: int, partition_id: int) -> None:
@@ -173,7 +174,7 @@ class RowKeys:
         self._prefix = hashlib.blake2b(name, digest_size=10).hexdigest().upper()
 
     def of(self, number: int) -> str:
-        """The key of the task's row ``number``."""
+        """Return the key of the task's row ``number``."""
         return f"{self._prefix}{number:012X}"
 
 
@@ -187,7 +188,7 @@ class RowReader:
     row_keys: RowKeys
 
     def rows(self, batch: pa.RecordBatch, first: int) -> Iterator[SinkRow]:
-        """The rows of ``batch``, of which the first is the task's row ``first``.
+        """Yield the rows of ``batch``, the first of which is the task's row ``first``.
 
         Raises:
             RowNotSent: At the first row that cannot be a message.
@@ -251,7 +252,7 @@ class RowReader:
     ) -> bytes:
         if message_group is None and not given and not self.options.properties:
             return _encode_usual(keys, tags, unique_key)
-        # A null is as good as no property; an empty text is refused, since readers would not get it.
+        # A null means no property; an empty text is refused, since readers would not receive it.
         own = {
             name: text for name, text in given or () if text is not None and name not in names.OF_ONE_DELIVERY
         }
@@ -299,7 +300,7 @@ def _required(value: Any, column: str) -> Any:
 
 @lru_cache(maxsize=1024)
 def _topic(name: str | None, namespace: str | None) -> str:
-    """The topic of a row, checked as option ``topic`` is."""
+    """Return the topic of a row, checked like option ``topic``."""
     try:
         topic = _TOPIC_NAME(_required(name, TOPIC))
     except ValueError as problem:

@@ -1,16 +1,16 @@
 """Sends the batches of one task: one at a time for each queue, in order, and again until they are stored.
 
-Only the thread that puts batches in does anything here; the callbacks of sends only leave outcomes in
-``_outcomes``. A batch stays at the head of its queue's buffer until it is acknowledged, so nothing overtakes
-it. A retry after a lost answer may store a batch twice, one copy behind the other.
+The thread that puts batches in does all the work; the callbacks of sends only leave outcomes in
+``_outcomes``. A batch stays at the head of its queue's buffer until it is acknowledged, so no other batch
+overtakes it. A retry after a lost answer may store a batch twice, one copy right after the other.
 
-Rule 1: a batch for a queue of its own is tried on that queue only (G5). Any other batch moves to another
-broker's queue after a failure (G3), after a refusal that another broker may not share, and from a queue that
-its topic has no more. When each broker has refused it, any of them may be tried again.
-Rule 2: a batch that may go anywhere waits for a queue that is idle, never behind a request that may hang: a
-broker that does not answer delays its own batches and no others.
-Rule 3: a batch that its broker refuses for its size goes again in two halves, one behind the other, down to
-single messages: how much a broker takes (``maxMessageSize``) is the broker's to say.
+Rule 1: a batch with its own queue is tried only on that queue (G5). Any other batch moves to another broker's
+queue after a failure (G3), after a refusal that another broker may not share, and from a queue that its topic
+no longer has. When each broker has refused it, any of them may be tried again.
+Rule 2: a batch that may go anywhere waits for an idle queue, so that it never waits for a request that may
+hang: a broker that does not answer delays only its own batches.
+Rule 3: a batch that its broker refuses for its size is sent again in two halves, one after the other, down to
+single messages: only the broker knows its limit (``maxMessageSize``).
 Rule 4: when ``finish`` returns, every batch is acknowledged. When anything raises, the batches that were not
 reported may or may not be stored.
 """
@@ -58,20 +58,20 @@ class _Sending:
     deadline: Deadline | None = None
     """End of its attempts; set at the first one."""
     begun_s: float = 0.0
-    """When its last attempt began."""
+    """Monotonic second at which its last attempt began."""
     due_s: float = 0.0
-    """When its next attempt may begin."""
+    """Monotonic second at which its next attempt may begin."""
     choices: Sequence[MessageQueue] = ()
-    """Where it may go; none if it has a queue of its own."""
+    """Queues to which it may go; none if it has its own queue."""
     refused_by: frozenset[str] = frozenset()
-    """Brokers that are left out of them for the moment."""
+    """Brokers whose queues are left out for the moment."""
     failed_broker: str | None = None
-    """Where its last attempt failed; the next one avoids it if possible."""
+    """Broker at which the last attempt failed; the next one avoids it if possible."""
 
 
 @dataclass(slots=True)
 class _QueueBuffer:
-    """The batches of one queue; the head is under way, or waits for its next attempt."""
+    """The batches of one queue; the head is being sent, or waits for its next attempt."""
 
     waiting: deque[_Sending] = field(default_factory=deque)
     is_under_way: bool = False
@@ -93,8 +93,8 @@ class Sender:
         """Send nothing yet.
 
         Batches that may go anywhere avoid brokers that ``faults`` advises against. ``instead_of`` is called
-        after a refusal: it returns the topic's queues now, if that one is gone, else none. ``too_large`` is
-        called with the bytes of a batch that a broker refused for its size.
+        after a refusal: it returns the topic's current queues if the refused one is gone, otherwise none.
+        ``too_large`` is called with the size of a batch that a broker refused for its size.
         """
         self._begin = begin
         self._clock = clock
@@ -114,12 +114,12 @@ class Sender:
         self._unplaced: dict[str, deque[_Sending]] = {}
         """Batches that wait for any idle queue, in order, by topic."""
         self.messages = 0
-        """Acknowledged."""
+        """Number of acknowledged messages."""
 
     def put(self, batch: SendBatch, queues: Sequence[MessageQueue] = ()) -> None:
-        """Send ``batch`` after all that were put before for its queue; waits while too much is under way.
+        """Send ``batch`` after all earlier batches for its queue; wait while too much is being sent.
 
-        ``queues`` are those it may go to if its destination is a topic.
+        ``queues`` are the possible queues if its destination is a topic.
 
         Raises:
             RowNotSent: If this or another batch could not be sent.
@@ -151,7 +151,7 @@ class Sender:
             self._wait()
 
     def _place(self) -> None:
-        """Give batches to idle queues, those that failed elsewhere first."""
+        """Assign batches to idle queues, first those that failed elsewhere."""
         now_s = self._clock.monotonic_s()
         self._moved = [one for one in self._moved if one.due_s > now_s or not self._is_placed(one)]
         for topic, waiting in list(self._unplaced.items()):
@@ -161,7 +161,7 @@ class Sender:
                 del self._unplaced[topic]
 
     def _is_placed(self, sending: _Sending) -> bool:
-        """Append to the next idle queue in turn; whether there was one."""
+        """Append to the next idle queue in turn; return whether there was one."""
         queues, failed_broker = sending.choices, sending.failed_broker
         if sending.refused_by:
             queues = [queue for queue in queues if queue.broker_name not in sending.refused_by]
@@ -279,8 +279,8 @@ class Sender:
     def _is_tried_again(self, head: _Sending, error: RocketMQError) -> bool:
         """Whether the same queue may take the batch later.
 
-        A code that says nothing, of those that Java's producer tries again, counts as "not now": at first
-        contact for a few tries.
+        An unspecific code, if Java's producer retries it, counts as "not now": at first contact, for a few
+        tries.
         """
         if error.retryable:
             return True
@@ -298,16 +298,16 @@ class Sender:
 
 _TRIES_AT_FIRST_CONTACT = 3
 _SIZE_EXCEEDED = "size exceeded"
-"""In the remark of a SYSTEM_ERROR: a batch is larger than ``maxMessageSize`` (``MessageExtEncoder``)."""
+"""Part of a SYSTEM_ERROR's remark: a batch is larger than ``maxMessageSize`` (``MessageExtEncoder``)."""
 _OF_SIZE: Final = re.compile(r"length|size|large|exceed", re.IGNORECASE)
-"""Word in the remark of a MESSAGE_ILLEGAL that names a size. The broker gives the code also for a delay that
-is too long and for batches to a retry topic (``SendMessageProcessor``)."""
+"""Word in a MESSAGE_ILLEGAL's remark that names a size. The broker also returns this code for a delay that is
+too long and for batches to a retry topic (``SendMessageProcessor``)."""
 _OF_A_NAME: Final = "topic length"
-"""A size of which no smaller batch has less."""
+"""A size that does not become smaller in a smaller batch."""
 
 
 def is_too_large(error: RocketMQError) -> bool:
-    """Whether a broker may take the messages in smaller batches."""
+    """Whether a broker may accept the messages in smaller batches."""
     if not isinstance(error, MessageRefused):
         return isinstance(error, BrokerError) and _SIZE_EXCEEDED in error.remark
     if isinstance(error, WrongMessageType) or _OF_A_NAME in error.remark:

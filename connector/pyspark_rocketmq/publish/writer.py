@@ -1,9 +1,9 @@
 """The writers of ``format("rocketmq")``: the work of each task, and of the driver.
 
-Order. A task sends its rows in the order in which it gets them: those of one sharding key go to one queue,
-one request after another. Nothing orders two tasks, and Spark offers a Python sink no way to ask for an
-arrangement: all rows of a key come to one task only if the DataFrame says so (``by_sharding_key``), which is
-checked afterwards.
+Order. A task sends its rows in the order in which it gets them: rows of one sharding key go to one queue, one
+request after another. There is no order between tasks, and a Python sink cannot request a distribution from
+Spark: all rows of a key reach one task only if the DataFrame is arranged that way (``by_sharding_key``),
+which is checked afterwards.
 
 Delivery. At least once: a task ends when all its messages are acknowledged, and a task, batch or query that
 runs again sends its rows again, under the same UNIQ_KEYs.
@@ -44,10 +44,10 @@ SeenRoutes = Mapping[str, TopicRoute]
 
 
 def seen_routes(options: WriteOptions) -> SeenRoutes:
-    """The route of option ``topic`` if the cluster answers at once; tasks look up the topics of a column.
+    """Return the route of option ``topic`` if the cluster answers at once; tasks look up a column's topics.
 
-    All tasks of a write, and those that run again, spread sharding keys over the queues of this one look-up,
-    whichever broker restarts meanwhile.
+    All tasks of a write, including repeated ones, distribute sharding keys over the queues of this one
+    look-up, even if brokers restart meanwhile.
     """
     if options.topic is None:
         return {}
@@ -57,7 +57,7 @@ def seen_routes(options: WriteOptions) -> SeenRoutes:
         deadline = Deadline.after(clock, cluster.timeout_s)
         return {options.topic: cluster.name_server().route(options.topic, deadline)}
     except RocketMQError as error:
-        # Tasks try longer, and from where they run.
+        # Tasks try again for longer, and from their own machines.
         logger.warning(
             "topic not seen by the driver, its tasks will look for it topic=%s: %s", options.topic, error
         )
@@ -71,17 +71,17 @@ def send_rows(
     row_keys: RowKeys,
     seen: SeenRoutes | None = None,
 ) -> tuple[int, KeySample]:
-    """Send all rows and wait until they are acknowledged; returns their number and a sample of sharding keys.
+    """Send all rows and wait until they are acknowledged; return their number and a sample of sharding keys.
 
     Raises:
-        RocketMQError: If a row is no message or cannot be sent; rows before it may be stored.
+        RocketMQError: If a row is not a valid message or cannot be sent; rows before it may be stored.
     """
     clock = SystemClock()
     with Producer(
         options.name_servers,
         options.producer_group,
         send_timeout_s=options.request_timeout_ms / 1000,
-        # The sender repeats, and keeps the order meanwhile.
+        # The sender retries, and keeps the order while it does.
         retry_times_when_send_async_failed=0,
         compress_over_bytes=options.compress_over_bytes,
         compression_type=compression_of(options),
@@ -168,7 +168,7 @@ class _Writer:
 
     @staticmethod
     def _out_of_order(messages: Sequence[WriterCommitMessage | None]) -> KeysOutOfOrder | None:
-        """The error if two tasks sent rows of one sharding key."""
+        """Return an error if two tasks sent rows of one sharding key."""
         sent = [one for one in messages if isinstance(one, SentMessage)]
         logger.info("rows sent messages=%d tasks=%d", sum(one.messages for one in sent), len(sent))
         twice = keys_of_several_tasks(one.keys for one in sent)
@@ -191,7 +191,7 @@ class RocketMQWriter(_Writer, DataSourceArrowWriter):
         Raises:
             RowNotSent: If a row cannot be sent; rows before it may be stored.
         """
-        # Within foreachBatch each micro-batch is a write of its own, even with writeId.
+        # Within foreachBatch, each micro-batch is a separate write, even with writeId.
         batch_id = _task().getLocalProperty(_BATCH_ID)
         return self._send(iterator, self._write_id, int(batch_id or 0))
 
@@ -232,7 +232,8 @@ class RocketMQStreamWriter(_Writer, DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Warn if the order of sharding keys was not kept.
 
-        The batch is stored: if this failed, every restart of the query would send it again, and fail again.
+        The batch is stored. An error here would make every restart of the query send it again, and fail
+        again.
         """
         wrong = self._out_of_order(messages)
         if wrong is not None:
