@@ -2,7 +2,7 @@
 
 The first line of standard output is JSON: {"nameServers": "127.0.0.1:P", "brokers": {"broker-a": …}}, and
 with replicas {…, "replicas": {"broker-a": {"1": …}}}. With ``--control``, lines of standard input are
-commands (:mod:`broker_sim.control`), answered on standard output; its end means nothing.
+commands (:mod:`broker_sim.control`), answered on standard output. The end of standard input has no effect.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WHOEVER = -1
 
 
 def main(arguments: Sequence[str] | None = None, program: str = "python -m broker_sim") -> int:
-    """Parse ``arguments``, run, return the exit code; ``program`` is what help names."""
+    """Parse ``arguments``, run, return the exit code; ``program`` is the name in the help."""
     parser = _parser(program)
     options = parser.parse_args(arguments)
     parent = os.getppid() if options.exit_with_parent == _WHOEVER else options.exit_with_parent

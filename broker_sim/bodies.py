@@ -1,4 +1,4 @@
-"""JSON bodies of which one direction concerns servers alone: what they answer, and what they store.
+"""JSON bodies that only servers write or only servers read: their answers, and their stored configuration.
 
 Source: RocketMQ 5.3.3 ``remoting/protocol/body/*``, ``remoting/protocol/route/TopicRouteData``,
 ``remoting/protocol/subscription/SubscriptionGroupConfig``.
@@ -36,7 +36,7 @@ class TopicConfig:
     topic_sys_flag: int = member("topicSysFlag", JsonObject.integer, 0)
     order: bool = member("order", JsonObject.flag, False)
     attributes: Mapping[str, str] = member("attributes", _text_map, dict)
-    """Such as ``message.type``, without the plus sign that sets it."""
+    """Attributes such as ``message.type``, without the plus sign that sets them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +45,13 @@ class SubscriptionGroupConfig:
 
     group_name: str = member("groupName", JsonObject.text)
     consume_enable: bool = member("consumeEnable", JsonObject.flag, True)
-    """False: the group's pulls are answered with 16."""
+    """If False, the group's pulls are answered with code 16."""
     consume_from_min_enable: bool = member("consumeFromMinEnable", JsonObject.flag, True)
     consume_broadcast_enable: bool = member("consumeBroadcastEnable", JsonObject.flag, True)
     consume_message_orderly: bool = member("consumeMessageOrderly", JsonObject.flag, False)
     retry_queue_nums: int = member("retryQueueNums", JsonObject.integer, 1)
     retry_max_times: int = member("retryMaxTimes", JsonObject.integer, 16)
-    """Deliveries again, after which a message goes to the dead-letter topic."""
+    """Redeliveries after which a message goes to the dead-letter topic."""
     broker_id: int = member("brokerId", JsonObject.integer, 0)
     which_broker_when_consume_slowly: int = member("whichBrokerWhenConsumeSlowly", JsonObject.integer, 1)
     """Id of the replica suggested to a consumer that reads from disk."""
@@ -61,13 +61,13 @@ class SubscriptionGroupConfig:
     retry_policy: str = member(
         "groupRetryPolicy", _not_read, "CUSTOMIZED", write=lambda policy: {"type": policy}
     )
-    """Java's default; no other is simulated."""
+    """Java's default; no other policy is simulated."""
     attributes: Mapping[str, str] = member("attributes", _text_map, dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetWrapper:
-    """How far a group is with one queue."""
+    """A group's progress in one queue."""
 
     broker_offset: int = member("brokerOffset", JsonObject.integer)
     """The queue's maximum, exclusive."""
@@ -76,11 +76,11 @@ class OffsetWrapper:
     pull_offset: int = member("pullOffset", JsonObject.integer)
     """Next offset to pull."""
     last_timestamp: int = member("lastTimestamp", JsonObject.integer)
-    """Store time of the last message consumed, in milliseconds; 0 when none is known."""
+    """Store time of the last message consumed, in milliseconds; 0 if unknown."""
 
 
 def consume_stats(offsets: Mapping[MessageQueue, OffsetWrapper], tps: float = 0.0) -> dict[str, object]:
-    """The answer to 208 GET_CONSUME_STATS, and a part of that to 317."""
+    """Make the answer to 208 GET_CONSUME_STATS, which is also a part of the answer to 317."""
     return {"consumeTps": tps, "offsetTable": offsets}
 
 
@@ -146,7 +146,7 @@ def encode_cluster_info(brokers: Iterable[BrokerData]) -> bytes:
 
 
 def dumps_standard(value: object) -> bytes:
-    """Write standard JSON: every key quoted and sorted, all of it ASCII.
+    """Write standard JSON in ASCII, with every key quoted and sorted.
 
     Source: fastjson ``SerializerFeature.BrowserCompatible``, ``QuoteFieldNames``, ``MapSortField``.
     """

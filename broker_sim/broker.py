@@ -1,4 +1,4 @@
-"""One broker without its sockets: which function answers which request, and what goes out."""
+"""One broker without its sockets: dispatches requests to their handlers and collects what is sent."""
 
 from __future__ import annotations
 
@@ -84,11 +84,11 @@ _PEER_HANDLERS: Mapping[int, Callable[[BrokerState, Peer, RemotingCommand], Remo
     RequestCode.SEND_REPLY_MESSAGE_V2: handle_reply,
     RequestCode.LITE_PULL_MESSAGE: handle_pull,
 }
-"""Requests whose meaning depends on the connection they came on, or that are answered later."""
+"""Handlers of requests that depend on their connection, or that are answered later."""
 
 
 def handle_request(state: BrokerState, peer: Peer, command: RemotingCommand) -> RemotingCommand | None:
-    """The answer to ``command``, or None when it comes later.
+    """Return the answer to ``command``, or None if it comes later.
 
     Raises:
         Refused: the answer is an error.
@@ -105,7 +105,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Broker:
-    """Decides every answer; whoever owns the sockets calls it from one thread and sends what it returns."""
+    """Decides every answer. The owner of the sockets calls it from one thread and sends what it returns."""
 
     def __init__(self, name: str, clock: Clock, settings: BrokerSettings | None = None) -> None:
         self.state = BrokerState.create(name, clock, settings or BrokerSettings(), UNKNOWN_HOST)
@@ -116,11 +116,11 @@ class Broker:
         return self.state.name
 
     def listening_at(self, host: Host) -> None:
-        """Take the address that is written into messages from now on."""
+        """Set the address that is written into messages from now on."""
         self.state.host = host
 
     def put(self, queue: MessageQueue, messages: Sequence[Message]) -> int:
-        """Store messages without a producer; the first one's queue offset. Held pulls are let go."""
+        """Store messages without a producer, release held pulls, return the first message's queue offset."""
         run = as_run(queue, messages, born_timestamp=int(self.state.clock.now_s() * 1000))
         return store_run(self.state, run).queue_offset
 
@@ -160,7 +160,7 @@ class Broker:
         return [self._in_allowed_form(each) for each in self._drain()]
 
     def next_deadline_s(self) -> float | None:
-        """Monotonic time at which :meth:`look_at_clock` has work, as far as known."""
+        """Return the monotonic time at which :meth:`look_at_clock` next has work, as far as known."""
         state = self.state
         deadlines_s = (
             state.held_pulls.next_deadline_s(),
@@ -172,7 +172,7 @@ class Broker:
         return min((each for each in deadlines_s if each is not None), default=None)
 
     def restarted(self) -> None:
-        """Lose what a real broker keeps only in memory; messages, topics and offsets stay."""
+        """Lose everything that a real broker keeps only in memory; messages, topics and offsets stay."""
         self.state.locks.clear()
         self.state.membership.clear()
         self.state.producers.clear()

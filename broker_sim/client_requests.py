@@ -1,4 +1,4 @@
-"""Administrators' requests about clients: who is connected, and requests passed on to members.
+"""Administrators' requests about clients: lists of connections, and requests passed on to members.
 
 Consumers 203, producers 204 and 328 (``AdminBrokerProcessor``); 223, 307 and 309 are answered by the group's
 members (``Broker2Client``).
@@ -32,7 +32,7 @@ from pyspark_rocketmq.wire.requests.headers import GroupRequestHeader
 
 
 def handle_consumer_connections(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """203: who consumes in the group, and how."""
+    """203: the group's consumers and their settings."""
     header = from_ext_fields(GroupRequestHeader, command.ext_fields)
     data = state.membership.consumer_data(header.consumer_group)
     if data is None:
@@ -50,7 +50,7 @@ def handle_consumer_connections(state: BrokerState, command: RemotingCommand) ->
 
 
 def handle_producer_connections(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """204: who produces in the group."""
+    """204: the group's producers."""
     header = from_ext_fields(ProducerGroupHeader, command.ext_fields)
     members = state.producers.members(header.producer_group)
     if not members:
@@ -99,12 +99,12 @@ OffsetTable = Mapping[MessageQueue, int]
 
 
 def handle_running_info(state: BrokerState, peer: Peer, command: RemotingCommand) -> None:
-    """307: what one member is doing; forwarded as it is."""
+    """307: the running state of one member; the request is forwarded unchanged."""
     _forward(state, peer, command, command.ext_fields, b"")
 
 
 def handle_consume_directly(state: BrokerState, peer: Peer, command: RemotingCommand) -> None:
-    """309: make one member consume one message now; the broker adds the message."""
+    """309: have one member consume one message now; the broker adds the message to the request."""
     header = from_ext_fields(CallClientHeader, command.ext_fields)
     fields = {**command.ext_fields, "brokerName": state.name}
     topic = state.topics.find(header.topic or "")
@@ -124,7 +124,7 @@ def handle_consume_directly(state: BrokerState, peer: Peer, command: RemotingCom
 
 
 def handle_consumer_status(state: BrokerState, peer: Peer, command: RemotingCommand) -> None:
-    """223: how far the members say they are; all are asked at once, and who does not answer is left out."""
+    """223: the members' own progress; all are queried at once, and silent members are left out."""
     header = from_ext_fields(GetConsumerStatusRequestHeader, command.ext_fields)
     members = state.membership.members(header.group)
     if not members:
@@ -147,7 +147,7 @@ def handle_consumer_status(state: BrokerState, peer: Peer, command: RemotingComm
 
 
 class _Survey:
-    """The members' answers to one request, answered when the last of them came or will not come."""
+    """Collects the members' answers to one request, and answers it when no more can arrive."""
 
     def __init__(self, state: BrokerState, peer: Peer, command: RemotingCommand, expected: int) -> None:
         self._state = state
@@ -161,7 +161,7 @@ class _Survey:
         if isinstance(outcome, RemotingCommand) and outcome.code == ResponseCode.SUCCESS and outcome.body:
             try:
                 self._tables[client_id] = _message_queue_table(outcome.body)
-            except RemoteProtocolError:  # as if it had not answered
+            except RemoteProtocolError:  # treat it as no answer
                 self._tables.pop(client_id, None)
         self.finish_if_complete()
 
@@ -186,7 +186,7 @@ def _message_queue_table(body: bytes) -> OffsetTable:
 def _forward(
     state: BrokerState, peer: Peer, command: RemotingCommand, fields: Mapping[str, str], body: bytes
 ) -> None:
-    """Ask the member that the request names, and give its answer back (``callConsumer``)."""
+    """Forward the request to the member that it names, and return its answer (``callConsumer``)."""
     header = from_ext_fields(CallClientHeader, command.ext_fields)
     group, client_id = header.consumer_group, header.client_id
     member = state.membership.find(group, client_id or "")
@@ -220,7 +220,7 @@ def call_client(
     timeout_s: float,
     finish: Callable[[Outcome], None],
 ) -> None:
-    """Send a client a request; ``finish`` gets its answer, or why there is none."""
+    """Send a request to a client; ``finish`` gets its answer, or the reason why there is none."""
     call = ClientCall(
         peer=member.peer,
         opaque=request.opaque,

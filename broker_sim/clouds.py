@@ -1,8 +1,8 @@
-"""Rules by which managed clusters differ from a broker that one runs oneself.
+"""Rules by which managed clusters differ from self-hosted brokers.
 
-Each is a fact of some cloud: names that carry the instance's namespace, fields of it in every request, no
-batch sends, pulls that bring at most so many messages, topics of one type of message, requests that proxies
-do not serve, addresses that only the cloud's own machines reach.
+Each rule exists in some cloud: names that contain the instance's namespace, fields for it in every request,
+no batch sends, a limit of messages per pull, topics with one message type, requests that proxies do not
+serve, addresses that only the cloud's own machines reach.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class MessageType(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudRules:
-    """One cloud's; by default a cluster that one runs oneself."""
+    """The rules of one cloud; by default those of a self-hosted cluster."""
 
     namespace: str = ""
     """Namespace of version 1: topics and groups exist only under ``namespace%name``."""
     namespace_v2: str = ""
-    """The instance that fields ``ns`` and ``nsd`` of every request must name."""
+    """Instance that the fields ``ns`` and ``nsd`` of every request must name."""
     takes_batches: bool = True
     most_pulled: int | None = None
-    """Messages of one pull, whatever it asks for."""
+    """Maximum number of messages of one pull; None without a limit."""
     message_types: Mapping[str, MessageType] = field(default_factory=dict)
-    """Message types by topic, as servers name it; other topics take all."""
+    """Message types by topic, with the server's topic names; other topics accept all types."""
     unserved: frozenset[int] = frozenset()
     """Codes of requests that are not supported."""
     advertised: Mapping[str, Host] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class CloudRules:
         if not self.namespace:
             return None
         for is_topic, name in _named_in(command):
-            # The template of topics is not there, since clouds let nobody make one by sending.
+            # The topics' template is missing, since clouds do not create topics when messages are sent.
             is_there = is_system_resource(name) and name != AUTO_CREATE_TOPIC_KEY
             if not is_there and not _bare(name).startswith(f"{self.namespace}%"):
                 kind = "topic" if is_topic else "subscription group"
@@ -120,7 +120,7 @@ _DELAYS: Final = frozenset({DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVE
 
 
 def message_type(properties: Mapping[str, str]) -> MessageType:
-    """The type of a message with these properties; of a batch they are the request's.
+    """Return the type of a message with these properties; for a batch, pass the request's.
 
     Source: RocketMQ 5.3.3 ``TopicMessageType.parseFromMessageProperty``.
     """
@@ -136,7 +136,7 @@ _GROUP_FIELDS: Final = ("consumerGroup", "producerGroup", "group")
 
 
 def _named_in(command: RemotingCommand) -> Iterator[tuple[bool, str]]:
-    """The topics (True) and groups (False) that a request names."""
+    """Yield the topics (True) and groups (False) that a request names."""
     is_v2 = command.code in {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE}
     topics, groups = (("b",), ("a",)) if is_v2 else (_TOPIC_FIELDS, _GROUP_FIELDS)
     for is_topic, keys in ((True, topics), (False, groups)):

@@ -125,7 +125,7 @@ class AsyncCluster:
             raise ValueError(f"There is no {name!r}; the brokers are {', '.join(self._machines)}.") from None
 
     async def start(self, port: int = 0) -> None:
-        """Start everything; ``port`` is the name server's, the brokers take free ones."""
+        """Start everything; ``port`` is for the name server, and the brokers use free ports."""
         self.name_server_host = await self._name_server_server.start(port)
         for machines in self._machines.values():
             await machines.start_all()
@@ -162,7 +162,7 @@ _T = TypeVar("_T")
 
 
 class SimCluster:
-    """A cluster on a thread of its own; every method may be called from any other thread.
+    """A cluster on its own thread; every method may be called from any other thread.
 
     Data survive ``stop_broker`` and ``start_broker``; locks, memberships and held pulls do not, as in a real
     broker. With a fake clock, call :meth:`look_at_clock` after moving it.
@@ -184,16 +184,16 @@ class SimCluster:
         """Prepare a cluster; it runs inside ``with`` or between ``start`` and ``stop``.
 
         Args:
-            brokers: how many; they are called broker-a, broker-b and so on.
+            brokers: number of brokers, which are called broker-a, broker-b and so on.
             replicas: machines that follow each broker, with broker ids 1 and up.
-            queues: of TBW102, the most an automatically created topic gets per broker.
-            retention_bytes: commit log bytes each broker keeps; None keeps all.
-            settings: everything else; ``queues`` and ``retention_bytes`` are ignored if given.
+            queues: queues of TBW102, the most an automatically created topic gets per broker.
+            retention_bytes: commit log bytes that each broker keeps; None keeps all.
+            settings: all other settings; if given, ``queues`` and ``retention_bytes`` are ignored.
             clock: for store timestamps, locks and held pulls.
-            users: given, brokers serve nobody else and only as their policies say; the name server serves
-                all.
+            users: if given, brokers serve only these users, according to their policies; the name server
+                serves everybody.
             tls: certificate and rules of all servers.
-            cloud: how a managed cluster differs.
+            cloud: rules of a managed cluster.
         """
         self._settings = settings or BrokerSettings(default_queues=queues, retention_bytes=retention_bytes)
         self._cluster = AsyncCluster(
@@ -240,11 +240,11 @@ class SimCluster:
 
     @property
     def faults(self) -> FaultScript:
-        """What is to go wrong."""
+        """The script of failures."""
         return self._cluster.faults
 
     def stop_broker(self, name: str, broker_id: int = MASTER_ID) -> None:
-        """Close the listener and connections of a broker or replica; routes lose it, data stay."""
+        """Close the listener and connections of a broker or replica; it leaves the routes, its data stay."""
         self._await(lambda: self._cluster.machines(name).stop(broker_id))
 
     def start_broker(self, name: str, broker_id: int = MASTER_ID) -> None:
@@ -252,7 +252,7 @@ class SimCluster:
         self._await(lambda: self._cluster.machines(name).start(broker_id))
 
     def restart_name_server(self) -> None:
-        """Let the name server forget all brokers until :meth:`register_brokers`."""
+        """Make the name server forget all brokers until :meth:`register_brokers`."""
         self.call(self._cluster.name_server.restart)
 
     def register_brokers(self) -> None:
@@ -260,7 +260,7 @@ class SimCluster:
         self.call(self._cluster.name_server.register_forgotten)
 
     def refuse_connections(self, name: str) -> None:
-        """Let nobody new connect to a broker; it stays in the routes, and its connections go on."""
+        """Refuse new connections to a broker; it stays in the routes and keeps its connections."""
         self.call(lambda: self._cluster.machines(name).refuse_connections())
 
     def accept_connections(self, name: str) -> None:
@@ -272,15 +272,15 @@ class SimCluster:
         return BrokerAddress(str(self._cluster.machines(name).host(broker_id)))
 
     def set_replica_lag(self, name: str, messages: int, broker_id: int = 1) -> None:
-        """Let a replica miss the newest ``messages`` of its master from now on; 0 brings it up to date."""
+        """Make a replica lack the newest ``messages`` of its master from now on; 0 brings it up to date."""
         self.call(lambda: self._cluster.machines(name).set_lag(broker_id, messages))
 
     def promote_replica(self, name: str, broker_id: int = 1) -> None:
-        """Replace a master by a replica for good; messages that were not copied are lost."""
+        """Permanently replace a master by a replica; messages that were not copied are lost."""
         self._await(lambda: self._cluster.machines(name).promote(broker_id))
 
     def look_at_clock(self) -> None:
-        """Answer held pulls, drop members and close connections whose time is over by the cluster's clock."""
+        """Answer held pulls, drop members and close connections whose time is up by the cluster's clock."""
         self.call(self._cluster.look_at_clock)
 
     def create_topic(
@@ -302,17 +302,17 @@ class SimCluster:
         return self.call(lambda: self._cluster.put(queue, batch))
 
     def bounds(self, queue: MessageQueue) -> QueueBounds:
-        """What the broker holds of the queue now."""
+        """Return the queue's current bounds at its broker."""
         state = self.broker(queue.broker_name).state
         return self.call(lambda: bounds_of(state, queue.topic, queue.queue_id))
 
     def committed_offset(self, consumer_group: str, queue: MessageQueue) -> int | None:
-        """What the group committed to the broker for the queue."""
+        """Return the offset that the group committed to the broker for the queue."""
         offsets = self.broker(queue.broker_name).state.offsets
         return self.call(lambda: offsets.query(consumer_group, queue.topic, queue.queue_id))
 
     def lock_holder(self, consumer_group: str, queue: MessageQueue) -> str | None:
-        """Client id that holds the queue's lock now."""
+        """Return the client id that holds the queue's lock now."""
         locks = self.broker(queue.broker_name).state.locks
         return self.call(lambda: locks.holder(consumer_group, queue))
 
@@ -321,11 +321,11 @@ class SimCluster:
         return self.call(self._cluster.held_pulls)
 
     def connections(self, name: str) -> int:
-        """Connections a broker serves now."""
+        """Return the number of connections that a broker serves now."""
         return self.call(lambda: self._cluster.machines(name).connections())
 
     def broker(self, name: str) -> Broker:
-        """One broker, to be touched inside :meth:`call` only."""
+        """Return one broker, which may be used only inside :meth:`call`."""
         return self._cluster.brokers[name]
 
     def call(self, function: Callable[[], _T]) -> _T:

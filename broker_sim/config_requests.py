@@ -29,7 +29,7 @@ from pyspark_rocketmq.wire.requests.headers import GroupConfigRequestHeader
 
 
 def handle_put_group(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """200: create or replace a group; 5.3.3 takes any name."""
+    """200: create or replace a group; 5.3.3 accepts any name."""
     if command.body:
         state.groups.put(_checked(decode_body(SubscriptionGroupConfig, command.body)))
     return reply(command)
@@ -56,7 +56,7 @@ def handle_all_groups(state: BrokerState, command: RemotingCommand) -> RemotingC
 
 
 def handle_group(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """352: one group, made on demand where that is allowed."""
+    """352: one group, created on demand if that is allowed."""
     name = from_ext_fields(GroupConfigRequestHeader, command.ext_fields).group
     group = state.groups.find_or_create(name, may_create=state.settings.auto_create_subscription_group)
     if group is None:
@@ -65,7 +65,7 @@ def handle_group(state: BrokerState, command: RemotingCommand) -> RemotingComman
 
 
 def handle_delete_group(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """207: forget a group, its offsets only if asked to."""
+    """207: delete a group, and its offsets only on request."""
     header = from_ext_fields(DeleteSubscriptionGroupRequestHeader, command.ext_fields)
     state.groups.delete(header.group_name)
     if header.clean_offset:
@@ -94,10 +94,10 @@ _UNIT_S = {"s": 1, "m": 60, "h": _HOUR_S, "d": 24 * _HOUR_S}
 
 
 class _Setting(NamedTuple):
-    """How one of the broker's properties is read and shown."""
+    """Parser and formatter of one of the broker's properties."""
 
     read: Callable[[BrokerSettings, str], BrokerSettings]
-    """Raises ValueError for a text that is no value."""
+    """Raises ValueError for an invalid text."""
     show: Callable[[BrokerSettings], str]
 
 
@@ -137,7 +137,7 @@ def handle_config(state: BrokerState, command: RemotingCommand) -> RemotingComma
 
 
 def handle_runtime_info(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """28: figures by name; those of queues and disks that the simulator does not have are 0."""
+    """28: figures by name; figures of queues and disks that the simulator lacks are 0."""
     idle_pools = ("send", "pull", "query", "litePull", "ack")
     table = {
         "EndTransactionQueueSize": "0",
@@ -170,7 +170,7 @@ _DAYS = ("YesterdayMorning", "TodayMorning", "TodayNow")
 
 
 def handle_replicas(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """907: how far the replicas of a master are (``DefaultHAService.getRuntimeInfo``)."""
+    """907: the progress of a master's replicas (``DefaultHAService.getRuntimeInfo``)."""
     end = state.store.end_offset
     copies = [
         {
@@ -213,7 +213,7 @@ def _number(attribute: str) -> _Setting:
 
 
 def _pull_limit(attribute: str, factor: int = 1) -> _Setting:
-    """``factor``: the broker's unit in units of ours, which is at most as fine."""
+    """Make the setting of a pull limit; ``factor`` is the broker's unit in units of ours."""
 
     def read(settings: BrokerSettings, text: str) -> BrokerSettings:
         limits: Any = settings.pull_limits

@@ -1,7 +1,7 @@
-"""One accepted connection: bytes to commands and back, TLS, silence, and a peer that stops taking part.
+"""One accepted connection: conversion of bytes to commands and back, TLS, idle time, and stalled peers.
 
-TLS uses the same port as plain connections; the first byte tells them apart. There is no socket here: bytes
-from the peer go in, plaintext and bytes for the peer come out.
+TLS uses the same port as plain connections; the first byte distinguishes them. There is no socket in the TLS
+code: bytes from the peer go in, plaintext and bytes for the peer come out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RECORD_BYTES = 1 << 16
 
 
 class TlsMode(StrEnum):
-    """Who may connect (``tls.server.mode``)."""
+    """Kinds of connections that are accepted (``tls.server.mode``)."""
 
     DISABLED = "disabled"
     """Plain connections only."""
@@ -39,7 +39,7 @@ class TlsMode(StrEnum):
 class ServerTls:
     """Certificate and rules of every server of a cluster (``TlsSystemConfig``).
 
-    A real 5.3.3 without certificate makes one for itself (``tls.test.mode.enable``); here TLS is then closed.
+    Without a certificate, a real 5.3.3 makes its own (``tls.test.mode.enable``); here TLS is refused then.
     """
 
     mode: TlsMode = TlsMode.PERMISSIVE
@@ -48,11 +48,11 @@ class ServerTls:
     key_file: str | None = None
     key_password: str | None = field(default=None, repr=False)
     trust_file: str | None = None
-    """PEM of who signs client certificates; given, every client must show one (``need.client.auth``:
-    require)."""
+    """PEM of the authority that signs client certificates. If given, every client must present one
+    (``need.client.auth``: require)."""
 
     def context(self) -> ssl.SSLContext | None:
-        """What handshakes are made with, None without certificate.
+        """Make the context for handshakes; None without a certificate.
 
         Raises:
             OSError: If a file cannot be read or does not fit (``ssl.SSLError``).
@@ -71,7 +71,7 @@ PLAIN = ServerTls()
 
 
 def is_welcome(first_byte: int, mode: TlsMode, context: ssl.SSLContext | None) -> bool:
-    """Whether a connection beginning with ``first_byte`` is served.
+    """Whether a connection that begins with ``first_byte`` is served.
 
     Source: ``NettyRemotingServer.TlsModeHandler``.
     """
@@ -81,7 +81,7 @@ def is_welcome(first_byte: int, mode: TlsMode, context: ssl.SSLContext | None) -
 
 
 def is_tls(first_byte: int) -> bool:
-    """Whether a connection beginning with this byte is a TLS handshake."""
+    """Whether a connection that begins with this byte is a TLS handshake."""
     return first_byte == _HANDSHAKE_MAGIC
 
 
@@ -95,10 +95,10 @@ class TlsStream:
         self._is_established = False
 
     def receive(self, data: bytes) -> bytes:
-        """Take bytes of the peer and return the plaintext they complete; look at :meth:`output` afterwards.
+        """Take bytes of the peer and return the plaintext they complete; send :meth:`output` afterwards.
 
         Raises:
-            ssl.SSLError: If the peer is refused or speaks no TLS; what :meth:`output` has tells it why.
+            ssl.SSLError: If the peer is refused or does not speak TLS; :meth:`output` has an alert for it.
         """
         self._incoming.write(data)
         plaintext = bytearray()
@@ -108,12 +108,12 @@ class TlsStream:
                 self._is_established = True
             while piece := self._tls.read(_RECORD_BYTES):
                 plaintext += piece
-        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):  # nothing more now, nothing more ever
+        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):  # no more data now, or ever
             pass
         return bytes(plaintext)
 
     def send(self, plaintext: bytes) -> bytes:
-        """Encrypt, once the handshake is over; the bytes for the peer."""
+        """Encrypt after the handshake; return the bytes for the peer."""
         sent = 0
         view = memoryview(plaintext)
         while sent < len(view):
@@ -121,7 +121,7 @@ class TlsStream:
         return self._outgoing.read()
 
     def output(self) -> bytes:
-        """Bytes for the peer that handshakes and alerts left behind."""
+        """Return the bytes of handshakes and alerts for the peer."""
         return self._outgoing.read()
 
 
@@ -129,11 +129,11 @@ _logger = logging.getLogger(__name__)
 
 
 class Owner(Protocol):
-    """What a connection belongs to; called on the event loop."""
+    """The owner of a connection; called on the event loop."""
 
     @property
     def clock(self) -> Clock:
-        """By whose time silence is measured."""
+        """Clock that measures idle time."""
         ...
 
     def opened(self, connection: Connection) -> int:
@@ -162,25 +162,25 @@ class Owner(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """Bytes that are no protocol close it without an answer, as Netty does."""
+    """One connection. Bytes outside the protocol close it without an answer, as in Netty."""
 
     def __init__(self, owner: Owner, host: Host) -> None:
         self._owner = owner
         self._clock = owner.clock
         self._decoder = FrameDecoder()
         self._held = 0
-        """Bytes of its unfinished frame, as the owner knows."""
+        """Bytes of its unfinished frame, as reported to the owner."""
         self._transport: asyncio.Transport | None = None
         self._tls: TlsStream | None = None
         self._is_new = True
         self._is_stalled = False
         self.peer = Peer(0, host)
         self.last_active_s = self._clock.monotonic_s()
-        """When bytes last came or went."""
+        """Monotonic second at which bytes last arrived or were sent."""
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Get a number; the owner may have ended the connection when this returns."""
+        """Register with the owner, which may have closed the connection when this returns."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self.peer = Peer(self._owner.opened(self), self.peer.host)
@@ -210,19 +210,19 @@ class Connection(asyncio.Protocol):
             self._owner.received(self, self.peer, command)
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        """Tell the owner."""
+        """Report the end to the owner."""
         self._transport = None
         self._owner.may_hold(-self._held)
         self._owner.closed(self, self.peer)
         self.lost.set_result(None)
 
     def pause_writing(self) -> None:
-        """The peer does not read its answers: take no more requests from it."""
+        """Take no more requests from a peer that does not read its answers."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """The peer reads again: take its requests."""
+        """Take requests again from a peer that reads again."""
         if self._transport is not None and not self._transport.is_closing() and not self._is_stalled:
             self._transport.resume_reading()
 
@@ -234,7 +234,7 @@ class Connection(asyncio.Protocol):
             transport.write(data if self._tls is None else self._tls.send(data))
 
     def stall(self) -> None:
-        """Read and write nothing more; the peer is told nothing."""
+        """Stop reading and writing without informing the peer."""
         self._is_stalled = True
         if self._transport is not None:
             self._transport.pause_reading()

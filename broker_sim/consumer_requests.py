@@ -28,7 +28,7 @@ from pyspark_rocketmq.wire.subscription import SQL92, SubscriptionData
 
 
 def handle_query_offset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """14: the committed offset; without one 0 for a young queue, else "not found"."""
+    """14: the committed offset; without one, 0 for a new queue, otherwise "not found"."""
     header = from_ext_fields(QueryConsumerOffsetRequestHeader, command.ext_fields)
     queue_offset = state.offsets.query(header.consumer_group, header.topic, header.queue_id)
     if queue_offset is not None:
@@ -37,7 +37,7 @@ def handle_query_offset(state: BrokerState, command: RemotingCommand) -> Remotin
         raise Refused(
             ResponseCode.QUERY_NOT_FOUND, "Not found, do not set to zero, maybe this group boot first"
         )
-    # Everything counts as being in memory, so only a deleted or missing first message hinders.
+    # Everything counts as being in memory, so only a deleted or missing first message prevents this.
     if state.store.store_timestamp(header.topic, header.queue_id, 0) >= 0:
         return reply(command, ext_fields={"offset": "0"})
     raise Refused(
@@ -46,7 +46,7 @@ def handle_query_offset(state: BrokerState, command: RemotingCommand) -> Remotin
 
 
 def handle_update_offset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """15: store an offset as it is; group and topic must exist, the queue need not (golden fact 13)."""
+    """15: store an offset unchanged; group and topic must exist, the queue need not (golden fact 13)."""
     header = from_ext_fields(UpdateConsumerOffsetRequestHeader, command.ext_fields)
     if state.groups.find(header.consumer_group) is None:
         raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumer_group} not exist!")
@@ -60,7 +60,7 @@ def handle_update_offset(state: BrokerState, command: RemotingCommand) -> Remoti
 
 
 def handle_heartbeat(state: BrokerState, peer: Peer, command: RemotingCommand) -> RemotingCommand:
-    """34: renew memberships, replace subscriptions, make the groups and their retry topics."""
+    """34: renew memberships, replace subscriptions, create the groups and their retry topics."""
     heartbeat = decode_body(HeartbeatData, command.body)
     client = Client(peer, heartbeat.client_id, command.language, command.version)
     is_known = True
@@ -70,13 +70,13 @@ def handle_heartbeat(state: BrokerState, peer: Peer, command: RemotingCommand) -
         _join(state, client, data, replaces_subscriptions=not heartbeat.without_sub)
     for producer_group in heartbeat.producers:
         state.producers.register(client, producer_group)
-    # Version 1 heartbeats are always told that something changed.
+    # Answers to version 1 heartbeats always report a change.
     changed = "false" if heartbeat.fingerprint and is_known else "true"
     return reply(command, ext_fields={"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": changed})
 
 
 def handle_unregister(state: BrokerState, peer: Peer, command: RemotingCommand) -> RemotingCommand:
-    """35: leave a group; its locks stay, and a group never heard of exists from now on."""
+    """35: leave a group; its locks stay, and an unknown group exists from now on."""
     header = from_ext_fields(UnregisterClientRequestHeader, command.ext_fields)
     if header.producer_group:
         state.producers.unregister(peer, header.producer_group)
@@ -138,9 +138,9 @@ def handle_unlock(state: BrokerState, command: RemotingCommand) -> RemotingComma
 
 
 def notify_members(state: BrokerState, consumer_group: str) -> None:
-    """Tell every member, the one that caused it included, to look at the group again (code 40).
+    """Notify every member, including the one that caused it, that the group changed (code 40).
 
-    Members that broadcast share nothing and are not told.
+    Broadcasting members share nothing and are not notified.
     """
     data = state.membership.consumer_data(consumer_group)
     if data is None or data.message_model is MessageModel.BROADCASTING:
@@ -156,7 +156,7 @@ def notify_members(state: BrokerState, consumer_group: str) -> None:
 
 
 def _join(state: BrokerState, client: Client, data: ConsumerData, *, replaces_subscriptions: bool) -> None:
-    """Take one consumer group of a heartbeat; nothing when the group may not be made (golden fact 15)."""
+    """Register one consumer group of a heartbeat, unless it must not be created (golden fact 15)."""
     may_create = state.settings.auto_create_subscription_group
     group = state.groups.find_or_create(data.group_name, may_create=may_create)
     if group is None:

@@ -1,4 +1,4 @@
-"""Commands to a simulator in another process: a line of JSON each, answered by a line of JSON.
+"""Commands to a simulator in another process: one line of JSON each, answered by one line of JSON.
 
 ``{"do": NAME, …}`` → ``{"ok": true, …}`` or ``{"ok": false, "error": "…"}``, in order.
 """
@@ -17,7 +17,7 @@ _DONE: Mapping[str, object] = {}
 
 
 class ControlLine:
-    """Obeys commands; called on the cluster's event loop."""
+    """Executes commands; called on the cluster's event loop."""
 
     def __init__(self, cluster: AsyncCluster) -> None:
         self._cluster = cluster
@@ -34,7 +34,7 @@ class ControlLine:
         }
 
     async def obey(self, line: str | bytes) -> str:
-        """Do what ``line`` says; the line to answer with, without its end."""
+        """Execute the command in ``line``; return the answer's line, without its end."""
         try:
             answer = {"ok": True, **await self._do(line)}
         except (ValueError, TypeError) as error:

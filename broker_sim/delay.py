@@ -1,7 +1,7 @@
-"""Messages delivered later, by delay level (``ScheduleMessageService``) or timer (``TimerMessageStore``).
+"""Delayed messages, by delay level (``ScheduleMessageService``) or timer (``TimerMessageStore``).
 
-Until then they lie in a topic of the broker's own. A delivered message keeps what its producer asked for, and
-REAL_TOPIC and REAL_QID, among its properties (golden fact 3).
+Until their time they are in the broker's own topic. A delivered message keeps its producer's delay
+properties, and REAL_TOPIC and REAL_QID (golden fact 3).
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ TIMER_TOPIC = "rmq_sys_wheel_timer"
 _TIMER_PRECISION_MS = 1000
 _LONG = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 _TIMER_PROPERTIES = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
-"""In the order in which the broker looks at them."""
+"""Properties of timers, in the order in which the broker checks them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Postponement:
-    """Where a message waits, until when, and with which properties."""
+    """The place where a message waits, the end of the wait, and its properties meanwhile."""
 
     topic: str
     queue_id: int
     wait_s: float
     properties: dict[str, str]
     timer_out_ms: int | None = None
-    """Of a timer: the property TIMER_OUT_MS; None for a delay level."""
+    """Property TIMER_OUT_MS of a timer; None for a delay level."""
 
 
 def delay_level(properties: Mapping[str, str], levels: int) -> int:
-    """Level a producer asked for: 0 for none, the highest for anything above it."""
+    """Return the level that a producer requested: 0 for none, the highest for anything above it."""
     text = properties.get("DELAY", "0")
     return min(int(text), levels) if text.isdecimal() else 0
 
@@ -47,10 +47,10 @@ def delay_level(properties: Mapping[str, str], levels: int) -> int:
 def postponement(
     topic: str, queue_id: int, properties: Mapping[str, str], *, settings: BrokerSettings, now_ms: int
 ) -> Postponement | None:
-    """Whether a message for this queue has to wait; None: it is stored there at once.
+    """Return the postponement of a message for this queue; None if it is stored there at once.
 
     Raises:
-        Refused: the timer is switched off, too far away, or no number.
+        Refused: the timer is switched off, too far away, or not a number.
 
     Source: ``HookUtils.handleScheduleMessage``.
     """
@@ -78,7 +78,7 @@ def postponement(
 
 
 def _timer(properties: Mapping[str, str], settings: BrokerSettings, now_ms: int) -> int | None:
-    """When the message is to be delivered, in milliseconds, as its producer said; None if it did not."""
+    """Return the delivery time that the producer requested, in milliseconds; None without one."""
     name = next((each for each in _TIMER_PROPERTIES if each in properties), None)
     if name is None:
         return None
@@ -88,7 +88,7 @@ def _timer(properties: Mapping[str, str], settings: BrokerSettings, now_ms: int)
         )
     longest_ms = settings.timer_max_delay_s * 1000
     text = properties[name]
-    # What is no number is refused just like a moment too far away.
+    # A text that is not a number is refused like a time too far away.
     number = int(text) if _LONG.fullmatch(text) else now_ms + longest_ms + 1
     offset_ms = {"TIMER_DELAY_SEC": now_ms + number * 1000, "TIMER_DELAY_MS": now_ms + number}
     deliver_ms = offset_ms.get(name, number)
@@ -102,7 +102,7 @@ def _timer(properties: Mapping[str, str], settings: BrokerSettings, now_ms: int)
 
 
 class DelayedMessages:
-    """What is to be delivered, by time; messages of one moment keep their order."""
+    """Messages to deliver, by time; messages with the same time keep their order."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[float, int, MessageRun]] = []
@@ -113,12 +113,12 @@ class DelayedMessages:
         heapq.heappush(self._waiting, (due_s, next(self._numbers), run))
 
     def take_due(self, now_s: float) -> list[MessageRun]:
-        """Hand out what is due, the earliest first."""
+        """Remove and return the due messages, the earliest first."""
         due = []
         while self._waiting and self._waiting[0][0] <= now_s:
             due.append(heapq.heappop(self._waiting)[2])
         return due
 
     def next_due_s(self) -> float | None:
-        """When :meth:`take_due` next has something."""
+        """Return the time at which :meth:`take_due` next has something."""
         return self._waiting[0][0] if self._waiting else None

@@ -1,7 +1,7 @@
-"""Scripted failures, for tests of the other side.
+"""Scripted failures, for tests of clients.
 
-Each line of the script is used once, by the first connection, request or answer it fits, in the order it was
-written; what nothing fits yet stays. Nothing is random.
+Each line of the script is used once, by the first connection, request or answer that it matches, in the order
+of the script; unused lines stay. Nothing is random.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class HalfOpen:
-    """As after a crash: this side forgets the connection without telling the other side."""
+    """Forget the connection without informing the peer, as after a crash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Lose:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Do the work and answer ``seconds`` later by the cluster's clock; other answers are not held up."""
+    """Do the work and answer ``seconds`` later by the cluster's clock; other answers are not delayed."""
 
     seconds: float
 
@@ -79,7 +79,7 @@ class Corrupt:
     size: int = 1
 
     def inverted(self, frame: bytes) -> bytes:
-        """The frame as it is sent."""
+        """Return the frame as it is sent."""
         start = self.at if self.at >= 0 else max(0, len(frame) + self.at)
         end = start + self.size
         return frame[:start] + bytes(255 - byte for byte in frame[start:end]) + frame[end:]
@@ -98,16 +98,16 @@ class Recode:
 
 
 ConnectionFault = DropConnection | Stall | HalfOpen
-"""What can meet a new connection."""
+"""Faults of a new connection."""
 RequestFault = Fail | GoAway | DropConnection | Stall | HalfOpen
-"""What can meet a request in place of being served."""
+"""Faults that replace the handling of a request."""
 AnswerFault = Cut | Lose | Delay | Split | Corrupt | Twice | Recode
-"""What can meet an answer, after the work was done."""
+"""Faults of an answer, after the work was done."""
 Fault = RequestFault | AnswerFault
 
 
 def spoiled(fault: AnswerFault, answer: RemotingCommand) -> list[bytes]:
-    """What is written in place of ``answer``'s frame, one write each."""
+    """Return the writes that replace ``answer``'s frame."""
     frame = encode_frame(answer)
     pieces = [frame]
     match fault:
@@ -147,7 +147,7 @@ FAULTS: Mapping[str, Callable[..., Fault]] = MappingProxyType(
         "flow-control": lambda: Fail(ResponseCode.FLOW_CONTROL, "a scripted flow control"),
     }
 )
-"""Names a script is written with; the options are the fields of the class."""
+"""Names of the faults in a script; their options are the fields of the class."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,9 +158,9 @@ class _Line:
 
 
 class FaultScript:
-    """What goes wrong next.
+    """The next failures.
 
-    Write a line before the request it is meant for: the script is read on another thread.
+    Add a line before the request that it is meant for: the script is read on another thread.
     """
 
     def __init__(self) -> None:
@@ -168,13 +168,13 @@ class FaultScript:
 
     @property
     def pending(self) -> int:
-        """Lines not used yet."""
+        """Number of lines not used yet."""
         return len(self._lines)
 
     def add(
         self, name: str, *, on: int | None = None, times: int = 1, where: str | None = None, **options: object
     ) -> None:
-        """Write a line ``times`` times.
+        """Add a line ``times`` times.
 
         Args:
             name: one of :data:`FAULTS`.
@@ -207,12 +207,12 @@ class FaultScript:
         self._lines.clear()
 
     def take_for_connection(self, where: str) -> ConnectionFault | None:
-        """What happens to a connection just made."""
+        """Take the fault of a new connection, if any."""
         fault = self._take(where, None, lambda _: True)
         return fault if isinstance(fault, ConnectionFault) else None
 
     def take_for_request(self, where: str, request_code: int, version: int) -> RequestFault | None:
-        """What happens instead of handling this request of a client of ``version``."""
+        """Take the fault, if any, that replaces the handling of this request of a client of ``version``."""
 
         def fits(fault: Fault) -> bool:
             if isinstance(fault, GoAway):
@@ -223,7 +223,7 @@ class FaultScript:
         return fault if isinstance(fault, RequestFault) else None
 
     def take_for_answer(self, where: str, request_code: int) -> AnswerFault | None:
-        """What happens to the answer of a request of this code."""
+        """Take the fault of the answer to a request with this code, if any."""
         fault = self._take(where, request_code, lambda fault: isinstance(fault, AnswerFault))
         return fault if isinstance(fault, AnswerFault) else None
 

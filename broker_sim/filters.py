@@ -1,8 +1,8 @@
-"""Which messages a pull takes from its queue, and pulls that wait for a message.
+"""Filters that select the messages of a pull, and pulls that wait for a message.
 
 SQL92 expressions are those that heartbeats registered (``ConsumerFilterManager``). A held pull is answered
-once (``PullRequestHoldService``): with a message of its queue that its filter takes, or when its time is
-over. The real broker checks the time only every 5 s; this one is exact.
+once (``PullRequestHoldService``): when a message of its queue passes its filter, or when its time is up. The
+real broker checks the time only every 5 s; this one is exact.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from pyspark_rocketmq.wire.subscription import ALL, SQL92, TAG, SubscriptionData
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """Tag hash codes or an expression; without both every message passes."""
+    """Tag hash codes or an expression; without either, every message passes."""
 
     codes: frozenset[int] | None = None
     expression: Expression | None = None
 
     def accepts(self, message: bytes) -> bool:
-        """Whether the expression takes a stored message."""
+        """Whether a stored message matches the expression."""
         return self.expression is None or self.expression.matches(read_stored(message).properties)
 
     def takes_any(self, run: MessageRun, tag_hashes: Iterable[int]) -> bool:
-        """Whether a message just stored passes."""
+        """Whether any of the newly stored messages passes."""
         if self.expression is not None:
             matches = self.expression.matches
             return any(matches(decode_properties(member.properties)) for member in run.members)
@@ -44,17 +44,17 @@ EVERYTHING = MessageFilter()
 
 
 def is_by_tags(subscription: SubscriptionData) -> bool:
-    """Whether the subscription is no expression of another type (``ExpressionType.isTagType``)."""
+    """Whether the subscription's expression is of the tag type (``ExpressionType.isTagType``)."""
     return subscription.expression_type in {TAG, ""}
 
 
 def tag_filter(subscription: SubscriptionData) -> MessageFilter:
-    """The filter of a subscription by tags."""
+    """Make the filter of a subscription by tags."""
     return EVERYTHING if subscription.sub_string == ALL else MessageFilter(subscription.code_set)
 
 
 def compile_or_none(expression_type: str, text: str) -> Expression | None:
-    """The compiled expression; None when it is none or the broker has no filter of this type."""
+    """Compile the expression; None if it is invalid or the broker has no filter of this type."""
     if expression_type != SQL92:
         return None
     try:
@@ -70,18 +70,18 @@ class RegisteredFilter:
     expression_type: str
     text: str
     version: int
-    """subVersion of the heartbeat that brought it."""
+    """subVersion of the heartbeat that registered it."""
     compiled: Expression
 
 
 class RegisteredFilters:
-    """(topic, group) → expression; a group keeps what it registered when its members are gone."""
+    """(topic, group) → expression; a group keeps its expressions when its members are gone."""
 
     def __init__(self) -> None:
         self._filters: dict[tuple[str, str], RegisteredFilter] = {}
 
     def register(self, consumer_group: str, subscriptions: Iterable[SubscriptionData]) -> None:
-        """Take a heartbeat's expressions, unless older; one that does not compile removes the old one."""
+        """Take a heartbeat's expressions, unless they are older; an invalid one removes the old one."""
         for subscription in subscriptions:
             if not is_by_tags(subscription) and subscription.sub_string:
                 self._register(consumer_group, subscription)
@@ -116,7 +116,7 @@ class HeldPull:
     topic: str
     queue_id: int
     wanted: MessageFilter
-    """Which messages wake it."""
+    """Filter of the messages that wake it."""
     deadline_s: float
     """Monotonic."""
 
@@ -133,13 +133,13 @@ class HeldPulls:
         return sum(len(pulls) for pulls in self._by_queue.values())
 
     def hold(self, pull: HeldPull) -> None:
-        """Keep ``pull`` until something lets it go."""
+        """Keep ``pull`` until it is released."""
         number = next(self._numbers)
         self._by_queue.setdefault((pull.topic, pull.queue_id), {})[number] = pull
         heapq.heappush(self._deadlines, (pull.deadline_s, number, pull))
 
     def arrived(self, run: MessageRun, tag_hashes: Sequence[int]) -> list[HeldPull]:
-        """Let go what waits for one of the messages just stored."""
+        """Release the pulls that wait for one of the newly stored messages."""
         pulls = self._by_queue.get((run.topic, run.queue_id))
         if not pulls:
             return []
@@ -147,7 +147,7 @@ class HeldPulls:
         return [pulls.pop(number) for number in woken]
 
     def expired(self, now_s: float) -> list[HeldPull]:
-        """Let go whose time is over, the longest waiting first."""
+        """Release the pulls whose time is up, those waiting longest first."""
         gone = []
         while self._deadlines and self._deadlines[0][0] <= now_s:
             _, number, pull = heapq.heappop(self._deadlines)
@@ -156,7 +156,7 @@ class HeldPulls:
         return gone
 
     def next_deadline_s(self) -> float | None:
-        """When :meth:`expired` may next have something; early rather than late."""
+        """Return a time no later than the next one at which :meth:`expired` has something."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def forget(self, peer: Peer) -> None:

@@ -52,7 +52,7 @@ class SubscriptionGroups:
         self._groups.pop(name, None)
 
     def find_or_create(self, name: str, *, may_create: bool) -> SubscriptionGroupConfig | None:
-        """The group, made with defaults when it is missing and that is allowed.
+        """Return the group; create it with defaults if it is missing and that is allowed.
 
         Source: ``SubscriptionGroupManager.findSubscriptionGroupConfig``.
         """
@@ -72,7 +72,7 @@ class _Lock(NamedTuple):
 
 
 class LockTable:
-    """Which client holds which queue of which group."""
+    """Holders of the queues' locks, by group."""
 
     def __init__(self, clock: Clock, max_live_s: float = LOCK_MAX_LIVE_TIME_S) -> None:
         self._clock = clock
@@ -82,7 +82,7 @@ class LockTable:
     def lock_batch(
         self, consumer_group: str, client_id: str, queues: Iterable[MessageQueue]
     ) -> frozenset[MessageQueue]:
-        """Grant or refresh what can be; the queues that ``client_id`` holds now."""
+        """Grant or refresh locks where possible; return the queues that ``client_id`` holds now."""
         held = self._locks.setdefault(consumer_group, {})
         now_s = self._clock.monotonic_s()
         granted = frozenset(queue for queue in queues if self._is_free_for(client_id, held.get(queue), now_s))
@@ -127,11 +127,11 @@ class ConsumerOffsets:
         self._resets: dict[tuple[str, str, int], int] = {}
 
     def commit(self, consumer_group: str, topic: str, queue_id: int, queue_offset: int) -> None:
-        """Store ``queue_offset`` as it is, even if lower, negative or too high (golden fact 13)."""
+        """Store ``queue_offset`` unchanged, even if lower, negative or too high (golden fact 13)."""
         self._committed.setdefault((consumer_group, topic), {})[queue_id] = queue_offset
 
     def query(self, consumer_group: str, topic: str, queue_id: int) -> int | None:
-        """The offset reset to, else the committed one; None without one or if a negative one was stored."""
+        """Return the reset offset, else the committed one; None without one or if it is negative."""
         queue_offset = self._resets.get((consumer_group, topic, queue_id))
         if queue_offset is None:
             queue_offset = self._committed.get((consumer_group, topic), {}).get(queue_id, -1)
@@ -147,11 +147,11 @@ class ConsumerOffsets:
         return (consumer_group, topic, queue_id) in self._resets
 
     def take_reset(self, consumer_group: str, topic: str, queue_id: int) -> int | None:
-        """The offset reset to, once; None without a reset."""
+        """Take the reset offset, once; None without a reset."""
         return self._resets.pop((consumer_group, topic, queue_id), None) if self._resets else None
 
     def copied(self) -> ConsumerOffsets:
-        """The same offsets as a slave has them; a reset that waits for a pull is its master's alone."""
+        """Return the offsets of a slave; only the master keeps a reset that waits for a pull."""
         copy = ConsumerOffsets()
         copy._committed = self._committed
         copy._pulled = self._pulled
@@ -162,7 +162,7 @@ class ConsumerOffsets:
         self._pulled[consumer_group, topic, queue_id] = next_offset
 
     def pulled(self, consumer_group: str, topic: str, queue_id: int) -> int | None:
-        """How far the group pulled; what it committed if it never pulled."""
+        """Return the group's pull offset; the committed one if it never pulled."""
         pulled = self._pulled.get((consumer_group, topic, queue_id))
         return self.query(consumer_group, topic, queue_id) if pulled is None else pulled
 
@@ -175,11 +175,11 @@ class ConsumerOffsets:
         return [group for group, each in self._committed if each == topic]
 
     def tables(self) -> Iterable[tuple[str, str, dict[int, int]]]:
-        """Group, topic and queue id → committed offset, of all of them."""
+        """Yield every group and topic, with committed offsets by queue id."""
         return ((group, topic, dict(table)) for (group, topic), table in self._committed.items())
 
     def clone(self, source_group: str, target_group: str, topic: str) -> None:
-        """Give one group the other's committed offsets for the topic, in place of its own."""
+        """Replace a group's committed offsets for the topic by those of another group."""
         table = self._committed.get((source_group, topic))
         if table is not None:
             self._committed[target_group, topic] = dict(table)
@@ -204,7 +204,7 @@ CHANNEL_EXPIRED_TIMEOUT_S = 120.0
 
 
 class Client(NamedTuple):
-    """Who is at the other end of a connection, as its heartbeat says."""
+    """The client at the other end of a connection, according to its heartbeat."""
 
     peer: Peer
     client_id: str
@@ -213,7 +213,7 @@ class Client(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One connection that consumes, or produces, in a group."""
+    """One connection that consumes or produces in a group."""
 
     client: Client
     refreshed_at_s: float
@@ -237,7 +237,7 @@ class Membership:
         self._subscribed_topics: set[str] = set()
 
     def register(self, client: Client, data: ConsumerData, *, replaces_subscriptions: bool = True) -> bool:
-        """Take one group of a heartbeat; whether members or topics changed."""
+        """Register one group of a heartbeat; return whether members or topics changed."""
         group = self._groups.setdefault(data.group_name, _Group(data))
         group.data = data
         is_new_member = client.peer.connection_id not in group.members
@@ -247,7 +247,7 @@ class Membership:
         return changed or is_new_member
 
     def note_fingerprint(self, consumer_group: str, fingerprint: int) -> bool:
-        """Remember the heartbeat's fingerprint for the group; whether another one was known.
+        """Remember the heartbeat's fingerprint for the group; return whether it replaces a different one.
 
         Source: ``ClientManageProcessor.heartBeatV2``.
         """
@@ -256,7 +256,7 @@ class Membership:
         return known != fingerprint
 
     def unregister(self, peer: Peer, consumer_group: str) -> bool:
-        """Remove the connection from the group; whether it was a member."""
+        """Remove the connection from the group; return whether it was a member."""
         group = self._groups.get(consumer_group)
         if group is None or group.members.pop(peer.connection_id, None) is None:
             return False
@@ -264,11 +264,11 @@ class Membership:
         return True
 
     def connection_closed(self, peer: Peer) -> list[str]:
-        """Remove the connection everywhere; the groups it left."""
+        """Remove the connection everywhere; return the groups it left."""
         return [name for name in list(self._groups) if self.unregister(peer, name)]
 
     def expire(self) -> list[str]:
-        """Remove members that were silent for too long; the groups they left."""
+        """Remove members that were silent for too long; return the groups they left."""
         oldest_s = self._clock.monotonic_s() - self._expired_s
         silent = [
             (member.client.peer, name)
@@ -292,7 +292,7 @@ class Membership:
         return topic in self._subscribed_topics
 
     def consumer_data(self, consumer_group: str) -> ConsumerData | None:
-        """What the last heartbeat of the group said, None when it has no members."""
+        """Return the group's data from its last heartbeat; None if it has no members."""
         group = self._groups.get(consumer_group)
         return group.data if group else None
 
@@ -321,7 +321,7 @@ class Producers:
         self._groups: dict[str, dict[int, Member]] = {}
 
     def register(self, client: Client, producer_group: str) -> None:
-        """Take one producer group of a heartbeat."""
+        """Register one producer group of a heartbeat."""
         members = self._groups.setdefault(producer_group, {})
         members[client.peer.connection_id] = Member(client, self._clock.monotonic_s())
 
@@ -349,7 +349,7 @@ class Producers:
         return tuple(member.client for member in self._groups.get(producer_group, {}).values())
 
     def find(self, client_id: str) -> Client | None:
-        """A producer by its client id; of several connections the one heard of last."""
+        """Return a producer by its client id; of several connections, the one with the newest heartbeat."""
         members = [
             each
             for group in self._groups.values()
@@ -368,7 +368,7 @@ class Producers:
 
 
 def _update_subscriptions(group: _Group, data: ConsumerData) -> bool:
-    """Replace the table; a newer version of a known topic is no change (``updateSubscription``)."""
+    """Replace the table; a newer version of a known topic counts as no change (``updateSubscription``)."""
     sent = {each.topic: each for each in data.subscriptions}
     changed = sent.keys() != group.subscriptions.keys()
     group.subscriptions = {

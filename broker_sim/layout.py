@@ -1,6 +1,6 @@
-"""How a broker writes a message into its commit log (``MessageExtEncoder``, V1 and V2), and reads it back.
+"""Layout of messages in a broker's commit log (``MessageExtEncoder``, V1 and V2): writer and reader.
 
-The simulator has its own writer, apart from the connector's codec: one codec on both sides would hide its
+The simulator has its own writer, separate from the connector's codec: one codec on both sides would hide its
 mistakes. It writes whole runs of messages at once, because batch sends must be cheap.
 """
 
@@ -57,7 +57,7 @@ UNKNOWN_HOST = Host("127.0.0.1", 0)
 
 
 class Member(NamedTuple):
-    """What differs between the messages of one run."""
+    """The values that differ between the messages of one run."""
 
     flag: int
     body: bytes
@@ -78,7 +78,7 @@ class MessageRun:
 
 
 class Placement(NamedTuple):
-    """Where and when a run is stored."""
+    """Place and time at which a run is stored."""
 
     commit_log_offset: int
     queue_offset: int
@@ -87,7 +87,7 @@ class Placement(NamedTuple):
 
 
 class EncodedRun(NamedTuple):
-    """A run as it stands in the commit log, with what the consume queue notes of each message."""
+    """A run as stored in the commit log, with each message's data for the consume queue."""
 
     data: bytes
     commit_log_offsets: list[int]
@@ -96,7 +96,7 @@ class EncodedRun(NamedTuple):
 
 
 class StoredRun(NamedTuple):
-    """Where a run came to lie."""
+    """Place of a stored run."""
 
     queue_offset: int
     commit_log_offsets: list[int]
@@ -104,7 +104,7 @@ class StoredRun(NamedTuple):
 
 
 def encode_run(run: MessageRun, placement: Placement) -> EncodedRun:
-    """Bytes of ``run`` at ``placement``; layout V2 when the topic has more than 127 bytes."""
+    """Encode ``run`` at ``placement``; layout V2 if the topic has more than 127 bytes."""
     magic, topic_part = _topic_part(run.topic)
     fixed = _HEAD.size + _SHARED.size + _BODY_LENGTH.size + len(topic_part) + _SHORT.size
     sizes = [fixed + len(body) + len(properties) for _, body, properties in run.members]
@@ -134,10 +134,10 @@ def encode_run(run: MessageRun, placement: Placement) -> EncodedRun:
 
 
 def decode_batch_members(batch: bytes, appended: bytes) -> Iterator[Member]:
-    """Members of a producer's batch, each with the batch header's properties ``appended``.
+    """Decode the members of a producer's batch, each with the batch header's properties ``appended``.
 
     Raises:
-        RemoteProtocolError: the bytes do not hold whole members.
+        RemoteProtocolError: the bytes do not contain whole members.
 
     Source: ``MessageDecoder.encodeMessages`` and golden fact 2.
     """
@@ -160,14 +160,14 @@ def decode_batch_members(batch: bytes, appended: bytes) -> Iterator[Member]:
 
 
 def join_properties(first: bytes, second: bytes) -> bytes:
-    """Both property strings one after the other, separated if the first lacks its trailing separator."""
+    """Concatenate two property strings, with a separator if the first lacks its trailing one."""
     if first and not first.endswith(_SEPARATOR):
         return first + _SEPARATOR + second
     return first + second
 
 
 def tag_hash(properties: bytes) -> int:
-    """Hash code of the last TAGS in encoded properties, 0 without one (``tagsString2tagsCode``)."""
+    """Return the hash code of the last TAGS in encoded properties; 0 if none (``tagsString2tagsCode``)."""
     at = properties.rfind(_TAGS_KEY)
     while at > 0 and properties[at - 1] != _SEPARATOR[0]:  # the end of a longer name, such as MYTAGS
         at = properties.rfind(_TAGS_KEY, 0, at)
@@ -223,7 +223,7 @@ class StoredParts:
     """One stored message taken apart."""
 
     run: MessageRun
-    """The message as a run of one, to be stored again perhaps with changes."""
+    """The message as a run of one, which can be stored again, also with changes."""
     queue_offset: int
     commit_log_offset: int
     store_timestamp: int
@@ -236,7 +236,7 @@ class StoredParts:
 
     @property
     def properties(self) -> dict[str, str]:
-        """The properties; of a name that stands twice the last."""
+        """Return the properties; the last value of a duplicate name."""
         return decode_properties(self.member.properties)
 
 

@@ -1,9 +1,9 @@
-"""The machines of one broker name: its master and the replicas that can take the master's place.
+"""The machines of one broker name: its master and the replicas that can replace the master.
 
 Replicas have broker id 1 and up and follow the master's log (``HAService``). Metadata (topics, groups,
 committed offsets) are the master's own tables: a real slave fetches them every few seconds
-(``SlaveSynchronize``). Messages come one by one, as late as a test wants. Also: what a broker answers
-differently because it is a slave, or has one (``PullMessageProcessor``).
+(``SlaveSynchronize``). Messages are copied one by one, as late as a test wants. This module also changes the
+answers of a broker that is a slave or has one (``PullMessageProcessor``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pyspark_rocketmq.wire.requests.headers import PullMessageRequestHeader
 
 
 def make_replica(master: Broker, clock: Clock, settings: BrokerSettings) -> Broker:
-    """A broker of the master's name and metadata, with an empty log of its own."""
+    """Make a broker with the master's name and metadata, and its own empty log."""
     replica = Broker(master.name, clock, settings)
     replica.state.topics = master.state.topics
     replica.state.groups = master.state.groups
@@ -38,7 +38,7 @@ def make_replica(master: Broker, clock: Clock, settings: BrokerSettings) -> Brok
 
 
 class LogCopy:
-    """Keeps ``target`` equal to ``source`` but for the newest messages.
+    """Keeps ``target`` equal to ``source``, except for the newest messages.
 
     :meth:`catch_up` must be called after every append to ``source``, before old messages are dropped there.
     """
@@ -49,10 +49,10 @@ class LogCopy:
         self._seen = target.end_offset
         self._waiting: deque[bytes] = deque()
         self.lag_messages = 0
-        """How many of the newest messages are not copied; what was copied is never taken back."""
+        """Number of the newest messages that are not copied; copied messages are never removed."""
 
     def catch_up(self) -> None:
-        """Copy all messages but the last ``lag_messages``."""
+        """Copy all messages except the last ``lag_messages``."""
         while self._seen < self._source.end_offset:
             message = self._source.message_at(self._seen)
             if message is None:
@@ -102,7 +102,7 @@ class Role:
 
     @property
     def name(self) -> str:
-        """The broker's; a slave's with its id, so that faults can be meant for it alone."""
+        """Name of the broker; for a slave with its id, so that faults can be meant for only this slave."""
         return f"{self._broker.name}:{self.broker_id}" if self._is_slave else self._broker.name
 
     def handle(self, peer: Peer, command: RemotingCommand) -> list[Outgoing]:
@@ -120,11 +120,11 @@ class Role:
         return self._pull(peer, command)
 
     def connection_closed(self, peer: Peer) -> list[Outgoing]:
-        """Tell the broker."""
+        """Report the closed connection to the broker."""
         return self._broker.connection_closed(peer)
 
     def look_at_clock(self) -> list[Outgoing]:
-        """Tell the broker."""
+        """Have the broker do its due work."""
         return self._broker.look_at_clock()
 
     def next_deadline_s(self) -> float | None:
@@ -153,7 +153,7 @@ class Role:
         asked = command
         if (
             self._is_slave and self._is_master_alive()
-        ):  # there "nothing yet" is not held but sent to the master
+        ):  # there, "nothing yet" is not held: it refers to the master
             flags = header.sys_flag & ~PullSysFlag.SUSPEND
             asked = replace(command, ext_fields={**command.ext_fields, "sysFlag": str(int(flags))})
         return [
@@ -164,7 +164,7 @@ class Role:
         ]
 
     def _revised(self, answer: RemotingCommand, header: PullMessageRequestHeader) -> RemotingCommand:
-        """The answer to a pull as this role gives it; refusals stay as they are."""
+        """Return the answer to a pull in this role; refusals stay unchanged."""
         if "nextBeginOffset" not in answer.ext_fields:
             return answer
         state = self._broker.state
@@ -179,14 +179,14 @@ class Role:
             if not is_slow and self._is_master_alive():
                 suggested = _MASTER_ID
                 code = code if code == ResponseCode.SUCCESS else ResponseCode.PULL_RETRY_IMMEDIATELY
-            if answer.code == ResponseCode.PULL_OFFSET_MOVED:  # a slave that lags corrects nobody's offset
+            if answer.code == ResponseCode.PULL_OFFSET_MOVED:  # a slave that lags must not correct offsets
                 suggested, code = group.broker_id, ResponseCode.PULL_RETRY_IMMEDIATELY
                 fields["nextBeginOffset"] = str(header.queue_offset)
         fields["suggestWhichBrokerId"] = str(suggested)
         return replace(answer, code=int(code), ext_fields=fields)
 
     def _is_slow(self, header: PullMessageRequestHeader, answer: RemotingCommand) -> bool:
-        """Whether what was just pulled lies further back than memory reaches."""
+        """Whether the pulled messages are further back than memory reaches."""
         reach = self._broker.state.settings.in_memory_bytes
         if reach is None or answer.code not in {ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY}:
             return False
@@ -197,7 +197,7 @@ class Role:
 MASTER_ID = 0
 
 Serve = Callable[[Endpoint, Callable[[], None]], EndpointServer]
-"""Makes the server of an endpoint; it calls the second argument after everything that may have stored
+"""Makes the server of an endpoint, which calls the second argument after any work that may have stored
 messages."""
 
 
@@ -206,14 +206,14 @@ class _Machine:
     broker: Broker
     server: EndpointServer
     role: Role | None = None
-    """None for a broker that never has anything to do with slaves."""
+    """Role of the broker; None if it never has slaves."""
     copy: LogCopy | None = None
-    """None for the master."""
+    """Copy of the master's log; None for the master."""
     is_running: bool = False
 
 
 class BrokerMachines:
-    """Starts, stops and promotes; everything a stopped machine stored is kept."""
+    """Starts, stops and promotes machines; a stopped machine keeps everything it stored."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class BrokerMachines:
 
     @property
     def master(self) -> Broker:
-        """The broker that takes messages, running or not."""
+        """The broker that accepts messages, running or not."""
         return self._machines[MASTER_ID].broker
 
     def host(self, broker_id: int = MASTER_ID) -> Host:
@@ -281,9 +281,9 @@ class BrokerMachines:
         machine.broker.restarted()
 
     async def promote(self, broker_id: int) -> None:
-        """Make a replica the master with the messages it has; all other machines leave for good.
+        """Make a replica the master with the messages it has; all other machines leave permanently.
 
-        Postponed messages go over to it even if it has not copied them yet.
+        It takes over postponed messages even if it has not copied them yet.
         """
         promoted = self._machine_of(broker_id)
         if promoted.copy is None or promoted.role is None:
@@ -303,7 +303,7 @@ class BrokerMachines:
         promoted.server.do_due()
 
     def set_lag(self, broker_id: int, messages: int) -> None:
-        """Let a replica miss the newest ``messages`` from now on."""
+        """Make a replica lack the newest ``messages`` from now on."""
         copy = self._machine_of(broker_id).copy
         if copy is None:
             raise ValueError(f"Machine {broker_id} of {self._name!r} is the master: it copies nobody.")
@@ -311,13 +311,13 @@ class BrokerMachines:
         self.replicate()
 
     def replicate(self) -> None:
-        """Bring replicas as far as they may be."""
+        """Copy to the replicas all messages up to their lag."""
         for machine in self._machines.values():
             if machine.copy is not None:
                 machine.copy.catch_up()
 
     def refuse_connections(self) -> None:
-        """Let nobody new connect to the master."""
+        """Refuse new connections to the master."""
         self._machines[MASTER_ID].server.refuse()
 
     def accept_connections(self) -> None:
@@ -325,7 +325,7 @@ class BrokerMachines:
         self._machines[MASTER_ID].server.listen()
 
     def look_at_clock(self) -> None:
-        """Do what is due everywhere."""
+        """Do the due work of every machine."""
         for machine in self._machines.values():
             machine.server.look_at_clock()
 
@@ -338,7 +338,7 @@ class BrokerMachines:
         return self._machines[MASTER_ID].server.connection_count
 
     def messages_were_put(self) -> None:
-        """Messages were stored past the master's server: wake who waits for them."""
+        """Wake the pulls that wait, after messages were stored without the master's server."""
         self._machines[MASTER_ID].server.do_due()
 
     def _machine(self, broker: Broker, broker_id: int, serve: Serve, *, has_role: bool) -> _Machine:

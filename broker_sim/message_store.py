@@ -80,7 +80,7 @@ class CommitLog:
         return found
 
     def drop_before(self, offset: int) -> None:
-        """Let go of what lies below ``offset``; memory goes by whole segments."""
+        """Drop everything below ``offset``; memory is freed by whole segments."""
         self._floor = max(self._floor, min(offset, self.end_offset))
         while len(self._segments) > 1 and self._bases[1] <= self._floor:
             del self._bases[0]
@@ -113,10 +113,10 @@ class IndexEntry(NamedTuple):
 
 
 class KeyMatches(NamedTuple):
-    """What a question found."""
+    """The result of a query by key."""
 
     entries: list[IndexEntry]
-    """In the order they were stored; the newest if there are more than asked for."""
+    """Messages in the order of storage; the newest ones if there are more than requested."""
     last_indexed: IndexEntry | None
     """The newest message with any key."""
 
@@ -131,7 +131,7 @@ class MessageIndex:
         self._last: IndexEntry | None = None
 
     def find(self, topic: str, key: str, most: int, begin_ms: int, end_ms: int) -> KeyMatches:
-        """Messages of the topic that have the key and were stored between the two times, both included."""
+        """Find the topic's messages with the key that were stored between the two times, inclusive."""
         self._read_on()
         found = self._entries.get((topic, key), [])
         in_time = [each for each in found if begin_ms <= each.store_timestamp <= end_ms]
@@ -152,7 +152,7 @@ class MessageIndex:
         self._read_to = at
 
     def _forget_dropped(self) -> None:
-        """What the commit log no longer holds goes from the index as well, so that it stays as small."""
+        """Remove from the index what the commit log no longer holds, so that it stays as small."""
         oldest = self._log.min_offset
         for name, entries in list(self._entries.items()):
             kept = [each for each in entries if each.commit_log_offset >= oldest]
@@ -170,7 +170,7 @@ def _keys(message: StoredParts) -> Iterator[str]:
 
 
 class Entry(NamedTuple):
-    """Where a queue's message lies."""
+    """Place of a queue's message."""
 
     commit_log_offset: int
     size: int
@@ -197,7 +197,7 @@ class Run(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """What a pull takes."""
+    """Selection of messages for a pull."""
 
     runs: list[Run]
     message_count: int
@@ -216,22 +216,22 @@ class ConsumeQueue:
 
     @property
     def min_offset(self) -> int:
-        """Queue offset of the oldest message held; equals ``max_offset`` when none is."""
+        """Queue offset of the oldest message held; equals ``max_offset`` if there is none."""
         return self._base + self._gone
 
     @property
     def max_offset(self) -> int:
-        """Queue offset the next message gets."""
+        """Queue offset that the next message gets."""
         return self._base + len(self._sizes)
 
     def extend(self, offsets: Sequence[int], sizes: Sequence[int], tag_hashes: Sequence[int]) -> None:
-        """Note messages just appended to the commit log."""
+        """Index messages that were just appended to the commit log."""
         self._commit_log_offsets.extend(offsets)
         self._sizes.extend(sizes)
         self._tag_hashes.extend(tag_hashes)
 
     def entry(self, queue_offset: int) -> Entry:
-        """Where the message at ``queue_offset`` lies; it must be held."""
+        """Return the place of the message at ``queue_offset``, which must be held."""
         at = queue_offset - self._base
         return Entry(self._commit_log_offsets[at], self._sizes[at], self._tag_hashes[at])
 
@@ -255,11 +255,11 @@ class ConsumeQueue:
         """Choose messages from queue offset ``start`` on, which must be held.
 
         Args:
-            start: first queue offset looked at.
-            max_messages: what the consumer asked for; 0 still returns one.
-            limits: the broker's bounds; a bound is checked before a message is added, and before the filter.
-            wanted: tag hash codes the consumer takes, or None for all.
-            accepts: looks at the message at a commit log offset, of a size, whose hash code is wanted.
+            start: first queue offset to scan.
+            max_messages: number that the consumer requested; 0 still returns one.
+            limits: the broker's limits, which are checked before a message is added, and before the filter.
+            wanted: tag hash codes that the consumer accepts, or None for all.
+            accepts: checks the message at a commit log offset, of a size, whose hash code is wanted.
 
         Source: ``DefaultMessageStore.getMessage`` and ``isTheBatchFull``.
         """
@@ -289,11 +289,11 @@ class ConsumeQueue:
 
 
 _SIZE_AND_OFFSET = struct.Struct(">i24xq")
-"""A stored message's length, and further on its own place in the log."""
+"""Fields of a stored message: its length, and further on its own commit log offset."""
 
 
 class GetMessageStatus(Enum):
-    """What looking for messages came to; the name is the remark of a pull's answer."""
+    """Outcome of a search for messages; the name is the remark of a pull's answer."""
 
     FOUND = auto()
     NO_MATCHED_MESSAGE = auto()
@@ -302,12 +302,12 @@ class GetMessageStatus(Enum):
     OFFSET_OVERFLOW_ONE = auto()
     OFFSET_OVERFLOW_BADLY = auto()
     OFFSET_RESET = auto()
-    """An operator reset the group's offset; the store itself never says it."""
+    """An operator reset the group's offset; the store itself never returns this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GetMessageResult:
-    """Messages of one queue, or why there are none."""
+    """Messages of one queue, or the reason why there are none."""
 
     status: GetMessageStatus
     next_begin_offset: int
@@ -327,7 +327,7 @@ class MessageStore:
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
 
     def append(self, run: MessageRun, store_host: Host) -> StoredRun:
-        """Store the messages of ``run`` one after the other and return their places."""
+        """Store the messages of ``run`` in order and return their places."""
         queue = self._queues.setdefault((run.topic, run.queue_id), ConsumeQueue())
         now_ms = int(self._clock.now_s() * 1000)
         first = queue.max_offset
@@ -338,9 +338,9 @@ class MessageStore:
     def append_copy(
         self, message: bytes, *, topic: str, queue_id: int, queue_offset: int, tag_hash: int
     ) -> None:
-        """Store a message as it lies at this very offset of another broker's log.
+        """Store a message from the same offset of another broker's log.
 
-        A queue offset that goes back means that the topic was deleted there and made again.
+        A queue offset that goes back means that the topic was deleted there and created again.
         """
         queue = self._queues.setdefault((topic, queue_id), ConsumeQueue())
         if queue_offset < queue.max_offset:
@@ -367,7 +367,7 @@ class MessageStore:
         wanted: frozenset[int] | None,
         accepts: Callable[[bytes], bool] | None = None,
     ) -> GetMessageResult:
-        """Messages from ``queue_offset`` on with a ``wanted`` tag hash (None: all) that ``accepts`` takes."""
+        """Return messages from ``queue_offset`` on that have a ``wanted`` tag hash and pass ``accepts``."""
         queue = self._queues.get((topic, queue_id))
         lowest, highest = (queue.min_offset, queue.max_offset) if queue else (0, 0)
         correction = _correct(queue_offset, lowest, highest)
@@ -387,7 +387,7 @@ class MessageStore:
         )
 
     def drop_stored_before(self, timestamp_ms: int) -> None:
-        """Let go of the messages stored before a moment; each is looked at once, when it goes."""
+        """Drop the messages stored before a time; each one is read once, when it is dropped."""
         at = self._log.min_offset
         while (message := self.message_at(at)) is not None and store_timestamp_of(message) < timestamp_ms:
             at += len(message)
@@ -396,18 +396,18 @@ class MessageStore:
             self._drop_from_queues()
 
     def delete_topic(self, topic: str) -> None:
-        """Forget the queues of the topic; made again, they begin at offset 0."""
+        """Delete the queues of the topic; if created again, they start at offset 0."""
         for key in [key for key in self._queues if key[0] == topic]:
             del self._queues[key]
 
     def delete_emptied_queues(self, *, is_kept: Callable[[str], bool]) -> None:
-        """Forget the queues that had messages and hold none, but for topics that are kept."""
+        """Delete the queues whose messages are all gone, except those of kept topics."""
         for (topic, queue_id), queue in list(self._queues.items()):
             if queue.max_offset and queue.min_offset == queue.max_offset and not is_kept(topic):
                 del self._queues[topic, queue_id]
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """The index of one queue, to be read only; None for a queue never written."""
+        """Return the index of one queue, for reading only; None for a queue that was never written."""
         return self._queues.get((topic, queue_id))
 
     def find_by_key(self, topic: str, key: str, most: int, begin_ms: int, end_ms: int) -> KeyMatches:
@@ -420,7 +420,7 @@ class MessageStore:
         return self._log.min_offset
 
     def earliest_timestamp(self) -> int:
-        """When the oldest message held was stored, in milliseconds; -1 when none is."""
+        """Return the store time of the oldest message held, in milliseconds; -1 if there is none."""
         oldest = self.message_at(self._log.min_offset)
         return -1 if oldest is None else store_timestamp_of(oldest)
 
@@ -435,7 +435,7 @@ class MessageStore:
         return queue.max_offset if queue else 0
 
     def store_timestamp(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """When the message was stored, in milliseconds; -1 when it is not held."""
+        """Return the message's store time in milliseconds; -1 if it is not held."""
         queue = self._queues.get((topic, queue_id))
         if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
             return -1
@@ -463,7 +463,7 @@ class MessageStore:
         last = self._log.end_offset - MIN_STORED_BYTES
         if not self._log.min_offset <= commit_log_offset <= last:
             return None
-        # A client may ask for any place, in the middle of a body too; a message tells its own.
+        # A client may request any offset, even within a body; a stored message contains its own offset.
         size, own_offset = _SIZE_AND_OFFSET.unpack(self._log.read(commit_log_offset, _SIZE_AND_OFFSET.size))
         if (
             own_offset != commit_log_offset
@@ -488,7 +488,7 @@ class MessageStore:
 
 
 def _correct(queue_offset: int, lowest: int, highest: int) -> tuple[GetMessageStatus, int] | None:
-    """Status and next offset for an offset that has no message, None when it has one."""
+    """Return status and next offset for an offset without a message; None if it has one."""
     if highest == 0:
         return GetMessageStatus.NO_MESSAGE_IN_QUEUE, 0
     if queue_offset < lowest:

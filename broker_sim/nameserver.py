@@ -1,4 +1,4 @@
-"""The name server without its sockets: which live broker has which topic (``RouteInfoManager``)."""
+"""The name server without its sockets: the topics of the live brokers (``RouteInfoManager``)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _UNCHANGEABLE = frozenset({"configBlackList", "configStorePath", "kvConfigPath",
 
 @dataclass(slots=True)
 class _Registration:
-    """A broker name: the machines that serve it, and the topics they have."""
+    """A broker name with its machines and topics."""
 
     topics: TopicTable
     addresses: dict[int, Host] = field(default_factory=dict)
 
 
 class NameServer:
-    """Knows a broker's topics from the moment they are made, and forgets a broker when it stops."""
+    """Lists a broker's topics as soon as they are created, and forgets a broker when it stops."""
 
     name = "namesrv"
 
@@ -45,16 +45,17 @@ class NameServer:
     ) -> None:
         """Answer binary requests in binary, or everything in JSON as 5.3.3 does.
 
-        Masters in ``advertised``, by broker name, are said to be there, wherever they are (``brokerIP1``).
+        ``advertised`` are masters' addresses for the routes by broker name, wherever they are
+        (``brokerIP1``).
         """
         self._mirror_header_form = mirror_header_form
         self._advertised = advertised
         self._brokers: dict[str, _Registration] = {}
         self._forgotten: dict[str, _Registration] = {}
-        """Living brokers that have not registered since the restart."""
+        """Live brokers that have not registered since the restart."""
         self._hidden: dict[tuple[str, str], Topic] = {}
         self._perms: dict[tuple[str, str], tuple[Topic, int]] = {}
-        """What an operator made of a broker's topics, as long as the topic stays as it was then."""
+        """Permissions that an operator set for a broker's topics, valid while the topic is unchanged."""
         self._tables: dict[str, dict[str, str]] = {}
         self._config = {
             _ORDER_MESSAGE_ENABLE: "false",
@@ -79,7 +80,7 @@ class NameServer:
         }
 
     def register(self, broker_name: str, address: Host, topics: TopicTable, broker_id: int = 0) -> None:
-        """A broker is alive at ``address``; ``topics`` is watched from now on."""
+        """Register a live broker at ``address``, whose ``topics`` are watched from now on."""
         registration = self._brokers.setdefault(broker_name, _Registration(topics))
         registration.topics = topics
         registration.addresses[broker_id] = (
@@ -90,17 +91,17 @@ class NameServer:
         self._perms = {key: known for key, known in self._perms.items() if key[0] != broker_name}
 
     def restart(self) -> None:
-        """Know no broker until it registers; connections and what is on disk stay."""
+        """Forget all brokers until they register; connections and data on disk stay."""
         self._forgotten |= self._brokers
         self._brokers = {}
 
     def register_forgotten(self) -> None:
-        """The brokers that were known before :meth:`restart` register, as living ones do within 30 s."""
+        """Register the brokers from before :meth:`restart`, as live ones do within 30 s."""
         self._brokers |= self._forgotten
         self._forgotten = {}
 
     def unregister(self, broker_name: str, broker_id: int = 0) -> None:
-        """A machine stopped: with the last one of its name, the queues leave every route at once."""
+        """Remove a stopped machine; with the last one of its name, the queues leave every route at once."""
         for known in (self._brokers, self._forgotten):
             registration = known.get(broker_name)
             if registration is not None:
@@ -109,7 +110,7 @@ class NameServer:
                     del known[broker_name]
 
     def route(self, topic: str) -> TopicRoute | None:
-        """Where the topic's queues are, None when no live broker has it."""
+        """Return the topic's route; None if no live broker has the topic."""
         brokers, queues = [], []
         for name, registration in sorted(self._brokers.items()):
             config = self._topic(name, topic)
@@ -137,15 +138,15 @@ class NameServer:
         return [] if command.is_oneway else [Outgoing(peer, answer, command.code)]
 
     def connection_closed(self, _peer: Peer) -> list[Outgoing]:
-        """Nothing is remembered of connections."""
+        """Do nothing: no state belongs to connections."""
         return []
 
     def look_at_clock(self) -> list[Outgoing]:
-        """Nothing happens by time alone."""
+        """Do nothing: no work depends on the time."""
         return []
 
     def next_deadline_s(self) -> float | None:
-        """Nothing waits."""
+        """Return None, since no work is ever due."""
         return None
 
     # --- topics and brokers --------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ class NameServer:
         return self._config[_ORDER_MESSAGE_ENABLE].lower() == "true"
 
     def _topic(self, broker_name: str, topic: str) -> Topic | None:
-        """The topic on a live broker, unless it was deleted here and not touched at the broker since."""
+        """Return the topic on a live broker, unless it was deleted here and has not changed there since."""
         config = self._brokers[broker_name].topics.find(topic)
         return None if config is self._hidden.get((broker_name, topic)) else config
 
@@ -181,7 +182,7 @@ class NameServer:
         return reply(command, body=encode_route(route, standard_json=standard))
 
     def _answer_cluster_info(self, command: RemotingCommand) -> RemotingCommand:
-        """Always with bare integer keys, whatever the version."""
+        """Answer with bare integer keys for every version."""
         return reply(
             command,
             body=encode_cluster_info(
@@ -194,12 +195,12 @@ class NameServer:
         return reply(command, body=encode_topic_list(self._topics(self._brokers)))
 
     def _answer_topics_of_cluster(self, command: RemotingCommand) -> RemotingCommand:
-        """Of an unknown cluster none: there 5.3.3 swallows its own exception."""
+        """Answer with the topics; none for an unknown cluster, where 5.3.3 swallows its own exception."""
         names = self._brokers if _required(command, "cluster") == CLUSTER_NAME else ()
         return reply(command, body=encode_topic_list(self._topics(names)))
 
     def _delete_topic(self, command: RemotingCommand) -> RemotingCommand:
-        """Out of the routes until a broker registers it again: at once when it changes or makes the topic."""
+        """Remove a topic from the routes until a broker changes or creates it, which registers it again."""
         topic = _required(command, "topic")
         if command.ext_fields.get("clusterName", CLUSTER_NAME) in {CLUSTER_NAME, ""}:
             for broker_name, registration in self._brokers.items():
@@ -212,7 +213,7 @@ class NameServer:
         return self._set_perms(command, "wipeTopicCount", lambda perm: perm & ~PERM_WRITE)
 
     def _add_write_perm(self, command: RemotingCommand) -> RemotingCommand:
-        """Of all topics of the broker: 5.3.3 does not know which of them were closed before."""
+        """Open all topics of the broker: 5.3.3 does not record which of them were closed before."""
         return self._set_perms(command, "addTopicCount", lambda _: PERM_READ_WRITE)
 
     def _set_perms(

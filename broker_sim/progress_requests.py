@@ -1,8 +1,8 @@
-"""Administrators' requests about the progress of consumer groups, resets included.
+"""Administrators' requests about the progress of consumer groups, including resets.
 
 43, 208, 300, 303, 314, 343 and 345 (``AdminBrokerProcessor``); 222 INVOKE_BROKER_TO_RESET_OFFSET moves a
-group (``Broker2Client``). By default the broker keeps the new offset until the group's next pull asks for it,
-and wakes no held pull (golden fact 11). With useServerSideResetOffset=false it tells all members at once.
+group (``Broker2Client``). By default the broker keeps the new offset until the group's next pull, and does
+not wake held pulls (golden fact 11). With useServerSideResetOffset=false it notifies all members at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OLDEST_RESETTABLE_CLIENT = 28
 
 
 def handle_reset(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """Answer with the offset each queue is reset to."""
+    """Reset the offsets; answer with the new offset of each queue."""
     header = from_ext_fields(ResetOffsetRequestHeader, command.ext_fields)
     if state.settings.use_server_side_reset_offset:
         return _reset_here(state, command, header)
@@ -129,7 +129,7 @@ def _tell_members(
 
 
 def _offset_list(targets: Mapping[MessageQueue, int]) -> bytes:
-    """The body's form for C++ administrators: a list in place of a map with queues as keys."""
+    """Encode the body for C++ administrators: a list instead of a map with queues as keys."""
     return dumps_java(
         {"offsetTable": [{**queue_to_json(queue), "offset": offset} for queue, offset in targets.items()]}
     )
@@ -146,7 +146,7 @@ def _offset_at(state: BrokerState, queue: MessageQueue, timestamp: int) -> int:
 
 
 def handle_consume_stats(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """208: how far the group is in each queue; what it never committed counts as 0."""
+    """208: the group's progress in each queue; queues without a committed offset count as 0."""
     header = from_ext_fields(GetConsumeStatsRequestHeader, command.ext_fields)
     offsets = {
         MessageQueue(topic.name, state.name, queue_id): _wrapper(
@@ -160,7 +160,7 @@ def handle_consume_stats(state: BrokerState, command: RemotingCommand) -> Remoti
 
 
 def handle_stats_of_broker(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """317: how far every group is; pulled offsets are not among it, and count as 0."""
+    """317: every group's progress; pulled offsets are not included, and count as 0."""
     is_order = command.ext_fields.get("isOrder") == "true"
     groups, behind, in_flight = [], 0, 0
     for group in state.groups:
@@ -190,8 +190,7 @@ def handle_stats_of_broker(state: BrokerState, command: RemotingCommand) -> Remo
 def handle_groups_of_topic(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
     """300: groups that ever committed for the topic.
 
-    A topic that was ever subscribed to is among them itself: 5.3.3 puts down its name in place of the
-    group's.
+    A topic that was ever subscribed to is in the list itself: 5.3.3 records its name instead of the group's.
     """
     topic = from_ext_fields(TopicRequestHeader, command.ext_fields).topic
     groups = set(state.offsets.groups_of(topic))
@@ -208,7 +207,7 @@ def handle_topics_of_group(state: BrokerState, command: RemotingCommand) -> Remo
 
 
 def handle_subscription_of_group(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """345: what the group's members want of the topic."""
+    """345: the group's subscription to the topic."""
     header = from_ext_fields(TopicAndGroupHeader, command.ext_fields)
     body: dict[str, object] = {"group": header.group, "topic": header.topic}
     subscription = state.membership.subscriptions(header.group).get(header.topic)
@@ -218,7 +217,7 @@ def handle_subscription_of_group(state: BrokerState, command: RemotingCommand) -
 
 
 def handle_time_span(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """303: from when to when each queue's messages are, and where in between the group is."""
+    """303: the time span of each queue's messages, and the group's position within it."""
     header = from_ext_fields(TopicAndGroupHeader, command.ext_fields)
     topic = state.topics.find(header.topic)
     if topic is None:
@@ -241,7 +240,7 @@ def handle_all_offsets(state: BrokerState, command: RemotingCommand) -> Remoting
 
 
 def handle_clone_offsets(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """314: give one group the committed offsets of another; without a topic nothing happens, as in Java."""
+    """314: copy one group's committed offsets to another; without a topic, do nothing, as in Java."""
     header = from_ext_fields(CloneGroupOffsetHeader, command.ext_fields)
     if header.topic and state.topics.find(header.topic) is not None:
         subscriptions = state.membership.subscriptions(header.source_group)
@@ -251,7 +250,7 @@ def handle_clone_offsets(state: BrokerState, command: RemotingCommand) -> Remoti
 
 
 def _topics_of_interest(state: BrokerState, header: GetConsumeStatsRequestHeader) -> list[str]:
-    """A list is taken as it is; otherwise a group with members shows only what they subscribe to."""
+    """Return a given list unchanged; otherwise the topics that the group's members subscribe to, if any."""
     if header.topic_list and header.topic_list.strip():
         return [name for name in header.topic_list.split(";") if name]
     group = header.consumer_group
@@ -289,6 +288,6 @@ def _time_span(state: BrokerState, consumer_group: str, queue: MessageQueue) -> 
 
 
 def _moment(timestamp_ms: int) -> str:
-    """As ``UtilAll.YYYY_MM_DD_HH_MM_SS_SSS`` shows it, in the machine's time zone."""
+    """Format as ``UtilAll.YYYY_MM_DD_HH_MM_SS_SSS``, in the machine's time zone."""
     moment = datetime.fromtimestamp(timestamp_ms / 1000, tz=UTC).astimezone()
     return f"{moment:%Y-%m-%d#%H:%M:%S}:{timestamp_ms % 1000:03d}"

@@ -1,7 +1,7 @@
 """PULL_MESSAGE and LITE_PULL_MESSAGE (``PullMessageProcessor``).
 
-The checks run in the real broker's order, because the first that fails names the answer; then the store is
-asked, and an answer "nothing yet" may be held until a message comes.
+The checks run in the real broker's order, because the first failure determines the answer. Then the store is
+queried, and an answer "nothing yet" may be held until a message arrives.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def handle_pull(state: BrokerState, peer: Peer, command: RemotingCommand) -> Rem
     header = from_ext_fields(PullMessageRequestHeader, command.ext_fields)
     wanted = _check(state, peer, command.code, header)
     result = _look(state, header, wanted)
-    if header.sys_flag & _COMMIT_OFFSET:  # behind the look: a reset is taken, not overwritten, by it
+    if header.sys_flag & _COMMIT_OFFSET:  # after the query: a reset is returned by it, not overwritten
         state.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
     code = _code(header, result)
     may_hold = header.sys_flag & _SUSPEND and state.settings.long_polling_enable
@@ -72,7 +72,7 @@ def handle_pull(state: BrokerState, peer: Peer, command: RemotingCommand) -> Rem
 
 
 def release_held_pull(state: BrokerState, pull: HeldPull) -> Outgoing:
-    """Run a held pull a second and last time; whatever comes out is its answer."""
+    """Run a held pull a second and last time, and answer it with the result."""
     header = from_ext_fields(PullMessageRequestHeader, pull.command.ext_fields)
     try:
         wanted = _check(state, pull.peer, pull.command.code, header)
@@ -128,7 +128,7 @@ def _answer(command: RemotingCommand, code: ResponseCode, result: GetMessageResu
 def _check(
     state: BrokerState, peer: Peer, request_code: int, header: PullMessageRequestHeader
 ) -> MessageFilter:
-    """Refuse, or return what the consumer takes."""
+    """Refuse the pull, or return the consumer's filter."""
     _check_broker(state, request_code)
     _check_group(state, header.consumer_group)
     _check_queue(state, peer, header)
@@ -188,7 +188,7 @@ def _check_queue(state: BrokerState, peer: Peer, header: PullMessageRequestHeade
 
 
 def _filter(state: BrokerState, header: PullMessageRequestHeader) -> MessageFilter:
-    """By the pull's own subscription if it brings one, else by what the group's heartbeats said."""
+    """Make the filter of the pull's own subscription if it has one, else of the group's heartbeats."""
     brings_its_own = bool(header.sys_flag & _SUBSCRIPTION)
     subscription = _own_subscription(header) if brings_its_own else _registered_subscription(state, header)
     if is_by_tags(subscription):

@@ -28,7 +28,7 @@ class Outgoing(NamedTuple):
     peer: Peer
     command: RemotingCommand
     request_code: int
-    """Of a response: what it answers; of a request: its own code."""
+    """Code of the request that a response answers, or a request's own code."""
 
 
 SERVER_VERSION = 479
@@ -73,7 +73,7 @@ def reply(
 
 
 def not_supported(request: RemotingCommand) -> RemotingCommand:
-    """The answer to a code no processor is registered for; the log tells of each code once."""
+    """Answer a code without a registered processor; each code is logged once."""
     _tell_not_supported(request.code)
     return reply(
         request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported"
@@ -103,7 +103,7 @@ def in_json(command: RemotingCommand) -> RemotingCommand:
 
 
 class NoAnswer(Enum):
-    """Why a client's answer will not come."""
+    """Reason why a client's answer will not arrive."""
 
     TIMEOUT = auto()
     CONNECTION_CLOSED = auto()
@@ -121,11 +121,11 @@ class ClientCall:
     deadline_s: float
     """Monotonic."""
     finish: Callable[[Outcome], None]
-    """Called once, with the answer or why there is none."""
+    """Called once, with the answer or the reason why there is none."""
 
 
 class ClientCalls:
-    """All of them, by connection and opaque number."""
+    """All pending requests to clients, by connection and opaque number."""
 
     def __init__(self) -> None:
         self._calls: dict[tuple[int, int], ClientCall] = {}
@@ -135,13 +135,13 @@ class ClientCalls:
         self._calls[call.peer.connection_id, call.opaque] = call
 
     def answered(self, peer: Peer, answer: RemotingCommand) -> None:
-        """Give an answer to whoever waits for it; one that comes too late is for nobody."""
+        """Pass an answer to the waiting call; drop one that is too late."""
         call = self._calls.pop((peer.connection_id, answer.opaque), None)
         if call is not None:
             call.finish(answer)
 
     def expire(self, now_s: float) -> None:
-        """End the calls whose time is over."""
+        """End the calls whose time is up."""
         self._end([key for key, call in self._calls.items() if call.deadline_s <= now_s], NoAnswer.TIMEOUT)
 
     def connection_closed(self, peer: Peer) -> None:
@@ -150,7 +150,7 @@ class ClientCalls:
         self._end(mine, NoAnswer.CONNECTION_CLOSED)
 
     def next_deadline_s(self) -> float | None:
-        """When :meth:`expire` next has something."""
+        """Return the time at which :meth:`expire` next has something."""
         return min((call.deadline_s for call in self._calls.values()), default=None)
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""Ext fields of requests that nobody but a broker reads, one dataclass per Java header class.
+"""Ext fields of requests that only brokers read, one dataclass per Java header class.
 
 Source: RocketMQ 5.3.3 ``remoting/protocol/header/*``.
 """
@@ -91,7 +91,7 @@ class ViewMessageRequestHeader(RpcFields):
     """33 VIEW_MESSAGE_BY_ID; the answer's body is one stored message."""
 
     topic: str | None = text_field("topic", None)
-    """Needed where access control is on: rights are a topic's."""
+    """Required with access control, because rights belong to topics."""
     offset: int = long_field("offset")
     """COMMIT LOG offset, the second half of an offset message id."""
 
@@ -102,7 +102,7 @@ class DeleteSubscriptionGroupRequestHeader(RequestFields):
 
     group_name: str = text_field("groupName")
     clean_offset: bool = bool_field("cleanOffset", False)
-    """Whether the group's stored offsets go as well."""
+    """Whether the group's stored offsets are deleted too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

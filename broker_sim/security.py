@@ -1,7 +1,7 @@
-"""Access control 2.0 of a broker: who sent a request, what it needs, and whether they may (``auth`` module).
+"""Access control 2.0 of a broker (``auth`` module): a request's sender, the rights it needs, the decision.
 
-Which actions on which topics and groups: ``DefaultAuthorizationContextBuilder``. Every refusal is code 16.
-The name server of 5.3.3 checks nobody, so this one does not either.
+The needed actions on topics and groups are those of ``DefaultAuthorizationContextBuilder``. Every refusal is
+code 16. The name server of 5.3.3 has no access control, so this one has none either.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CLUSTER_RESOURCE = "DefaultCluster"
 
 
 class Action(StrEnum):
-    """What is done to a resource."""
+    """Action on a resource."""
 
     ALL = "All"
     PUB = "Pub"
@@ -37,7 +37,7 @@ class Action(StrEnum):
 
 
 class Kind(StrEnum):
-    """What kind of resource."""
+    """Kind of a resource."""
 
     CLUSTER = "Cluster"
     TOPIC = "Topic"
@@ -53,7 +53,7 @@ class Need(NamedTuple):
 
     @property
     def resource(self) -> str:
-        """As remarks name it."""
+        """Name of the resource in remarks."""
         return f"{self.kind}:{self.name}"
 
 
@@ -80,7 +80,7 @@ _RULES: Mapping[int, _Rule] = {
     RequestCode.UPDATE_CONSUMER_OFFSET: _Rule(_SUB_OR_UPDATE, _TOPIC | _CONSUMER_GROUP),
     RequestCode.END_TRANSACTION: _Rule((Action.PUB,), _TOPIC),
     RequestCode.RECALL_MESSAGE: _Rule((Action.PUB,), _TOPIC),
-    # From here on by the annotations of the header classes.
+    # The rest follows the annotations of the header classes.
     RequestCode.UPDATE_AND_CREATE_TOPIC: _Rule((Action.CREATE,), _TOPIC),
     RequestCode.DELETE_TOPIC_IN_BROKER: _Rule((Action.DELETE,), _TOPIC),
     RequestCode.DELETE_SUBSCRIPTIONGROUP: _Rule((Action.DELETE,), {"groupName": Kind.GROUP}),
@@ -114,14 +114,14 @@ _CLUSTER_RULES: Mapping[int, Action] = {
 _RETRY_SKIPS_TOPIC = frozenset(
     {RequestCode.PULL_MESSAGE, RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.UPDATE_CONSUMER_OFFSET}
 )
-"""Of these a retry topic needs nothing beyond the group; of the others it stands for its group."""
+"""Requests in which a retry topic needs no right beyond the group's; in others it stands for its group."""
 
 
 def needs_of(command: RemotingCommand) -> list[Need]:
-    """What the sender must be allowed; empty for what 5.3.3 does not check, such as LITE_PULL_MESSAGE.
+    """Return the rights that the sender needs; empty if 5.3.3 checks none, as for LITE_PULL_MESSAGE.
 
     Raises:
-        RemoteProtocolError: The body that names the resources makes no sense.
+        RemoteProtocolError: The body that names the resources is malformed.
     """
     special = _SPECIAL.get(command.code)
     if special is not None:
@@ -197,7 +197,7 @@ _NEWEST_THAT_LEAVES_IT_UNSIGNED = 399  # V4_9_3
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a user may, or may not, do to some resources."""
+    """Actions that a user may, or may not, perform on some resources."""
 
     resource: str
     """``Topic:orders``, ``Topic:ord*``, ``Group:*``, ``Cluster:*`` or ``*``."""
@@ -205,7 +205,7 @@ class Policy:
     is_allowed: bool = True
 
     def fits(self, need: Need) -> bool:
-        """Whether this says anything about ``need``."""
+        """Whether the policy applies to ``need``."""
         if self.actions.isdisjoint(need.actions) and Action.ALL not in self.actions:
             return False
         if self.resource.endswith(_ANYTHING):
@@ -214,13 +214,13 @@ class Policy:
 
     @property
     def rank(self) -> tuple[bool, int, bool]:
-        """The least counts: exact names before prefixes, long ones before short ones, no before yes."""
+        """Rank for precedence, lowest first: exact before prefix, long before short names, no before yes."""
         return self.resource.endswith(_ANYTHING), -len(self.resource), self.is_allowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """Who may sign requests."""
+    """A user that may sign requests."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -237,7 +237,7 @@ class AccessControl:
         self._users = {user.access_key: user for user in users}
 
     def problem(self, ip: str, command: RemotingCommand) -> str | None:
-        """Why a request from ``ip`` is refused, in the broker's words; None when it is not."""
+        """Return why a request from ``ip`` is refused, in the broker's words; None if it is not."""
         name = command.ext_fields.get(ACCESS_KEY)
         if not name:
             return "username cannot be null."
@@ -277,7 +277,7 @@ def _denial(user: User, need: Need, ip: str) -> str | None:
 
 
 class Guarded(Around):
-    """An endpoint that serves only what access control lets through."""
+    """An endpoint that serves only the requests that access control allows."""
 
     def __init__(self, inner: Endpoint, access: AccessControl, *, mirror_header_form: bool = False) -> None:
         super().__init__(inner, mirror_header_form=mirror_header_form)

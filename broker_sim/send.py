@@ -1,4 +1,4 @@
-"""Sends, replies, and messages that a consumer sends back.
+"""Handlers of sends, replies, and messages that a consumer sends back.
 
 SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE (``SendMessageProcessor``); 36 CONSUMER_SEND_MSG_BACK,
 retries and dead letters (``AbstractSendMessageProcessor``).
@@ -42,7 +42,7 @@ _OLDEST_WITH_MAX_RECONSUME_TIMES = 121  # V3_4_9
 
 
 def max_retries(group: SubscriptionGroupConfig, client_version: int, max_reconsume_times: int | None) -> int:
-    """The request's value, if its client is new enough to send it, else the group's."""
+    """Return the request's value if its client is new enough to send it, else the group's."""
     if max_reconsume_times is not None and client_version >= _OLDEST_WITH_MAX_RECONSUME_TIMES:
         return max_reconsume_times
     return group.retry_max_times
@@ -50,7 +50,7 @@ def max_retries(group: SubscriptionGroupConfig, client_version: int, max_reconsu
 
 _FIRST_RETRY_LEVEL = 3
 _LONGEST_STORED_NAME = 127
-"""Characters of a topic that is no retry topic (``HookUtils.checkBeforePutMessage``)."""
+"""Longest name of a topic that is not a retry topic (``HookUtils.checkBeforePutMessage``)."""
 
 
 def handle_send_back(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
@@ -67,7 +67,7 @@ def handle_send_back(state: BrokerState, command: RemotingCommand) -> RemotingCo
     if not state.settings.broker_permission & PERM_WRITE:
         raise Refused(ResponseCode.NO_PERMISSION, f"the broker[{state.host.ip}] sending message is forbidden")
     if group.retry_queue_nums <= 0:
-        return reply(command)  # nothing is kept, and nobody is told
+        return reply(command)  # nothing is kept, and the answer does not show it
     topic = state.topics.ensure(retry_topic(header.group), group.retry_queue_nums)
     if not topic.perm & PERM_WRITE:
         raise Refused(ResponseCode.NO_PERMISSION, f"the topic[{topic.name}] sending message is forbidden")
@@ -116,20 +116,20 @@ SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where a message really goes: a retry may end in the dead-letter topic."""
+    """Actual target of a message: a retry may end in the dead-letter topic."""
 
     topic: str
     queue_id: int
     properties: dict[str, str]
     wait: Postponement | None = None
-    """Whether it has to wait first."""
+    """Postponement if the message has to wait first; otherwise None."""
     is_half: bool = False
-    """Whether it waits for the end of a transaction."""
+    """Whether the message waits for the end of a transaction."""
 
 
 def handle_send(state: BrokerState, peer: Peer, command: RemotingCommand) -> RemotingCommand:
-    """Store one message or a batch, wake the pulls that wait for it, and tell where it lies."""
-    if not command.body:  # golden fact 4: the real broker stumbles over its own null
+    """Store one message or a batch, wake the pulls that wait for it, and answer with its place."""
+    if not command.body:  # golden fact 4: the real broker fails with a null pointer
         raise Refused(ResponseCode.SYSTEM_ERROR, "java.lang.NullPointerException: the message has no body")
     header = _header(command)
     try:
@@ -207,7 +207,7 @@ def handle_reply(state: BrokerState, peer: Peer, command: RemotingCommand) -> No
 
 
 def _as_v1(header: SendHeader) -> SendMessageRequestHeader:
-    """The ext fields of a pushed reply, under the names of code 10, whichever code it came with."""
+    """Return the ext fields of a pushed reply, under the names of code 10 for every code."""
     return SendMessageRequestHeader(
         producer_group=header.producer_group,
         topic=header.topic,
@@ -240,7 +240,7 @@ def _answer(
 
 
 def _recall_handle(state: BrokerState, target: _Target, timer_out_ms: int) -> str:
-    """What a producer of a timer could take it back with (``RecallMessageHandle.HandleV1``)."""
+    """Return the handle with which a producer can recall a timer (``RecallMessageHandle.HandleV1``)."""
     parts = ("v1", target.topic, state.name, str(timer_out_ms + 1), target.properties["UNIQ_KEY"])
     return urlsafe_b64encode(" ".join(parts).encode()).decode()
 
@@ -303,7 +303,7 @@ def _queue_of(state: BrokerState, header: SendHeader, topic: Topic) -> int:
 
 
 def _belongs_to_dead_letters(state: BrokerState, command: RemotingCommand, header: SendHeader) -> bool:
-    """Whether a retry was tried often enough, or comes from orderly consumption: its group holds a lock.
+    """Whether a retry has no attempts left, or comes from orderly consumption: its group holds a lock.
 
     Source: ``SendMessageProcessor.handleRetryAndDLQ`` of 5.1.1 and later.
     """
@@ -320,7 +320,7 @@ def _belongs_to_dead_letters(state: BrokerState, command: RemotingCommand, heade
 def _members(
     state: BrokerState, command: RemotingCommand, header: SendHeader, target: _Target
 ) -> tuple[Member, ...]:
-    """The messages of the request, each with what the broker adds to its properties.
+    """Return the request's messages, each with the properties that the broker adds.
 
     Source: RocketMQ 5.3.3 ``MessageExtEncoder.encode``, which answers a message and throws at a batch.
     """

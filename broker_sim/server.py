@@ -1,4 +1,4 @@
-"""The sockets of one name server or broker: who is connected, what goes out to whom, one timer.
+"""The sockets of one name server or broker: its connections, its sends, and one timer.
 
 The :class:`Endpoint` decides what to answer. Everything runs on one event loop. A stopped server keeps its
 port: connections are refused meanwhile, and no other process gets it.
@@ -40,7 +40,7 @@ from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 
 
 def frame_of(command: RemotingCommand) -> bytes:
-    """Encode; half a surrogate pair becomes ``?`` (``String.getBytes``), what cannot be sent an error."""
+    """Encode; a lone surrogate becomes ``?`` (``String.getBytes``), an unsendable command an error answer."""
     try:
         return encode_frame(command)
     except LocalProtocolError:
@@ -64,16 +64,15 @@ def _java_text(text: str) -> str:
 class ReservedPort:
     """A port of the loopback interface, held by a socket that is bound and never listens.
 
-    A port that is merely closed may be given to any other process, even to the connection of a client who
-    looks whether somebody is back. Listeners bind to a port that is held with ``SO_REUSEADDR``, as asyncio's
-    and Java's do.
+    A port that is only closed may be given to any other process, even to the connection of a client that
+    tries to reconnect. Listeners can bind to a held port with ``SO_REUSEADDR``, as asyncio's and Java's do.
     """
 
     def __init__(self, ip: str, port: int = 0) -> None:
-        """Take ``port``, or with 0 a free one.
+        """Take ``port``, or a free one for 0.
 
         Raises:
-            OSError: If somebody listens there.
+            OSError: If another process listens there.
         """
         self._holder = socket.socket()
         try:
@@ -86,11 +85,11 @@ class ReservedPort:
         self.port = int(self._holder.getsockname()[1])
 
     def listener(self, backlog: int = 128) -> socket.socket:
-        """A socket that listens on it."""
+        """Return a socket that listens on the port."""
         return socket.create_server((self.ip, self.port), backlog=backlog)
 
     def release(self) -> None:
-        """Give the port back. Idempotent."""
+        """Release the port. Idempotent."""
         self._holder.close()
 
 
@@ -99,15 +98,15 @@ _logger = logging.getLogger(__name__)
 _IP = "127.0.0.1"
 _BACKLOG = 1024  # NettyServerConfig.serverSocketBacklog
 _MOST_CONNECTIONS = 1_000
-"""Of one server; a real one has no bound, and whole machines."""
+"""Maximum number of connections of one server; a real one has no limit, and a whole machine."""
 _MOST_HELD_BYTES = 128 << 20
-"""Of frames of one server that are not whole yet."""
+"""Maximum size of one server's incomplete frames."""
 _SCAN_INTERVAL_S = 10.0  # ClientHousekeepingService
 _MAX_IDLE_S = 120.0  # NettyServerConfig.serverChannelMaxIdleTimeSeconds
 
 
 class Endpoint(Protocol):
-    """What a server serves; called from the event loop only, never blocks."""
+    """The endpoint behind a server; called only from the event loop, and never blocks."""
 
     @property
     def name(self) -> str:
@@ -115,24 +114,24 @@ class Endpoint(Protocol):
         ...
 
     def handle(self, peer: Peer, command: RemotingCommand) -> list[Outgoing]:
-        """Take a request; what is to be sent now, to whomever."""
+        """Handle a request; return all commands to send now, to any connection."""
         ...
 
     def connection_closed(self, peer: Peer) -> list[Outgoing]:
-        """A connection ended; what is to be sent to others."""
+        """Handle the end of a connection; return the commands to send to others."""
         ...
 
     def look_at_clock(self) -> list[Outgoing]:
-        """Time went on; what is to be sent."""
+        """Do the due work; return the commands to send."""
         ...
 
     def next_deadline_s(self) -> float | None:
-        """Monotonic time of the next due work, None without any."""
+        """Return the monotonic time of the next due work; None without any."""
         ...
 
 
 class Around:
-    """Base of an endpoint that answers some requests in the place of another one."""
+    """Base of an endpoint that answers some requests instead of another one."""
 
     def __init__(self, inner: Endpoint, *, mirror_header_form: bool = False) -> None:
         self._inner = inner
@@ -140,19 +139,19 @@ class Around:
 
     @property
     def name(self) -> str:
-        """That of the endpoint inside."""
+        """Name of the inner endpoint."""
         return self._inner.name
 
     def connection_closed(self, peer: Peer) -> list[Outgoing]:
-        """Tell the endpoint."""
+        """Report the closed connection to the inner endpoint."""
         return self._inner.connection_closed(peer)
 
     def look_at_clock(self) -> list[Outgoing]:
-        """Tell the endpoint."""
+        """Have the inner endpoint do its due work."""
         return self._inner.look_at_clock()
 
     def next_deadline_s(self) -> float | None:
-        """The endpoint's."""
+        """Return the inner endpoint's deadline."""
         return self._inner.next_deadline_s()
 
     def _refuse(
@@ -176,7 +175,7 @@ class EndpointServer:
         tls: ServerTls = PLAIN,
         on_change: Callable[[], None] | None = None,
     ) -> None:
-        """Prepare; ``on_change`` is called after every request and everything done by time.
+        """Prepare; ``on_change`` is called after every request and all due work.
 
         Raises:
             OSError: If a file of ``tls`` cannot be used.
@@ -193,7 +192,7 @@ class EndpointServer:
         self._held_bytes = 0
         self._listener: socket.socket | None = None
         self._accepted: set[asyncio.Task[object]] = set()
-        """Connections that are not announced yet."""
+        """Connections that were accepted but not reported yet."""
         self._port: ReservedPort | None = None
         self._is_running = False
         self._timer: asyncio.TimerHandle | None = None
@@ -235,7 +234,7 @@ class EndpointServer:
         self._delayed.clear()
 
     def listen(self) -> None:
-        """Take new connections; does nothing when it does already."""
+        """Accept new connections; do nothing if it already does."""
         if self._listener is not None:
             return
         assert self._port is not None, "started first"
@@ -244,27 +243,27 @@ class EndpointServer:
         asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
 
     def release_port(self) -> None:
-        """After ``stop``: it is not to be started again."""
+        """Release the port after ``stop``; the server cannot be started again."""
         if self._port is not None:
             self._port.release()
             self._port = None
 
     def refuse(self) -> None:
-        """Refuse new connections; those there are go on."""
+        """Refuse new connections; existing ones stay."""
         if self._listener is not None:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
             self._listener = None
 
     def look_at_clock(self) -> None:
-        """Do what is due; needed by hand only after a fake clock was moved."""
+        """Do the due work; to be called only after a fake clock was moved."""
         self.do_due()
         self._close_silent()
 
     def _accept(self, listener: socket.socket) -> None:
-        """Take who waits.
+        """Accept waiting connections.
 
-        Not by ``asyncio.Server``: closed in the moment in which it accepts a connection, it forgets that
+        ``asyncio.Server`` is not used: if closed just when it accepts a connection, it leaks that
         connection's socket.
         """
         loop = asyncio.get_running_loop()
@@ -280,10 +279,10 @@ class EndpointServer:
             self._accepted.add(announced)
             announced.add_done_callback(self._accepted.discard)
 
-    # --- what connections call -----------------------------------------------------------------------------
+    # --- called by connections -----------------------------------------------------------------------------
 
     def opened(self, connection: Connection) -> int:
-        """Take a new connection and number it; too late after ``stop``, so it is closed again."""
+        """Take a new connection and number it; after ``stop``, close it again."""
         connection_id = next(self._connection_ids)
         self._connections[connection_id] = connection
         fault = self._faults.take_for_connection(self._endpoint.name) if self._faults.pending else None
@@ -317,7 +316,7 @@ class EndpointServer:
         return more <= 0 or self._held_bytes <= _MOST_HELD_BYTES
 
     def received(self, connection: Connection, peer: Peer, command: RemotingCommand) -> None:
-        """Serve one command, or do with it what the script says."""
+        """Serve one command, or follow the script of faults."""
         fault = None
         if self._faults.pending and not command.is_response:
             fault = self._faults.take_for_request(self._endpoint.name, command.code, command.version)
@@ -382,7 +381,7 @@ class EndpointServer:
     # --- time ----------------------------------------------------------------------------------------------
 
     def do_due(self) -> None:
-        """Send what waits and do what is due; silent connections stay."""
+        """Send waiting answers and do the due work; silent connections stay."""
         self._send(self._endpoint.look_at_clock())
         now_s = self.clock.monotonic_s()
         while self._delayed and self._delayed[0][0] <= now_s:

@@ -1,4 +1,4 @@
-"""What an operator can set on a simulated broker (``BrokerConfig``, ``MessageStoreConfig``)."""
+"""Settings of a simulated broker (``BrokerConfig``, ``MessageStoreConfig``)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _DELAY_LEVELS_S = (1, 5, 10, 30, *range(60, 660, 60), 1200, 1800, 3600, 7200)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
-    """Defaults are those of RocketMQ 5.3.3 where a comment says nothing else."""
+    """Settings; the defaults are those of RocketMQ 5.3.3 unless documented otherwise."""
 
     default_queues: int = 8
     """Queues of TBW102, the most an automatically created topic gets."""
     retention_bytes: int | None = None
     """Bytes of the commit log that are kept; None keeps everything."""
     retention_s: float | None = None
-    """How long messages are kept (fileReservedTime); None for ever, where a real broker deletes after 72
+    """Time for which messages are kept (fileReservedTime); None for ever. The default of a real broker is 72
     hours."""
     pull_limits: PullLimits = field(default_factory=PullLimits)
     delay_levels_s: tuple[float, ...] = _DELAY_LEVELS_S
@@ -33,24 +33,24 @@ class BrokerSettings:
     enable_property_filter: bool = False
     """Whether consumers may filter by SQL92."""
     use_server_side_reset_offset: bool = True
-    """Whether a reset is answered to the next pull; else the group's members are told at once."""
+    """Whether the next pull returns a reset; otherwise the group's members are notified at once."""
     timer_wheel_enable: bool = True
     timer_max_delay_s: int = 3 * 24 * 3600
     transaction_timeout_s: float = 6.0
-    """Age at which a half message is asked for (transactionTimeOut)."""
+    """Age at which a half message is checked (transactionTimeOut)."""
     transaction_check_interval_s: float = 30.0
-    """Time between two questions for one (transactionCheckInterval)."""
+    """Time between two checks of a half message (transactionCheckInterval)."""
     transaction_check_max: int = 15
-    """After so many it is given up (transactionCheckMax)."""
+    """Number of checks after which it is given up (transactionCheckMax)."""
     slave_read_enable: bool = False
     """Whether replicas answer pulls, and masters send slow consumers to them."""
     in_memory_bytes: int | None = None
-    """Newest bytes of the commit log that count as being in memory (accessMessageInMemoryMaxRatio); who pulls
-    further back is slow. None: nobody is."""
+    """Newest bytes of the commit log that count as being in memory (accessMessageInMemoryMaxRatio); a pull of
+    older ones counts as slow. None: no pull is slow."""
     lock_max_live_s: float = 60.0
-    """How long a queue's lock lives without being refreshed (rocketmq.broker.rebalance.lockMaxLiveTime)."""
+    """Lifetime of a queue's lock without a refresh (rocketmq.broker.rebalance.lockMaxLiveTime)."""
     channel_expired_s: float = 120.0
-    """After how long without heartbeat a client is forgotten (channelExpiredTimeout)."""
+    """Time without heartbeat after which a client is forgotten (channelExpiredTimeout)."""
     mirror_header_form: bool = False
-    """Whether a request with a binary header gets a binary answer; 5.3.3 always answers in JSON, older
-    brokers in kind."""
+    """Whether a request with a binary header gets a binary answer, as from older brokers; 5.3.3 always
+    answers in JSON."""

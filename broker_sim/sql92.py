@@ -35,7 +35,7 @@ class Sql92Error(Exception):
 
 
 class Kind(Enum):
-    """What the rules of the grammar ask about an operand."""
+    """Kinds of operands that the grammar's rules distinguish."""
 
     CONSTANT = auto()
     PROPERTY = auto()

@@ -1,7 +1,7 @@
-"""From text to a compiled SQL92 expression (``SelectorParser.jj``).
+"""Compiles texts to SQL92 expressions (``SelectorParser.jj``).
 
 The grammar has its own precedence: NOT and the signs bind tightest, then < <= > >= BETWEEN IN CONTAINS and so
-on, then = <> IS, then AND, then OR. What follows a complete expression is not looked at, as in Java.
+on, then = <> IS, then AND, then OR. Text after a complete expression is ignored, as in Java.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from broker_sim.sql92 import Node, Sql92Error
 
 _MAX_CHARACTERS = 32767
 """Bounds the time and memory that an expression may cost; Java has no such limit."""
-# Alternatives in an order in which the first match is the longest.
+# The alternatives are ordered so that the first match is the longest.
 _TOKEN = re.compile(
     r"""(?:[\x20\t\n\r\f]|--[^\n\r]*[\n\r]|/\*[^*]*\*(?:\*|[^*/][^*]*\*)*/)*
     (?:(?P<float>[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)
@@ -47,7 +47,7 @@ def compile_expression(text: str) -> sql92.Expression:
     """Compile ``text``.
 
     Raises:
-        Sql92Error: it is no expression, or longer than anybody writes one.
+        Sql92Error: it is not an expression, or unreasonably long.
     """
     if len(text) > _MAX_CHARACTERS:
         raise Sql92Error(f"an expression of {len(text)} characters exceeds {_MAX_CHARACTERS}")
@@ -65,7 +65,7 @@ class _Token(NamedTuple):
 
 
 class _Parser:
-    """Recursive descent with one token read ahead; a token is only read when it is looked at."""
+    """Recursive descent with one token of look-ahead; a token is read only when it is needed."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -118,7 +118,7 @@ class _Parser:
             left = following
 
     def _predicate(self, left: Node, *, is_negated: bool) -> Node | None:
-        """BETWEEN, IN and the text tests, behind NOT or not; None when none of them comes."""
+        """Parse BETWEEN, IN or a text test, after NOT or not; None if none of them follows."""
         if self._take("BETWEEN"):
             low = self._unary()
             self._expect("AND")
@@ -172,7 +172,7 @@ class _Parser:
         return _unquoted(self._next().text)
 
     def _take(self, text: str) -> bool:
-        """Read the sign or reserved word ``text`` if it comes next."""
+        """Read the sign or reserved word ``text`` if it is next."""
         token = self._peek()
         if token.kind not in {"sign", "reserved"} or token.text != text:
             return False

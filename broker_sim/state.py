@@ -1,4 +1,4 @@
-"""Everything one broker knows; handlers change it, nothing else does."""
+"""The whole state of one broker, which only handlers change."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from pyspark_rocketmq.wire.command import RemotingCommand
 
 CLUSTER_NAME = "DefaultCluster"
 REPLY_TOPIC = f"{CLUSTER_NAME}_REPLY_TOPIC"
-"""Where replies are sent to; every broker has it from its start."""
+"""Topic to which replies are sent; every broker has it from its start."""
 
 
 class HalfMessage(NamedTuple):
-    """A transactional message whose producer has not said what is to become of it."""
+    """A transactional message that its producer has not committed or rolled back yet."""
 
     producer_group: str
     due_s: float
-    """When the group is asked for it next, monotonic."""
+    """Monotonic time of the next check with the producer group."""
     checks: int
-    """How often it was."""
+    """Number of checks so far."""
 
 
 @dataclass(slots=True, kw_only=True)
 class BrokerState:
-    """Pure data and pure tables; the outbox collects what goes to other connections than the asking one."""
+    """Pure data and tables; the outbox collects commands for connections other than the requesting one."""
 
     name: str
     clock: Clock
     settings: BrokerSettings
     host: Host
-    """Where the broker listens: part of every stored message and offset message id."""
+    """Address at which the broker listens; part of every stored message and offset message id."""
     started_ms: int
     topics: TopicTable
     store: MessageStore
@@ -54,17 +54,17 @@ class BrokerState:
     filters: RegisteredFilters = field(default_factory=RegisteredFilters)
     producers: Producers
     delayed: DelayedMessages = field(default_factory=DelayedMessages)
-    """Waiting for their delay level's time."""
+    """Messages that wait for the time of their delay level."""
     timers: DelayedMessages = field(default_factory=DelayedMessages)
-    """Waiting for a moment of their own."""
+    """Messages that wait for their own time."""
     half_messages: dict[int, HalfMessage] = field(default_factory=dict)
-    """By commit log offset; a real broker finds them in its log, so they outlive a restart."""
+    """Half messages by commit log offset; they survive a restart, as a real broker finds them in its log."""
     client_calls: ClientCalls = field(default_factory=ClientCalls)
     replicas: Callable[[], Mapping[Host, int]] = dict
-    """Of a master: how far each replica has copied its log."""
+    """For a master, the end of each replica's copy of its log."""
     outbox: list[Outgoing] = field(default_factory=list)
     numbers: count[int] = field(default_factory=count)
-    """For what a real broker draws at random: queues for producers that name none, and unique keys."""
+    """Numbers for a real broker's random choices: queues for producers that name none, and unique keys."""
 
     def now_ms(self) -> int:
         """Milliseconds since the epoch."""
@@ -72,7 +72,7 @@ class BrokerState:
 
     @classmethod
     def create(cls, name: str, clock: Clock, settings: BrokerSettings, host: Host) -> BrokerState:
-        """A broker that has seen nothing yet."""
+        """Make the state of a new broker."""
         topics = TopicTable(settings.default_queues)
         topics.ensure(REPLY_TOPIC, 1)
         return cls(
@@ -92,7 +92,7 @@ class BrokerState:
 def to_client(
     state: BrokerState, code: int, ext_fields: Mapping[str, str], body: bytes = b"", *, flag: int = 0
 ) -> RemotingCommand:
-    """A request of the broker's own."""
+    """Make a request from the broker to a client."""
     return RemotingCommand(
         code=int(code),
         opaque=next(state.numbers) & 0x7FFFFFFF,

@@ -1,4 +1,4 @@
-"""Storing messages: at once, or first where they wait until their time has come."""
+"""Stores messages: at once, or first where they wait for their time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from broker_sim.state import CLUSTER_NAME, BrokerState
 from pyspark_rocketmq.model import Message, MessageQueue
 
 ADDED_TO_EVERY_MESSAGE: Mapping[str, str] = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
-"""Among the properties of every sent message, and in every answer to a send."""
+"""Properties of every sent message, which are also in every answer to a send."""
 
 
 def as_run(queue: MessageQueue, messages: Sequence[Message], *, born_timestamp: int) -> MessageRun:
-    """Messages as they would be stored after being sent to ``queue`` one by one."""
+    """Make the run of messages that results from sending them to ``queue`` one by one."""
     added = {**ADDED_TO_EVERY_MESSAGE, "CLUSTER": CLUSTER_NAME}
     return MessageRun(
         topic=queue.topic,
@@ -36,7 +36,7 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def store_run(state: BrokerState, run: MessageRun) -> StoredRun:
-    """Append ``run`` and let the pulls go that wait for it."""
+    """Append ``run`` and release the pulls that wait for it."""
     stored = state.store.append(run, state.host)
     woken = state.held_pulls.arrived(run, stored.tag_hashes)
     state.outbox.extend(release_held_pull(state, pull) for pull in woken)
@@ -44,7 +44,7 @@ def store_run(state: BrokerState, run: MessageRun) -> StoredRun:
 
 
 def postpone(state: BrokerState, run: MessageRun, postponement: Postponement) -> StoredRun:
-    """Store ``run``, which has the postponement's properties, where it waits; note when to deliver it."""
+    """Store ``run``, which has the postponement's properties, where it waits; schedule its delivery."""
     due_s = state.clock.monotonic_s() + postponement.wait_s
     if postponement.timer_out_ms is None:
         state.topics.ensure(postponement.topic, len(state.settings.delay_levels_s))

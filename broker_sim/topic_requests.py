@@ -79,7 +79,7 @@ def handle_topic_stats(state: BrokerState, command: RemotingCommand) -> Remoting
 
 
 def bounds_of(state: BrokerState, topic: str, queue_id: int) -> QueueBounds:
-    """What the broker holds of one queue now."""
+    """Return the current bounds of one queue."""
     highest = state.store.max_offset(topic, queue_id)
     return QueueBounds(
         min_offset=state.store.min_offset(topic, queue_id),
@@ -127,7 +127,7 @@ def handle_view(state: BrokerState, command: RemotingCommand) -> RemotingCommand
 
 
 def handle_query_queue(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """321: what the broker notes of each message of a queue."""
+    """321: the consume queue's entries of a queue."""
     header = from_ext_fields(QueryConsumeQueueHeader, command.ext_fields)
     queue = state.store.queue(header.topic, header.queue_id)
     if queue is None:
@@ -204,7 +204,7 @@ def handle_all_topics(state: BrokerState, command: RemotingCommand) -> RemotingC
 
 
 def handle_system_topics(state: BrokerState, command: RemotingCommand) -> RemotingCommand:  # noqa: ARG001
-    """305: the names that are no user's."""
+    """305: the names of system topics."""
     return reply(command, body=encode_topic_list(sorted(SYSTEM_TOPICS)))
 
 
@@ -238,7 +238,7 @@ def handle_delete_topic(state: BrokerState, command: RemotingCommand) -> Remotin
     state.topics.delete(name)
     state.offsets.forget_topic(name)
     state.store.delete_topic(name)
-    if not state.settings.timer_wheel_enable:  # golden fact 26: it stumbles over the timers it does not have
+    if not state.settings.timer_wheel_enable:  # golden fact 26: it fails because it has no timers
         raise Refused(ResponseCode.SYSTEM_ERROR, "java.lang.NullPointerException: there are no timers")
     return reply(command)
 

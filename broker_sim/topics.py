@@ -15,10 +15,10 @@ PERM_INHERIT = 1
 PERM_READ_WRITE = PERM_READ | PERM_WRITE
 
 AUTO_CREATE_TOPIC_KEY = "TBW102"
-"""The topic others are made after at their first message."""
+"""Template of the topics that are created at their first message."""
 
 MOST_QUEUES = 1 << 16
-"""Of one topic here; a real broker sets no limit, and runs out of memory when it lists them."""
+"""Maximum number of queues of one topic; a real broker has no limit, and runs out of memory listing them."""
 
 _LONGEST_TOPIC = 127
 _LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
@@ -36,7 +36,7 @@ _TOPICS_CLOSED_TO_PRODUCERS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic(TopicConfig):
-    """A topic on one broker; its attributes are kept and shown, without meaning here."""
+    """A topic on one broker; its attributes are stored and shown, but have no effect here."""
 
     @property
     def name(self) -> str:
@@ -54,7 +54,7 @@ class Topic(TopicConfig):
         return max(self.read_queue_nums, self.write_queue_nums)
 
     def __str__(self) -> str:
-        """As Java prints it in remarks (``TopicConfig.toString``)."""
+        """Format the topic as Java does in remarks (``TopicConfig.toString``)."""
         perm = "".join(
             letter if self.perm & bit else "-" for letter, bit in (("R", 4), ("W", 2), ("X", PERM_INHERIT))
         )
@@ -68,7 +68,7 @@ class Topic(TopicConfig):
 
 
 class TopicTable:
-    """The topics a broker knows, TBW102 among them from the start."""
+    """The topics of a broker, including TBW102 from the start."""
 
     def __init__(self, default_queues: int) -> None:
         self._topics: dict[str, Topic] = {}
@@ -97,7 +97,7 @@ class TopicTable:
         self._topics.pop(topic, None)
 
     def create_for_send(self, topic: str, default_topic: str, queue_nums: int) -> Topic | None:
-        """Make a topic at its first message, after ``default_topic`` if that one can be inherited.
+        """Create a topic at its first message from ``default_topic``, if that one can be inherited.
 
         Source: ``TopicConfigManager.createTopicInSendMessageMethod``.
         """
@@ -112,7 +112,7 @@ class TopicTable:
         return config
 
     def ensure(self, topic: str, queue_nums: int) -> Topic:
-        """The topic, made with ``queue_nums`` queues if missing: retry and dead-letter topics.
+        """Return a retry or dead-letter topic; create it with ``queue_nums`` queues if it is missing.
 
         Source: ``TopicConfigManager.createTopicInSendMessageBackMethod``; the name is not checked.
         """
@@ -124,7 +124,7 @@ class TopicTable:
 
 
 def name_problem(topic: str) -> str | None:
-    """Why the name is no topic name, in the broker's words, or None."""
+    """Return why the name is not a valid topic name, in the broker's words; None if it is."""
     if not topic.strip():
         return "The specified topic is blank."
     if not _LEGAL_NAME.fullmatch(topic):

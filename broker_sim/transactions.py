@@ -1,9 +1,9 @@
 """Transactional messages: held until their producer commits or rolls back, and checked if it does neither.
 
-A half message lies in a topic of the broker's own. END_TRANSACTION stores it where it was sent to, or forgets
-it. A member of its producer group is asked for the state of one that is ``transaction_timeout_s`` old, and
-again at each interval; each time it is stored anew, as a real broker does, so that its place in the log is
-another one.
+A half message is in the broker's own topic. END_TRANSACTION stores it in the queue to which it was sent, or
+forgets it. When it is ``transaction_timeout_s`` old, and again at each interval, a member of its producer
+group is asked for its state. Each time the message is stored again, as by a real broker, so that its place in
+the log changes.
 
 A real broker looks for such messages every ``transactionCheckInterval``; here each is due at its own time.
 The topic of finished ones (``RMQ_SYS_TRANS_OP_HALF_TOPIC``) is not written.
@@ -41,12 +41,12 @@ _CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 
 
 def is_half(properties: Mapping[str, str]) -> bool:
-    """Whether a message is to be kept until its transaction is over."""
+    """Whether a message must be kept until its transaction is over."""
     return properties.get("TRAN_MSG", "").lower() == "true"
 
 
 def half_properties(topic: str, queue_id: int, properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties a half message is stored with."""
+    """Return the properties with which a half message is stored."""
     own = {"REAL_TOPIC": topic, "REAL_QID": str(queue_id)}
     return {**properties, "__transactionId__": properties["UNIQ_KEY"], **own}
 
@@ -57,7 +57,7 @@ def store_half(state: BrokerState, run: MessageRun, producer_group: str) -> Stor
 
 
 def handle_end(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
-    """37: commit a half message or forget it; anything else leaves it as it is."""
+    """37: commit a half message or forget it; anything else leaves it unchanged."""
     header = from_ext_fields(EndTransactionRequestHeader, command.ext_fields)
     if header.commit_or_rollback not in (
         MessageSysFlag.TRANSACTION_COMMIT,
@@ -80,7 +80,7 @@ def handle_end(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
 
 
 def check_due(state: BrokerState) -> None:
-    """Ask for the half messages whose time has come; one asked for too often is given up."""
+    """Check the half messages that are due; give up those that were checked too often."""
     now_s = state.clock.monotonic_s()
     for offset, half in list(state.half_messages.items()):
         if half.due_s > now_s:
@@ -92,7 +92,7 @@ def check_due(state: BrokerState) -> None:
         parts = read_stored(stored)
         checks = half.checks + 1
         properties = {**parts.properties, _CHECK_TIMES: str(checks)}
-        # ``renewHalfMessageInner`` forgets the flag, and has the message that is sent say WAIT=false.
+        # ``renewHalfMessageInner`` loses the flag, and sets WAIT=false in the message that is sent.
         again = _with(parts, 0, properties)
         shown = _with(parts, parts.member.flag, {**properties, "WAIT": "false"})
         interval_s = state.settings.transaction_check_interval_s
@@ -112,7 +112,7 @@ def _origin(parts: StoredParts) -> _Origin:
 
 
 def _committed(parts: StoredParts) -> MessageRun:
-    """All properties of the half message stay: ``endMessageTransaction`` removes some after encoding."""
+    """Make the committed message. All properties stay: ``endMessageTransaction`` removes some too late."""
     origin = _origin(parts)
     flags = parts.run.sys_flag & ~_TRANSACTION_BITS | int(MessageSysFlag.TRANSACTION_COMMIT)
     return replace(parts.run, topic=origin.topic, queue_id=origin.queue_id, sys_flag=flags)
