@@ -41,21 +41,21 @@ from tests.helpers.cluster import ClusterUnderTest
 WANTED: Final = 0.97
 _BATCHES: Final = 5
 _WITHOUT_TRIGGER: Final = ("4.0", "4.1")
-"""Sparks that tell a Python source of no trigger: a plain stream has one micro-batch there."""
+"""Spark versions that pass no trigger to a Python source, so that a plain stream has one micro-batch."""
 _LIVE_TOPIC: Final = "orders"
 _BODY_BYTES: Final = {"1KiB": 1024, "100B": 100}
 _ANSWER: Final = "@@"
-"""Begins a line that is meant for us; Spark writes others."""
+"""Prefix of the lines that are answers; Spark writes other lines."""
 
 Figures = dict[str, float]
-"""The larger, the faster."""
+"""Figures by name; larger is faster."""
 
 
 # --- what is run, in each tree's own process ----------------------------------------------------------------
 
 
 class Runs:
-    """What one tree can be asked for."""
+    """The runs that a tree offers."""
 
     def __init__(self, spark: SparkSession, name_servers: str, work: Path) -> None:
         self._spark = spark
@@ -70,7 +70,7 @@ class Runs:
         return _rate(messages, lambda: _into_noop(rows))
 
     def prebuilt(self, folder: Path, topic: str, messages: int) -> Figures:
-        """As many rows as a source of Python's hands Spark when they are there: what Spark itself costs."""
+        """Rows that a Python source has ready and passes to Spark: the cost of Spark itself."""
         file = folder.with_suffix(".arrow")
         partitions = source.first_batch(topic, self._name_servers, file)
         self._spark.dataSource.register(PrebuiltSource)
@@ -79,7 +79,7 @@ class Runs:
         return _rate(messages, lambda: _into_noop(rows))
 
     def stream(self, folder: Path, topic: str, messages: int) -> Figures:
-        """A stream into ``noop``; of each micro-batch its whole time."""
+        """A stream into ``noop``, with the total time of each micro-batch."""
         rows = (
             self._spark.readStream.format("rocketmq")
             .options(
@@ -133,7 +133,7 @@ class Runs:
         return _rate(messages, lambda: writer.mode("append").save())
 
     def latency(self, folder: Path, topic: str, messages: int, *, with_sink: bool, seconds: float) -> Figures:
-        """Messages that are sent meanwhile; ``messages`` are a micro-batch's bound."""
+        """The latency of messages that are sent meanwhile; ``messages`` is the limit of a micro-batch."""
         contest = latency._Contest(self._backlog(topic, messages), seconds)  # noqa: SLF001 - the other tree has no other name
         seen = contest._ours(folder, with_sink=with_sink)  # noqa: SLF001
         stages = {
@@ -176,7 +176,7 @@ def _into_noop(rows: DataFrame) -> None:
 
 
 def _serve(name_servers: str, work: Path) -> None:
-    """Run what is asked on standard input, a line each."""
+    """Perform the runs requested on standard input, one per line."""
     with bench_session(work) as spark:
         runs = Runs(spark, name_servers, work)
         print(_ANSWER, flush=True)
@@ -195,7 +195,7 @@ class Tree:
     def __init__(self, path: Path, name_servers: str, work: Path, spark: str | None = None) -> None:
         work.mkdir()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path / "connector"), str(path)])}
-        # What is run must be the same: this file, with the other tree's modules.
+        # Both trees must run the same code: this file, with the other tree's modules.
         python = [sys.executable]
         if spark is not None:
             python = [str(path / "scripts" / "with-env.sh"), f"spark-{spark}", "python"]
@@ -217,7 +217,7 @@ class Tree:
         self._answer()
 
     def run(self, what: str, arguments: dict[str, Any]) -> Figures:
-        """What a run comes to."""
+        """Return the figures of one run."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([what, arguments]) + "\n")
         self._process.stdin.flush()
@@ -243,7 +243,7 @@ class _Job(NamedTuple):
     what: str
     """A method of :class:`Runs`."""
     topic: str | None
-    """None: a new one for each run."""
+    """Topic; None for a new one in each run."""
     arguments: dict[str, Any]
 
 

@@ -14,15 +14,13 @@ from tests.real_broker.harness import RealCluster
 QUEUES = 8
 _BATCH = 64
 _SERVER_OPTIONS = "-Xms1g -Xmx1g -XX:MaxDirectMemorySize=1g -XX:TieredStopAtLevel=4"
-"""Tests start servers that are small and compile little;
-a broker that is measured gets what it would have.
-"""
+"""Options of a production server; the servers of tests are small and compile little."""
 
 
 @contextmanager
 def real_cluster() -> Iterator[ClusterUnderTest]:
     """One name server and one broker with 1 GiB heap (serial collector, full compilation)."""
-    # _JAVA_OPTIONS wins over the command line. The servers' environment is copied when the cluster is made,
+    # _JAVA_OPTIONS overrides the command line. The servers' environment is copied when the cluster is made,
     # so Spark's own JVM never sees it.
     os.environ["_JAVA_OPTIONS"] = _SERVER_OPTIONS
     try:

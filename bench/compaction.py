@@ -1,4 +1,4 @@
-"""Micro-batches into a Delta sink while its small files are compacted in the same process, next to the same alone."""
+"""Micro-batches into a Delta sink while the same process compacts its small files, next to the same without."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FILES: Final = 200_000
 _FILES_EACH: Final = 2_000
 _ROWS_OF_A_FILE: Final = 100
 _LINKS: Final = 50_000
-"""Of a file; some file systems have 65,000 at most."""
+"""Maximum number of links to a file; some file systems allow only 65,000."""
 _BATCH_ROWS: Final = 100_000
 _WARM_UP: Final = 5
 _METHOD: Final = """\
@@ -109,19 +109,19 @@ def _make_table(path: Path) -> Path:
 
 
 class _Batches:
-    """One after the other."""
+    """Commits batches one after the other."""
 
     def __init__(self, ours: Ours) -> None:
         self._ours = ours
         self._number = 0
 
     def run(self) -> None:
-        """The next one."""
+        """Commit the next batch."""
         self._ours.commit(Batch(self._number, _BATCH_ROWS))
         self._number += 1
 
     def rate(self, is_over: Callable[[float], bool]) -> float:
-        """Rows a second until this says of the seconds taken that they are enough."""
+        """Return the rows per second until ``is_over`` is true of the seconds taken."""
         first, started_s = self._number, time.perf_counter()
         while not is_over(time.perf_counter() - started_s):
             self.run()
@@ -129,7 +129,7 @@ class _Batches:
 
 
 def _forget_most_mib() -> float:
-    """From now on VmHWM is the most since now; what it is now."""
+    """Reset the peak memory (VmHWM) to the current memory, and return that."""
     Path("/proc/self/clear_refs").write_text("5")
     return _mib("VmRSS")
 

@@ -1,5 +1,5 @@
-"""How fast the orderly engines call a listener,
-beside identities of the same rows and Java's orderly push consumer.
+"""Speed at which the orderly engines call a listener, next to identities of the same rows and to
+Java's orderly push consumer.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def do_nothing(
 
 
 class Contest:
-    """All of them on one topic; every run is a new group and a new checkpoint."""
+    """All contestants on one topic; every run has a new group and a new checkpoint."""
 
     def __init__(self, backlog: Backlog) -> None:
         self._backlog = backlog
@@ -106,11 +106,11 @@ class Contest:
 
     @property
     def columns(self) -> int:
-        """Of a row."""
+        """Number of columns of a row."""
         return len(self._plain.columns)
 
     def round(self) -> dict[str, float]:
-        """Messages per second of each."""
+        """Return the messages per second of each contestant."""
         folder = self._backlog.work / f"round-{next(self._numbers)}"
         rates = {
             _STATE: self._rate(lambda: self.start(folder / "state", OrderlyEngineKind.STATE)),

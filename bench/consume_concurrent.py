@@ -1,4 +1,4 @@
-"""A concurrent listener that waits, next to what its threads could do if nothing else took time."""
+"""A concurrent listener that waits, next to the ceiling of its threads if nothing else took time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Listener = Callable[[Sequence[MessageExt], ConsumeConcurrentlyContext], Any]
 
 
 def wait_in_thread(_: Sequence[MessageExt], context: ConsumeConcurrentlyContext) -> ConsumeConcurrentlyStatus:
-    """As a call to a service that answers after a while."""
+    """Wait in a thread, like a call to a slow service."""
     context.emit(called_s=time.time())
     time.sleep(_SLEEP_S)
     return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
@@ -51,7 +51,7 @@ def wait_in_thread(_: Sequence[MessageExt], context: ConsumeConcurrentlyContext)
 async def wait_on_loop(
     _: Sequence[MessageExt], context: ConsumeConcurrentlyContext
 ) -> ConsumeConcurrentlyStatus:
-    """The same with a client that awaits."""
+    """Wait on the event loop, like a call with an asynchronous client."""
     context.emit(called_s=time.time())
     await asyncio.sleep(_SLEEP_S)
     return ConsumeConcurrentlyStatus.CONSUME_SUCCESS
@@ -97,14 +97,14 @@ def run(*, per_trigger: int = 40_000, batches: int = 4, rounds: int = 3) -> Resu
 
 
 class _Contest:
-    """Both kinds on one topic; every run is a new group, a new table and a new checkpoint."""
+    """Both kinds on one topic; every run has a new group, a new table and a new checkpoint."""
 
     def __init__(self, backlog: Backlog) -> None:
         self._backlog = backlog
         self._numbers = itertools.count()
 
     def round(self) -> dict[str, float]:
-        """Rate of a task, by kind."""
+        """Return a task's rate, by kind."""
         rates = dict(zip(_KINDS, map(self._drain, (wait_in_thread, wait_on_loop)), strict=True))
         rates |= {
             f"bare {kind}": _in_processes(bare)
@@ -133,7 +133,7 @@ class _Contest:
 
 
 def _in_processes(bare: Callable[[], float]) -> float:
-    """The mean rate of as many processes as tasks run at once."""
+    """Return the mean rate of as many processes as tasks that run at once."""
     with get_context("spawn").Pool(CORES) as pool:
         return sum(each.get(_BARE_S * 10) for each in [pool.apply_async(bare) for _ in range(CORES)]) / CORES
 

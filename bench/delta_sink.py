@@ -36,7 +36,7 @@ from pyspark_rocketmq.source.schema import ReadPiece
 GROUP = "bench"
 _QUEUES = 8
 _ARROW_ROWS = 16_384
-"""As many as the engines gather for a batch of Arrow's."""
+"""Number of rows that the engines collect for one Arrow batch."""
 _WARM_UP = 3
 _OURS, _BARE, _SPARK = "ours", "delta-rs", 'format("delta")'
 _BY_SPARK, _SPARK_ONCE = "ours, by Spark's writer", 'format("delta") with txnAppId'
@@ -107,7 +107,7 @@ def run(*, rows: int = 1_000_000, rounds: int = 30, large_rounds: int = 5, small
         targets=(
             _ratio(small, f"{small_rows} rows: ours / delta-rs", _OURS, _BARE, at_most=1.3),
             _ratio(small, f'{small_rows} rows: ours / format("delta")', _OURS, _SPARK, at_most=0.5),
-            # Of rates, the other way round.
+            # For rates, the other way round.
             _ratio(large, f'{rows:,} rows: rate of ours / of format("delta")', _SPARK, _OURS, at_least=0.9),
         ),
         load=(before, load_average()),
@@ -171,7 +171,7 @@ class _Contest:
                 .options(txnAppId=GROUP, txnVersion=number + 1)
                 .save(str(self._folder / "spark once"))
             )
-        # Who comes first in a round, comes last in the next.
+        # The first contestant of a round is the last of the next one.
         order = list(contestants)[:: 1 if number % 2 else -1]
         seconds = {name: _seconds(contestants[name]) for name in order}
         figures = {name: seconds[name] for name in contestants} | self._ours.parts()
@@ -184,7 +184,7 @@ class _Contest:
 
 
 class Ours:
-    """A committer with a sink and a store of its own."""
+    """A committer with its own sink and store."""
 
     def __init__(self, spark: SparkSession, table: Path, offsets: Path, *, compaction: bool = True) -> None:
         self._spark = spark
@@ -218,7 +218,7 @@ class Ours:
 
 
 class _TimedSink:
-    """Of a sink's batches, tells how long their commits took."""
+    """Measures the time of a sink's commits."""
 
     def __init__(self, sink: DeltaSink, watch: Stopwatch) -> None:
         self._sink = sink
@@ -245,7 +245,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Makes a task's rows of a batch, whatever the task is given."""
+    """Makes a task's rows of a batch, regardless of the task's input."""
 
     batch: Batch
 
@@ -257,7 +257,7 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Engine:
-    """Gives the same rows as an engine does, with the acks of their queues."""
+    """Returns the same rows as an engine, with the acks of their queues."""
 
     batch: Batch
     epochs: Mapping[MessageQueue, int]
@@ -290,12 +290,12 @@ def _made_of(queue: MessageQueue, batch: Batch) -> Iterator[pa.RecordBatch]:
 
 
 def _tasks(spark: SparkSession) -> DataFrame:
-    """One row for each task, with no range's ticket."""
+    """Return one row per task, without the ticket of a range."""
     return spark.range(0, CORES, 1, CORES).select(sf.lit(None).cast("binary"))
 
 
 def made(queue: MessageQueue, offsets: np.ndarray) -> pa.RecordBatch:
-    """Rows of one queue at these offsets."""
+    """Make rows of one queue at these offsets."""
     count = len(offsets)
     ids = pa.array(offsets * 7_919 % 1_000_003)
     text = ids.cast(pa.string())

@@ -1,4 +1,4 @@
-"""A member of a group that shares a topic's queues, and the same in a process of its own, to be killed."""
+"""A member of a group that shares a topic's queues, also in its own process, which can be killed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def plannable(member: RunningMember) -> int:
 
 @contextmanager
 def member_process(name_servers: str, topic: str, name: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with such a member; killed at the end if it lives."""
+    """Start a process with such a member, and kill it at the end if it is running."""
     command = [sys.executable, "-m", "bench.group_member", name_servers, topic, name]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     try:

@@ -1,6 +1,4 @@
-"""What being a member of a group costs: a rebalance, a trigger of the planner,
-and a queue that changes hands.
-"""
+"""Cost of membership in a group: a rebalance, a trigger of the planner, and the takeover of a queue."""
 
 from __future__ import annotations
 
@@ -32,8 +30,8 @@ _KILLED_TARGET_S = 80.0
 _LONGEST_S = 120.0
 _SHARED = 8
 _SETTLING_S = 25.0
-"""Longer than between two renewals of locks, so that the victim has its
-queues and has renewed their locks once.
+"""Longer than the interval of lock renewals, so that the victim has its queues
+and has renewed their locks once.
 """
 _POLL_S = 0.01
 
@@ -113,7 +111,7 @@ def _queues() -> list[MessageQueue]:
 
 
 def _settled(queues: Sequence[MessageQueue], client_id: str, members: Sequence[str]) -> Membership:
-    """A member at second 0 that holds its share."""
+    """Return a member at second 0 that holds its share."""
     member = Membership(client_id, allocation_strategy("averagely").allocate)
     member.route_changed(queues, 0.0)
     member.due(0.0)
@@ -123,7 +121,7 @@ def _settled(queues: Sequence[MessageQueue], client_id: str, members: Sequence[s
 
 
 def _rebalance() -> list[float]:
-    """Milliseconds of each member's own computing when the last one of them joins."""
+    """Return the milliseconds that each member computes when the last one joins."""
     queues, names = _queues(), [f"member-{number}" for number in range(_MEMBERS)]
     members = [_settled(queues, name, names[:-1]) for name in names[:-1]]
     newcomer = Membership(names[-1], allocation_strategy("averagely").allocate)
@@ -138,7 +136,7 @@ def _rebalance() -> list[float]:
 
 
 def _do_all(member: Membership, now_s: float) -> list[GroupAction]:
-    """Do what is due, every lock being granted, until nothing is; what was done."""
+    """Perform the due actions, with every lock granted, until none is left; return them."""
     done: list[GroupAction] = []
     while actions := member.due(now_s):
         for action in actions:
@@ -151,7 +149,7 @@ def _do_all(member: Membership, now_s: float) -> list[GroupAction]:
 
 
 def _renewals(member: Membership, rounds: int) -> list[list[GroupAction]]:
-    """The lock calls of each of so many renewals."""
+    """Return the lock calls of each of ``rounds`` renewals."""
     return [
         [action for action in _do_all(member, number * 20.0) if isinstance(action, Lock)]
         for number in range(1, rounds + 1)
@@ -181,7 +179,7 @@ def _takeovers(graceful: int, killed: int, servers: Servers) -> tuple[list[float
 
 
 def _after_stop(name_servers: str, topic: str, stayer: RunningMember) -> float:
-    """Seconds until ``stayer`` has what another one, who stops, had."""
+    """Return the seconds until ``stayer`` has the queues of another member that stops."""
     leaver = join(name_servers, topic, "leaver")
     _await(lambda: plannable(stayer) == plannable(leaver) == _SHARED // 2)
     started_s = time.perf_counter()
@@ -191,10 +189,10 @@ def _after_stop(name_servers: str, topic: str, stayer: RunningMember) -> float:
 
 
 def _after_kill(name_servers: str, topic: str, stayer: RunningMember, number: int) -> float:
-    """The same after kill -9, a rebalance and a renewal of locks after the victim has joined."""
+    """Return the same after kill -9, a rebalance and a renewal of locks after the victim has joined."""
     with member_process(name_servers, topic, f"victim-{number}") as victim:
         _await(lambda: plannable(stayer) == _SHARED // 2)
-        # Its share is given up; that it is locked by the victim shows in a lock that is refused.
+        # Its share is given up; a refused lock shows that the victim has locked it.
         time.sleep(_SETTLING_S)
         victim.kill()
         started_s = time.perf_counter()

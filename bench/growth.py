@@ -143,7 +143,7 @@ def _measured(tree: Path, axis: str, size: int, rounds: int) -> Spread:
 
 
 def drawn(points: list[Point]) -> str:
-    """The picture: a panel for each axis, all on one scale of time; sizes are logarithmic."""
+    """Draw a panel for each axis, all with the same time scale; sizes are logarithmic."""
     records: list[dict[str, Any]] = [
         {
             "axis": point.axis,
@@ -182,7 +182,7 @@ def _panel(records: list[dict[str, Any]], axis: str, latest_ms: float) -> alt.La
             "size:Q",
             title=f"{axis} of the group" if axis == "queues" else f"{axis} in the table",
             scale=alt.Scale(type="log", domain=[sizes[0], sizes[-1]], nice=False),
-            # No size is marked that was not measured.
+            # Mark only sizes that were measured.
             axis=alt.Axis(values=[*sizes], format=",", labelFlush=False, gridOpacity=0.5),
         ),
         y=alt.Y(
@@ -198,7 +198,7 @@ def _panel(records: list[dict[str, Any]], axis: str, latest_ms: float) -> alt.La
             legend=alt.Legend(orient="top", title=None) if is_first else None,
         ),
     )
-    # A second sign beside the colour; the ends bear their figures.
+    # Shapes in addition to colours; the ends are labelled with their figures.
     lines = base.mark_line(point=alt.OverlayMarkDef(size=45)).encode(
         strokeDash=alt.StrokeDash("tree:N", sort=[*_TREES], legend=None)
     )

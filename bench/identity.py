@@ -1,4 +1,4 @@
-"""The peers of the orderly engines: functions that do nothing but give their rows back as they came."""
+"""The peers of the orderly engines: functions that only return their rows unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def arrow_identity(rows: DataFrame) -> DataFrame:
 
 
 def give_batches_back(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Nothing at all."""
+    """Return the batches unchanged."""
     return batches
 
 
@@ -35,7 +35,7 @@ def give_back(
     chunks: Iterable[pd.DataFrame],
     state: GroupState,
 ) -> Iterator[pd.DataFrame]:
-    """Gather a group's chunks, count them in the state, give them back unchanged."""
+    """Collect a group's chunks, count them in the state, and return them unchanged."""
     gathered = list(chunks)
     known = state.get[0] if state.exists else 0
     state.update((known + sum(map(len, gathered)),))

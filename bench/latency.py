@@ -40,7 +40,7 @@ _EACH = 10
 _WARM_UP_S = 5.0
 _TIMEOUT_S = 120.0
 _FIRST_BATCHES = 5
-"""They start processes and compile."""
+"""First micro-batches, which start processes and compile."""
 _TRIGGER = {"processingTime": "0 seconds"}
 _STAGES = ("triggerExecution", "latestOffset", "walCommit", "addBatch", "commitOffsets")
 _RATE_GROUP = "rate"
@@ -79,7 +79,7 @@ Latencies = npt.NDArray[np.float64]
 
 
 class _Figures(NamedTuple):
-    """Of one run."""
+    """Figures of one run."""
 
     latencies: Latencies
     stages: Mapping[str, float]
@@ -142,7 +142,7 @@ def emit_nothing(
 
 
 class _Contest:
-    """All of them in one session; every run is a new group, a new table and a new checkpoint."""
+    """All contestants in one session; every run has a new group, a new table and a new checkpoint."""
 
     def __init__(self, backlog: Backlog, seconds: float) -> None:
         self._backlog = backlog
@@ -151,7 +151,7 @@ class _Contest:
         register(backlog.spark)
 
     def round(self) -> dict[str, _Figures]:
-        """What each of them comes to."""
+        """Return the figures of each contestant."""
         folder = self._backlog.work / f"round-{next(self._numbers)}"
         figures = {
             _OURS: self._ours(folder / "ours", with_sink=True),
@@ -182,7 +182,7 @@ class _Contest:
         return _Figures(self._of_messages(committed), stages)
 
     def _of_messages(self, committed: list[tuple[float, BatchReport]]) -> Latencies:
-        """Those of the messages that count, by the batches that took them."""
+        """Return the latencies of the messages that count, from the batches that contain them."""
         stored = self._stored_ms()
         counts_from_ms = (committed[0][0] + _WARM_UP_S) * 1000
         latencies = []
@@ -259,7 +259,7 @@ def _rate_rows(spark: SparkSession) -> DataFrame:
 
 
 class _RateSink:
-    """Takes the rate source's rows into a table as a consumer's are taken."""
+    """Writes the rate source's rows into a table in the same way as a consumer's."""
 
     def __init__(self, path: Path) -> None:
         self._sink = DeltaSink(path)
@@ -267,7 +267,7 @@ class _RateSink:
         self._table = path
         self._end = 0
         self.committed: list[tuple[float, int]] = []
-        """When the rows were there, and their end."""
+        """Times at which rows were committed, and the rows' ends."""
 
     def take(self, batch: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - Spark's signature
         """Write one micro-batch."""
@@ -279,7 +279,7 @@ class _RateSink:
         self.committed.append((time.time(), self._end))
 
     def times(self) -> tuple[Latencies, Latencies]:
-        """Row times and the moments at which the rows were there, in seconds."""
+        """Return the rows' own times and their times of commit, in seconds."""
         rows = DeltaTable(self._table).to_pyarrow_table(columns=["queueOffset", "stored"])
         stored_s = rows.column("stored").cast(pa.int64()).to_numpy() / 1e6
         moments, ends = (np.array(column) for column in zip(*self.committed, strict=True))
@@ -287,7 +287,7 @@ class _RateSink:
 
 
 class _RateTimes:
-    """Takes the rate source's row times and nothing else."""
+    """Takes only the times of the rate source's rows."""
 
     def __init__(self) -> None:
         self.committed: list[tuple[float, Latencies]] = []
@@ -298,6 +298,6 @@ class _RateTimes:
         self.committed.append((time.time(), stored))
 
     def times(self) -> tuple[Latencies, Latencies]:
-        """As of :meth:`_RateSink.times`."""
+        """Return the times in the form of :meth:`_RateSink.times`."""
         stored_s = np.concatenate([stored for _, stored in self.committed])
         return stored_s, np.concatenate([np.full(len(stored), at_s) for at_s, stored in self.committed])

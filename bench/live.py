@@ -16,7 +16,7 @@ from pyspark_rocketmq.model import ConsumeOrderlyStatus, Message, MessageExt
 _BODY = b"." * 1024
 _JOIN_S = 60.0
 _PER_TRIGGER = 100_000
-"""More than there ever is."""
+"""Limit that is never reached."""
 
 
 def live_topic(topic: str) -> AbstractContextManager[Backlog]:
@@ -28,7 +28,7 @@ def live_topic(topic: str) -> AbstractContextManager[Backlog]:
 
 @contextmanager
 def fed(backlog: Backlog, *, per_second: int, each: int) -> Iterator[None]:
-    """Messages of 1 KiB as long as the block runs, ``each`` at a time, to one queue after the other.
+    """Send messages of 1 KiB during the block, ``each`` at a time, to one queue after the other.
 
     Raises:
         RocketMQError: If one could not be sent.

@@ -1,7 +1,7 @@
-"""What benchmarks share: spreads of repeated measurements, and results that can be printed
+"""Parts shared by benchmarks: spreads of repeated measurements, and results that can be printed
 and rendered.
 
-Nothing here asserts: a benchmark tells what it saw next to what was wanted.
+Nothing here asserts: a benchmark reports its figures next to their targets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self:
-        """Of at least one value."""
+        """Compute the spread of at least one value."""
         ordered = sorted(values)
         return cls(ordered[0], statistics.median(ordered), ordered[-1], len(ordered))
 
@@ -37,7 +37,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A figure that was wanted, and what it came to; the median counts."""
+    """A target and the measured figures; the median counts."""
 
     what: str
     seen: Spread
@@ -47,32 +47,32 @@ class Target:
 
     @property
     def is_met(self) -> bool:
-        """Whether the median is on the right side."""
+        """Whether the median meets the target."""
         return self.seen.median <= self.bound if self.at_most else self.seen.median >= self.bound
 
     def cells(self) -> tuple[str, ...]:
-        """What, wanted, min, median, max, met."""
+        """Return the cells: name, target, min, median, max, met."""
         wanted = f"{'≤' if self.at_most else '≥'} {self.bound:g} {self.unit}".rstrip()
         return self.what, wanted, *self.seen.cells(".2f"), "yes" if self.is_met else "no"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one benchmark found."""
+    """The result of one benchmark."""
 
     name: str
     title: str
     method: str
-    """What was measured and how, as Markdown."""
+    """Description of the measurement, as Markdown."""
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     targets: tuple[Target, ...]
     load: tuple[float, float] = (0.0, 0.0)
     """One-minute load average before and after."""
     about: str = ""
-    """What the page says of this run alone, such as the commits that were compared."""
+    """Text for the page about only this run, such as the compared commits."""
     picture: str = ""
-    """An SVG for the page, or nothing."""
+    """An SVG for the page; empty without one."""
 
 
 TARGET_COLUMNS = ("target", "wanted", "min", "median", "max", "met")
@@ -100,7 +100,7 @@ class Stopwatch:
 
 
 class Timed:
-    """Passes everything on to an object; the methods named add their time to a stopwatch."""
+    """Delegates to an object; the named methods add their time to a stopwatch."""
 
     def __init__(self, inner: Any, watch: Stopwatch, **labels: str) -> None:
         self._inner = inner
@@ -121,7 +121,7 @@ class Timed:
 
 
 def markdown_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown table whose columns are aligned, so that it reads well on a terminal too."""
+    """Format a Markdown table with aligned columns, so that it is also readable on a terminal."""
     cells = [tuple(columns), *(tuple(row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]

@@ -1,4 +1,4 @@
-"""What Spark's Python processes have of memory while a stream and a consumer run, minute by minute."""
+"""Memory of Spark's Python processes while a stream and a consumer run, minute by minute."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _queries(backlog: Backlog) -> Iterator[Sequence[StreamingQuery]]:
         .trigger(processingTime="1 second")
         .start()
     )
-    # Spark waits 10 s for a process that plans, which two at a time may not make on two cores.
+    # Spark waits 10 s for a planner process; two at a time may be too slow on two cores.
     wait_until(lambda: "Initializing" not in plain.status["message"], _MINUTE_S)
     consumer = backlog.consumer(backlog.work / "consumer", consume_message_batch_max_size=32)
     consumer.register_message_listener(emit_body_size, output_schema="size bigint")
@@ -120,12 +120,12 @@ def _queries(backlog: Backlog) -> Iterator[Sequence[StreamingQuery]]:
 
 
 def _watch(spark: SparkSession, queries: Sequence[StreamingQuery], seconds: float) -> list[_Sample]:
-    """A sample each second from the moment on at which both queries have run a few micro-batches.
+    """Take a sample each second, after both queries have run a few micro-batches.
 
     Raises:
         RuntimeError: If a query ends.
     """
-    gateway = spark.sparkContext._gateway  # noqa: SLF001 - Spark does not tell otherwise
+    gateway = spark.sparkContext._gateway  # noqa: SLF001 - Spark has no public way
     assert gateway is not None
     jvm = gateway.proc.pid
     wait_until(

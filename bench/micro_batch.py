@@ -105,14 +105,14 @@ def run(*, per_trigger: int = 40_000, batches: int = 10, rounds: int = 3, backen
 
 
 class Contest:
-    """Both queries on one topic; every run is a new group, a new table and a new checkpoint."""
+    """Both queries on one topic; every run has a new group, a new table and a new checkpoint."""
 
     def __init__(self, backlog: Backlog) -> None:
         self._backlog = backlog
         self._numbers = itertools.count()
 
     def round(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Milliseconds by stage, of our run and of the identity's."""
+        """Return milliseconds by stage, of our run and of the identity's."""
         folder = self._backlog.work / f"round-{next(self._numbers)}"
         ours = self._drain(lambda: self.start_ours(folder))
         peer = self._drain(lambda: self.start_identity(folder))
@@ -140,7 +140,7 @@ class Contest:
 
 @contextmanager
 def _cluster(backend: str) -> Iterator[str]:
-    """A cluster of one broker with the topic; its name server's address."""
+    """Start a cluster of one broker with the topic; yield its name server's address."""
     if backend == "real":
         with real_cluster() as cluster:
             cluster.create_topic(_TOPIC, QUEUES)

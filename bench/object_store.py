@@ -97,7 +97,7 @@ class _Contest:
         return store
 
     def round(self, number: int) -> Mapping[str, _Cost]:
-        """What each took, and of what it consists."""
+        """Return the cost of each contestant, with its parts."""
         offsets = np.arange(number * self._rows, (number + 1) * self._rows)
         made = made_rows(_QUEUE, offsets)
         contestants: dict[str, Callable[[], Iterator[tuple[str, _Cost]]]] = {

@@ -1,5 +1,5 @@
-"""What a commit of 64 queues to the offset store costs, from the first to the twenty-thousandth,
-and a planner's read.
+"""Cost of a commit of 64 queues to the offset store, from the first to the twenty-thousandth,
+and of a planner's read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _P99_MS = 60.0
 _READ_MS = 10.0
 _FLAT = 1.5
 _COMPARED_EVERY = 97
-"""Not in step with the upkeep, which comes every hundred versions and runs beside some of these."""
+"""Not a divisor of the upkeep's hundred versions, so that the upkeep runs beside only some of these."""
 _UPKEEP_TIMEOUT_S = 120.0
 _METHOD = """\
 `DeltaOffsetStore.commit` of {queues} queues (fenced by epoch: newest version, decide, overwrite of the group's partition with
@@ -92,7 +92,7 @@ def run(*, commits: int = 20_000, warm_up: int = 10, seconds: float = 1200.0) ->
 
 
 class _Figures:
-    """What the commits cost, in milliseconds, in their order."""
+    """Cost of the commits in milliseconds, in order."""
 
     def __init__(self, folder: Path, warm_up: int) -> None:
         self._store = _Store(folder / "offsets", _QUEUES)
@@ -156,7 +156,7 @@ class _Store:
 
 
 class _BareTable:
-    """A table of the same form with the same rows, overwritten as it is."""
+    """A table with the same columns and rows, overwritten as a whole."""
 
     def __init__(self, like: Path, path: Path) -> None:
         model = DeltaTable(str(like))
@@ -165,7 +165,7 @@ class _BareTable:
             str(path),
             schema=model.schema(),
             partition_by=["consumer_group"],
-            # delta-rs makes a table only with properties that it knows.
+            # delta-rs creates tables only with properties that it knows.
             configuration={
                 key: value
                 for key, value in model.metadata().configuration.items()

@@ -1,4 +1,4 @@
-"""A micro-batch into a Delta sink that many commits or files are in, next to one into a new sink; opening them."""
+"""A micro-batch into a Delta sink with many commits or files, next to one into a new sink; opening them."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def run(*, rounds: int = 30) -> Result:
 
 
 def make_table(path: Path, schema: pa.Schema, *, commits: int, files_each: int) -> Path:
-    """A sink's table with so many commits, each of so many files, and a checkpoint of the newest.
+    """Make a sink's table with so many commits, each of so many files, and a checkpoint of the newest.
 
-    Delta-rs needs a minute to make a checkpoint of 100,000 commits.  It is made of one commit that has all
-    their files, and renamed: a checkpoint does not say of which version it is.
+    Delta-rs needs a minute to make a checkpoint of 100,000 commits.  So it is made from one commit that has
+    all their files, and renamed: a checkpoint does not contain its version.
     """
     DeltaSink(path).prepare(schema)
     log = path / "_delta_log"
@@ -104,7 +104,7 @@ def make_table(path: Path, schema: pa.Schema, *, commits: int, files_each: int) 
 
 
 def file_name(number: int) -> str:
-    """Of the table's files by the order in which they were added."""
+    """Return the name of the table's file with this number, in the order of addition."""
     return f"part-{number:032x}.parquet"
 
 
@@ -162,7 +162,7 @@ def _watermark(version: int) -> dict[str, Any]:
 def _batches(
     spark: SparkSession, kinds: Mapping[str, Path], rounds: int
 ) -> list[dict[str, dict[str, float]]]:
-    """Of each round and kind the seconds of a batch and of its data's commit."""
+    """Return the seconds of a batch and of its data's commit, by round and kind."""
     sinks = {name: Ours(spark, path, path.parent / f"{path.name} offsets") for name, path in kinds.items()}
     found = []
     for number in range(_WARM_UP + rounds):

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: what is compared with what, and the newest figures.
+"""docs/benchmarks.md: the comparisons and the newest figures.
 
 No host names, no paths of a machine.
 """
@@ -36,11 +36,11 @@ Figures are medians. A target is met if the median meets it.
 
 
 class _Section(NamedTuple):
-    """What the page says of one benchmark."""
+    """Text of the page about one benchmark."""
 
     compares: str
     figures: tuple[str, ...] = ()
-    """Rows of the result to show beside its targets, by their first cell."""
+    """Rows of the result to show in addition to its targets, by their first cell."""
 
 
 _SECTIONS: Final = {
@@ -174,7 +174,7 @@ _SECTIONS: Final = {
 
 
 def write_section(result: Result, page: Path = PAGE) -> None:
-    """Write one result, and its picture, in place of an earlier one or behind all others."""
+    """Write one result and its picture, replacing an earlier one or after all others."""
     machine = describe_machine()
     text = page.read_text(encoding="utf-8") if page.exists() else _INTRODUCTION.format(machine=machine)
     introduction, *sections = text.rstrip().split("\n\n## ")
@@ -204,7 +204,7 @@ def _median_table(result: Result, shown: Sequence[str]) -> str:
 
 
 def tables(result: Result) -> str:
-    """One result's figures, its targets and the load they were measured under."""
+    """Format one result's figures, its targets and the load during the measurement."""
     before, after = result.load
     targets = [markdown_table(TARGET_COLUMNS, (target.cells() for target in result.targets))]
     return "\n\n".join(

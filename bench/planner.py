@@ -1,4 +1,4 @@
-"""What planning a micro-batch costs at 1,024 queues, and where the time goes."""
+"""Cost of planning a micro-batch with 1,024 queues, and its parts."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def run(*, triggers: int = 60, warm_up: int = 5) -> Result:
 
 
 class Triggers:
-    """One planner, triggered as Spark does."""
+    """One planner, triggered as by Spark."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ def _planner(options: ReadOptions, view: Any, progress: Any, watch: Stopwatch) -
 
 
 class _TimedPool:
-    """A pool whose channels tell how long their answers took."""
+    """A pool whose channels measure how long their answers took."""
 
     def __init__(self, pool: ChannelPool, watch: Stopwatch) -> None:
         self._pool = pool
@@ -191,7 +191,7 @@ class _TimedPool:
 def _fill(name_server: str, pool: ChannelPool, *, per_queue: int) -> None:
     admin = BrokerClient(pool, _CLOCK, _TIMEOUT_S)
     names = NameServerClient((name_server,), pool, _CLOCK, _TIMEOUT_S)
-    # TBW102 is on every broker, so its route tells where they are.
+    # TBW102 is on every broker, so its route contains all their addresses.
     for broker in names.route("TBW102", Deadline.after(_CLOCK, _TIMEOUT_S)).brokers:
         admin.create_topic(str(broker.master), _TOPIC, _QUEUES // _BROKERS)
     message = Message(topic=_TOPIC, body=b"x")

@@ -1,6 +1,6 @@
-"""The ceiling of the platform: RecordBatches that are already there, handed to Spark by a Python data source.
+"""The ceiling of the platform: a Python data source that passes existing RecordBatches to Spark.
 
-Nothing is pulled and nothing decoded; what remains is what Spark itself costs.
+Nothing is pulled or decoded, so only the cost of Spark itself remains.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ class PrebuiltStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batches = batches
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Every call of ``latestOffset`` is for one more."""
+        """Return the limit with which each call of ``latestOffset`` adds one micro-batch."""
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """The end is fixed from the beginning."""
+        """Do nothing: the end is fixed from the beginning."""
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """Nothing is given out yet."""
+        """Return the offset before the first micro-batch."""
         return {"given": 0}
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802, ARG002 - Spark's name
-        """One more, up to the last."""
+        """Return the next offset, up to the last."""
         return {"given": min(start["given"] + 1, self._batches)}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:  # noqa: ARG002

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.helpers.processes import descendants_of
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-"""What it is counted in."""
+"""Unit in which the kernel counts processor time, in seconds."""
 
 
 def processor_s(pid: int) -> float:
@@ -20,7 +20,7 @@ def processor_s(pid: int) -> float:
 
 
 def processor_s_by_process() -> dict[int, float]:
-    """Of this process and all that it has started, directly or not, as far as they run."""
+    """Return the processor time of this process and its running descendants."""
     spent: dict[int, float] = {}
     for pid in (os.getpid(), *descendants_of(os.getpid())):
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -29,5 +29,5 @@ def processor_s_by_process() -> dict[int, float]:
 
 
 def spent_since_s(before: Mapping[int, float]) -> float:
-    """What they have used since then, those that have started meanwhile included."""
+    """Return the time they have used since ``before``, including processes that started meanwhile."""
     return sum(spent - before.get(pid, 0.0) for pid, spent in processor_s_by_process().items())

@@ -31,7 +31,7 @@ from tests.real_broker.harness import RealCluster
 
 _BODY_SIZES = {"1 KiB": 1024, "100 B": 100}
 _DEPTH = 64
-"""Eight pulls under way for each of eight queues."""
+"""Eight pulls in flight for each of eight queues."""
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz"
 _OURS = "pull + decode"
 _UNDECODED = "pull alone"
@@ -85,12 +85,12 @@ def run(*, messages: int = 400_000, rounds: int = 5) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """The other clients that are to be had here."""
+    """The other clients that are available here."""
 
     lite_pull: LitePull
     librocketmq: Librocketmq | None
     missing: str
-    """What is not, and why."""
+    """The clients that are not available, with the reasons."""
 
     @classmethod
     def prepare(cls, work: Path) -> Peers:
@@ -115,7 +115,7 @@ class Contest:
     body_size: int
     broker_pid: int
     used: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    """Microseconds of processor time a message, of this process and of the broker, round by round."""
+    """Microseconds of processor time per message, of this process and of the broker, round by round."""
 
     @classmethod
     def prepare(cls, cluster: ClusterUnderTest, peers: Peers, body_size: int, messages: int) -> Contest:
@@ -166,7 +166,7 @@ class Contest:
         return rates
 
     def _timed(self, who: str, read: Callable[[], float]) -> float:
-        """What ``read`` gives; notes what it cost this process and the broker."""
+        """Return the result of ``read``; record its cost to this process and to the broker."""
         pids = os.getpid(), self.broker_pid
         before = [processor_s(pid) for pid in pids]
         rate = read()
@@ -233,7 +233,7 @@ def _rows(name: str, figures: list[dict[str, float]]) -> list[tuple[str, ...]]:
 
 
 def _costs(name: str, used: dict[str, list[tuple[float, float]]]) -> list[tuple[str, ...]]:
-    """Processor time, and what ratio it leaves room for."""
+    """Return rows with the processor time and the ratio that it would allow."""
     rows: list[tuple[str, ...]] = []
     for who, costs in used.items():
         for place, seen in zip(("client", "broker"), zip(*costs, strict=True), strict=True):

@@ -1,5 +1,5 @@
-"""Other people's clients that pull: Java's, and the PyPI package over librocketmq,
-each in a process of its own.
+"""Other clients that pull: Java's, and the PyPI package over librocketmq,
+each in its own process.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _SCRIPT = Path(__file__).parent / "librocketmq_pull.py"
 _INSTALL_TIMEOUT_S = 300.0
 _RUN_TIMEOUT_S = 300.0
 JVM = ("-Xms512m", "-Xmx1g", "-XX:TieredStopAtLevel=4")
-"""The last counts: full compilation, unlike the programs of the tests."""
+"""The last option matters: full compilation, unlike the programs of the tests."""
 
 _groups = itertools.count(1)
 
 
 class PeerFailed(Exception):
-    """A peer could not be had or did not read everything; the text says why."""
+    """A peer is not available or did not read everything; the text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,13 @@ class OrderlyPush:
 
 
 class Librocketmq:
-    """The package's ``PullConsumer``, in a virtual environment of its own."""
+    """The package's ``PullConsumer``, in its own virtual environment."""
 
     def __init__(self) -> None:
         """Install the package from the configured index if it is not there yet.
 
         Raises:
-            PeerFailed: If that did not work.
+            PeerFailed: If the installation failed.
         """
         self._python = _ENVIRONMENT / "bin" / "python"
         if not (_ENVIRONMENT / "complete").exists():
@@ -115,7 +115,7 @@ def _run(command: list[Any], environment: dict[str, str]) -> Reading:
 
 
 def checked_output(command: list[Any], environment: dict[str, str], timeout_s: float) -> str:
-    """What a program printed.
+    """Return the output of a program.
 
     Raises:
         PeerFailed: If it failed or took too long.

@@ -1,7 +1,7 @@
 """The ceiling of the broker: a bare socket loop that pulls ranges and decodes no message.
 
-As many pulls in flight as the source makes: ``lanes`` queues at a time, each by a connection of its own with
-``depth`` pulls of consecutive offsets under way; or all queues by one connection.
+It has as many pulls in flight as the source: ``lanes`` queues at a time, each on its own connection with
+``depth`` pulls of consecutive offsets; or all queues on one connection.
 Frames are split and their headers parsed; bodies are dropped.
 """
 
@@ -22,7 +22,7 @@ _SUCCESS = 0
 
 
 class _Pull(NamedTuple):
-    """What one request asks for: exactly the offsets from ``start`` to ``end`` (exclusive)."""
+    """The range of one request: exactly the offsets from ``start`` to ``end`` (exclusive)."""
 
     queue_id: int
     start: int
@@ -54,7 +54,7 @@ class _Lane:
             self._send_next()
 
     def receive(self) -> int:
-        """Read what is there and answer each whole frame with the next pull; messages received."""
+        """Read the available bytes and follow each complete frame with the next pull; return the messages received."""
         view = memoryview(self._buffer)
         count = self.sock.recv_into(view[self._filled :])
         if count == 0:
@@ -80,8 +80,8 @@ class _Lane:
         if header["code"] != _SUCCESS or reached <= asked.start:
             raise ConnectionError(f"the broker answered {header} to {asked}")
         if reached < asked.end:
-            # An answer may hold less than was asked for (256 KiB at most):
-            # the rest of this very piece is next.
+            # An answer may hold less than requested (256 KiB at most):
+            # the rest of this piece is next.
             self._to_pull.appendleft(asked._replace(start=reached))
         self._send_next()
         return min(reached, asked.end) - asked.start

@@ -20,9 +20,9 @@ CORES = 2
 
 @contextmanager
 def bench_session(work: Path, *, with_delta: bool = False) -> Iterator[SparkSession]:
-    """A session that keeps its files below ``work``; workers find the connector and the benchmarks.
+    """Start a session that keeps its files below ``work``; workers find the connector and the benchmarks.
 
-    It has no Delta jars, since delta-rs does the writing, unless they are asked for.
+    It has no Delta jars unless requested, since delta-rs does the writing.
     """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     # The jobs' settings name Delta's classes, whose jars may not be here; those that count are given below.

@@ -1,7 +1,7 @@
-"""What the simulator carries: messages in and out per second of its own CPU, clients, memory.
+"""Capacity of the simulator: messages in and out per second of its own CPU, clients, memory.
 
-The simulator runs in a process of its own, so its CPU time is its own as well.
-The other side is bare sockets: frames made beforehand, answers cut but not decoded.
+The simulator runs in its own process, so its CPU time can be measured.
+The other side uses bare sockets: frames made beforehand, answers split but not decoded.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class _Simulator:
         return processor_s(self.process.pid)
 
     def cpu_s_since(self, began_s: float) -> float:
-        """What it used since its time was ``began_s``; at least the half of a tick,
-        for less cannot be told.
+        """Return the CPU time used since it was ``began_s``; at least half a tick,
+        since less cannot be measured.
         """
         return max(self.cpu_s() - began_s, 0.5 * TICK_S)
 
@@ -196,7 +196,7 @@ def _serve(simulator: _Simulator, clients: int, requests: int) -> dict[str, floa
 def _ask_all(
     selector: selectors.BaseSelector, decoders: dict[socket.socket, FrameDecoder], frame: bytes
 ) -> int:
-    """Clients that got a message."""
+    """Return the number of clients that got a message."""
     for client in decoders:
         client.sendall(frame)
     waiting = set(decoders)
@@ -215,7 +215,7 @@ def _ask_all(
 
 
 def _fill(simulator: _Simulator, bound: int) -> dict[str, float]:
-    """Send more than is kept, and look at what is."""
+    """Send more than is kept, and measure what is kept."""
     with _connected(simulator.address) as sending:
         _send_batches(sending, _QUEUES)
         before = simulator.resident_bytes()

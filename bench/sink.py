@@ -81,7 +81,7 @@ def run(*, messages: int = 400_000, rounds: int = 5) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class _Contest:
-    """All contestants on one broker; each run has a topic of its own."""
+    """All contestants on one broker; each run has its own topic."""
 
     spark: SparkSession
     cluster: ClusterUnderTest

@@ -116,12 +116,12 @@ class Round:
 
     @property
     def ratio(self) -> float:
-        """Of the source to the smaller ceiling."""
+        """Ratio of the source to the smaller ceiling."""
         return self.source / min(self.prebuilt, self.raw_pull)
 
     @property
     def of_both(self) -> float:
-        """Of the source to both ceilings one after the other."""
+        """Ratio of the source to both ceilings in sequence."""
         return self.source * (1 / self.prebuilt + 1 / self.raw_pull)
 
 
@@ -151,7 +151,7 @@ class Contest:
         return sum(each.planned.count for each in self.partitions)
 
     def run(self, rounds: int) -> list[Round]:
-        """Rounds after one for warming up."""
+        """Run the rounds after one for warming up."""
         self._round()
         figures = []
         for number in range(rounds):
@@ -216,7 +216,7 @@ class Contest:
         return self.messages / _TRIGGERS * 1000 / steady["triggerExecution"]
 
     def prebuilt_rows(self) -> DataFrame:
-        """As many rows as the topic has, of batches already there."""
+        """Return as many rows as the topic has, from an existing batch."""
         return (
             self.spark.read.format("prebuilt")
             .options(file=str(self.arrow_file), rows=self.messages, partitions=len(self.partitions))
@@ -252,7 +252,7 @@ def _seconds_to_noop(rows: DataFrame) -> float:
 
 
 def first_batch(topic: str, name_servers: str, arrow_file: Path) -> tuple[QueuePartition, ...]:
-    """Write one batch as the source yields it; what the source would read."""
+    """Write one batch as the source yields it; return the partitions that the source would read."""
     reader = RocketMQBatchReader(_default_options(topic, name_servers))
     partitions = tuple(each for each in reader.partitions() if isinstance(each, QueuePartition))
     batch = next(reader.read(partitions[0]))

@@ -38,7 +38,7 @@ STAGES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """A topic that queries drain one after the other in one session; each in a folder of its own."""
+    """A topic that queries drain one after the other in one session, each with its own folder."""
 
     spark: SparkSession
     name_servers: str
@@ -47,7 +47,7 @@ class Backlog:
     per_trigger: int
     """Messages of a micro-batch."""
     batches: int
-    """Micro-batches that there is enough for."""
+    """Number of micro-batches that the topic's messages fill."""
 
     def plain_rows(self) -> DataFrame:
         """The topic as a plain stream, with the columns that consumer mode adds, empty."""
@@ -66,7 +66,7 @@ class Backlog:
         )
 
     def consumer(self, folder: Path, **settings: Any) -> PushConsumer:
-        """A consumer of the topic, of a group that is new with its folder."""
+        """Make a consumer of the topic, in a new group for its folder."""
         consumer = PushConsumer(
             consumer_group="-".join(folder.relative_to(self.work).parts),
             name_servers=self.name_servers,
@@ -79,7 +79,7 @@ class Backlog:
         return consumer
 
     def start(self, consumer: PushConsumer, folder: Path, *, with_sink: bool = False) -> StreamingQuery:
-        """Let ``consumer`` drain the topic, into a table of its own or nowhere."""
+        """Let ``consumer`` drain the topic, into its own table or nowhere."""
         return consumer.start(
             self.spark,
             sink=DeltaSink(folder / "sink") if with_sink else None,
@@ -120,7 +120,7 @@ def start_into_noop(rows: DataFrame, checkpoint: Path) -> StreamingQuery:
 
 
 def drain(start: Callable[[], StreamingQuery], *, batches: int, skipped: int) -> dict[str, float]:
-    """Milliseconds by stage of a steady micro-batch: the median of a run's, without its first ``skipped``.
+    """Return the milliseconds by stage of a steady micro-batch: the median of a run without its first ``skipped``.
 
     Raises:
         RuntimeError: If the query did not drain its topic in time, or in another number of micro-batches.

@@ -1,4 +1,4 @@
-"""What a queue that stays suspended costs the other queues of its consumer."""
+"""Cost of a permanently suspended queue for the other queues of its consumer."""
 
 from __future__ import annotations
 
@@ -105,23 +105,23 @@ def suspend_one_queue(
     messages: Sequence[MessageExt],
     context: ConsumeOrderlyContext,  # noqa: ARG001 - a listener's signature
 ) -> ConsumeOrderlyStatus:
-    """Nothing is done with the messages."""
+    """Suspend one queue; do nothing with the other messages."""
     if messages[0].queue_id == _STUCK:
         return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
     return ConsumeOrderlyStatus.SUCCESS
 
 
 class _Figures(NamedTuple):
-    """Of one run."""
+    """Figures of one run."""
 
     rate: float
-    """Messages of the other queues a second."""
+    """Messages of the other queues per second."""
     spent_us: float
-    """Processor time by message of the other queues."""
+    """Processor time per message of the other queues, in microseconds."""
 
 
 class _Contest:
-    """Both on one topic; every run is a new group and a new checkpoint."""
+    """Both contestants on one topic; every run has a new group and a new checkpoint."""
 
     def __init__(self, backlog: Backlog) -> None:
         self._backlog = backlog
@@ -133,7 +133,7 @@ class _Contest:
         self._numbers = itertools.count()
 
     def round(self) -> dict[str, _Figures]:
-        """What each of them comes to."""
+        """Return the figures of each contestant."""
         folder = self._backlog.work / f"round-{next(self._numbers)}"
         with (
             self._playing(folder / "suspended") as suspended,
@@ -171,7 +171,7 @@ class _Contest:
 
 
 class _Player:
-    """A query whose micro-batches run when they are told to."""
+    """A query whose micro-batches run on command."""
 
     def __init__(self) -> None:
         self._reports: queue.SimpleQueue[BatchReport] = queue.SimpleQueue()
@@ -180,23 +180,23 @@ class _Player:
         self._turns: list[_Figures] = []
 
     def wait_for_turn(self, report: BatchReport) -> None:
-        """The batch listener."""
+        """Wait at the end of each batch, as the batch listener."""
         self._reports.put(report)
         if not self._has_left:
             self._turn.acquire(timeout=_TIMEOUT_S)
 
     def leave(self) -> None:
-        """Let the query go on until it is stopped."""
+        """Let the query continue until it is stopped."""
         self._has_left = True
         self._turn.release()
 
     def await_batch(self) -> int:
-        """How many messages of the other queues the query's next micro-batch has consumed."""
+        """Return how many messages of the other queues the next micro-batch has consumed."""
         report = self._reports.get(timeout=_TIMEOUT_S)
         return sum(ack.consumed for ack in report.acks if ack.queue.queue_id != _STUCK)
 
     def take_turn(self) -> None:
-        """Let one micro-batch run, with nothing else."""
+        """Run one micro-batch with nothing else running."""
         spent = processor_s_by_process()
         began_s = time.perf_counter()
         self._turn.release()
@@ -205,5 +205,5 @@ class _Player:
         self._turns.append(_Figures(done / lasted_s, spent_since_s(spent) * 1e6 / done))
 
     def figures(self) -> _Figures:
-        """Of a turn, the median."""
+        """Return the medians of a turn's figures."""
         return _Figures(*map(median, zip(*self._turns, strict=True)))

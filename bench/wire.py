@@ -1,4 +1,4 @@
-"""How fast pulled messages become Arrow columns, next to the plain decoder on the same bytes."""
+"""Speed of converting pulled messages to Arrow columns, next to the plain decoder on the same bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PROJECTION = ("queueOffset", "tags", "body")
 _MEMBERS = 32
 _PULLED = 32
 _COLUMNAR_PER_PLAIN = 5
-"""The plain decoder takes long enough to be timed once a round; the other's least of so many counts."""
+"""Runs of the columnar decoder per round, of which the fastest counts; the plain one is slow enough for one."""
 _METHOD = """\
 `decode_columns` (all 17 columns of the source, the map of properties among them) and `decode_messages`, the *plain*
 decoder that makes an object of each message, on the same stored messages: {bytes:.0f} MiB at once
@@ -141,7 +141,7 @@ def _cases(size: int) -> Iterator[_Case]:
 
 
 def _sent(chance: random.Random, at: int, body_bytes: int) -> bytes:
-    """Stored as the broker stores what one send brings."""
+    """Make a message as the broker stores it after a single send."""
     own = _own_properties(chance, at)
     appended = {"CLUSTER": "DefaultCluster", "TRACE_ON": "true"}
     return _stored(at, _body(chance, body_bytes), encode_properties({**appended, **own}))

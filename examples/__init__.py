@@ -1,1 +1,1 @@
-"""What users start from: each runs as it is, and is run by the tests."""
+"""Starting points for users: each example runs unchanged, and the tests run it."""

@@ -49,7 +49,7 @@ class AccountsInDatabase:
     def consume_message(
         self, messages: Sequence[MessageExt], context: ConsumeOrderlyContext
     ) -> ConsumeOrderlyStatus:
-        """One transaction per delivery; an exception rolls it back, and the delivery comes again."""
+        """Use one transaction per delivery; an exception rolls it back, and the delivery is repeated."""
         with self._connection:
             for message in messages:
                 if self._is_new(message):
@@ -59,7 +59,7 @@ class AccountsInDatabase:
         return ConsumeOrderlyStatus.SUCCESS
 
     def close(self) -> None:
-        """Give the connection back; a worker that is killed never comes here."""
+        """Close the connection; a worker that is killed does not call this."""
         self._connection.close()
 
     def _is_new(self, message: MessageExt) -> bool:

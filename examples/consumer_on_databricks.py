@@ -17,7 +17,7 @@ import pyspark_rocketmq as rmq
 def on_orders(
     messages: Sequence[rmq.MessageExt], context: rmq.ConsumeOrderlyContext
 ) -> rmq.ConsumeOrderlyStatus:
-    """One row for each message."""
+    """Emit one row per message."""
     for message in messages:
         context.emit(order_id=message.keys, step=message.body.decode())
     return rmq.ConsumeOrderlyStatus.SUCCESS
@@ -33,7 +33,7 @@ def main(name_servers: str, table: str, staging: str, state: str, secret_scope: 
         state: URI of a folder of an object store, for offset table and checkpoint.
         secret_scope: Its secret ``storage`` is a JSON object with delta-rs' options for ``state``.
     """
-    # Only Databricks has it.
+    # This module exists only on Databricks.
     from databricks.sdk.runtime import dbutils  # type: ignore[import-not-found]
 
     keys = json.loads(dbutils.secrets.get(secret_scope, "storage"))

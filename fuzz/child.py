@@ -16,7 +16,7 @@ from fuzz.run import CURRENT, FOLDER, RESULT
 
 
 def main(name: str, seconds: float, seed: int, work: Path, *, is_blind: bool) -> NoReturn:
-    """Run, write the result, and end the process without ceremony: libFuzzer does not give it back."""
+    """Run, write the result, and end the process at once, since libFuzzer never returns."""
     faulthandler.enable()
     by_coverage = has_coverage_engine() and not is_blind
     with ExitStack() as instrumented:

@@ -1,4 +1,4 @@
-"""Choosing inputs: by coverage with Atheris where it is installed, else blindly.
+"""Choice of inputs: by coverage with Atheris if it is installed, otherwise blindly.
 
 Both run every input through :func:`fuzz.judge.judge` and keep the findings of different causes.
 """
@@ -48,7 +48,7 @@ class CurrentInput:
         return cls(path)
 
     def write(self, number: int, data: bytes) -> None:
-        """Say which input is next."""
+        """Record the next input."""
         self._HEAD.pack_into(self._map, 0, number, len(data))
         self._map[self._HEAD.size : self._HEAD.size + len(data)] = data
 
@@ -79,7 +79,7 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is enough to look at."""
+        """Whether enough findings were collected."""
         return len(self.findings) >= MAX_FINDINGS
 
     def run(self, data: bytes) -> None:
@@ -104,7 +104,7 @@ class Session:
             self.run(self.target.repair(inflated))
 
     def mutated(self, data: bytes) -> bytes:
-        """``data`` changed, and perhaps made right again on the outside."""
+        """Return ``data`` changed, possibly with its outer lengths corrected."""
         changed = self.mutator.changed(data)[:_MAX_BYTES]
         return self.target.repair(changed) if self.random.random() < _REPAIR_SHARE else changed
 
@@ -120,7 +120,7 @@ class Session:
 
 
 def run_blindly(session: Session, *, goes_on: Callable[[int], bool]) -> None:
-    """Mutate seeds and their mutants until ``goes_on`` says no to the number of inputs tried, or enough is found."""
+    """Mutate seeds and their mutants while ``goes_on`` accepts the number of inputs, until enough is found."""
     session.run_seeds()
     data = session.mutator.seed()
     while goes_on(session.inputs) and not session.is_over:
@@ -160,7 +160,7 @@ def run_by_coverage(
             session.target.repair(changed)[:max_size] if session.random.random() < _REPAIR_SHARE else changed
         )
 
-    # Time and memory are our own judge's business; libFuzzer's limits must not come first.
+    # Our own judge limits time and memory; libFuzzer's limits must not apply first.
     limits = ["-timeout=100000", "-rss_limit_mb=0", f"-artifact_prefix={corpus.parent}/"]
     options = [f"-seed={seed}", f"-max_len={_MAX_BYTES}", "-len_control=20", *limits]
     atheris.Setup([sys.argv[0], str(corpus), *options], run_one, custom_mutator=mutate)

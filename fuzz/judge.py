@@ -1,8 +1,8 @@
 """One input, one verdict: which exception, how long, how much memory.
 
-Memory is held by a limit on what the process may write to, set anew for each input, so an input that wants more ends
-in ``MemoryError``; time by a timer whose signal raises. What neither stops, an endless loop in C or a crash, is seen
-from outside: see :mod:`fuzz.run`.
+Memory is limited by a limit on the process's writable memory, set again for each input, so that an input that needs
+more ends in ``MemoryError``. Time is limited by a timer whose signal raises. Neither stops an endless loop in C or a
+crash, which is noticed from outside: see :mod:`fuzz.run`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pyspark_rocketmq.errors import RemoteProtocolError
 _PAGE_BYTES: Final = resource.getpagesize()
 _DATA_AND_STACK: Final = 5
 _ALLOCATOR_BYTES: Final = 4 << 20
-"""What allocators map beyond what is asked of them."""
+"""Memory that allocators map in addition to the requested memory."""
 
 
 class TookTooLong(BaseException):
@@ -43,7 +43,7 @@ class Finding:
 
     @property
     def place(self) -> str:
-        """What tells findings of different causes apart: the error and the line it came from."""
+        """The error and the line it came from, which distinguish findings with different causes."""
         lines = self.trace.strip().splitlines()
         at = [line.strip() for line in lines if line.lstrip().startswith("File ")]
         return f"{lines[-1][:60]} {at[-1] if at else ''}"
@@ -88,7 +88,7 @@ def _deadline(target: Target) -> Iterator[None]:
         raise TookTooLong(f"more than {target.max_seconds:g} s")
 
     before = signal.signal(number, expired)
-    # Another's timer, such as that of a test run, goes on afterwards.
+    # Another timer, such as that of a test run, continues afterwards.
     others = signal.setitimer(timer, target.max_seconds)
     try:
         yield
@@ -103,7 +103,7 @@ def _memory(target: Target) -> Iterator[None]:
     # Not the address space: malloc reserves 64 MiB of it for each thread and uses some kilobytes.
     before = resource.getrlimit(resource.RLIMIT_DATA)
     limit = _writable_bytes() + target.max_memory_bytes + _ALLOCATOR_BYTES
-    # Arrow's own pools keep what they once had; only malloc gives it back, so that the next input's limit is right.
+    # Arrow's own pools keep their memory; only malloc releases it, so that the next input's limit is right.
     pool = pa.default_memory_pool()
     pa.set_memory_pool(pa.system_memory_pool())
     resource.setrlimit(resource.RLIMIT_DATA, (limit, before[1]))

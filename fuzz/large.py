@@ -1,7 +1,7 @@
-"""Inputs of nearly the longest frame: what each decoder takes of memory for the most that a peer can send at once.
+"""Inputs of nearly the longest frame: the memory that each decoder needs for the most a peer can send at once.
 
-Mutation stays with small inputs, or it would try few; here is one input of each kind that costs most. Only the decoding
-is measured, not what a target compares afterwards.
+Mutation uses small inputs, because it could try only few large ones; this module has one input of each of the most
+expensive kinds. Only the decoding is measured, without a target's comparisons.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _ROOM: Final = MAX_FRAME_LENGTH - 1024
 _PIECE: Final = 64 * 1024
 _MAX_SECONDS: Final = 30.0
 COLUMNS_MEMORY_BYTES: Final = 8 * MAX_FRAME_LENGTH
-"""Of messages as columns: a row has a hundred bytes beside what was sent, and a message may have ninety-one."""
+"""Limit for messages as columns: a row adds a hundred bytes to the message, which may have only ninety-one."""
 OBJECTS_MEMORY_BYTES: Final = 20 * MAX_FRAME_LENGTH
-"""Of messages as objects, which are made of answers to look-ups and checks only: a property of five bytes is two texts."""
+"""Limit for messages as objects, made only from answers to look-ups and checks: a property of five bytes is two texts."""
 EXPANDED_MEMORY_BYTES: Final = 2 * (128 << 20) + MAX_MEMORY_BYTES
-"""Of compressed messages: 128 MiB is what 32 messages of 4 MiB legally expand to, once decompressed and once as a column."""
+"""Limit for compressed messages: 32 messages of 4 MiB may expand to 128 MiB, once decompressed and once as a column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Large:
-    """An input, and who decodes it."""
+    """An input and its decoder."""
 
     name: str
     data: Callable[[], bytes]
@@ -54,7 +54,7 @@ class Large:
 
 
 def judge_large(case: Large) -> Finding | None:
-    """Decode once, small inputs first, so that what is loaded and cached does not count."""
+    """Decode once, after small inputs, so that loading and caching do not count."""
     data = case.data()
     target = Target(
         name=f"large {case.name}",
@@ -65,7 +65,7 @@ def judge_large(case: Large) -> Finding | None:
     )
     judge(target, data[: 64 * 1024])
     gc.collect()
-    # What malloc kept of earlier cases would be used without being seen.
+    # Memory that malloc kept from earlier cases would be used without being counted.
     ctypes.CDLL(None).malloc_trim(0)
     return judge(target, data)
 
@@ -74,7 +74,7 @@ def judge_large(case: Large) -> Finding | None:
 
 
 def _feed(stream: bytes) -> None:
-    """As a connection does it: piece by piece, and commands are gone before the next come."""
+    """Feed a decoder like a connection: piece by piece, with commands dropped before the next ones."""
     decoder, view = FrameDecoder(), memoryview(stream)
     for at in range(0, len(stream), _PIECE):
         decoder.feed(view[at : at + _PIECE])
@@ -174,7 +174,7 @@ def _decode_messages(body: bytes) -> object:
 
 
 def _repeated(**changes: Any) -> Callable[[], bytes]:
-    """As many of the message as fit."""
+    """Repeat the message as often as it fits."""
 
     def data() -> bytes:
         message = encode_stored_message(replace(_MESSAGE, **changes))

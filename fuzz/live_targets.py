@@ -1,7 +1,7 @@
 """Conversations: foreign bytes for the simulator's servers, and foreign answers for our client's connections.
 
-Whatever comes, a server goes on serving others and logs no exception of its own, and a caller of the client gets a
-value or an error of ours.
+For every input, a server must continue to serve others without logging an exception, and a caller of the client
+must get a value or an error of this package.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from pyspark_rocketmq.wire.requests.pull import PullRequest
 _CLOCK: Final = SystemClock()
 _CONVERSATION_S: Final = 60.0
 _TURNS_PER_SERVER: Final = 2000
-"""A simulator is made anew after so many inputs, because it keeps what it is told."""
+"""Number of inputs after which a new simulator is started, because it keeps data from them."""
 _THREADS_BYTES: Final = 4 * (8 << 20)
-"""The stacks of the threads that a conversation begins, of which next to nothing is used."""
+"""Stacks of the threads that a conversation starts, of which very little is used."""
 _LINGER: Final = struct.pack("ii", 1, 0)
 
 
 class _Errors(logging.Handler):
-    """Keeps what was logged as an error: nothing that a peer sends deserves that."""
+    """Keeps logged errors: no input from a peer may cause one."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -49,7 +49,7 @@ class _Errors(logging.Handler):
         self.records.append(logging.Formatter().format(record))
 
     def check(self) -> None:
-        """Raise what was kept."""
+        """Raise an error if any was kept."""
         records, self.records = self.records, []
         assert not records, records[0]
 
@@ -71,7 +71,7 @@ class ServerTarget:
         self._turns = 0
 
     def run(self, data: bytes) -> None:
-        """Send ``data``, read until the server has done with it, and ask it something as another client."""
+        """Send ``data``, read until the server has processed it, and query the server as another client."""
         server = self._server()
         with _connect(server) as connected, suppress(ConnectionError):  # it may refuse before it has read all
             connected.sendall(data)
@@ -108,13 +108,13 @@ class ServerTarget:
 def _connect(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     connected = socket.create_connection((host, int(port)), timeout=_CONVERSATION_S)
-    # No TIME_WAIT: thousands of connections a second would use up the ports.
+    # Avoid TIME_WAIT: thousands of connections per second would use up the ports.
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
     return connected
 
 
 class ClientTarget:
-    """A server that answers whatever it is asked with the input; ``converse`` is the client's side."""
+    """A server that answers every request with the input; ``converse`` is the client's side."""
 
     def __init__(self, converse: Callable[[TcpTransport], None]) -> None:
         self._converse = converse

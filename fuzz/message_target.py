@@ -1,4 +1,4 @@
-"""Answers to pulls, decoded message by message and as columns: the two must see the same."""
+"""Answers to pulls, decoded message by message and as columns: both results must agree."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_messages(data: bytes) -> None:
 
 
 def _check_in_turn(data: bytes, columns: pa.RecordBatch | None) -> None:
-    """What cannot be decoded at once is decoded in turn, with nothing but what cannot be decoded in other places."""
+    """Check that data which cannot be decoded at once can be decoded in turn, except for the undecodable parts."""
     parts = list(decode_in_turn([data], _BROKER))
     batches = [part for part in parts if not isinstance(part, Undecodable)]
     undecodable = [part for part in parts if isinstance(part, Undecodable)]

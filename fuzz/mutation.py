@@ -1,4 +1,4 @@
-"""Changing inputs a little: what a coverage-guided engine does not think of by itself in a binary protocol."""
+"""Small changes of inputs that a coverage-guided engine does not find by itself in a binary protocol."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 from typing import Final
 
 INFLATED_BYTES: Final = 1 << 20
-"""Size of inputs that repeat a part many times: they show what is quadratic, or takes memory by announcement."""
+"""Size of inputs that repeat a part many times: they reveal quadratic time, and memory allocated on announcement."""
 
 _NUMBERS: Final = (
     0,
@@ -81,7 +81,7 @@ class Mutator:
         return bytes(changed)
 
     def inflated(self, data: bytes) -> bytes:
-        """A part of ``data`` so often in its place that the whole has ``inflated_bytes``."""
+        """Repeat a part of ``data`` in its place until the whole has ``inflated_bytes``."""
         start, end = self._range(bytearray(data), most=64)
         part = data[start:end] or b"["
         times = max(1, (self._inflated_bytes - len(data)) // len(part))

@@ -1,4 +1,4 @@
-"""Connections that come and go in every way there is, ten thousand of them: what is left of them must be nothing."""
+"""Ten thousand connections that open and end in every possible way: nothing may be left of them."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _PULL: Final = PullRequest(consumer_group="G", queue=MessageQueue("T", "b", 0), 
 
 
 class Countable(Protocol):
-    """What may be left behind."""
+    """Resources that may be left behind."""
 
     def is_at_most(self, before: Self) -> bool:
-        """Whether nothing was added; others, such as a broker that closes an idle connection, may have taken away."""
+        """Whether nothing was added; some may be gone, for example if a broker closed an idle connection."""
         ...
 
 
@@ -45,7 +45,7 @@ _HeldT = TypeVar("_HeldT", bound=Countable)
 
 
 class Held(NamedTuple):
-    """What a process holds that a connection may leave behind."""
+    """Resources of a process that a connection may leave behind."""
 
     sockets: int
     threads: int
@@ -58,7 +58,7 @@ class Held(NamedTuple):
         return cls(sum(link.startswith("socket:") for link in links), threading.active_count())
 
     def is_at_most(self, before: Held) -> bool:
-        """As :meth:`Countable.is_at_most`."""
+        """Implement :meth:`Countable.is_at_most`."""
         return self.sockets <= before.sockets and self.threads <= before.threads
 
 
@@ -70,7 +70,7 @@ def _target(entry: Path) -> str:
 
 
 class Calls:
-    """Requests under way on one channel, each of which must be called back once, whatever becomes of the channel."""
+    """Pending requests on one channel, each of which must be called back once, whatever happens to the channel."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -106,7 +106,7 @@ class _Server:
         (b"SSH-2.0-OpenSSH_9.6\r\n", False),
         (_ANSWER * 3, True),
     )
-    """What is answered, and whether a reset follows instead of an end."""
+    """Answers, each with whether a reset follows instead of a normal end."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
@@ -135,7 +135,7 @@ class _Server:
 
 
 def ask(address: str, *others: RemotingCommand) -> None:
-    """Ask something, with other requests under way, and leave."""
+    """Send a request, with other requests pending, and disconnect."""
     channel = Channel(TcpTransport.connect(address, SOON_S), _CLOCK)
     calls = Calls(channel)
     try:
@@ -147,7 +147,7 @@ def ask(address: str, *others: RemotingCommand) -> None:
 
 
 def ask_from_threads(address: str) -> None:
-    """Several threads wait on one connection."""
+    """Send requests from several threads on one connection."""
     channel = Channel(TcpTransport.connect(address, SOON_S), _CLOCK)
     outcomes: list[object] = []
 
@@ -169,7 +169,7 @@ def ask_from_threads(address: str) -> None:
 
 
 def come_and_go(address: str) -> None:
-    """Connect, ask nothing."""
+    """Connect without sending a request."""
     Channel(TcpTransport.connect(address, SOON_S), _CLOCK).close()
 
 
@@ -206,13 +206,13 @@ def reconnect(count: int) -> tuple[Held, Held]:
 
 
 def tls_to_plain() -> Callable[[str], object]:
-    """A client that begins a handshake."""
+    """Make a client that begins a handshake."""
     tls = TlsConnector(verify_certificate=False)
     return lambda address: tls.connect(address, SOON_S)
 
 
 def settled(held: Callable[[], _HeldT], before: _HeldT) -> _HeldT:
-    """What is held once the threads and connections that are just ending have ended."""
+    """Return the held resources after ending threads and connections are gone."""
     deadline = Deadline.after(_CLOCK, _SETTLE_S)
     pause = threading.Event()
     while not (now := held()).is_at_most(before) and not deadline.has_passed:

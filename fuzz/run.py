@@ -1,4 +1,4 @@
-"""One target in a process of its own, watched from outside: what crashes or hangs it for good is a finding too."""
+"""One target in its own process, watched from outside, so that crashes and hangs are findings too."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FOLDER: Final = ROOT / ".cache" / "fuzz"
 CURRENT: Final = "current"
 RESULT: Final = "result.json"
 _STUCK_S: Final = 300.0
-"""Seconds with one input after which nothing inside the process can end it any more."""
+"""Seconds with one input after which the process can no longer end it from inside."""
 _POLL_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one target's run came to."""
+    """The outcome of one target's run."""
 
     target: str
     engine: str
@@ -37,14 +37,14 @@ class Outcome:
 
     @property
     def inputs_per_s(self) -> float:
-        """Inputs by the seconds they took, the start of the process left out."""
+        """Inputs per second, without the start of the process."""
         return self.inputs / self.seconds if self.seconds else 0.0
 
 
 def run_target(name: str, *, seconds: float, seed: int, is_blind: bool) -> Outcome:
     """Fuzz ``name`` for ``seconds`` in a child process and wait for it."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    # Of its own: two runs at a time must not write into each other's files.
+    # A separate folder, since two simultaneous runs must not write into each other's files.
     with TemporaryDirectory(prefix=f"{name}-", dir=FOLDER) as folder:
         return _run_in(Path(folder), name, seconds, seed, is_blind=is_blind)
 
@@ -83,7 +83,7 @@ def _run_in(work: Path, name: str, seconds: float, seed: int, *, is_blind: bool)
 
 
 def _wait(child: subprocess.Popen[bytes], current: CurrentInput) -> bool:
-    """Wait for the end; True if one input took longer than anything inside could have allowed."""
+    """Wait for the end; return True if one input took longer than the limits inside allow."""
     seen, since_s = 0, time.monotonic()
     while True:
         try:

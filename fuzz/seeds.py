@@ -1,4 +1,4 @@
-"""Valid inputs to begin with: what Java's programs sent one another (``tests/golden``), cut to the part in question."""
+"""Valid initial inputs: recordings of Java's programs (``tests/golden``), cut to the relevant parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.helpers.golden import golden, recorded_commands
 from tests.helpers.stored_messages import encode_stored_message
 
 _MAX_BYTES: Final = 1 << 15
-"""Larger recordings only slow the search down."""
+"""Maximum size of a seed: larger recordings only slow down the search."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Thousands of connections to a simulated broker, most of them broken on the way: neither side may keep anything of them."""
+"""Thousands of connections to a simulated broker, most of which break: neither side may keep anything of them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _HELD_PULL: Final = RemotingCommand(
 
 
 class HeldByBoth(NamedTuple):
-    """What the process holds, in which both sides are, and what the broker knows of its clients."""
+    """Resources of the process, which contains both sides, and the broker's state of its clients."""
 
     process: Held
     connections: int
@@ -84,7 +84,7 @@ class HeldByBoth(NamedTuple):
         return cls(Held.now(), cluster.connections(_BROKER), cluster.held_pulls(), members)
 
     def is_at_most(self, before: HeldByBoth) -> bool:
-        """As :meth:`fuzz.reconnects.Countable.is_at_most`."""
+        """Implement :meth:`fuzz.reconnects.Countable.is_at_most`."""
         known, at_first = self[1:], before[1:]
         return self.process.is_at_most(before.process) and all(map(operator.le, known, at_first))
 
@@ -123,12 +123,12 @@ def reconnect_to_simulator(count: int) -> tuple[HeldByBoth, HeldByBoth]:
 
 
 def _consume(address: str) -> None:
-    """A member of a group leaves without a word while the broker holds its pull."""
+    """Leave a group without unregistering while the broker holds the member's pull."""
     ask(address, _HEARTBEAT, _HELD_PULL)
 
 
 def _reset(address: str) -> None:
-    """Half a frame, then a reset."""
+    """Send half a frame, then reset the connection."""
     host, _, port = address.rpartition(":")
     with suppress(ConnectionError), socket.create_connection((host, int(port)), timeout=SOON_S) as connected:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

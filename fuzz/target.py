@@ -1,4 +1,4 @@
-"""What can be fuzzed: a function of bytes, and bytes to begin with."""
+"""Fuzz targets: a function of bytes, and initial inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH
 
 MAX_MEMORY_BYTES: Final = 2 * MAX_FRAME_LENGTH
-"""What one input may cost in memory, its own bytes not counted."""
+"""Maximum memory for one input, without its own bytes."""
 
 Repair = Callable[[bytes], bytes]
 
@@ -22,7 +22,7 @@ def as_it_is(data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One entrance for foreign bytes.
+    """One entry point for foreign bytes.
 
     ``run`` returns for a value, raises ``RemoteProtocolError`` for a refusal; whatever else it raises is a finding,
     and it makes its own assertions (two decoders agree, what was read can be written and read again).
@@ -33,14 +33,14 @@ class Target:
     seeds: Callable[[], Iterable[bytes]]
     """Valid inputs, recorded from Java where there are any."""
     repair: Repair = as_it_is
-    """Makes outer lengths right again, so that a change of the inside is seen by the inside."""
+    """Corrects the outer lengths, so that a change reaches the inner decoders."""
     max_memory_bytes: int = MAX_MEMORY_BYTES
     max_seconds: float = 2.0
     """Processor time for one input of at most 1 MiB; real time if it is a conversation."""
     is_conversation: bool = False
-    """Runs over sockets, with threads: the clock on the wall counts, and inputs stay small."""
+    """True if it runs over sockets, with threads: real time counts, and inputs stay small."""
     close: Callable[[], object] = lambda: None
-    """Ends what ``run`` has started on its first call."""
+    """Stops everything that ``run`` started on its first call."""
 
 
 def with_frame_lengths(data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The pure decoders: each input is decoded, and what came out is held against a second way to the same value."""
+"""The pure decoders: each input is decoded, and the result compared with a second way to the same value."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _LARGE_BYTES: Final = 1 << 16
 
 
 def _run_frames(data: bytes) -> None:
-    """The first byte says into which pieces the rest is cut: the outcome must not depend on it."""
+    """Cut the input into pieces of a size given by its first byte: the outcome must not depend on it."""
     stream = data[1:]
     step = (1 + data[0] % 64) * (1 + len(stream) // 4096) if data else 1
     whole = _outcome(stream, max(1, len(stream)))
@@ -135,7 +135,7 @@ def _run_json(data: bytes) -> None:
 
 @cache
 def _body_decoders() -> tuple[Callable[[bytes], object], ...]:
-    """Every ``decode_…(body)`` of the wire: a new body is fuzzed because it is there."""
+    """Return every ``decode_…(body)`` of the wire, so that new bodies are fuzzed automatically."""
     modules = [import_module(info.name) for info in pkgutil.walk_packages(wire.__path__, f"{wire.__name__}.")]
     found = {
         name: function
@@ -155,7 +155,7 @@ def _run_bodies(data: bytes) -> None:
 
 
 def _run_topic_stats(data: bytes) -> None:
-    """The regular expression must not read anything that the JSON reader reads otherwise."""
+    """Check that the regular expression reads nothing differently from the JSON reader."""
     fast = topic_stats._decode_as_java_writes(data)  # noqa: SLF001 - both ways, one against the other
     stats = topic_stats._decode_any_form(data)  # noqa: SLF001
     assert fast is None or fast == stats
@@ -202,8 +202,8 @@ WIRE_TARGETS: Final = (
         run=run_messages,
         seeds=seeds.pull_bodies,
         repair=with_total_sizes,
-        # What bodies may expand to, as columns, as messages and as values that are compared; what decoding alone takes is
-        # seen by ``fuzz.large``.
+        # Memory of expanded bodies as columns, as messages and as compared values; ``fuzz.large`` measures only the
+        # decoding.
         max_memory_bytes=MAX_MEMORY_BYTES + 3 * MAX_EXPANDED_BYTES,
     ),
     Target(name="properties", run=_run_properties, seeds=seeds.properties),
