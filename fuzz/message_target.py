@@ -33,7 +33,7 @@ def run_messages(data: bytes) -> None:
 
 
 def _check_in_turn(data: bytes, columns: pa.RecordBatch | None) -> None:
-    """Check that data which cannot be decoded at once can be decoded in turn, except for the undecodable parts."""
+    """Check decoding in turn: it gives the same as decoding at once, or finds what cannot be decoded."""
     parts = list(decode_in_turn([data], _BROKER))
     batches = [part for part in parts if not isinstance(part, Undecodable)]
     undecodable = [part for part in parts if isinstance(part, Undecodable)]

@@ -155,7 +155,7 @@ class QueryMonitor(StreamingQueryListener):
     def watch(self, spark: SparkSession, consumer: PushConsumer | None = None) -> None:
         """Listen to the queries of ``spark``, and to ``consumer``, which must not be started yet.
 
-        Call this once for each consumer; the monitor registers only once with a session.
+        Call this once for each consumer. The monitor listens to the session of the first call.
 
         Raises:
             OptionError: If the consumer's configuration is wrong.

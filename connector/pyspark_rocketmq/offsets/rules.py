@@ -160,7 +160,10 @@ def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[
 
 
 def apply_passed(before: Rows, passed: Mapping[MessageQueue, Passed]) -> Change[None]:
-    """Remember the messages before positions, where the epoch is still the same and nothing was consumed."""
+    """Remember the messages before positions, for rows of the same epoch that no batch has moved since.
+
+    A lost message is remembered even if a batch has moved the row.
+    """
     known = {
         queue: _with(row, last_message=newer(row.state.last_message, each.last_message))
         for queue, each in passed.items()

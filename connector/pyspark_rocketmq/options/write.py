@@ -1,4 +1,4 @@
-"""Every option of writing with ``format("rocketmq")``, declared once, as :mod:`.read` does for reading."""
+"""Every option of writing with ``format("rocketmq")``, declared once, like those of reading in ``read``."""
 
 from __future__ import annotations
 
