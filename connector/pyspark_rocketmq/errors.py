@@ -60,7 +60,7 @@ class RocketMQError(Exception):
 
 
 class OptionError(RocketMQError, ValueError):
-    """One or more options are wrong, unknown or at odds; ``problems`` holds a sentence for each.
+    """One or more options are wrong, unknown or in conflict; ``problems`` holds one sentence for each.
 
     Do: Correct them.
     """
@@ -101,7 +101,7 @@ class RemoteProtocolError(WireError):
 
 
 class TransportError(RocketMQError):
-    """A connection could not do its work; trying again may help."""
+    """A connection failed; trying again may help."""
 
     retryable: ClassVar[bool] = True
 
@@ -145,7 +145,7 @@ class TlsFailed(ConnectFailed):
 class ChannelClosed(TransportError):
     """The connection ended while a request was under way.
 
-    Do: Nothing, if it passes; a server that wants TLS ends plain connections so.
+    Do: Nothing, if it passes; a server that requires TLS closes plain connections in this way.
     """
 
     def __str__(self) -> str:
@@ -173,9 +173,9 @@ class RequestTimeout(TransportError):
 
 
 class WrongBroker(TransportError):
-    """Another broker answers at a broker's address: they have restarted and changed addresses.
+    """Another broker answers at a broker's address: brokers have restarted and exchanged addresses.
 
-    Do: Nothing, if it passes; else see whether two brokers announce one address (``brokerIP1``).
+    Do: Nothing, if it passes; else check whether two brokers announce the same address (``brokerIP1``).
     """
 
     def __str__(self) -> str:
@@ -188,7 +188,7 @@ class WrongBroker(TransportError):
 class BrokerError(RocketMQError):
     """The server answered with an error code that has no class of its own, such as SYSTEM_ERROR (1).
 
-    Do: Read its remark, which says why; a query that has worked before waits ([answers](answers.md)).
+    Do: Read its remark for the reason; a query that has worked before waits ([answers](answers.md)).
     """
 
     passes_later: ClassVar[bool] = True
@@ -221,7 +221,7 @@ class BrokerError(RocketMQError):
 class SystemBusy(BrokerError):
     """The server is overloaded for the moment (SYSTEM_BUSY, FLOW_CONTROL, SERVICE_NOT_AVAILABLE).
 
-    Do: Nothing, if it passes; else fewer ``pullsInFlight``.
+    Do: Nothing, if it passes; else lower ``pullsInFlight``.
     """
 
     retryable: ClassVar[bool] = True
@@ -237,7 +237,7 @@ class TopicNotFound(BrokerError):
 
 
 class BatchRefused(BrokerError):
-    """The cluster takes no batches of messages (SEND_BATCH_MESSAGE).
+    """The cluster does not accept batches of messages (SEND_BATCH_MESSAGE).
 
     Do: Set ``batchSend=false``.
     """
@@ -251,10 +251,10 @@ class BatchRefused(BrokerError):
 
 
 class MessageRefused(BrokerError):
-    """The broker does not take the message as it is: too large, a wrong property or delay (MESSAGE_ILLEGAL).
+    """The broker does not accept the message: too large, a wrong property or delay (MESSAGE_ILLEGAL).
 
-    Do: Read its remark; a size is bounded by the broker's ``maxMessageSize``, of a batch by ``batchBytes``
-    here.
+    Do: Read its remark; the broker's ``maxMessageSize`` limits the size, and ``batchBytes`` here that of a
+    batch.
     """
 
     passes_later: ClassVar[bool] = False
@@ -266,9 +266,9 @@ class MessageRefused(BrokerError):
 
 
 class WrongMessageType(MessageRefused):
-    """The topic takes messages of one type (NORMAL, FIFO, DELAY, TRANSACTION), and this one is of another.
+    """The topic accepts one type of messages (NORMAL, FIFO, DELAY, TRANSACTION), and this one has another.
 
-    Do: Send what the text says, or make a topic of another type
+    Do: Send the type that the text names, or create a topic of another type
     ([managed clusters](how-to/clouds.md#topics-of-one-message-type)).
     """
 
@@ -304,7 +304,7 @@ class TopicAway(TopicNotFound):
 
 
 class NameServerNotReady(BrokerError):
-    """A name server answered with an error that says nothing of the topic, as one does that has just started.
+    """A name server answered with an error that does not concern the topic; it may have just started.
 
     Do: Nothing, if it passes; else read the remark, and the name server's log.
     """
@@ -331,7 +331,7 @@ class NoPermission(BrokerError):
 class ConsumptionForbidden(NoPermission):
     """An operator has switched reading off for a broker, a topic or a group; a consumer waits, a read ends.
 
-    Do: Give it back: ``mqadmin updateTopicPerm``, ``updateSubGroup -s true``, or ``brokerPermission``.
+    Do: Allow it again: ``mqadmin updateTopicPerm``, ``updateSubGroup -s true``, or ``brokerPermission``.
 
     Source: ``PullMessageProcessor.processRequest``, ``ForbiddenType``.
     """
@@ -345,7 +345,7 @@ class ConsumptionForbidden(NoPermission):
 
 
 class GroupNotFound(BrokerError):
-    """The broker has no such consumer group and makes none (SUBSCRIPTION_GROUP_NOT_EXIST).
+    """The broker has no such consumer group and does not create it (SUBSCRIPTION_GROUP_NOT_EXIST).
 
     Do: Create it with ``mqadmin updateSubGroup``.
     """
@@ -359,14 +359,14 @@ class GroupNotFound(BrokerError):
 class ConsumerNotOnline(BrokerError):
     """The member is not connected to this broker or did not answer (CONSUMER_NOT_ONLINE, …_TIMEOUT).
 
-    Do: Ask a running one.
+    Do: Query a running member.
     """
 
     advice: ClassVar[str] = "Only a consumer that is running and connected to this broker can be asked."
 
 
 class ExpressionInvalid(BrokerError):
-    """The broker cannot make sense of the subscription's expression (SUBSCRIPTION_PARSE_FAILED).
+    """The broker cannot parse the subscription's expression (SUBSCRIPTION_PARSE_FAILED).
 
     Do: Correct it; SQL92 needs ``enablePropertyFilter=true`` at the broker.
     """
@@ -397,9 +397,9 @@ class OffsetNotFound(BrokerError):
 
 
 class SubscriptionNotLatest(BrokerError):
-    """The broker does not know the group's newest subscription (SUBSCRIPTION_NOT_EXIST, …_NOT_LATEST).
+    """The broker does not have the group's newest subscription (SUBSCRIPTION_NOT_EXIST, …_NOT_LATEST).
 
-    Do: Nothing; members must subscribe to the same.
+    Do: Nothing; all members must have the same subscriptions.
     """
 
     retryable: ClassVar[bool] = True
@@ -408,7 +408,7 @@ class SubscriptionNotLatest(BrokerError):
 
 
 class StaticTopic(RocketMQError):
-    """The topic's queues are mapped to brokers (``mqadmin updateStaticTopic``), which is not followed here.
+    """The topic's queues are mapped to brokers (``mqadmin updateStaticTopic``), which is not supported.
 
     Do: Use an ordinary topic.
     """
@@ -447,7 +447,7 @@ class NoWritableQueue(RocketMQError):
 
 
 class TooManySends(RocketMQError):
-    """Asynchronous sends wait for answers, and no more may be under way.
+    """The limit of asynchronous sends that wait for answers is reached.
 
     Do: Send less at once, or allow more ([producer](how-to/sending.md)).
     """
@@ -469,7 +469,7 @@ class TooManySends(RocketMQError):
 
 
 class RowNotSent(RocketMQError):
-    """Rows of a DataFrame are no messages, or were not acknowledged; rows before them may be stored.
+    """Rows of a DataFrame are not valid messages, or were not acknowledged; rows before them may be stored.
 
     Do: Correct the row that the text names; [writing](how-to/writing.md#delivery).
     """
@@ -489,10 +489,10 @@ class RowNotSent(RocketMQError):
 
 
 class DeadLetterRefused(RocketMQError):
-    """No broker takes a message that a group gives up; its queue waits, and nothing is lost.
+    """No broker accepts a message that a group gives up; its queue waits, and nothing is lost.
 
     Do: Remove what the error names: give the user the right to send to ``%RETRY%GROUP``, shorten the group's
-    name to 120 characters, send fewer properties; or pass the message by
+    name to 120 characters, send fewer properties; or skip the message with
     ``pyspark-rocketmq offsets skip``.
     """
 
@@ -539,7 +539,7 @@ class OffsetError(RocketMQError):
 
 
 class UndecodableMessage(OffsetError):
-    """A message is there, but its body cannot be decompressed, or its bytes are no message.
+    """A message is there, but its body cannot be decompressed, or its bytes are not a message.
 
     Do: Set ``undecodableMessages=keep``, or run ``pyspark-rocketmq offsets skip``
     ([how](listeners.md#messages-that-cannot-be-decoded)).
@@ -614,7 +614,7 @@ class LogTailLost(DataLoss):
 
 
 class OffsetsBeganAgain(DataLoss):
-    """Other messages are under offsets that were consumed.
+    """Consumed offsets belong to other messages now.
 
     Do: As for ``DataLoss``.
     """
@@ -678,10 +678,10 @@ class QueueRemoved(DataLoss):
 
 
 class DamagedOffsets(OffsetError):
-    """Other means changed a text of an offset row: ``put_back``, ``last_message`` or ``shown``.
+    """Another program changed a text of an offset row: ``put_back``, ``last_message`` or ``shown``.
 
-    Do: Stop the group, set that column of the row to NULL, start again: attempts or the newest message are
-    forgotten, the offset is not.
+    Do: Stop the group, set that column of the row to NULL, start again: this clears attempts or the newest
+    message, and keeps the offset.
     """
 
     def __init__(self, column: str, text: str) -> None:
@@ -698,9 +698,9 @@ class DamagedOffsets(OffsetError):
 
 
 class OffsetRegressed(OffsetError):
-    """Progress would go back without a reset: other means changed the row.
+    """Progress would go back without a reset: another program changed the row.
 
-    Do: Read what the text says of the queue.
+    Do: Follow the text's advice for the queue.
     """
 
 
@@ -714,9 +714,9 @@ class OffsetCommitConflict(OffsetError):
 
 
 class SinkConflict(OffsetError):
-    """The sink's table was changed so that the batch cannot be added, RESTORE above all.
+    """The sink's table was changed, usually by RESTORE, so that the batch cannot be added.
 
-    Do: Run what the text says;
+    Do: Run the command in the text;
     [guarantees](guarantees.md#the-sink-is-deleted-replaced-or-restored-to-an-earlier-version).
     """
 
@@ -731,25 +731,25 @@ class SinkMoved(SinkConflict):
 
 
 class SinkSetBack(SinkConflict):
-    """The sink was deleted, replaced or set back: it lacks rows of messages that the group has passed.
+    """The sink was deleted, replaced or restored: it lacks rows of messages that the group has passed.
 
-    Do: Put it back, or choose [one of three ways](sinks.md#a-sink-that-has-lost-rows).
+    Do: Bring it back, or choose [one of three ways](sinks.md#a-sink-that-has-lost-rows).
     """
 
 
 class OffsetStoreUnavailable(OffsetError):
     """The storage of the offset table does not answer; trying again may help.
 
-    Do: Look at the storage.
+    Do: Check the storage.
     """
 
     retryable: ClassVar[bool] = True
 
 
 class BrokerOffsetUnavailable(OffsetError):
-    """A broker did not report a group's offset, or did not take one: the queue cannot be begun.
+    """A broker did not return or did not store a group's offset: the queue cannot be started.
 
-    Do: Look at the broker.
+    Do: Check the broker.
     """
 
     retryable: ClassVar[bool] = True
