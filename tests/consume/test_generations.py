@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_rocketmq.consume.generations import (
+    NO_BOUNDARIES,
+    Boundaries,
     LastMessage,
     LogChange,
     NextGeneration,
@@ -160,7 +162,9 @@ def test_the_next_generation_begins_with_the_change_or_where_somebody_wants_it(
     standing: Standing, bounds: tuple[int, int], change: LogChange | None, expected: NextGeneration | None
 ) -> None:
     """F4, F5: below the change the old generation goes on."""
-    assert next_generation(standing, QueueBounds(*bounds), change) == expected
+    found = next_generation(standing, QueueBounds(*bounds), change)
+
+    assert found == (expected and expected._replace(boundary=change and change.offset))
 
 
 def test_messages_are_kept_as_text() -> None:
@@ -233,6 +237,49 @@ def test_a_message_of_which_only_the_offset_is_known_is_not_pulled_again() -> No
     """F4: no other one could differ from it."""
     assert witnesses(unknown_message(9).to_text(), 10, first=0) == (None, None)
     assert witnesses("", 10, first=0) == (None, None)
+
+
+@pytest.mark.parametrize(("start", "before", "ahead"), [(0, None, 50), (50, None, 50), (51, 50, None)])
+def test_of_an_ending_generation_only_messages_before_its_end_are_witnesses(
+    start: int, before: int | None, ahead: int | None
+) -> None:
+    """F4: others have the places from there on."""
+    text = newer(at(50, 50).to_text(), at(99, 99).to_text())
+
+    found = witnesses(text, start, first=0, end=60)
+
+    assert [None if each is None else each.queue_offset for each in found] == [before, ahead]
+
+
+@pytest.mark.parametrize(
+    ("position", "count", "behind", "ahead"),
+    [
+        (9, 0, [8, 3], None),
+        (8, 0, [8, 3], None),
+        (7, 1, [3], 8),
+        (3, 1, [3], 8),
+        (2, 2, [], 3),
+        (0, 2, [], 3),
+    ],
+)
+def test_a_position_belongs_to_the_newest_generation_that_begins_at_or_below_it(
+    position: int, count: int, behind: list[int], ahead: int | None
+) -> None:
+    """F4, F5: the next one begins again at the first boundary above it."""
+    boundaries = NO_BOUNDARIES.begun(3, "first").begun(8, "second")
+
+    back, left, text = boundaries.back_to(position)
+
+    assert (back, [at for at, _ in left.behind], left.ahead) == (count, behind, ahead)
+    assert text == {0: None, 1: "second", 2: "first"}[count]
+    assert Boundaries.from_text(left.to_text()) == left
+
+
+@pytest.mark.parametrize("text", ["x", "1", "[1]", "[[1],2]", "[[[1]],2]", '[[["a","b"]],2]', '[[],"a"]'])
+def test_damaged_boundaries_are_refused(text: str) -> None:
+    """F4"""
+    with pytest.raises(DamagedOffsets):
+        Boundaries.from_text(text)
 
 
 @pytest.mark.parametrize(("start", "ahead"), [(0, 99), (51, 99), (99, 99), (100, None)])

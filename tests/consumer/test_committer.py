@@ -50,12 +50,14 @@ class RecordingStore(MemoryOffsetStore):
     def __init__(self, done: list[str]) -> None:
         super().__init__("committer-test", clock=FakeClock())
         self._done = done
+        self.commits: list[QueueCommit] = []
         self.claim(GROUP, "me", {QUEUE: 0})
 
     def commit(
         self, consumer_group: str, commits: Sequence[QueueCommit], *, query_id: str, batch_id: int
     ) -> CommitResult:
         self._done.append("offsets")
+        self.commits += commits
         return super().commit(consumer_group, commits, query_id=query_id, batch_id=batch_id)
 
     @property
@@ -259,6 +261,7 @@ def test_a_queue_where_a_task_met_another_log_is_looked_at_before_more_of_it_is_
 
     row = batch.store.row
     assert (row.next_offset, row.epoch, row.was_reset_by_operator) == (7, 2, False)
+    assert [each.is_shown for each in batch.store.commits] == [False]
     assert f"the queue is looked at before more of it is read group={GROUP} {QUEUE}" in caplog.text
 
 

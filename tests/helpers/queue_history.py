@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pyspark_rocketmq.consume.generations import LastMessage, shows_another_log
+from pyspark_rocketmq.consume.generations import LastMessage, remembered, shows_another_log
 from pyspark_rocketmq.consume.planning import ReadLimits, plan_ranges
 from pyspark_rocketmq.consumer import commit as commit_module
 from pyspark_rocketmq.consumer.commit import BatchCommitter
@@ -119,8 +119,8 @@ class Log(MessageLookup):
             self.clock_ms = max(0, self.clock_ms - by_ms)
 
     def expire(self, count: int) -> None:
-        """Remove the oldest messages."""
-        gone = min(count, len(self.messages))
+        """Remove the oldest messages but one: an empty queue has nothing to compare with, as the page says."""
+        gone = min(count, max(0, len(self.messages) - 1))
         self.first += gone
         del self.messages[:gone]
 
@@ -248,6 +248,8 @@ class History:
         self.random = random.Random(seed)
         self.log = Log()
         self.sink = HistorySink()
+        self.is_log_unseen = False
+        """Whether the topic was made again and no planner has looked since."""
         self.brokers = FakeBrokerOffsets()
         self.clock = FakeClock()
         self.store = HistoryStore("history", clock=self.clock)
@@ -366,6 +368,7 @@ class History:
             self.view.updated_ms[A0] = self.log.messages[-1].store_timestamp
         snapshot = self.view.snapshot()
         states = self.progress.read((), snapshot)
+        self.is_log_unseen = self.is_log_unseen and is_away
         bounds = {queue: snapshot.bounds[queue] for queue in states}
         plan = plan_ranges(bounds, states, limits=ReadLimits(), now_s=self.clock.now_s(), skip_gaps=True)
         return next(iter(self.progress.compose((), plan)), None)
@@ -381,8 +384,13 @@ class History:
         self.log.lose_end(count)
         at_broker = self.brokers.offsets.get(A0)
         if at_broker is not None and at_broker <= end and self.loses_store:
-            # Offsets of groups are lost with messages.
-            self.brokers.offsets[A0] = min(at_broker, self.log.bounds.max_offset)
+            # Offsets of groups are lost with messages: the broker has an earlier one.
+            end = self.log.bounds.max_offset
+            earlier = [each for each in (*self._shown(), at_broker) if each <= min(at_broker, end)]
+            if earlier:
+                self.brokers.offsets[A0] = max(earlier)
+            else:
+                del self.brokers.offsets[A0]
 
     def _make_anew(self, count: int) -> None:
         if self.random.random() < 0.5:
@@ -394,6 +402,7 @@ class History:
         if row is not None and row.next_offset and not self._is_comparable(row):
             return
         self.log.make_anew(2 * count)
+        self.is_log_unseen = True
         # Another member's offset that its broker keeps looks like one in the new log: the page names it.
         if self.loses_store or self.brokers.offsets.get(A0) not in self._shown():
             self.brokers.offsets.pop(A0, None)
@@ -403,7 +412,7 @@ class History:
 
         All may have expired, or a reset to the queue's first message may have nothing before it.
         """
-        if not row.state.last_message:
+        if not any(each.is_known for each in remembered(row.state.last_message)):
             return False
         was_put_there = row.was_reset_by_operator or row.was_followed
         return not was_put_there or row.next_offset > self.log.first
@@ -417,8 +426,9 @@ class History:
 
     def _expire(self, count: int) -> None:
         row = self.store.read(GROUP).get(A0)
-        # A group that has neither consumed nor passed over a message has none to compare with.
-        if row is not None and row.state.last_message:
+        # A group that has neither consumed nor passed over a message has none to compare with; nor has one whose
+        # remembered messages expire in a new log before it is looked at.
+        if row is not None and row.state.last_message and not self.is_log_unseen:
             self.log.expire(count // 2)
 
     def _restart(self, _: int) -> None:
@@ -429,7 +439,7 @@ class History:
         if A0 not in self.store.read(GROUP):
             return
         self._plan()
-        target = max(self._anywhere(count), self._lowest_reset())
+        target = self._anywhere(count)
         self.store.reset(GROUP, {A0: target})
         self._excuse_below(target)
         self._plan()
@@ -437,17 +447,10 @@ class History:
     def _reset_at_broker(self, count: int) -> None:
         """Move the group, which is away, as an operator with RocketMQ's tools."""
         self._away()
-        target = max(self._anywhere(count), self._lowest_reset())
+        target = self._anywhere(count)
         self.brokers.offsets[A0] = target
         self._excuse_below(target)
         self._back()
-
-    def _lowest_reset(self) -> int:
-        """Return the lowest offset for a reset that repeats no rows; the page names the excluded case."""
-        row = self.store.read(GROUP).get(A0)
-        if row is None or QueueGeneration(A0, row.generation) in self.sink.watermarks_by:
-            return 0
-        return min(row.next_offset, self.log.bounds.max_offset)
 
     def _java_member(self, count: int) -> None:
         """Let a Java member have the queue for a while."""

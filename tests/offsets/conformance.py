@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pyspark_rocketmq.consume.generations import Boundaries
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
@@ -261,6 +262,58 @@ class OffsetStoreConformance(PositionConformance):
         assert store.begin_generations(GROUP, {Q0: NewGeneration(1, 2)}) == {}
         assert store.read(GROUP)[Q0].generation == 0
 
+    def test_a_reset_before_a_generation_without_consumption_goes_back_to_the_one_before(
+        self, store: OffsetStore
+    ) -> None:
+        """F4, F5, H1: sinks have its rows under that number; up to the boundary it goes on there."""
+        store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
+        store.commit(
+            GROUP,
+            [committed(Q0, 9, last_message="[8,1,1]"), committed(Q1, 9, last_message="[8,1,1]")],
+            query_id="q",
+            batch_id=1,
+        )
+        store.begin_generations(GROUP, {Q0: NewGeneration(1, 7, 5), Q1: NewGeneration(1, 5)})
+        store.commit(GROUP, [committed(Q1, 6, epoch=2, last_message="[5,2,2]")], query_id="q", batch_id=2)
+
+        above = store.reset(GROUP, {Q0: 6})
+        below = store.reset(GROUP, {Q0: 3, Q1: 3})
+
+        assert (above[Q0].generation, above[Q0].state.last_message) == (1, "")
+        assert (below[Q0].generation, below[Q0].state.last_message) == (0, "[8,1,1]")
+        assert Boundaries.from_text(below[Q0].boundaries) == Boundaries(ahead=5)
+        assert (below[Q1].generation, below[Q1].state.last_message) == (1, "[5,2,2]")
+        again = store.begin_generations(GROUP, {Q0: NewGeneration(4, 5)})
+        assert (again[Q0].generation, Boundaries.from_text(again[Q0].boundaries).ahead) == (1, None)
+
+    def test_a_position_put_below_a_generation_at_the_broker_belongs_to_the_one_before(
+        self, store: OffsetStore
+    ) -> None:
+        """F4, F5: it is followed there, and not taken for one of the new log."""
+        store.claim(GROUP, "client-1", {Q0: 0}, at_brokers={Q0: 0})
+        store.commit(GROUP, [committed(Q0, 9, last_message="[8,1,1]")], query_id="q", batch_id=1)
+        store.begin_generations(GROUP, {Q0: NewGeneration(1, 5)})
+        store.claim(GROUP, "client-1", {Q0: 0}, at_brokers={Q0: 5})
+
+        row = store.claim(GROUP, "client-1", {Q0: 0}, at_brokers={Q0: 2})[Q0]
+
+        assert (row.next_offset, row.generation, row.was_followed) == (2, 0, False)
+        assert Boundaries.from_text(row.boundaries).ahead == 5
+
+    def test_a_sink_with_rows_of_a_generation_brings_a_row_back_that_was_set_before_it(
+        self, store: OffsetStore
+    ) -> None:
+        """H1: a kill between data and offsets, then a reset; the position stays."""
+        store.claim(GROUP, "client-1", {Q0: 0})
+        store.commit(GROUP, [committed(Q0, 9, last_message="[8,1,1]")], query_id="q", batch_id=1)
+        store.begin_generations(GROUP, {Q0: NewGeneration(1, 5)})
+        store.reset(GROUP, {Q0: 3})
+
+        row = store.note_sinks(GROUP, {Q0: SinkRecord(1, 7, "[6,2,2]")})[Q0]
+
+        assert (row.next_offset, row.generation, row.epoch, row.boundaries) == (3, 1, 4, "")
+        assert row.state.last_message == "[6,2,2]"
+
     def test_a_reset_under_an_epoch_moves_no_queue_of_another_one(self, store: OffsetStore) -> None:
         """C5, F4: a member's own, for messages that are gone."""
         store.claim(GROUP, "client-1", {Q0: 0, Q1: 0})
@@ -297,6 +350,8 @@ class OffsetStoreConformance(PositionConformance):
         store.commit(GROUP, [committed(Q0, 6, last_message="[5,2,2]")], query_id="q", batch_id=1)
         store.note_passed(GROUP, {Q0: Passed(1, "[5,3,3]")})
         assert store.read(GROUP)[Q0].state.last_message == "[5,2,2,4,1,1]"
+        store.note_passed(GROUP, {Q0: Passed(1, "[2,1,1]")})
+        assert store.read(GROUP)[Q0].state.last_message == "[5,2,2,4,1,1,2,1,1]"
 
     def test_what_only_a_sink_has_is_remembered_under_a_new_epoch(self, store: OffsetStore) -> None:
         """H10: it was killed between data and offsets; what the row knows already changes nothing."""

@@ -401,7 +401,7 @@ def _create_with(path: Path, configuration: dict[str, str]) -> None:
 
 # ------------------------------------------------------------------------------------------ tables of other r
 
-ADDED_SINCE = ("put_back", "statistics", "generation", "last_message", "shown", "sinks")
+ADDED_SINCE = ("put_back", "statistics", "generation", "last_message", "shown", "sinks", "boundaries")
 FIRST_SCHEMA = pa.schema([field for field in SCHEMA if field.name not in ADDED_SINCE])
 
 

@@ -124,6 +124,22 @@ def newer(one: str, other: str) -> str:
     return _to_text(_thinned((newest, *known)))
 
 
+def with_passed(text: str, passed: str) -> str:
+    """Return the text that remembers the newest message of ``text``, all of ``passed``, and others that fit.
+
+    These are of the same generation: the message before a position, the last one before the generation's end.
+    """
+    known, found = remembered(text), remembered(passed)
+    if not known or not found or found[0].queue_offset >= known[0].queue_offset:
+        for message in reversed(found):
+            text = newer(text, message.to_text())
+        return text
+    places = {each.queue_offset for each in found}
+    others = [each for each in known[1:] if each.queue_offset not in places]
+    kept = (*found, *others)[: _MOST_REMEMBERED - 1]
+    return _to_text((known[0], *sorted(kept, reverse=True)))
+
+
 class Witnesses(NamedTuple):
     """Messages consumed in a queue's generation; with them a task checks that the log is still the same."""
 
@@ -142,19 +158,77 @@ def shows_another_log(ahead: LastMessage, found: LastMessage | None, bounds: Que
     return ahead.queue_offset >= bounds.max_offset or found not in {None, ahead}
 
 
-def witnesses(text: str, start: int, *, first: int) -> Witnesses:
+def witnesses(text: str, start: int, *, first: int, end: int | None = None) -> Witnesses:
     """Return the witnesses for a range.
 
     Args:
         text: Text of the queue's row.
         start: Where the range begins.
         first: The queue's smallest offset.
+        end: Where the generation ends, if that is known: others have the places from there on.
     """
     lowest = max(first, start - _MOST_PULLED_AGAIN)
-    known = [each for each in remembered(text) if each.is_known and lowest <= each.queue_offset]
+    known = [
+        each
+        for each in remembered(text)
+        if each.is_known and lowest <= each.queue_offset and (end is None or each.queue_offset < end)
+    ]
     before = max((each for each in known if each.queue_offset < start), default=None)
     newest = max(known, default=None)
     return Witnesses(before, newest if newest is not None and newest.queue_offset >= start else None)
+
+
+class Boundaries(NamedTuple):
+    """Offsets where generations of a queue meet, while nothing is consumed in the newest one.
+
+    A position that is set back below them belongs to an earlier generation: its messages were consumed there,
+    and sinks have their rows under that number.
+    """
+
+    behind: tuple[tuple[int, str], ...] = ()
+    """Offset at which the row's generation began, and text of the one before; then those of earlier ones."""
+    ahead: int | None = None
+    """Offset at which the next generation begins again, once the position was set back below it."""
+
+    def begun(self, at: int, text: str) -> Boundaries:
+        """Return the boundaries of the next generation, which begins ``at``; ``text`` is the row's."""
+        return Boundaries(((at, text), *self.behind))
+
+    def back_to(self, position: int) -> tuple[int, Boundaries, str | None]:
+        """Return how many generations a position is behind, the boundaries and the row's text there.
+
+        The text is None where the generation stays the same.
+        """
+        passed = [at for at, _ in self.behind]
+        count = next((number for number, at in enumerate(passed) if position >= at), len(passed))
+        if not count:
+            return 0, self, None
+        ahead = min((*passed[:count], *([] if self.ahead is None else [self.ahead])))
+        return count, Boundaries(self.behind[count:], ahead), self.behind[count - 1][1]
+
+    def to_text(self) -> str:
+        """The text that an offset row keeps; empty without a boundary."""
+        return "" if self == NO_BOUNDARIES else json.dumps(self, separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, text: str) -> Boundaries:
+        """Read :meth:`to_text`.
+
+        Raises:
+            DamagedOffsets: If it is no such text.
+        """
+        if not text:
+            return NO_BOUNDARIES
+        try:
+            behind, ahead = json.loads(text)
+            return cls(
+                tuple((int(at), str(before)) for at, before in behind), None if ahead is None else int(ahead)
+            )
+        except (ValueError, TypeError, OverflowError, RecursionError):
+            raise DamagedOffsets("boundaries", text) from None
+
+
+NO_BOUNDARIES: Final = Boundaries()
 
 
 def is_loss(text: str) -> bool:
@@ -284,6 +358,8 @@ class NextGeneration(NamedTuple):
     """Whether somebody has put the group there since the change, so that it is no loss."""
     is_certain: bool = True
     """See ``LogChange.is_certain``."""
+    boundary: int | None = None
+    """Where the logs differ."""
 
 
 def next_generation(
@@ -313,9 +389,10 @@ def next_generation(
             max(start, within) if is_after else start,
             is_wanted=is_after or is_at_first,
             is_certain=is_certain,
+            boundary=start,
         )
     if position < start:
-        return NextGeneration(start, is_later=True, is_certain=is_certain)
+        return NextGeneration(start, is_later=True, is_certain=is_certain, boundary=start)
     if standing.was_reset:
-        return NextGeneration(within, is_wanted=True)
-    return NextGeneration(start, is_certain=is_certain)
+        return NextGeneration(within, is_wanted=True, boundary=start)
+    return NextGeneration(start, is_certain=is_certain, boundary=start)

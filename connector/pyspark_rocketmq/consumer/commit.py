@@ -21,7 +21,7 @@ from typing import Final, Protocol
 from pyspark.sql import DataFrame
 
 from pyspark_rocketmq.clock import Clock, SystemClock
-from pyspark_rocketmq.consume.generations import LastMessage
+from pyspark_rocketmq.consume.generations import remembered
 from pyspark_rocketmq.consume.metrics import RecentMetrics
 from pyspark_rocketmq.consumer.driver_hub import BatchEnd, DriverHub
 from pyspark_rocketmq.consumer.engine.output import QueueAck
@@ -274,7 +274,8 @@ class BatchCommitter:
             queue=ack.queue,
             state=ack.state,
             statistics=self._recent.add(ack.queue, ack.metrics, now_s),
-            is_shown=self._mirror is not None and ack.reset_to is None,
+            # A position in the log of before would stand for messages of the new one.
+            is_shown=self._mirror is not None and ack.reset_to is None and not ack.is_another_log,
             arrived=None if self._mirror is None else self._mirror.arrived(ack.queue),
             sinks=sinks,
         )
@@ -335,8 +336,11 @@ class BatchCommitter:
         row = self._rows.get(ack.queue)
         if ack.state.last_message or row is None:
             return ack.state.last_message
-        last = LastMessage.from_text(row.state.last_message)
-        return last.to_text() if last is not None and last.queue_offset < ack.state.next_offset else ""
+        below = (
+            each for each in remembered(row.state.last_message) if each.queue_offset < ack.state.next_offset
+        )
+        newest = next(below, None)
+        return "" if newest is None else newest.to_text()
 
     def _drop(self, part: Evaluated, moved: frozenset[MessageQueue]) -> None:
         for queue in sorted(moved.intersection(ack.queue for ack in part.acks)):

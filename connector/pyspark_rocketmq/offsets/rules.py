@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.consume.generations import LastMessage, is_loss, newer, unknown_message
+from pyspark_rocketmq.consume.generations import (
+    Boundaries,
+    LastMessage,
+    is_loss,
+    newer,
+    unknown_message,
+    with_passed,
+)
 from pyspark_rocketmq.consume.positions import from_text, resolve_start_offset, seen, since, to_text
 from pyspark_rocketmq.errors import OffsetError, OffsetRegressed
 from pyspark_rocketmq.model import MessageQueue, QueueState
@@ -137,16 +144,20 @@ def apply_begin_generations(
     """Begin the next generation of every queue in ``generations`` whose epoch is still the stored one."""
     _check_not_negative(consumer_group, {queue: new.next_offset for queue, new in generations.items()})
     begun = {
-        queue: _with(
-            _reset(before[queue], new.next_offset, now_s, SKIPPED)._replace(
-                generation=before[queue].generation + 1
-            ),
-            last_message="",
-        )
+        queue: _begun(before[queue], new, now_s)
         for queue, new in generations.items()
         if queue in before and before[queue].epoch == new.epoch
     }
     return Change({**before, **begun}, begun)
+
+
+def _begun(row: OffsetRow, new: NewGeneration, now_s: float) -> OffsetRow:
+    boundary = new.next_offset if new.boundary is None else new.boundary
+    boundaries = Boundaries.from_text(row.boundaries).begun(boundary, row.state.last_message)
+    # Its own boundaries are those of before, which do not take it back.
+    moved = _reset(row._replace(boundaries=""), new.next_offset, now_s, SKIPPED)
+    moved = moved._replace(generation=row.generation + 1, boundaries=boundaries.to_text())
+    return _with(moved, last_message="")
 
 
 def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[None]:
@@ -162,14 +173,18 @@ def apply_arrivals(before: Rows, arrived: Mapping[MessageQueue, int]) -> Change[
 def apply_passed(before: Rows, passed: Mapping[MessageQueue, Passed]) -> Change[None]:
     """Remember the messages before positions, for rows of the same epoch that no batch has moved since.
 
-    A lost message is remembered even if a batch has moved the row.
+    A lost message, and one below the newest that a row remembers, do not depend on that.
     """
     known = {
-        queue: _with(row, last_message=newer(row.state.last_message, each.last_message))
+        queue: _with(row, last_message=with_passed(row.state.last_message, each.last_message))
         for queue, each in passed.items()
         if (row := before.get(queue)) is not None
         and row.epoch == each.epoch
-        and (row.was_moved or is_loss(each.last_message))
+        and (
+            row.was_moved
+            or is_loss(each.last_message)
+            or _is_behind(each.last_message, row.state.last_message)
+        )
     }
     return Change({**before, **known}, None)
 
@@ -196,12 +211,18 @@ def _noted(row: OffsetRow, record: SinkRecord, now_s: float) -> OffsetRow:
     newest = record.last_message or unknown_message(record.next_offset - 1).to_text()
     if record.generation < row.generation:
         return row
+    if record.generation > row.generation and Boundaries.from_text(row.boundaries).ahead is not None:
+        # It was set back from there: what it is to consume again is in this sink already.
+        again = row._replace(generation=record.generation, boundaries="", updated_at_s=_whole_us(now_s))
+        return _with(again, epoch=row.epoch + 1, last_message=newest)
     if record.generation > row.generation:
-        moved = _moved(row, record.next_offset, NOTED)._replace(generation=record.generation)
+        moved = _moved(row._replace(boundaries=""), record.next_offset, NOTED)
+        moved = moved._replace(generation=record.generation)
         return _with(moved, epoch=row.epoch + 1, last_message=newest)._replace(updated_at_s=_whole_us(now_s))
     if not _is_behind(row.state.last_message, newest):
         return row
     merged = newer(row.state.last_message, newest)
+    row = _consumed_in(row)
     if row.was_reset or row.was_followed:
         # The group has consumed from that position, so it no longer means that the log was replaced.
         row = row._replace(batch_id=SKIPPED)
@@ -244,9 +265,20 @@ def _following(row: OffsetRow, at_broker: int | None, before: OffsetRow | None) 
 
 
 def _moved(row: OffsetRow, next_offset: int, batch_id: int) -> OffsetRow:
-    """Return the row at another offset, without what only holds for the previous one."""
-    state = QueueState(next_offset, row.epoch, last_message=row.state.last_message)
-    return row._replace(state=state, query_id="", batch_id=batch_id, sinks="")
+    """Return the row at another offset, in its generation, without what only holds for the previous one."""
+    count, boundaries, text = Boundaries.from_text(row.boundaries).back_to(next_offset)
+    state = QueueState(next_offset, row.epoch, last_message=row.state.last_message if text is None else text)
+    if text is not None and batch_id == FOLLOWED:
+        # Whoever put it there meant the messages before the boundary, so it is no offset of an old log.
+        batch_id = SKIPPED
+    return row._replace(
+        state=state,
+        query_id="",
+        batch_id=batch_id,
+        sinks="",
+        generation=row.generation - count,
+        boundaries=boundaries.to_text() if count else row.boundaries,
+    )
 
 
 def _claimed(row: OffsetRow, owner: str, now_s: float) -> OffsetRow:
@@ -277,6 +309,8 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
     is_to_be_shown = commit.is_shown and state.next_offset not in (from_text(row.shown) or ())
     if state._replace(last_message=last_message) == row.state and not is_to_be_shown:
         return row
+    if state.next_offset > row.next_offset:
+        row = _consumed_in(row)
     return row._replace(
         state=state._replace(last_message=newer(last_message, state.last_message)),
         query_id=query_id,
@@ -286,6 +320,12 @@ def _committed(row: OffsetRow, commit: QueueCommit, query_id: str, batch_id: int
         shown=_shown_with(row, commit),
         sinks=commit.sinks,
     )
+
+
+def _consumed_in(row: OffsetRow) -> OffsetRow:
+    """The row once a message of its generation is consumed: sinks have a watermark in it from now on."""
+    boundaries = Boundaries.from_text(row.boundaries)
+    return row._replace(boundaries=boundaries._replace(behind=()).to_text()) if boundaries.behind else row
 
 
 def _shown_with(row: OffsetRow, commit: QueueCommit) -> str:

@@ -94,6 +94,9 @@ class OffsetRow(NamedTuple):
     sinks: str = ""
     """Sinks of the batch that last moved the row, as JSON in the form of ``sinks.standing``. Empty without
     sinks, and after a reset or another member of the group has moved the row."""
+    boundaries: str = ""
+    """Offsets where the queue's generations meet, in the form of ``consume.generations.Boundaries``; empty
+    once a message of the newest one is consumed."""
 
     @property
     def next_offset(self) -> int:
@@ -175,6 +178,7 @@ STORED_FIELDS: Final = (
     StoredField("last_message", "last_message", "string", "", since=4),
     StoredField("shown", "shown", "string", "", since=4),
     StoredField("sinks", "sinks", "string", "", since=4),
+    StoredField("boundaries", "boundaries", "string", "", since=5),
 )
 """Stored fields in the order of the Delta table's columns, which follow those of group and queue."""
 PLAN_KEYS: Final = {field.name: field.in_plan for field in STORED_FIELDS if field.in_plan}
@@ -204,6 +208,8 @@ class NewGeneration(NamedTuple):
     epoch: int
     """Epoch stored when the queue was inspected; whoever claims or resets it since inspects it again."""
     next_offset: int
+    boundary: int | None = None
+    """Where the logs differ; ``next_offset`` if None. Somebody may have put the group behind it."""
 
 
 class SinkRecord(NamedTuple):

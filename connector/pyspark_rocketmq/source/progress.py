@@ -499,10 +499,8 @@ class GroupProgress:
         row = self._run_by.get(planned.queue)
         if row is None:
             return NO_WITNESSES
-        found = witnesses(row.state.last_message, planned.start, first=first)
-        # If a generation is known to end, other messages have the places behind its end.
-        is_ending = self._generations is not None and self._generations.end_of(planned.queue) is not None
-        return found._replace(ahead=None) if is_ending else found
+        end = None if self._generations is None else self._generations.end_of(planned.queue)
+        return witnesses(row.state.last_message, planned.start, first=first, end=end)
 
     def position(self, queue: MessageQueue, previous: Sequence[QueueRange]) -> int | None:  # noqa: ARG002
         """Return the queue's stored offset at the last look."""
@@ -584,7 +582,9 @@ def _is_sink_noted(before: OffsetRow, row: OffsetRow) -> bool:
     """Whether ``OffsetStore.note_sinks`` is the only change between two versions of a row."""
     state = before.state._replace(epoch=before.epoch + 1, last_message=row.state.last_message)
     batch_id = NOTED if row.batch_id == NOTED else before.batch_id
-    noted = before._replace(state=state, batch_id=batch_id, updated_at_s=row.updated_at_s)
+    noted = before._replace(
+        state=state, batch_id=batch_id, updated_at_s=row.updated_at_s, boundaries=row.boundaries
+    )
     return row == noted and row.state.last_message != before.state.last_message
 
 

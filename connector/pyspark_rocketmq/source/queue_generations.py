@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from pyspark_rocketmq.consume.generations import (
+    Boundaries,
     LastMessage,
     LogChange,
     NextGeneration,
     Standing,
     find_change,
     lost_message,
+    newer,
     next_generation,
     remembered,
 )
@@ -33,6 +35,7 @@ from pyspark_rocketmq.errors import (
     RocketMQError,
 )
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange
+from pyspark_rocketmq.offsets.rules import apply_passed
 from pyspark_rocketmq.offsets.store import NewGeneration, OffsetRow, OffsetStore, Passed
 from pyspark_rocketmq.source.cluster_view import Snapshot
 from pyspark_rocketmq.source.message_lookup import Found, MessageLookup
@@ -146,7 +149,7 @@ class QueueGenerations:
         waiting |= not_now
         self._note_ends(rows, suspects, known)
         beginnings = {
-            queue: NewGeneration(rows[queue].epoch, following.next_offset)
+            queue: NewGeneration(rows[queue].epoch, following.next_offset, following.boundary)
             for queue, following in known.items()
             if following is not None and not following.is_later
         }
@@ -156,6 +159,7 @@ class QueueGenerations:
         begun = self._store.begin_generations(self._group, beginnings) if beginnings else {}
         if passed:
             self._store.note_passed(self._group, passed)
+        noted = apply_passed({queue: rows[queue] for queue in passed}, passed).rows
         for queue, row in begun.items():
             logger.warning(
                 "offsets begin again, other messages are under them: the sink gets every one from here on "
@@ -176,7 +180,7 @@ class QueueGenerations:
             if queue not in reset and queue not in begun and queue not in waiting
         }
         self.waiting = waiting
-        return begun
+        return {**noted, **begun}
 
     def _note_ends(
         self,
@@ -208,7 +212,11 @@ class QueueGenerations:
         found: Mapping[MessageQueue, Found],
         snapshot: Snapshot,
     ) -> tuple[dict[MessageQueue, Passed], dict[MessageQueue, RocketMQError]]:
-        """Return the messages before the positions to which queues were moved, and why others are unknown."""
+        """Return the messages before the positions to which queues were moved, and why others are unknown.
+
+        Where a generation is about to end, also the last message before its end: ranges below it are compared
+        with that.
+        """
         messages = {queue: each.message for queue, each in found.items() if standings[queue].last is None}
         ahead = {
             queue: rows[queue].next_offset - 1
@@ -218,15 +226,24 @@ class QueueGenerations:
             and not standings[queue].is_in_place
             and each.bounds.min_offset < rows[queue].next_offset <= each.bounds.max_offset
         }
-        looked = self._lookup.look(ahead, snapshot.addresses) if ahead else {}
-        seen, waiting = sorted_out(looked, has_worked=True)
-        messages |= {queue: each.message for queue, each in seen.items()}
-        passed = {
-            queue: Passed(rows[queue].epoch, message.to_text())
-            for queue, message in messages.items()
-            if message is not None
+        ends = {
+            queue: end - 1
+            for queue, each in found.items()
+            if (end := self._ends.get(queue, 0)) > each.bounds.min_offset
+            and (last := standings[queue].last) is not None
+            and last.queue_offset >= end
+            and all(message.queue_offset != end - 1 for message in standings[queue].messages)
         }
-        return passed, waiting
+        texts = {queue: message.to_text() for queue, message in messages.items() if message is not None}
+        waiting: dict[MessageQueue, RocketMQError] = {}
+        for places in (ahead, ends):
+            looked = self._lookup.look(places, snapshot.addresses) if places else {}
+            seen, not_now = sorted_out(looked, has_worked=True)
+            waiting |= not_now
+            for queue, each in seen.items():
+                if each.message is not None:
+                    texts[queue] = newer(texts.get(queue, ""), each.message.to_text())
+        return {queue: Passed(rows[queue].epoch, text) for queue, text in texts.items()}, waiting
 
     def end_of(self, queue: MessageQueue) -> int | None:
         """Return the offset at which a queue's current generation ends; None if no end is known."""
@@ -268,8 +285,16 @@ class QueueGenerations:
             RocketMQError: If the broker was not reached.
         """
         queue = row.queue
-        following = next_generation(standing, found.bounds, self._change(queue, standing, found, snapshot))
+        change = self._change(queue, standing, found, snapshot)
+        ahead = Boundaries.from_text(row.boundaries).ahead
+        if ahead is not None and (change is None or ahead <= change.offset):
+            # Somebody has said once where to go on in this log.
+            change = LogChange(ahead)
+            standing = standing._replace(was_followed=standing.was_followed and standing.next_offset >= ahead)
+        following = next_generation(standing, found.bounds, change)
         if following is None or following.is_later or following.is_wanted:
+            return following
+        if ahead is not None and following.boundary == ahead:
             return following
         place = standing.place_to_look_at()
         if not following.is_certain:
