@@ -116,7 +116,7 @@ class RequestDispatcher:
 
 
 class _RequestQueue:
-    """A queue of requests, served by one thread that starts with the first: most channels never get one."""
+    """Requests of a channel's server, for one thread that the first one starts: most channels get none."""
 
     def __init__(self, serve: Callable[[RemotingCommand], None], name: str) -> None:
         self._serve = serve

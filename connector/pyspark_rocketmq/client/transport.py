@@ -40,7 +40,7 @@ class Renewed(Protocol):
     """Holds connections, locks, threads or counters that a child of ``fork()`` must not share."""
 
     def renew(self) -> None:
-        """Replace them in the child, before anything else runs there; take only new locks."""
+        """Replace what the child must not share, before anything else runs there; take only new locks."""
         ...
 
 

@@ -6,6 +6,9 @@ together with its watermarks in one commit, and only after that the offset store
 killed in between, the batch runs again and the sink drops the rows it has; the offsets are never ahead of the
 data.
 
+The epochs fence: before data is committed, parts are dropped that have a queue claimed or reset since the
+plan, and the offset store refuses commits under an older epoch.
+
 Parts that tasks hand over while the job runs, because queues were taken away, are committed at once in the
 same way on another thread: one commit after the other, and none during the commit of the batch's end
 (:mod:`~pyspark_rocketmq.consumer.driver_hub`).

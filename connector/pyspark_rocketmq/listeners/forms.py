@@ -234,8 +234,8 @@ def _form(listener: object, origin: _Origin) -> ListenerForm:
     is_async_listener = is_async(consume_message or listener) or inspect.isasyncgenfunction(listener)
     if is_async_listener and origin.is_orderly:
         raise _unusable(
-            f"{named(listener)} is an async def, which only a concurrent listener may be: an orderly one has "
-            "one call at a time"
+            f"{named(listener)} is an async def, which only a concurrent listener may be: register it with "
+            "orderly=False, or write a plain def"
         )
     if consume_message is not None:
         given = _parameters_given(listener)

@@ -338,8 +338,8 @@ class OutputColumns:
         unknown = set(names) - self.known
         if unknown:
             raise SchemaError(
-                f"emit() was given column(s) {', '.join(sorted(unknown))}, which the output schema does not "
-                f"have; it has {', '.join(self.names)}."
+                f"Output rows have column(s) {', '.join(sorted(unknown))}, which the output schema does not "
+                f"have; it has {', '.join(self.names)}. Correct the name, or add the column to output_schema."
             )
 
 

@@ -217,9 +217,9 @@ class PositionOptions(ConnectionOptions):
     starting_offsets_by_timestamp_strategy: NoMatchStrategy = read_option(
         "startingOffsetsByTimestampStrategy", one_of(NoMatchStrategy), NoMatchStrategy.LATEST
     ).doc(
-        "What to do with a queue without a message stored at or after its starting time: `latest`, begin "
-        "with the next one that comes, which is after that time, too, so that nothing is left out; or "
-        "`error`, Kafka's default, which finds times that lie in the future."
+        "What to do if a queue has no message stored at or after its starting time: `latest` begins with "
+        "the next message that comes, so nothing is left out; `error`, Kafka's default, ends the query, so "
+        "that a time in the future is noticed."
     )
     ending_offsets: QueuePositions | None = batch_option(
         "endingOffsets", parse_ending_offsets, None, default_text="latest"
@@ -230,8 +230,8 @@ class PositionOptions(ConnectionOptions):
     )
     ending_group: str | None = batch_option("endingGroup", resource_name("consumer group", 255), None).doc(
         "The group at whose committed offsets `endingOffsets=group` ends: what it has consumed is read. "
-        "As `startingGroup`, which may be another group; of queues for which it has no offset, or stands "
-        "before the beginning, nothing is read."
+        "Its offsets are found as those of `startingGroup`, which may be another group. Nothing is read of "
+        "a queue for which it has no offset, or one before the beginning."
     )
     ending_timestamp: int | None = batch_option(
         "endingTimestamp", time_ms, None, unit="ms since the epoch"

@@ -150,9 +150,9 @@ class ReadOptions(PositionOptions):
     )
     sql_filter: str | None = read_option("sqlFilter", text_value, None).doc(
         "An SQL92 condition on messages' properties, such as `amount > 10 AND region = 'eu'`, in place of "
-        "`subscription`. The broker filters, and must have `enablePropertyFilter=true`; before anything "
-        "is read it is asked whether it takes the condition, since it would answer pulls with a wrong one "
-        "by all messages."
+        "`subscription`. The broker filters, and must have `enablePropertyFilter=true`. Before anything "
+        "is read, the broker checks the condition, since it would answer pulls with an invalid one by all "
+        "messages."
     )
     subscriptions: tuple[Subscription, ...] = read_option("subscriptions", parse_subscriptions, ()).doc(
         'Several topics with tags of their own, as JSON: `{"orders": "created || paid", "payments": '
@@ -164,7 +164,7 @@ class ReadOptions(PositionOptions):
     ).doc(
         "Most messages of one queue in one micro-batch. Java's consumer keeps at most 1,000 in memory and "
         "goes on pulling as they are consumed; here a queue gets its next messages with the next "
-        "micro-batch, so that such a bound is one of the throughput. Hence there is none by default: "
+        "micro-batch, so a bound would limit throughput. Hence there is none by default: "
         "`maxOffsetsPerTrigger` bounds the micro-batch."
     )
     pull_threshold_size_for_queue: int = stream_option(
@@ -236,9 +236,9 @@ class ReadOptions(PositionOptions):
         "for engines that read a range where they consume it."
     )
     listener: str | None = stream_option("listener", text_value, None).doc(
-        "`module:name` of the group's listener, set by `PushConsumer` when it was given one so: the "
-        "planner, which is the member of the group, consumes a message with it when an administrator asks "
-        "for that one."
+        "`module:name` of the group's listener, set by `PushConsumer` if the listener was registered by "
+        "name: the planner calls it when an administrator has this member consume a single message "
+        "(request 309)."
     )
     allocate_message_queue_strategy: str = stream_option(
         "allocateMessageQueueStrategy", text_value, "averagely"
@@ -277,7 +277,7 @@ class ReadOptions(PositionOptions):
         "then be left out. Not with `consumerGroup`."
     )
     decode_properties: bool = read_option("decodeProperties", boolean, True).doc(
-        "Whether there is a column `properties`, the map of all of them and the dearest to decode. "
+        "Whether there is a column `properties`, the map of all of them, which costs most to decode. "
         "`false` leaves it out; `keys`, `tags`, `msgId` and `propertyColumns` stay. Not with "
         "`consumerGroup`."
     )

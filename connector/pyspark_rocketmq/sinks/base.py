@@ -7,7 +7,8 @@ have. A micro-batch goes through a sink in three steps:
 
 1. ``begin`` reads the watermarks;
 2. tasks write the rows at or above their queue's watermark, since an earlier attempt wrote those below;
-3. ``commit`` makes the rows and the watermarks that grow visible together, or neither.
+3. ``commit`` makes the rows and the watermarks that grow visible together, or neither: neither if somebody
+   else has moved one of these watermarks since ``begin``.
 
 The sink then holds the rows of exactly the messages below its watermarks, whatever was killed, replayed or
 run twice in between. Offsets are committed after that, so the offset store is never ahead of the sink.

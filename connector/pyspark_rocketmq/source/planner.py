@@ -465,7 +465,7 @@ class MicroBatchPlanner:
         return patience or self._patience()
 
     def plan_of(self, offset: Offset) -> tuple[int, tuple[QueueRange, ...]]:
-        """Like ``offset_to_plan``, but without parsing the offset written last, which Spark passes twice."""
+        """Return sequence number and ranges of an offset; the one written last is not parsed again."""
         known_offset, plan = self._known
         return plan if offset == known_offset else offset_to_plan(offset)
 

@@ -161,7 +161,7 @@ def check_orders(rows: pa.Table, orders: int) -> OrderReport:
 
 
 def verdict_line(messages_sent: int, report: OrderReport) -> str:
-    """Return the line that a reader or a script looks for."""
+    """Return the result in one line: messages, rows, duplicates, losses and violations of the order."""
     return (
         f"messages: {messages_sent} · rows: {report.rows} · duplicates: {report.duplicates} · "
         f"lost: {report.lost} · order violations: {report.order_violations}"

@@ -159,7 +159,7 @@ class ClusterInspector:
         return found
 
     def _query_members(self, group: str, addresses: Collection[BrokerAddress]) -> Members:
-        """Query the members through the first broker that has the group."""
+        """Return the members' queues, from the first broker that has the group; leave out silent members."""
         silent = 0
         for address in addresses:
             try:

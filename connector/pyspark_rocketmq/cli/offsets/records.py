@@ -103,7 +103,7 @@ class LagView:
 
     @property
     def lag_s(self) -> float | None:
-        """Time for which the next message has waited; 0 if there is none."""
+        """Seconds that the next message has waited; 0 without a next message, None if unknown."""
         return self._lag.seconds(self.now_s)
 
     @property

@@ -141,7 +141,7 @@ class RangeRun:
 
 
 class ArrivedRange(NamedTuple):
-    """One queue's complete range."""
+    """One queue's range as it was read: its messages and its end."""
 
     end: RangeEnd
     messages: Sequence[MessageExt]

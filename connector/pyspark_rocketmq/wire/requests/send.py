@@ -177,7 +177,8 @@ def batch_command(batch: Batch, settings: SendSettings, born_timestamp_ms: int) 
     for message in batch.messages:
         if message.topic != queue.topic:
             raise LocalProtocolError(
-                f"A batch for {queue} holds a message for topic {message.topic}; a batch has one topic."
+                f"A batch for {queue} holds a message for topic {message.topic}; send that one in a batch of "
+                "its own topic."
             )
         check_body(message.body, str(queue), settings.max_message_bytes)
         if not _SINGLE_ONLY.isdisjoint(message.properties):
