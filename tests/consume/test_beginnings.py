@@ -24,7 +24,7 @@ NONE: Queues = set()
 
 def begin(*queues: MessageQueue, **known: Any) -> tuple[Queues, Queues, dict[MessageQueue, RocketMQError]]:
     """Queues that begin with their first message, that begin by the options, and that wait."""
-    none: dict[str, Any] = {"begun": (), "begun_in_part": (), "not_told": {}, "unreachable": {}}
+    none: dict[str, Any] = {"begun": (), "begun_in_part": (), "not_reported": {}, "unreachable": {}}
     at_first, by_option, waiting = begin_new_queues(queues, **(none | known))
     return {*at_first}, {*by_option}, {**waiting}
 
@@ -61,10 +61,10 @@ def test_a_topic_waits_while_a_broker_is_away() -> None:
 
 def test_a_topic_waits_while_a_broker_does_not_report_the_group_s_offset_in_it() -> None:
     """A2, A8: the group has perhaps begun there; other topics go on."""
-    assert begin(A0, A1, PAYMENTS, not_told={B0: BUSY}) == (NONE, {PAYMENTS}, {A0: BUSY, A1: BUSY})
+    assert begin(A0, A1, PAYMENTS, not_reported={B0: BUSY}) == (NONE, {PAYMENTS}, {A0: BUSY, A1: BUSY})
 
 
 def test_the_reason_is_that_of_the_topic_before_that_of_a_broker_that_is_away() -> None:
     """A8: what the log shows."""
-    *_, waiting = begin(A0, PAYMENTS, not_told={B0: BUSY}, unreachable={"broker-c": AWAY})
+    *_, waiting = begin(A0, PAYMENTS, not_reported={B0: BUSY}, unreachable={"broker-c": AWAY})
     assert waiting == {A0: BUSY, PAYMENTS: AWAY}

@@ -25,7 +25,7 @@ def begin_new_queues(
     *,
     begun: Collection[str],
     begun_in_part: Collection[MessageQueue],
-    not_told: Mapping[MessageQueue, RocketMQError],
+    not_reported: Mapping[MessageQueue, RocketMQError],
     unreachable: Mapping[str, RocketMQError],
 ) -> Beginnings:
     """Choose how each of ``without_offset`` begins.
@@ -43,7 +43,7 @@ def begin_new_queues(
         without_offset: Queues for which neither store nor broker has an offset.
         begun: Topics for which one of them has an offset.
         begun_in_part: Queues of a topic whose beginning by the options was accepted by only some brokers.
-        not_told: Queues whose brokers did not report the group's offset, and why.
+        not_reported: Queues whose brokers did not report the group's offset, and why.
         unreachable: Brokers that are away, and why.
     """
     by_option = {
@@ -51,7 +51,7 @@ def begin_new_queues(
         for queue in without_offset
         if queue in begun_in_part or (queue.topic not in begun and not is_retry_topic(queue.topic))
     }
-    reasons = {queue.topic: error for queue, error in not_told.items()}
+    reasons = {queue.topic: error for queue, error in not_reported.items()}
     away = next(iter(unreachable.values()), None)
     waiting = {queue: error for queue in by_option if (error := reasons.get(queue.topic, away)) is not None}
     return Beginnings(

@@ -90,8 +90,8 @@ class QueueClaims:
         waiting: Waiting = {}
         if self._broker_offsets is not None:
             known, waiting = self._read(new, snapshot.addresses)
-            known, not_told = self._without_forgotten(known, rows, snapshot.addresses)
-            waiting |= not_told
+            known, not_reported = self._without_forgotten(known, rows, snapshot.addresses)
+            waiting |= not_reported
             new = frozenset(new).difference(waiting)
         at_broker = known or {}
         starts, cannot_begin = self._starts(new, rows, at_broker, waiting, snapshot)
@@ -195,10 +195,10 @@ class QueueClaims:
 
     def _starts(
         self,
-        told: Collection[MessageQueue],
+        reported: Collection[MessageQueue],
         rows: Rows,
         at_broker: Mapping[MessageQueue, int],
-        not_told: Waiting,
+        not_reported: Waiting,
         snapshot: Snapshot,
     ) -> tuple[dict[MessageQueue, int], Waiting]:
         """Return where queues without a row begin, and why this cannot be decided yet for others.
@@ -206,18 +206,18 @@ class QueueClaims:
         If a broker refuses a request that starts by the options need, the queues that begin by them wait.
 
         Args:
-            told: Queues to claim, of which ``at_broker`` has the group's offset if there is one.
+            reported: Queues to claim, of which ``at_broker`` has the group's offset if there is one.
             rows: The rows of the offset store.
             at_broker: The group's offsets at the brokers.
-            not_told: Queues whose brokers did not report the group's offset, and why.
+            not_reported: Queues whose brokers did not report the group's offset, and why.
             snapshot: The bounds at the brokers.
         """
-        unknown = [queue for queue in told if queue not in rows]
+        unknown = [queue for queue in reported if queue not in rows]
         beginnings = begin_new_queues(
             [queue for queue in unknown if queue not in at_broker],
             begun={queue.topic for queue in (*rows, *at_broker)},
             begun_in_part=self._begun_in_part,
-            not_told=not_told,
+            not_reported=not_reported,
             unreachable=snapshot.unreachable,
         )
         if beginnings.waiting and snapshot.unreachable:
@@ -232,7 +232,7 @@ class QueueClaims:
         starts |= {queue: at_broker[queue] for queue in unknown if queue in at_broker}
         if beginnings.by_option:
             try:
-                starts |= self._beginning(beginnings.by_option, told, at_broker, snapshot)
+                starts |= self._beginning(beginnings.by_option, reported, at_broker, snapshot)
             except RocketMQError as error:
                 if not waits(error, has_worked=bool(rows)):
                     raise
@@ -242,15 +242,15 @@ class QueueClaims:
     def _beginning(
         self,
         by_option: Collection[MessageQueue],
-        told: Collection[MessageQueue],
+        reported: Collection[MessageQueue],
         at_broker: Mapping[MessageQueue, int],
         snapshot: Snapshot,
     ) -> dict[MessageQueue, int]:
         """Return where a new group begins; write it to the topics' brokers before any queue is claimed.
 
         Members that begin at the same time, including Java's, share the queues. Without these offsets the
-        second member would take its own queues for queues created later. The offsets of ``told`` were read a
-        moment ago.
+        second member would take its own queues for queues created later. Offsets of ``reported`` were just
+        read.
         """
         if self._broker_offsets is None:
             positions = self._view.starting_positions(snapshot, by_option, self._default_start)
@@ -259,7 +259,7 @@ class QueueClaims:
         topics = {queue.topic for queue in by_option}
         queues = [queue for queue in snapshot.bounds if queue.topic in topics]
         known = {queue: at_broker[queue] for queue in queues if queue in at_broker}
-        if others := [queue for queue in queues if queue not in told]:
+        if others := [queue for queue in queues if queue not in reported]:
             known |= self._broker_offsets.read(others, snapshot.addresses)
         undecided = [queue for queue in queues if queue not in known]
         positions = self._view.starting_positions(snapshot, undecided, self._default_start)

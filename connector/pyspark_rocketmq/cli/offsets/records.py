@@ -14,6 +14,17 @@ from pyspark_rocketmq.offsets.store import OffsetKey, OffsetRow
 from pyspark_rocketmq.wire.requests.client_info import ProcessQueueInfo
 
 
+def _stored_columns(row: OffsetRow) -> dict[str, Any]:
+    """Return group, queue and position by column name; each table begins with them."""
+    return {
+        "consumerGroup": row.consumer_group,
+        "topic": row.queue.topic,
+        "brokerName": row.queue.broker_name,
+        "queueId": row.queue.queue_id,
+        "nextOffset": row.next_offset,
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetView:
     """One queue of one group."""
@@ -30,11 +41,7 @@ class OffsetView:
     def columns(self) -> dict[str, Any]:
         """Values by column name, in display order; times as ISO 8601 in UTC."""
         return {
-            "consumerGroup": self.row.consumer_group,
-            "topic": self.row.queue.topic,
-            "brokerName": self.row.queue.broker_name,
-            "queueId": self.row.queue.queue_id,
-            "nextOffset": self.row.next_offset,
+            **_stored_columns(self.row),
             "brokerMinOffset": self.bounds.min_offset if self.bounds else None,
             "brokerMaxOffset": self.bounds.max_offset if self.bounds else None,
             "lag": self.lag.messages,
@@ -125,11 +132,7 @@ class LagView:
         """Values by column name, in display order; times as ISO 8601 in UTC, spans in seconds."""
         locked_at_s = None if self.holder is None else self.holder.locked_at_s
         return {
-            "consumerGroup": self.row.consumer_group,
-            "topic": self.row.queue.topic,
-            "brokerName": self.row.queue.broker_name,
-            "queueId": self.row.queue.queue_id,
-            "nextOffset": self.row.next_offset,
+            **_stored_columns(self.row),
             "brokerMaxOffset": self.bounds.max_offset if self.bounds else None,
             "lag": self.lag,
             "lagSeconds": _rounded(self.lag_s),
