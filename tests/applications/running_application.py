@@ -26,6 +26,8 @@ from tests.helpers.processes import all_pids, is_jvm, is_planner, is_worker_daem
 DIE = "die-before-offsets"
 """A file of a group's folder; the application that commits a queue of the broker in it ends."""
 DIES = "killed between the sink's commit and that of the offsets"
+_STARTS_S = 120.0
+"""Longest time from the start of an application to its first plan."""
 _POLL_S = 0.25
 _PAUSES = 4.0
 """Pause between two checks, in multiples of the duration of the last one."""
@@ -174,13 +176,11 @@ class RunningApplication:
 
     def kill_jvm(self) -> None:
         """Send SIGKILL only to the JVM: the driver's Python lives on, perhaps in the middle of a commit."""
-        self.was_ended = True
-        self._signal(signal.SIGKILL, *(pid for pid in self._pids() if is_jvm(pid)))
+        self._kill_once_there("its JVM", is_jvm)
 
     def kill_planner(self) -> None:
         """Send SIGKILL to Spark's source runner, which ends the query and so the application."""
-        self.was_ended = True
-        self._signal(signal.SIGKILL, *(pid for pid in self._pids() if is_planner(pid)))
+        self._kill_once_there("the process that plans", is_planner)
 
     def kill_worker(self) -> None:
         """Send SIGKILL to one Python worker, whose task Spark tries again;
@@ -229,6 +229,20 @@ class RunningApplication:
         """Python workers of tasks, the oldest first."""
         daemons = {pid for pid in self._pids() if is_worker_daemon(pid)}
         return sorted(pid for pid in daemons if parent_of(pid) in daemons)
+
+    def _kill_once_there(self, what: str, is_it: Callable[[int], bool]) -> None:
+        """Send SIGKILL to the processes that are meant; wait for one while the application still starts."""
+
+        def found() -> list[int]:
+            return [pid for pid in self._pids() if is_it(pid)]
+
+        self.was_ended = True
+        wait_patiently(
+            lambda: self.exit_code is not None or bool(found()),
+            _STARTS_S,
+            reason=f"{what} of {self.instance}",
+        )
+        self._signal(signal.SIGKILL, *found())
 
     def _signal(self, number: signal.Signals, *pids: int) -> None:
         for pid in pids:

@@ -100,7 +100,9 @@ def test_a_row_that_breaks_the_output_schema_ends_the_query_and_makes_no_dead_le
                 context.emit(orderid=messages[0].keys)
         return emit_step(messages, context)
 
-    with pytest.raises(StreamingQueryException, match=r"SchemaError: .* Output rows have column\(s\) orderid"):
+    with pytest.raises(
+        StreamingQueryException, match=r"SchemaError: .* Output rows have column\(s\) orderid"
+    ):
         consumption.drain(misspell, max_reconsume_times=0, max_offsets_per_trigger=20)
     assert {row.state.reconsume_times for row in consumption.store.read(consumption.group).values()} == {0}
     assert 0 < sum(consumption.next_offsets().values()) < 100
