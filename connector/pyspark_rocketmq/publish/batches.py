@@ -107,21 +107,20 @@ class BatchBuilder:
         self._compression = compression_of(options) if options.batch_send else None
         self._open: dict[Destination, SendBatch] = {}
 
-    def add(self, row: SinkRow, destination: Destination) -> Iterator[SendBatch]:
-        """Add the next row; yield the batches that are now complete, in the order of sending."""
+    def add(self, row: SinkRow, destination: Destination) -> Sequence[SendBatch]:
+        """Add the next row; return the batches that are now complete, in the order of sending."""
         batch = self._open.get(destination)
-        body, sys_flag = self._compressed(row, into_compressed=batch is not None and batch.sys_flag != 0)
+        body, sys_flag = row.body, 0
+        if self._compression is not None:
+            body, sys_flag = self._compressed(row, into_compressed=batch is not None and batch.sys_flag != 0)
         size = len(body) + len(row.properties_data) + BATCH_MEMBER_OVERHEAD + _STORED_OVERHEAD
-        is_single = row.delay is not None or size > self._most_bytes
+        if row.delay is not None or size > self._most_bytes:
+            return [*self._ended(destination), _single(row, destination, size)]
+        complete: list[SendBatch] = []
         # All members of a batch share its flags. Other flags begin a new batch, which keeps the order.
-        if batch is not None and (
-            is_single or batch.sys_flag != sys_flag or batch.size + size > self._most_bytes
-        ):
-            yield self._open.pop(destination)
+        if batch is not None and (batch.sys_flag != sys_flag or batch.size + size > self._most_bytes):
+            complete += self._ended(destination)
             batch = None
-        if is_single:
-            yield _single(row, destination, size)
-            return
         if batch is None:
             batch = self._open[destination] = SendBatch(destination, sys_flag, row, row)
         batch.parts += batch_member(body, row.properties_data)
@@ -129,7 +128,12 @@ class BatchBuilder:
         batch.numbers.append(row.number)
         batch.size += size
         if len(batch.numbers) >= self._most_messages or batch.size >= self._most_bytes:
-            yield self._open.pop(destination)
+            complete += self._ended(destination)
+        return complete
+
+    def _ended(self, destination: Destination) -> Sequence[SendBatch]:
+        batch = self._open.pop(destination, None)
+        return () if batch is None else (batch,)
 
     def lower(self, refused_bytes: int) -> None:
         """Make smaller batches from now on, since a broker refused one of ``refused_bytes`` for its size."""

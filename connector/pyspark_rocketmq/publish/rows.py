@@ -194,17 +194,19 @@ class RowReader:
             RowNotSent: At the first row that cannot be a message.
         """
         fixed, namespace = fixed_values(self.options), self.options.namespace
-        has_groups = not self.options.batch_send
+        has_groups, most_bytes = not self.options.batch_send, self.options.max_message_size
         columns = (self._column(batch, fixed, name) for name in _TYPES)
         for number, values in enumerate(zip(*columns, strict=True), first):
             # In the order of _TYPES.
             name, body, keys, tags, sharding_key, broker, queue_id, level, deliver_ms, msg_id, given = values
             try:
                 topic = _topic(name, namespace)
+                if not body or len(body) > most_bytes:
+                    check_body(_required(body, BODY), f"topic {topic}", most_bytes)
                 yield SinkRow(
                     number,
                     topic,
-                    self._body(body, topic),
+                    body,
                     self._encode(
                         given,
                         keys,
@@ -215,7 +217,7 @@ class RowReader:
                     sharding_key,
                     queue_id,
                     broker,
-                    _delay(level, deliver_ms),
+                    None if level is None and deliver_ms is None else _delay(level, deliver_ms),
                     keys,
                     msg_id,
                 )
@@ -236,11 +238,6 @@ class RowReader:
         if name == SHARDING_KEY and pa.types.is_integer(column.type) and column.type.bit_width < 64:
             return [None if value is None else JavaInteger(value) for value in values]
         return values
-
-    def _body(self, value: bytes | None, topic: str) -> bytes:
-        body: bytes = _required(value, BODY)
-        check_body(body, f"topic {topic}", self.options.max_message_size)
-        return body
 
     def _encode(
         self,
