@@ -34,7 +34,7 @@ LONGEST = (
     "tests/docs/test_quickstart.py",
     "tests/docs/test_snippets.py",
     "tests/consumer/test_orderly_explored.py",
-    "tests/test_option_tests.py",
+    "tests/suite/test_option_tests.py",
 )
 """Files that take a minute or more, the longest first: begun last, one of them would be waited for."""
 

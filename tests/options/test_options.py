@@ -383,7 +383,7 @@ def test_a_secret_shows_in_no_repr_and_in_no_error() -> None:
 
 
 def test_the_documentation_page_is_fresh() -> None:
-    page = Path(__file__).parent.parent / "docs" / "options.md"
+    page = Path(__file__).parents[2] / "docs" / "options.md"
 
     assert page.read_text(encoding="utf-8") == options_page(), "run `make docs`"
 

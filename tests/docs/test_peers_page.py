@@ -9,7 +9,7 @@ import pytest
 
 from tests.named_tests import source_of
 
-PAGE = Path(__file__).parent.parent / "docs" / "peers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "peers.md"
 ROW = re.compile(r"^\| .* \| .* \| (same|better|other|not) \| (.*)\|$")
 NAMED = re.compile(r"\[(test_\w+)\]\(\.\./(tests/[\w/]+\.py)\)")
 

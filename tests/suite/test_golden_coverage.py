@@ -20,7 +20,7 @@ from tests.helpers.collected import parameters_of, sources_of
 from tests.helpers.golden import golden, recorded_commands
 from tests.named_tests import source_of
 
-_TESTS = Path(__file__).parent
+_TESTS = Path(__file__).parents[1]
 _GOLDEN = _TESTS / "golden"
 _PROSE = frozenset({"made_by", "notes", "columns", "offset_msg_id_columns"})
 """Members that say how to read the others."""
@@ -65,7 +65,7 @@ def each(count: int, *tests: str, **how: Any) -> Each:
 _PULL_FLAGS = "PullSysFlag_buildSysFlag(commit,suspend,subscription,classFilter,litePull)"
 _UNIQUE_IDS = "uniq_id_examples (MessageClientIDSetter.createUniqID and getters)"
 _NUMBERS_TEST, _RULES_TEST = "wire/test_java_numbers.py", "broker_sim/test_java_rules.py"
-_DEFAULTS_TEST, _MESSAGES_TEST = "test_java_defaults.py", "wire/test_messages.py"
+_DEFAULTS_TEST, _MESSAGES_TEST = "options/test_java_defaults.py", "wire/test_messages.py"
 _COMMAND_TEST = "wire/test_command.py::TestAgainstJava"
 
 MEMBERS: dict[str, dict[str, Each | Whole]] = {

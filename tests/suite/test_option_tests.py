@@ -25,7 +25,7 @@ KEYS = {
 
 
 SHARED = "".join(
-    (Path(__file__).parent / name).read_text() for name in ("source/conftest.py", "helpers/secured.py")
+    (Path(__file__).parents[1] / name).read_text() for name in ("source/conftest.py", "helpers/secured.py")
 )
 """What tests share: options that every read needs."""
 
