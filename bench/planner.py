@@ -24,7 +24,9 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import ClusterView
 from pyspark_rocketmq.source.planner import MicroBatchPlanner
 from pyspark_rocketmq.source.progress import CheckpointProgress, GroupProgress
+from pyspark_rocketmq.source.queue_claims import Starts
 from pyspark_rocketmq.source.ranges import Offset, offset_to_plan, partitions_of
+from pyspark_rocketmq.source.start_positions import OptionPositions
 from tests.helpers.ownership import OneMember
 
 _BROKERS = 2
@@ -129,7 +131,7 @@ def plain_triggers(name_server: str, pool: ChannelPool) -> Triggers:
     watch = Stopwatch()
     options = _options(name_server)
     view = _timed_view(options, pool, watch)
-    progress = CheckpointProgress(view, EARLIEST)
+    progress = CheckpointProgress(_starts(options, pool))
     return Triggers(options, _planner(options, view, progress, watch), watch, lambda _: None)
 
 
@@ -144,8 +146,7 @@ def group_triggers(name_server: str, pool: ChannelPool, table: Path) -> Triggers
         client_id="bench",
         store=Timed(DeltaOffsetStore(table), watch, read=_STORE),
         ownership=OneMember(lambda: queues),
-        view=view,
-        default_start=EARLIEST,
+        starts=_starts(options, pool),
         clock=_CLOCK,
     )
     committer = DeltaOffsetStore(table)
@@ -170,6 +171,10 @@ def _options(name_server: str, **more: str) -> ReadOptions:
 def _timed_view(options: ReadOptions, pool: ChannelPool, watch: Stopwatch) -> Any:
     view = ClusterView(options, _TimedPool(pool, watch), _CLOCK)  # type: ignore[arg-type]
     return Timed(view, watch, snapshot=_LOOK)
+
+
+def _starts(options: ReadOptions, pool: ChannelPool) -> Starts:
+    return OptionPositions.of(options, pool, _CLOCK, EARLIEST).starts
 
 
 def _planner(options: ReadOptions, view: Any, progress: Any, watch: Stopwatch) -> MicroBatchPlanner:

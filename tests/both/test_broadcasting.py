@@ -27,6 +27,7 @@ from pyspark_rocketmq.source.progress import GroupProgress
 from pyspark_rocketmq.source.queue_claims import await_sole_owner, living_members
 from pyspark_rocketmq.source.ranges import Offset
 from pyspark_rocketmq.source.readers import RocketMQStreamReader
+from pyspark_rocketmq.source.start_positions import OptionPositions
 from tests.both.support import ANSWER_S
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.orders import produce_orders
@@ -50,8 +51,7 @@ class Instance:
             client_id=self.client_id,
             store=store,
             ownership=self.member,
-            view=view,
-            default_start=LATEST,
+            starts=OptionPositions.of(options, pool, SystemClock(), LATEST).starts,
             clock=SystemClock(),
         )
         self.planner = MicroBatchPlanner(options, view, progress, SystemClock(), lambda _: None)

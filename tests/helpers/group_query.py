@@ -23,6 +23,7 @@ from pyspark_rocketmq.source.progress import GroupProgress
 from pyspark_rocketmq.source.ranges import Offset, partitions_of
 from pyspark_rocketmq.source.reader import read_queue
 from pyspark_rocketmq.source.schema import EndReason, RangeEnd
+from pyspark_rocketmq.source.start_positions import OptionPositions
 from tests.helpers.source_rows import end_of
 from tests.helpers.wait import wait_until
 
@@ -45,8 +46,7 @@ class GroupQuery:
             client_id=name,
             store=store,
             ownership=self.member,
-            view=view,
-            default_start=LATEST,
+            starts=OptionPositions.of(options, pool, SystemClock(), LATEST).starts,
             clock=SystemClock(),
             broker_offsets=RemoteBrokerOffsets.of(options, SystemClock(), pool=pool),
             message_lookup=MessageLookup(options, pool, SystemClock()),

@@ -273,14 +273,12 @@ class History:
         note_sink_ahead(self.store, self.sink, GROUP)  # type: ignore[arg-type]
         self.view = FakeView({A0: tuple(self.log.bounds[:2])})  # type: ignore[dict-item]
         self.ownership = OneMember(lambda: self.view.bounds)
-        view: Any = self.view
         self.progress = GroupProgress(
             consumer_group=GROUP,
             client_id="me",
             store=self.store,
             ownership=self.ownership,
-            view=view,
-            default_start=EARLIEST,
+            starts=lambda snapshot, queues: self.view.starting_positions(snapshot, queues, EARLIEST),
             clock=self.clock,
             broker_offsets=self.brokers,
             message_lookup=self.log,

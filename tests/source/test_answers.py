@@ -30,6 +30,7 @@ from pyspark_rocketmq.source.planner import MicroBatchPlanner
 from pyspark_rocketmq.source.progress import GroupProgress
 from pyspark_rocketmq.source.ranges import Offset, QueuePartition, offset_to_plan
 from pyspark_rocketmq.source.reader import read_queue
+from pyspark_rocketmq.source.start_positions import OptionPositions
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.requests.responses import error_of
@@ -106,8 +107,7 @@ class Group:
             client_id="me",
             store=self.store,
             ownership=self.ownership,
-            view=view,
-            default_start=self._start,
+            starts=OptionPositions.of(self._options, self._pool, self.clock, self._start).starts,
             clock=self.clock,
             broker_offsets=RemoteBrokerOffsets.of(self._options, self.clock, pool=self._pool),
             message_lookup=MessageLookup(self._options, self._pool, self.clock),

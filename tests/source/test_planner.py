@@ -125,7 +125,7 @@ class Planning:
         self.pauses: list[float] = []
         self.on_pause: list[Any] = []
         given = {"nameServers": "n:1", "topic": "orders"} | options
-        default = start or EARLIEST
+        self._default_start = start or EARLIEST
         self.ownership = OneMember(lambda: self.view.bounds)
         view: Any = self.view
         progress = (
@@ -134,8 +134,7 @@ class Planning:
                 client_id=client_id,
                 store=self.store,
                 ownership=self.ownership,
-                view=view,
-                default_start=default,
+                starts=self._starts,
                 clock=self.clock,
                 is_sole_owner=is_sole_owner,
                 broker_offsets=broker_offsets,
@@ -144,7 +143,7 @@ class Planning:
                 fail_on_data_loss=ReadOptions.parse(given).fail_on_data_loss,
             )
             if group
-            else CheckpointProgress(view, default)
+            else CheckpointProgress(self._starts)
         )
         self._message_lookup = None if group else message_lookup
         self.held_up = ""
@@ -169,6 +168,9 @@ class Planning:
         self._fails = ReadOptions.parse(given).fail_on_data_loss
         self.restart()
         self.offset: Offset = self.planner.initial()
+
+    def _starts(self, snapshot: Snapshot, queues: Collection[MessageQueue]) -> dict[MessageQueue, int]:
+        return self.view.starting_positions(snapshot, queues, self._default_start)
 
     def restart(self) -> None:
         """As a query does that was stopped; with what it knows of the checkpoint alone."""

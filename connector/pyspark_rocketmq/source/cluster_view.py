@@ -1,4 +1,4 @@
-"""Queues of all topics with their bounds and their starting and ending positions, for the planner.
+"""Queues of all topics with their bounds, for the planner.
 
 A look costs one statistics request per broker and topic, not one per queue.  The bounds of slaves that are
 read instead of their masters are kept separately: see :mod:`~pyspark_rocketmq.consume.slave_reads`.
@@ -14,25 +14,17 @@ from operator import attrgetter
 from typing import Final, NamedTuple, TypeVar
 
 from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
-from pyspark_rocketmq.client.cluster import Cluster, Routes, at_brokers, at_queues, subscription_data
+from pyspark_rocketmq.client.cluster import Cluster, Routes, at_brokers, subscription_data
 from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
 from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline, RetryPolicy, SystemClock, call_with_retry
 from pyspark_rocketmq.consume.not_now import Rests
-from pyspark_rocketmq.consume.positions import (
-    ending_positions,
-    starting_positions,
-    timed_positions,
-    unknown_queue_problems,
-)
-from pyspark_rocketmq.consume.slave_reads import MASTER_ID, ends_in_doubt, offsets_in_doubt, starts_in_doubt
-from pyspark_rocketmq.delta.storage_options import StorageOptions
-from pyspark_rocketmq.display import masked, peer_text
+from pyspark_rocketmq.consume.slave_reads import MASTER_ID
+from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import (
     BrokerError,
     ConsumptionForbidden,
     NameServerNotReady,
     NoPermission,
-    OptionError,
     RocketMQError,
     StaticTopic,
     TopicAway,
@@ -41,20 +33,9 @@ from pyspark_rocketmq.errors import (
     TransportError,
     WrongBroker,
 )
-from pyspark_rocketmq.group.broker_offsets import RemoteBrokerOffsets
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds, QueueRange, TopicRoute
-from pyspark_rocketmq.offsets.open import open_offset_store
-from pyspark_rocketmq.offsets.store import OffsetKey
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
-from pyspark_rocketmq.options.positions import (
-    COMMITTED,
-    EARLIEST_OFFSET,
-    LATEST,
-    NoMatchStrategy,
-    QueuePositions,
-)
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.options.subscription import Subscription
 from pyspark_rocketmq.source.topic_changes import MatchingTopics, Vanished, VanishedQueues
 from pyspark_rocketmq.wire.codes import ResponseCode
@@ -387,132 +368,6 @@ class ClusterView:
             logger.info("reading is no longer switched off topic=%s broker=%s", topic, peer_text(broker_name))
         self._switched_off = switched_off
 
-    def starting_positions(
-        self, snapshot: Snapshot, queues: Collection[MessageQueue], default: QueuePositions
-    ) -> dict[MessageQueue, int]:
-        """Return where each of ``queues`` begins if it has no stored offset.
-
-        Raises:
-            OptionError: If startingOffsets names offsets or queues that do not exist.
-        """
-        times = self._options.starting_times()
-        if times is not None:
-            return self._starting_at(times, snapshot, queues)
-        wanted: QueuePositions = self._options.starting_offsets or default
-        if wanted == COMMITTED:
-            committed = self._committed(self._options.starting_group, snapshot, queues)
-            wanted = QueuePositions(EARLIEST_OFFSET, committed)
-        doubts = offsets_in_doubt(wanted, _of(snapshot.slave_bounds, queues))
-        self._await_masters(doubts, "startingOffsets")
-        positions, problems = starting_positions(wanted, {queue: snapshot.bounds[queue] for queue in queues})
-        self._refuse("startingOffsets", wanted, problems, snapshot)
-        return positions
-
-    def ending_positions(self, snapshot: Snapshot) -> dict[MessageQueue, int]:
-        """Return where a batch read of each queue ends (exclusive).
-
-        Raises:
-            OptionError: If endingOffsets names offsets or queues that do not exist.
-        """
-        times = self._options.ending_times()
-        if times is not None:
-            ends, _ = self._times(times, snapshot, snapshot.bounds.keys())
-            doubts = ends_in_doubt(times, ends, _of(snapshot.slave_bounds, ends))
-            self._await_masters(doubts, "endingOffsetsByTimestamp")
-            self._refuse("endingOffsetsByTimestamp", times, (), snapshot)
-            return ends
-        wanted = self._options.ending_offsets or LATEST
-        if self._options.ends_at_group():
-            # A queue without an offset: the group has consumed nothing of it.
-            committed = self._committed(self._options.ending_group, snapshot, snapshot.bounds.keys())
-            wanted = QueuePositions(EARLIEST_OFFSET, committed)
-        self._await_masters(offsets_in_doubt(wanted, snapshot.slave_bounds), "endingOffsets")
-        ends, problems = ending_positions(wanted, snapshot.bounds)
-        self._refuse("endingOffsets", wanted, problems, snapshot)
-        return ends
-
-    def _starting_at(
-        self, times: QueuePositions, snapshot: Snapshot, queues: Collection[MessageQueue]
-    ) -> dict[MessageQueue, int]:
-        positions, unmatched = self._times(times, snapshot, queues)
-        doubts = starts_in_doubt(times, positions, _of(snapshot.slave_bounds, positions))
-        self._await_masters(doubts, "startingOffsetsByTimestamp")
-        if self._options.starting_offsets_by_timestamp_strategy is NoMatchStrategy.ERROR and unmatched:
-            raise OptionError(
-                tuple(
-                    f"{queue} has no message stored at or after {times.wanted(queue)} (ms since the epoch), "
-                    "where it is to begin; correct the time, or set "
-                    "startingOffsetsByTimestampStrategy=latest to begin with the next one."
-                    for queue in unmatched
-                )
-            )
-        self._refuse("startingOffsetsByTimestamp", times, (), snapshot)
-        return positions
-
-    def _times(
-        self, times: QueuePositions, snapshot: Snapshot, queues: Collection[MessageQueue]
-    ) -> tuple[dict[MessageQueue, int], tuple[MessageQueue, ...]]:
-        """Return the positions by time, and the queues without a message stored at or after their time."""
-        wanted = {queue: times.wanted(queue) for queue in queues}
-        found = at_queues(
-            [queue for queue, time_ms in wanted.items() if time_ms >= 0],
-            lambda queue: self._brokers.search_offset(
-                snapshot.addresses[queue.broker_name], queue, wanted[queue]
-            ),
-        )
-        positions, unmatched = timed_positions(found, snapshot.bounds)
-        for queue, word in wanted.items():
-            if word < 0:
-                bounds = snapshot.bounds[queue]
-                positions[queue] = bounds.min_offset if word == EARLIEST_OFFSET else bounds.max_offset
-        return positions, unmatched
-
-    def _committed(
-        self, group: str | None, snapshot: Snapshot, queues: Collection[MessageQueue]
-    ) -> dict[MessageQueue, int]:
-        """Return the committed offsets of a group named in an option; queues without one are left out."""
-        assert group is not None, "options that say 'group' name it"
-        store = self._options.offset_store
-        if store is not None and StoreSpec.parse(store).kind is not StoreKind.BROKER:
-            name = str(OffsetKey(self._options.namespace or "", group, None))
-            storage = StorageOptions.parse(self._options.storage_secrets)
-            rows = open_offset_store(store, storage=storage).read(name)
-            found = {queue: rows[queue].next_offset for queue in queues if queue in rows}
-        else:
-            # A slave's copy of the group's offsets may be some seconds old.
-            self._await_masters(sorted(_of(snapshot.slave_bounds, queues)), f"the offset of group {group}")
-            known = RemoteBrokerOffsets(group, self._brokers).read(queues, snapshot.addresses)
-            found = {queue: offset for queue, offset in known.items() if offset >= 0}
-        if queues and not found and len(queues) == len(snapshot.bounds):
-            logger.warning(
-                "group %s has no offset in any of %d queue(s), so it stands before their first messages; is "
-                "its name right? It was looked up %s",
-                group,
-                len(queues),
-                "at the brokers" if store is None else f"in offsetStore={masked(store)}",
-            )
-        return found
-
-    def _await_masters(self, queues: Sequence[MessageQueue], wanted: str) -> None:
-        """Raise a retryable error if there are ``queues`` that only a master that is down can answer for."""
-        if queues:
-            raise TransportError(
-                queues[0].broker_name,
-                f"the master is down, and its slave cannot show that it has all of {queues[0]} that "
-                f"{wanted} wants. Start the master, or read to what the slave has by "
-                "startingOffsets=earliest and endingOffsets=latest",
-            )
-
-    def _refuse(
-        self, option: str, positions: QueuePositions, problems: Sequence[str], snapshot: Snapshot
-    ) -> None:
-        """Raise the problems of an option if ``failOnDataLoss`` is true."""
-        found = [*problems]
-        if not snapshot.out_of_sight:
-            found += unknown_queue_problems(positions, snapshot.bounds.keys(), option)
-        if found and self._options.fail_on_data_loss:
-            raise OptionError(tuple(found))
-
     def _shown(
         self, queues: Mapping[str, _Queues], addresses: Mapping[str, BrokerAddress]
     ) -> dict[str, _Shown]:
@@ -720,12 +575,6 @@ def check_topics(options: ReadOptions, had_it: Callable[[str], Collection[str]])
         time.sleep,
         has_worked=lambda: any(had_it(topic) for topic in options.subscribed()),
     )
-
-
-def _of(
-    bounds: Mapping[MessageQueue, QueueBounds], queues: Collection[MessageQueue]
-) -> dict[MessageQueue, QueueBounds]:
-    return {queue: each for queue, each in bounds.items() if queue in queues}
 
 
 def _denied(routes: Routes, queues: Collection[MessageQueue]) -> dict[str, TopicNotFound]:

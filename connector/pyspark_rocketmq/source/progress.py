@@ -26,10 +26,9 @@ from pyspark_rocketmq.group.member import QueueOwnership
 from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
 from pyspark_rocketmq.offsets.open import checked_rows
 from pyspark_rocketmq.offsets.store import NO_ROWS, NOTED, OffsetRow, OffsetStore
-from pyspark_rocketmq.options.positions import QueuePositions
-from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
+from pyspark_rocketmq.source.cluster_view import Snapshot
 from pyspark_rocketmq.source.message_lookup import MessageLookup
-from pyspark_rocketmq.source.queue_claims import QueueClaims, second_owner
+from pyspark_rocketmq.source.queue_claims import QueueClaims, Starts, second_owner
 from pyspark_rocketmq.source.queue_generations import QueueGenerations
 
 logger = logging.getLogger(__name__)
@@ -117,9 +116,8 @@ class CheckpointProgress:
     has_worked: bool = True
     """Always true: the tasks of a plain stream fail when their retry time is over."""
 
-    def __init__(self, view: ClusterView, default_start: QueuePositions) -> None:
-        self._view = view
-        self._default_start = default_start
+    def __init__(self, starts: Starts) -> None:
+        self._starts = starts
 
     def stored(self) -> Collection[MessageQueue]:
         """Return nothing: all progress is in the checkpoint."""
@@ -127,7 +125,7 @@ class CheckpointProgress:
 
     def initial(self, snapshot: Snapshot) -> Sequence[QueueRange]:
         """Return empty ranges at the starting positions."""
-        positions = self._view.starting_positions(snapshot, snapshot.bounds.keys(), self._default_start)
+        positions = self._starts(snapshot, snapshot.bounds.keys())
         return [QueueRange.between(queue, start, start) for queue, start in positions.items()]
 
     def await_ready(self, timeout_s: float) -> bool:  # noqa: ARG002
@@ -200,8 +198,7 @@ class GroupProgress:
         client_id: str,
         store: OffsetStore,
         ownership: QueueOwnership,
-        view: ClusterView,
-        default_start: QueuePositions,
+        starts: Starts,
         clock: Clock,
         is_sole_owner: bool = False,
         broker_offsets: BrokerOffsets | None = None,
@@ -216,8 +213,7 @@ class GroupProgress:
             client_id: This member.
             store: Where the progress is.
             ownership: Which queues are this member's.
-            view: Finds where queues without progress begin.
-            default_start: Where they begin if the options do not set it.
+            starts: Finds where queues without progress begin.
             clock: Measures how long queues are left out or stand still.
             is_sole_owner: Whether nobody else may ever claim these rows; true for a broadcasting instance.
             broker_offsets: The group's offsets at the brokers, which a group with Java members follows; None
@@ -235,8 +231,7 @@ class GroupProgress:
             consumer_group=consumer_group,
             client_id=client_id,
             store=store,
-            view=view,
-            default_start=default_start,
+            starts=starts,
             broker_offsets=broker_offsets,
         )
         self.waiting: Mapping[MessageQueue, RocketMQError] = {}

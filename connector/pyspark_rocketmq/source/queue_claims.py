@@ -19,15 +19,16 @@ from pyspark_rocketmq.group.join import offset_key
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore, QueueCommit
-from pyspark_rocketmq.options.positions import QueuePositions
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
+from pyspark_rocketmq.source.cluster_view import Snapshot
 
 logger = logging.getLogger(__name__)
 
 Rows = Mapping[MessageQueue, OffsetRow]
 Waiting = dict[MessageQueue, RocketMQError]
 """Queues that cannot be planned yet, and why."""
+Starts = Callable[[Snapshot, Collection[MessageQueue]], dict[MessageQueue, int]]
+"""Return where queues without progress begin by the options, as ``OptionPositions.starts`` does."""
 T = TypeVar("T")
 
 _STOP_S: Final = 30.0
@@ -48,16 +49,14 @@ class QueueClaims:
         consumer_group: str,
         client_id: str,
         store: OffsetStore,
-        view: ClusterView,
-        default_start: QueuePositions,
+        starts: Starts,
         broker_offsets: BrokerOffsets | None,
     ) -> None:
         """Take the same arguments as ``GroupProgress``."""
         self._group = consumer_group
         self._client_id = client_id
         self._store = store
-        self._view = view
-        self._default_start = default_start
+        self._starts_by_options = starts
         self._broker_offsets = broker_offsets
         self._written: dict[MessageQueue, int] = {}
         """The epoch of the last reset written to the queue's broker, by queue."""
@@ -253,7 +252,7 @@ class QueueClaims:
         read.
         """
         if self._broker_offsets is None:
-            positions = self._view.starting_positions(snapshot, by_option, self._default_start)
+            positions = self._starts_by_options(snapshot, by_option)
             self._report_passed_over(positions, snapshot)
             return positions
         topics = {queue.topic for queue in by_option}
@@ -262,7 +261,7 @@ class QueueClaims:
         if others := [queue for queue in queues if queue not in reported]:
             known |= self._broker_offsets.read(others, snapshot.addresses)
         undecided = [queue for queue in queues if queue not in known]
-        positions = self._view.starting_positions(snapshot, undecided, self._default_start)
+        positions = self._starts_by_options(snapshot, undecided)
         # Other members may have begun and consumed while this process stood still.
         known |= self._broker_offsets.read(undecided, snapshot.addresses)
         positions = {queue: position for queue, position in positions.items() if queue not in known}

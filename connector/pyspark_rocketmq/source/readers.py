@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from pyspark_rocketmq.client.cluster import Cluster
-from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
+from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
 from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.consume.planning import split_ranges
@@ -47,6 +47,7 @@ from pyspark_rocketmq.source.ranges import (
     ticket_rows,
 )
 from pyspark_rocketmq.source.reader import freeze_gc_after, read_queue
+from pyspark_rocketmq.source.start_positions import OptionPositions
 from pyspark_rocketmq.spark.version import (
     TELLS_TRIGGER,
     ReadAllAvailable,
@@ -72,9 +73,11 @@ class RocketMQBatchReader(DataSourceReader):
             RocketMQError: If a broker of the topic does not answer: a batch must have all queues.
         """
         clock = SystemClock()
-        view = ClusterView(self._options, process_pool(ConnectionSettings.of(self._options)), clock)
+        pool = process_pool(ConnectionSettings.of(self._options))
+        view = ClusterView(self._options, pool, clock)
+        positions = OptionPositions.of(self._options, pool, clock, EARLIEST)
         patience = Deadline.after(clock, self._options.retry_timeout_ms / 1000)
-        snapshot, ranges = at_first_contact(lambda: self._ranges(view), patience, time.sleep)
+        snapshot, ranges = at_first_contact(lambda: self._ranges(view, positions), patience, time.sleep)
         parts = split_ranges(
             ranges,
             min_partitions=self._options.min_partitions,
@@ -90,12 +93,12 @@ class RocketMQBatchReader(DataSourceReader):
         masters = {name: at for name, at in snapshot.addresses.items() if name not in snapshot.slaves}
         return partitions_of(parts, self._options, masters, snapshot.replicas, snapshot.slaves)
 
-    def _ranges(self, view: ClusterView) -> tuple[Snapshot, list[QueueRange]]:
+    def _ranges(self, view: ClusterView, positions: OptionPositions) -> tuple[Snapshot, list[QueueRange]]:
         snapshot = view.snapshot().with_slaves()
         if snapshot.out_of_sight:
             raise next(iter(snapshot.out_of_sight.values()))
-        starts = view.starting_positions(snapshot, snapshot.bounds.keys(), EARLIEST)
-        ends = view.ending_positions(snapshot)
+        starts = positions.starts(snapshot, snapshot.bounds.keys())
+        ends = positions.ends(snapshot)
         ends_are_written = self._options.ending_offsets is not None and not self._options.ends_at_group()
         if ends_are_written and self._options.fail_on_data_loss:
             problems = backward_problems(starts, ends)
@@ -136,7 +139,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         clock = SystemClock()
         pool = process_pool(ConnectionSettings.of(self._options))
         view = ClusterView(self._options, pool, clock)
-        progress = _progress(self._options, view, clock, self.timing, self._driver)
+        progress = _progress(self._options, pool, clock, self.timing, self._driver)
         if not TELLS_TRIGGER:
             _warn_of_limits(self._options)
         sizes = None
@@ -290,17 +293,17 @@ def _storage(options: ReadOptions, driver: DriverConnection | None) -> StorageOp
 
 def _progress(
     options: ReadOptions,
-    view: ClusterView,
+    pool: ChannelPool,
     clock: SystemClock,
     timing: MembershipTiming,
     driver: DriverConnection | None,
 ) -> ProgressSource:
+    starts = OptionPositions.of(options, pool, clock, LATEST).starts
     if options.consumer_group is None or options.offset_store is None:
-        return CheckpointProgress(view, LATEST)
+        return CheckpointProgress(starts)
     store = open_group_store(options, _storage(options, driver))
     member_id = client_id(options)
     is_broadcast = options.message_model is MessageModel.BROADCASTING
-    pool = process_pool(ConnectionSettings.of(options))
     if is_broadcast:
         owners = possible_owners(options, member_id, store)
         await_sole_owner(
@@ -314,8 +317,7 @@ def _progress(
         client_id=member_id,
         store=store,
         ownership=member,
-        view=view,
-        default_start=LATEST,
+        starts=starts,
         clock=clock,
         is_sole_owner=is_broadcast,
         broker_offsets=None if is_broadcast else RemoteBrokerOffsets.of(options, clock, pool=pool),
