@@ -468,22 +468,5 @@ class StallCounter:
         self._planned_at_s = now_s
 
 
-class DrainWatch:
-    """Measures how long a drain has stood still: no queue has moved or reached its end.
-
-    Times are monotonic seconds.
-    """
-
-    def __init__(self) -> None:
-        self._left: Mapping[MessageQueue, int] = {}
-        self._moved_at_s = 0.0
-
-    def stands_for_s(self, left: Mapping[MessageQueue, int], now_s: float) -> float:
-        """Return for how long no queue ``left`` to drain, given with its position, has moved."""
-        if not left or left != self._left:
-            self._left, self._moved_at_s = dict(left), now_s
-        return now_s - self._moved_at_s
-
-
 def _stands_at(planned: QueueRange, stored: QueueState | None) -> bool:
     return stored is not None and (stored.next_offset, stored.epoch) == (planned.start, planned.state.epoch)

@@ -17,14 +17,15 @@ from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
 from pyspark_rocketmq.clock import Clock, Deadline, RetryPolicy, call_with_retry
 from pyspark_rocketmq.consume.generations import Witnesses
 from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S, waits
-from pyspark_rocketmq.consume.planning import DrainWatch, Plan, ReadLimits, plan_ranges
+from pyspark_rocketmq.consume.planning import Plan, ReadLimits, plan_ranges
 from pyspark_rocketmq.consume.positions import StoredBy, stored_by, with_times_of_waiting
 from pyspark_rocketmq.consume.slave_reads import has_range
 from pyspark_rocketmq.display import peer_text
-from pyspark_rocketmq.errors import OffsetError, RocketMQError, TopicNotFound, TransportError
+from pyspark_rocketmq.errors import RocketMQError, TopicNotFound
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot, at_first_contact
+from pyspark_rocketmq.source.drain import Drain
 from pyspark_rocketmq.source.progress import ProgressSource
 from pyspark_rocketmq.source.queue_generations import CheckpointGenerations
 from pyspark_rocketmq.source.ranges import Offset, offset_to_plan, plan_to_offset, stored_by_of
@@ -41,8 +42,6 @@ _FIRST_PLAN: Final = RetryPolicy(attempts=3, first_pause_s=REFUSED_PAUSE_S, max_
 """Retries of unexplained refusals before the first plan; a refused queue rests as long as the pause."""
 _PAUSE_S: Final = 0.5
 """Seconds between attempts while the cluster does not answer or a suspended queue has no due time."""
-_MOST_SHOWN: Final = 5
-"""Most queues named in an error."""
 
 
 class MessageSizes:
@@ -124,16 +123,13 @@ class MicroBatchPlanner:
         )
         self._sizes = sizes
         self._generations = generations
-        self._held_up_by = held_up
+        self._drain = Drain(options, progress, clock, held_up)
         self._planned_at_s: float | None = None
         """When the last plan with something to run was made."""
         self._gone: set[MessageQueue] = set()
         """Queues of the newest checkpoint that were deleted: a queue with the same name is a new one."""
-        self._drain_watch = DrainWatch()
         self._held_up: frozenset[QueueRange] = frozenset()
         """Uncommitted ranges that held up their queues at the last plan, and were logged then."""
-        self._caps: dict[MessageQueue, int] | None = None
-        """Where an AvailableNow query ends."""
         self._has_awaited = False
         self._initial: Offset | None = None
         self._reported: dict[str, RocketMQError] = {}
@@ -172,11 +168,11 @@ class MicroBatchPlanner:
     def prepare_available_now(self) -> None:
         """Fix the current ends of all queues as the end of this query."""
         bounds = self._whole_snapshot(can_read_slaves=True).with_slaves().bounds
-        self._caps = {queue: each.max_offset for queue, each in bounds.items()}
+        self._drain.begin(bounds)
 
     def until_drained(self, start: Offset) -> Offset:
         """Like :meth:`latest` with AvailableNow; the end is fixed at the first call."""
-        if self._caps is None:
+        if not self._drain.has_begun:
             self.prepare_available_now()
         return self.latest(start)
 
@@ -189,7 +185,7 @@ class MicroBatchPlanner:
         Raises:
             DataLoss, RocketMQError: For the same reasons as :meth:`latest` with AvailableNow.
         """
-        if self._caps is None:
+        if not self._drain.has_begun:
             self._limits = ReadLimits()
             self.prepare_available_now()
         return self.latest(start)
@@ -273,76 +269,35 @@ class MicroBatchPlanner:
         while True:
             attempt = self._attempt(previous, stored_by_of(start))
             if isinstance(attempt, _Attempt):
-                self._check_drain(attempt.left)
+                self._drain.check_moves(attempt.left)
                 if attempt.ranges:
                     if self._waits_for_more(attempt.plan):
                         return start
                     times = self._stored_by(stored_by_of(start), attempt.snapshot, previous)
                     offset = plan_to_offset(seq + 1, attempt.ranges, stored_by=times)
                     return self._remember(offset, attempt.ranges)
-                trouble = self._missing_error(attempt.snapshot, previous) or self._unsettled_error()
+                trouble = self._drain.trouble(attempt.snapshot, previous, self._waiting())
                 is_drained = trouble is None and attempt.plan.next_due_s is None and not attempt.plan.gaps
-                if self._caps is None or is_drained:
+                if not self._drain.has_begun or is_drained:
                     return start
                 due_s = attempt.plan.next_due_s
             else:
                 trouble, due_s = attempt, None
-                if not self._caps:
+                if not self._drain.ends:
                     self._report_skipped(trouble)
                     return start
             patience = self._borne(trouble, patience)
             due_in_s = _PAUSE_S if due_s is None else due_s - self._clock.now_s()
             self._pause(min(max(due_in_s, 0.001), _PAUSE_S))
 
-    def _left(self, progress: Mapping[MessageQueue, QueueState]) -> dict[MessageQueue, int]:
-        return {
-            queue: progress[queue].next_offset
-            for queue, cap in sorted((self._caps or {}).items())
-            if queue in progress and progress[queue].next_offset < cap
-        }
-
-    def _check_drain(self, left: Mapping[MessageQueue, int]) -> None:
-        """Raise if a group's drain made no progress for ``drainTimeoutMs``: some message fails each time."""
-        if self._options.consumer_group is None:
-            return
-        stands_for_s = self._drain_watch.stands_for_s(left, self._clock.monotonic_s())
-        if stands_for_s * 1000 < self._options.drain_timeout_ms:
-            return
-        shown = [f"{queue} at offset {offset}" for queue, offset in left.items()]
-        more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
-        reason = self._held_up_by()
-        advice = (
-            f"{reason} Remove that reason, skip such messages by `pyspark-rocketmq offsets skip` "
-            "(DeltaOffsetStore.reset), or raise drainTimeoutMs."
-            if reason
-            else "Look in the log for why the listener gives messages back; mend it, set max_reconsume_times "
-            "(option maxReconsumeTimes) so that such messages become dead letters, skip them by "
-            "`pyspark-rocketmq offsets skip` (DeltaOffsetStore.reset), or raise drainTimeoutMs."
-        )
-        raise OffsetError(
-            f"The drain of group {self._options.consumer_group} has stood still for {stands_for_s:.0f} s: "
-            f"{'; '.join(shown[:_MOST_SHOWN])}{more}. {advice}"
-        )
-
     def _waits_for_more(self, plan: Plan) -> bool:
         """Whether there is too little to read and still time to wait for more (``minOffsetsPerTrigger``)."""
         least = self._options.min_offsets_per_trigger
         is_enough = least is None or plan.readable >= least or plan.gaps
-        if is_enough or self._caps is not None or self._planned_at_s is None:
+        if is_enough or self._drain.has_begun or self._planned_at_s is None:
             return False
         waited_s = self._clock.monotonic_s() - self._planned_at_s
         return waited_s < self._options.trigger_delay_ms() / 1000
-
-    def _unsettled_error(self) -> RocketMQError | None:
-        """Return why an AvailableNow query cannot end yet: another member holds queues allocated to it."""
-        if self._caps is None or self._progress.await_ready(0.0):
-            return None
-        return RocketMQError(
-            f"Queues of {', '.join(self._options.subscribed())} allocated to this member of group "
-            f"{self._options.consumer_group} were locked by another one for "
-            f"{self._options.retry_timeout_ms / 1000:g} s. Wait for its batch to end, "
-            "or raise retryTimeoutMs."
-        )
 
     def _attempt(self, previous: Sequence[QueueRange], times: StoredBy) -> _Attempt | RocketMQError:
         """Return a plan from a new snapshot, or an error that may pass."""
@@ -385,7 +340,7 @@ class MicroBatchPlanner:
         previous, readable = self._follow(previous, snapshot, times)
         progress = self._progress.read(previous, readable)
         plan = self._plan(snapshot, progress)
-        attempt = _Attempt(readable, plan, self._progress.compose(previous, plan), self._left(progress))
+        attempt = _Attempt(readable, plan, self._progress.compose(previous, plan), self._drain.left(progress))
         self._has_planned = True
         return attempt
 
@@ -423,7 +378,7 @@ class MicroBatchPlanner:
         if not self._progress.begins_in_checkpoint:
             return previous
         read = self._of_read_topics(previous)
-        for queue, loss in self._view.vanished([*read, *self._not_planned(previous)], snapshot):
+        for queue, loss in self._view.vanished([*read, *self._drain.not_planned(previous)], snapshot):
             if loss is not None and self._options.fail_on_data_loss:
                 raise loss
             if queue not in self._gone:
@@ -431,17 +386,10 @@ class MicroBatchPlanner:
                     "queue is gone, going on without it %s: %s", queue, loss or "it was read to its end"
                 )
             self._gone.add(queue)
-            if self._caps is not None:
-                self._caps.pop(queue, None)
+            self._drain.forget(queue)
         if not self._gone:
             return previous
         return [planned for planned in previous if planned.queue not in self._gone]
-
-    def _not_planned(self, previous: Sequence[QueueRange]) -> list[QueueRange]:
-        """Return the queues that an AvailableNow query has yet to plan, as empty ranges."""
-        planned = {known.queue for known in previous}
-        wanted = sorted(queue for queue, cap in (self._caps or {}).items() if cap and queue not in planned)
-        return [QueueRange.between(queue, 0, 0) for queue in wanted]
 
     def _remember(self, offset: Offset, ranges: Sequence[QueueRange]) -> Offset:
         self._planned_at_s = self._clock.monotonic_s()
@@ -477,7 +425,7 @@ class MicroBatchPlanner:
             progress,
             limits=self._limits,
             now_s=self._clock.now_s(),
-            caps=self._caps,
+            caps=self._drain.ends if self._drain.has_begun else None,
             had=self._progress.had_in_vain(progress),
             skip_gaps=not self._options.fail_on_data_loss,
             message_bytes=None if self._sizes is None else self._sizes.of,
@@ -503,26 +451,6 @@ class MicroBatchPlanner:
                     had.queue,
                 )
         self._held_up = frozenset(held_up)
-
-    def _missing_error(self, snapshot: Snapshot, previous: Sequence[QueueRange]) -> RocketMQError | None:
-        """Return why an AvailableNow query cannot end yet although nothing is planned: a queue is missing."""
-        waiting = self._waiting()
-        for queue, cap in sorted((self._caps or {}).items()):
-            if queue in snapshot.bounds and queue not in waiting:
-                continue
-            position = self._progress.position(queue, previous)
-            if position is None or position < cap:
-                found = (
-                    waiting.get(queue)
-                    or snapshot.unreachable.get(queue.broker_name)
-                    or snapshot.absent.get(queue.topic)
-                )
-                return found or TransportError(
-                    queue.broker_name,
-                    f"{queue} was there when this AvailableNow query began and is no longer in the topic's "
-                    "route. Start the broker, or the query again if the topic was made smaller",
-                )
-        return None
 
     def _patience(self) -> Deadline:
         return Deadline.after(self._clock, self._options.retry_timeout_ms / 1000)

@@ -1,0 +1,157 @@
+"""The end of a query that drains its queues, as one with ``trigger(availableNow=True)`` does.
+
+The ends of all queues are fixed when the drain begins. It is over when every queue has been read to there;
+until then the planner asks here why nothing can be planned, because an empty plan would end the query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from pyspark_rocketmq.clock import Clock
+from pyspark_rocketmq.errors import OffsetError, RocketMQError, TransportError
+from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueState
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.cluster_view import Snapshot
+from pyspark_rocketmq.source.progress import ProgressSource
+
+_MOST_SHOWN: Final = 5
+"""Most queues named in an error."""
+
+
+class Drain:
+    """Where the queues of one query end. Without :meth:`begin` the query does not drain, and nothing ends."""
+
+    def __init__(
+        self, options: ReadOptions, progress: ProgressSource, clock: Clock, held_up: Callable[[], str]
+    ) -> None:
+        """Take ``held_up``, which returns the reason known to the driver why queues wait, or ''."""
+        self._options = options
+        self._progress = progress
+        self._clock = clock
+        self._held_up = held_up
+        self._watch = StandstillWatch()
+        self.has_begun = False
+        self.ends: dict[MessageQueue, int] = {}
+        """The offset behind the last message to read, by queue; empty before the drain begins."""
+
+    def begin(self, bounds: Mapping[MessageQueue, QueueBounds]) -> None:
+        """Fix the end of each queue; queues that appear later are not read."""
+        self.has_begun = True
+        self.ends = {queue: found.max_offset for queue, found in bounds.items()}
+
+    def forget(self, queue: MessageQueue) -> None:
+        """Leave out a queue that was deleted."""
+        self.ends.pop(queue, None)
+
+    def not_planned(self, previous: Sequence[QueueRange]) -> list[QueueRange]:
+        """Return the queues that were not planned yet, as empty ranges."""
+        planned = {known.queue for known in previous}
+        wanted = sorted(queue for queue, end in self.ends.items() if end and queue not in planned)
+        return [QueueRange.between(queue, 0, 0) for queue in wanted]
+
+    def left(self, progress: Mapping[MessageQueue, QueueState]) -> dict[MessageQueue, int]:
+        """Return the next offsets of queues that have not been read to their ends."""
+        return {
+            queue: progress[queue].next_offset
+            for queue, end in sorted(self.ends.items())
+            if queue in progress and progress[queue].next_offset < end
+        }
+
+    def check_moves(self, left: Mapping[MessageQueue, int]) -> None:
+        """Check that a group's drain moves.
+
+        Args:
+            left: The result of :meth:`left` for the newest plan.
+
+        Raises:
+            OffsetError: If no queue moved for ``drainTimeoutMs``: some message fails each time.
+        """
+        if self._options.consumer_group is None:
+            return
+        stands_for_s = self._watch.stands_for_s(left, self._clock.monotonic_s())
+        if stands_for_s * 1000 < self._options.drain_timeout_ms:
+            return
+        shown = [f"{queue} at offset {offset}" for queue, offset in left.items()]
+        more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""
+        reason = self._held_up()
+        advice = (
+            f"{reason} Remove that reason, skip such messages by `pyspark-rocketmq offsets skip` "
+            "(DeltaOffsetStore.reset), or raise drainTimeoutMs."
+            if reason
+            else "Look in the log for why the listener gives messages back; mend it, set max_reconsume_times "
+            "(option maxReconsumeTimes) so that such messages become dead letters, skip them by "
+            "`pyspark-rocketmq offsets skip` (DeltaOffsetStore.reset), or raise drainTimeoutMs."
+        )
+        raise OffsetError(
+            f"The drain of group {self._options.consumer_group} has stood still for {stands_for_s:.0f} s: "
+            f"{'; '.join(shown[:_MOST_SHOWN])}{more}. {advice}"
+        )
+
+    def trouble(
+        self,
+        snapshot: Snapshot,
+        previous: Sequence[QueueRange],
+        waiting: Mapping[MessageQueue, RocketMQError],
+    ) -> RocketMQError | None:
+        """Return why the query cannot end yet although nothing is planned; None if it can.
+
+        Args:
+            snapshot: The newest one.
+            previous: The ranges of the last plan.
+            waiting: Queues that the plan left out although their brokers report bounds, and why.
+        """
+        return self._missing_error(snapshot, previous, waiting) or self._unsettled_error()
+
+    def _missing_error(
+        self,
+        snapshot: Snapshot,
+        previous: Sequence[QueueRange],
+        waiting: Mapping[MessageQueue, RocketMQError],
+    ) -> RocketMQError | None:
+        """Return why the query cannot end yet although nothing is planned: a queue is missing."""
+        for queue, end in sorted(self.ends.items()):
+            if queue in snapshot.bounds and queue not in waiting:
+                continue
+            position = self._progress.position(queue, previous)
+            if position is None or position < end:
+                found = (
+                    waiting.get(queue)
+                    or snapshot.unreachable.get(queue.broker_name)
+                    or snapshot.absent.get(queue.topic)
+                )
+                return found or TransportError(
+                    queue.broker_name,
+                    f"{queue} was there when this AvailableNow query began and is no longer in the topic's "
+                    "route. Start the broker, or the query again if the topic was made smaller",
+                )
+        return None
+
+    def _unsettled_error(self) -> RocketMQError | None:
+        """Return why the query cannot end yet: another member holds queues allocated to it."""
+        if not self.has_begun or self._progress.await_ready(0.0):
+            return None
+        return RocketMQError(
+            f"Queues of {', '.join(self._options.subscribed())} allocated to this member of group "
+            f"{self._options.consumer_group} were locked by another one for "
+            f"{self._options.retry_timeout_ms / 1000:g} s. Wait for its batch to end, "
+            "or raise retryTimeoutMs."
+        )
+
+
+class StandstillWatch:
+    """Measures how long a drain has stood still: no queue has moved or reached its end.
+
+    Times are monotonic seconds.
+    """
+
+    def __init__(self) -> None:
+        self._left: Mapping[MessageQueue, int] = {}
+        self._moved_at_s = 0.0
+
+    def stands_for_s(self, left: Mapping[MessageQueue, int], now_s: float) -> float:
+        """Return for how long no queue ``left`` to drain, given with its position, has moved."""
+        if not left or left != self._left:
+            self._left, self._moved_at_s = dict(left), now_s
+        return now_s - self._moved_at_s
