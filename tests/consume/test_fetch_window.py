@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from pyspark_rocketmq.consume.fetch_window import (
     FetchWindow,
-    PullChunk,
     PullTask,
     RangeWindow,
 )
+from pyspark_rocketmq.consume.segments import PullChunk
 from pyspark_rocketmq.consume.slave_reads import MASTER_ID
 from pyspark_rocketmq.errors import ConnectFailed, MessagesExpired, NoPermission, RocketMQError, SystemBusy
 from pyspark_rocketmq.model import MessageQueue, QueueRange
@@ -104,7 +104,7 @@ class Asker:
     @property
     def is_done(self) -> bool:
         """Whether the range is read and every chunk taken."""
-        return self.window.is_over and not self.window.buffered_bytes
+        return self.window.is_over and not self.window.segments.buffered_bytes
 
 
 def found(next_begin_offset: int, body: bytes, *, suggest: int = 0) -> PullResult:
@@ -238,7 +238,7 @@ def test_with_too_many_bytes_waiting_only_the_first_open_segment_goes_on() -> No
     pulls.ask()
     pulls.answer(1, 6, body(4, 5))
     pulls.answer(2, 12, body(8, 9))
-    assert pulls.window.buffered_bytes == 16
+    assert pulls.window.segments.buffered_bytes == 16
 
     assert pulls.ask() == []
     pulls.answer(0, 2, b"")
@@ -416,7 +416,7 @@ class ModelShell:
         in_flight = self._in_flight
         assert self.pulls.in_flight == len(in_flight) <= depth
         assert len({(task.range_index, task.segment_id) for task in in_flight}) == len(in_flight)
-        held = sum(each.buffered_bytes for each in self.pulls.ranges) + len(in_flight) * 256 * KIB
+        held = sum(each.segments.buffered_bytes for each in self.pulls.ranges) + len(in_flight) * 256 * KIB
         assert not tasks or held <= max_bytes or len(in_flight) == 1
         assert all(self.pulls.ranges[task.range_index].may_ask(self._now_s) for task in tasks)
 

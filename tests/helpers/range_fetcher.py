@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.consume.fetch_window import PullChunk
+from pyspark_rocketmq.consume.segments import PullChunk
 from pyspark_rocketmq.source.fetcher import Fetcher
 from pyspark_rocketmq.source.ranges import QueuePartition
 

@@ -13,7 +13,8 @@ import pytest
 
 from pyspark_rocketmq.client.pull_connection import PullConnection, close_idle_connections
 from pyspark_rocketmq.client.transport import RECEIVE_TICK_S, await_readable
-from pyspark_rocketmq.consume.fetch_window import FetchedChunks, PullChunk, RangeWindow
+from pyspark_rocketmq.consume.fetch_window import FetchedChunks, RangeWindow
+from pyspark_rocketmq.consume.segments import PullChunk
 from pyspark_rocketmq.errors import (
     BrokerError,
     ChannelClosed,
@@ -358,7 +359,9 @@ def test_bytes_over_all_ranges_are_bounded(server: ScriptedServer) -> None:
     for fetched_of in chain.from_iterable(fetcher.chunks()):
         offsets[fetched_of.range_index] += offsets_of(fetched_of.chunks)
         held = sum(len(chunk.body) for chunk in fetched_of.chunks)
-        held += sum(each.buffered_bytes + each.in_flight * largest for each in fetcher.ranges)
+        held += sum(
+            each.segments.buffered_bytes + each.segments.in_flight * largest for each in fetcher.ranges
+        )
         most = max(most, held)
 
     assert offsets == whole(6, 160)

@@ -1,7 +1,7 @@
 """Decides which pulls to send next for several queue ranges, and what each answer means. No I/O.
 
-A range ``[start, end)`` is cut into *segments*, each with one pull in flight; an answer moves its segment on
-to ``nextBeginOffset`` until it has reached its end. The facts and rules behind this:
+A range is cut into segments, each with one pull in flight (:mod:`~pyspark_rocketmq.consume.segments`). The
+facts and rules behind this:
 
 1. An answer may hold fewer messages than asked for (64 asked, 32 or 8 given) or none (a filter). Only
    ``nextBeginOffset`` shows how far the broker got; a short answer never means the end of the queue.
@@ -30,6 +30,7 @@ from logging import INFO, WARNING
 from typing import Final, NamedTuple, Protocol
 
 from pyspark_rocketmq.consume.not_now import is_pulled_again
+from pyspark_rocketmq.consume.segments import PullChunk, Segments
 from pyspark_rocketmq.consume.slave_reads import MASTER_ID, ReplicaSelector
 from pyspark_rocketmq.errors import (
     BrokerError,
@@ -131,16 +132,6 @@ class PullTask(NamedTuple):
     sent_at_s: float
 
 
-class PullChunk(NamedTuple):
-    """One answer's undecoded messages; those outside ``[start, limit)`` must be dropped."""
-
-    body: PulledBody
-    limit: int
-    """End of the segment: messages at or after it come again with a later chunk."""
-    start: int
-    """Requested queue offset: an inner batch may begin earlier."""
-
-
 class FetchedChunks(NamedTuple):
     """The next chunks of one range."""
 
@@ -154,22 +145,10 @@ class FetchedChunks(NamedTuple):
     """Why the range ends early; all chunks before it in queue order have been handed out."""
 
 
-class _Segment:
-    __slots__ = ("body_bytes", "chunks", "end", "is_pulled", "next_offset")
-
-    def __init__(self, start: int, end: int) -> None:
-        self.next_offset = start
-        self.end = end
-        self.is_pulled = True
-        self.chunks: list[PullChunk] = []
-        self.body_bytes = 0
-
-
 class RangeWindow:
     """The pulls of one range: at most ``depth`` in flight, answers handed out in queue order.
 
-    Guarantee: the chunks of ``take()``, each cut to its ``[start, limit)``, hold exactly the messages of
-    ``[start, end)`` that the broker returned, ascending and once, whatever the order of answers and failures.
+    ``take()`` keeps the guarantee of :class:`~pyspark_rocketmq.consume.segments.Segments`.
     """
 
     def __init__(
@@ -195,12 +174,7 @@ class RangeWindow:
         """
         self.failure: RocketMQError | None = None
         """Why the range cannot be read to its end."""
-        self.in_flight = 0
-        """Number of pulls given out and not yet reported."""
-        self.buffered_bytes = 0
-        """Bytes received and not yet taken."""
-        self.takeable_bytes = 0
-        """Bytes that ``take()`` would return now."""
+        self.segments = Segments(of.pulled_from, of.planned.end, segment)
         self.skipped = range(0)
         """Offsets passed over, and logged, because the broker no longer has them; may be empty."""
         self.bounds: tuple[int, int] | None = None
@@ -212,21 +186,9 @@ class RangeWindow:
         self.index = index
         self._of = of
         self._log = log
-        self._segment = segment
         self._depth = depth
         self._max_ahead_bytes = max_ahead_bytes
         self._is_stopped = False
-        self._segments: dict[int, _Segment] = {}
-        """Segments not yet taken completely, in queue order; ids count up."""
-        self._idle: list[int] = []
-        """Open segments without a pull in flight."""
-        self._next_start = of.pulled_from
-        self._next_id = 0
-        self._open_count = 0
-        """Number of segments begun and not complete."""
-        self._first_open = 0
-        """Smallest id of an incomplete segment; ``_next_id`` when none is open."""
-        self._taken_id = 0
         self._replica = ReplicaSelector(
             of.replicas, prefers_replica=of.prefers_replica, replaces_master=of.replaces_master
         )
@@ -247,9 +209,7 @@ class RangeWindow:
     @property
     def is_over(self) -> bool:
         """Whether no more pulls will be made."""
-        if self._next_start >= self._of.planned.end and not self._open_count:
-            return True
-        return self._is_stopped or self.failure is not None
+        return self.segments.is_complete or self._is_stopped or self.failure is not None
 
     def may_ask(self, now_s: float) -> bool:
         """Return whether pulls may be sent now."""
@@ -271,39 +231,12 @@ class RangeWindow:
         There are at most ``at_most`` of them, within ``depth``. Without ``may_run_ahead``, and with too many
         bytes ahead, only the first open segment is pulled.
         """
-        has_room = may_run_ahead and self.buffered_bytes < self._max_ahead_bytes
-        tasks = self._idle_tasks(has_room, at_most, now_s) if self._idle else []
-        while (
-            len(tasks) < at_most
-            and self._open_count < self._depth
-            and self._next_start < self._of.planned.end
-            and (has_room or not self._open_count)
-        ):
-            tasks.append(self._open_segment(now_s))
-        self.in_flight += len(tasks)
-        return tasks
-
-    def _idle_tasks(self, has_room: bool, at_most: int, now_s: float) -> list[PullTask]:
-        self._idle.sort()
-        sendable = [i for i in self._idle if has_room or i == self._first_open][:at_most]
-        self._idle = [i for i in self._idle if i not in sendable]
-        for segment_id in sendable:
-            self._segments[segment_id].is_pulled = True
-        return [self._task(segment_id, self._segments[segment_id], now_s) for segment_id in sendable]
-
-    def _open_segment(self, now_s: float) -> PullTask:
-        start, segment_id = self._next_start, self._next_id
-        segment = _Segment(start, min(start + self._segment, self._of.planned.end))
-        self._segments[segment_id] = segment
-        self._next_start = segment.end
-        self._next_id = segment_id + 1
-        self._open_count += 1
-        return self._task(segment_id, segment, now_s)
-
-    def _task(self, segment_id: int, segment: _Segment, now_s: float) -> PullTask:
-        start = segment.next_offset
-        max_msg_nums = min(segment.end - start, self._of.pull_batch_size)
-        return PullTask(self.index, segment_id, start, max_msg_nums, self.broker_id, now_s)
+        segments, broker_id, at_once = self.segments, self.broker_id, self._of.pull_batch_size
+        has_room = may_run_ahead and segments.buffered_bytes < self._max_ahead_bytes
+        return [
+            PullTask(self.index, segment_id, start, min(end - start, at_once), broker_id, now_s)
+            for segment_id, start, end in segments.pulls(at_most, most_open=self._depth, has_room=has_room)
+        ]
 
     # --- judging answers ------------------------------------------------------------------------------------
 
@@ -337,8 +270,7 @@ class RangeWindow:
 
     def lost(self, task: PullTask, error: RocketMQError | None, now_s: float) -> None:
         """Note that a pull failed; without an error, or with another broker to ask, it is sent again now."""
-        self._end_pull(task)
-        self._idle.append(task.segment_id)
+        self.segments.lost(task.segment_id)
         if self._replica.disappointed(task.broker_id, now_s):
             text = "replica %d did not serve, back to the master %s: %s"
             self._log(INFO, text, task.broker_id, self._of.planned.queue, error)
@@ -402,48 +334,8 @@ class RangeWindow:
         if result.suggest_which_broker_id != task.broker_id or self._replica.is_away:
             self._replica.suggested(task.broker_id, result.suggest_which_broker_id, now_s)
 
-    def _advance(self, task: PullTask, next_begin_offset: int, body: PulledBody) -> None:
-        segment = self._end_pull(task)
-        segment.next_offset = next_begin_offset
-        if body:
-            segment.chunks.append(PullChunk(body, segment.end, task.queue_offset))
-            body_bytes = len(body)
-            segment.body_bytes += body_bytes
-            self.buffered_bytes += body_bytes
-            if task.segment_id == self._first_open:
-                self.takeable_bytes += body_bytes
-        if next_begin_offset < segment.end:
-            self._idle.append(task.segment_id)
-            return
-        self._open_count -= 1
-        if task.segment_id == self._first_open:
-            self._find_first_open()
-
-    def _end_pull(self, task: PullTask) -> _Segment:
-        segment = self._segments.get(task.segment_id)
-        if segment is None or not segment.is_pulled:
-            raise ValueError(
-                f"Segment {task.segment_id} has no pull in flight; its answer was reported already."
-            )
-        segment.is_pulled = False
-        self.in_flight -= 1
-        return segment
-
-    def _find_first_open(self) -> None:
-        """Find the first open segment, past those completed before the one in front of them."""
-        candidate = self._first_open
-        segments = self._segments
-        while candidate < self._next_id:
-            segment = segments[candidate]
-            if candidate != self._first_open:
-                self.takeable_bytes += segment.body_bytes
-            if segment.next_offset < segment.end:
-                break
-            if not segment.chunks:
-                # A filter may leave thousands of them empty.
-                del segments[candidate]
-            candidate += 1
-        self._first_open = candidate
+    def _advance(self, task: PullTask, next_offset: int, body: PulledBody) -> None:
+        self.segments.answered(task.segment_id, task.queue_offset, next_offset, body)
 
     def _offset_moved(self, task: PullTask, result: PullResult, now_s: float) -> None:
         target = result.reset_from(task.queue_offset)
@@ -537,26 +429,7 @@ class RangeWindow:
 
     def take(self) -> list[PullChunk]:
         """Return the chunks next in queue order; a segment's only if all earlier ones are complete."""
-        taken: list[PullChunk] = []
-        segments = self._segments
-        while self._taken_id < self._first_open:
-            segment = segments.pop(self._taken_id, None)
-            if segment is not None:
-                taken += segment.chunks
-            self._taken_id += 1
-        first_open = segments.get(self._taken_id)
-        if first_open is not None and first_open.chunks:
-            taken += first_open.chunks
-            first_open.chunks, first_open.body_bytes = [], 0
-        self.buffered_bytes -= self.takeable_bytes
-        self.takeable_bytes = 0
-        return taken
-
-    def move(self, keep: Callable[[PulledBody], PulledBody]) -> None:
-        """Replace every body not yet taken with ``keep(body)``, which has the same bytes."""
-        if self.buffered_bytes:
-            for segment in self._segments.values():
-                segment.chunks = [chunk._replace(body=keep(chunk.body)) for chunk in segment.chunks]
+        return self.segments.take()
 
 
 class FetchWindow:
@@ -601,13 +474,13 @@ class FetchWindow:
     def tasks(self, now_s: float) -> list[PullTask]:
         """Return the pulls to send now, in bursts: sent singly they cost broker and client twice as much."""
         asking = [each for each in self._open if each.may_ask(now_s)]
-        if self.in_flight > self._depth // 2 and all(each.in_flight for each in asking):
+        if self.in_flight > self._depth // 2 and all(each.segments.in_flight for each in asking):
             return []
         room = min(self._depth, self._bytes_left() // self._largest_answer) - self.in_flight
         tasks = self._fair_tasks(asking, room, now_s) if room > 0 else []
-        if not tasks and not self.in_flight and not any(each.takeable_bytes for each in self._open):
+        if not tasks and not self.in_flight and not any(each.segments.takeable_bytes for each in self._open):
             # There is no room for any range: pull for the one that frees most memory.
-            fullest = max(asking, key=lambda each: each.buffered_bytes, default=None)
+            fullest = max(asking, key=lambda each: each.segments.buffered_bytes, default=None)
             tasks = [] if fullest is None else fullest.tasks(1, now_s, may_run_ahead=False)
         self.in_flight += len(tasks)
         return tasks
@@ -648,7 +521,7 @@ class FetchWindow:
         for each in self._open:
             if each.is_over:
                 return True
-            takeable += each.takeable_bytes
+            takeable += each.segments.takeable_bytes
         return takeable > 0 and (
             takeable >= self._batch_bytes
             or not self.in_flight
@@ -660,7 +533,7 @@ class FetchWindow:
         # Read ``is_over`` once for each range: another thread may stop a range at any moment, and its last
         # chunks must be marked as the last.
         asked = [(each, each.is_over) for each in self._open]
-        ready = [(each, is_over) for each, is_over in asked if is_over or each.takeable_bytes]
+        ready = [(each, is_over) for each, is_over in asked if is_over or each.segments.takeable_bytes]
         for each, is_over in ready:
             if is_over:
                 self._open.remove(each)
@@ -670,18 +543,18 @@ class FetchWindow:
         ]
 
     def move(self, keep: Callable[[PulledBody], PulledBody]) -> None:
-        """See :meth:`RangeWindow.move`."""
+        """Replace every body not yet taken with ``keep(body)``, which has the same bytes."""
         for each in self._open:
-            each.move(keep)
+            each.segments.move(keep)
 
     def _bytes_left(self) -> int:
-        return self._max_bytes - sum([each.buffered_bytes for each in self._open])
+        return self._max_bytes - sum([each.segments.buffered_bytes for each in self._open])
 
     def _fair_tasks(self, asking: Sequence[RangeWindow], room: int, now_s: float) -> list[PullTask]:
         share = max(1, self._depth // max(1, len(asking)))
         tasks: list[PullTask] = []
         for each in asking:
-            at_most = min(share - each.in_flight, room - len(tasks))
+            at_most = min(share - each.segments.in_flight, room - len(tasks))
             if at_most > 0:
                 tasks += each.tasks(at_most, now_s)
         # Let each range come first at some time.

@@ -1,0 +1,199 @@
+"""The segments of one range: which part of it each pull reads, and its chunks in queue order. No I/O.
+
+A range ``[start, end)`` is cut into segments, each with one pull in flight; an answer moves its segment on to
+``nextBeginOffset`` until it has reached its end. Answers arrive in any order; chunks leave in queue order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pyspark_rocketmq.model import PulledBody
+
+
+class PullChunk(NamedTuple):
+    """One answer's undecoded messages; those outside ``[start, limit)`` must be dropped."""
+
+    body: PulledBody
+    limit: int
+    """End of the segment: messages at or after it come again with a later chunk."""
+    start: int
+    """Requested queue offset: an inner batch may begin earlier."""
+
+
+class SegmentPull(NamedTuple):
+    """The part of a range that the next pull of one segment reads: ``[start, end)``."""
+
+    segment_id: int
+    start: int
+    end: int
+
+
+class _Segment:
+    __slots__ = ("body_bytes", "chunks", "end", "is_pulled", "next_offset")
+
+    def __init__(self, start: int, end: int) -> None:
+        self.next_offset = start
+        self.end = end
+        self.is_pulled = True
+        self.chunks: list[PullChunk] = []
+        self.body_bytes = 0
+
+
+class Segments:
+    """The segments of one range, in queue order.
+
+    Guarantee: the chunks of ``take()``, each cut to its ``[start, limit)``, hold exactly the messages of
+    ``[start, end)`` that the broker returned, ascending and once, whatever the order of answers and failures.
+    """
+
+    def __init__(self, start: int, end: int, size: int) -> None:
+        """Open no segment yet; ``pulls()`` does.
+
+        Args:
+            start: First offset of the range.
+            end: Its end, exclusive; the range is complete at once if that is not past ``start``.
+            size: Offsets per segment, at least 1.
+        """
+        self.in_flight = 0
+        """Number of pulls given out and not yet reported."""
+        self.buffered_bytes = 0
+        """Bytes received and not yet taken."""
+        self.takeable_bytes = 0
+        """Bytes that ``take()`` would return now."""
+        self._next_start = start
+        self._end = end
+        self._size = size
+        self._segments: dict[int, _Segment] = {}
+        """Segments not yet taken completely, in queue order; ids count up."""
+        self._idle: list[int] = []
+        """Open segments without a pull in flight."""
+        self._next_id = 0
+        self._open_count = 0
+        """Number of segments begun and not complete."""
+        self._first_open = 0
+        """Smallest id of an incomplete segment; ``_next_id`` when none is open."""
+        self._taken_id = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every offset of the range was answered; its last chunks may not have been taken."""
+        return self._next_start >= self._end and not self._open_count
+
+    def pulls(self, at_most: int, *, most_open: int, has_room: bool) -> list[SegmentPull]:
+        """Return the pulls to send now, ascending; each is given out once until it is reported.
+
+        Args:
+            at_most: Most pulls to return.
+            most_open: Most segments that may be open, at least 1.
+            has_room: Whether later segments may run ahead; otherwise only the first open one is pulled.
+        """
+        pulls = self._idle_pulls(at_most, has_room) if self._idle else []
+        while (
+            len(pulls) < at_most
+            and self._open_count < most_open
+            and self._next_start < self._end
+            and (has_room or not self._open_count)
+        ):
+            pulls.append(self._open_segment())
+        self.in_flight += len(pulls)
+        return pulls
+
+    def _idle_pulls(self, at_most: int, has_room: bool) -> list[SegmentPull]:
+        self._idle.sort()
+        sendable = [i for i in self._idle if has_room or i == self._first_open][:at_most]
+        self._idle = [i for i in self._idle if i not in sendable]
+        pulls = []
+        for segment_id in sendable:
+            segment = self._segments[segment_id]
+            segment.is_pulled = True
+            pulls.append(SegmentPull(segment_id, segment.next_offset, segment.end))
+        return pulls
+
+    def _open_segment(self) -> SegmentPull:
+        start, segment_id = self._next_start, self._next_id
+        segment = _Segment(start, min(start + self._size, self._end))
+        self._segments[segment_id] = segment
+        self._next_start = segment.end
+        self._next_id = segment_id + 1
+        self._open_count += 1
+        return SegmentPull(segment_id, start, segment.end)
+
+    def answered(self, segment_id: int, asked: int, next_offset: int, body: PulledBody) -> None:
+        """Move a segment on to ``next_offset`` with the messages that a pull from ``asked`` brought.
+
+        Raises:
+            ValueError: If the segment has no pull in flight.
+        """
+        segment = self._end_pull(segment_id)
+        segment.next_offset = next_offset
+        if body:
+            segment.chunks.append(PullChunk(body, segment.end, asked))
+            body_bytes = len(body)
+            segment.body_bytes += body_bytes
+            self.buffered_bytes += body_bytes
+            if segment_id == self._first_open:
+                self.takeable_bytes += body_bytes
+        if next_offset < segment.end:
+            self._idle.append(segment_id)
+            return
+        self._open_count -= 1
+        if segment_id == self._first_open:
+            self._find_first_open()
+
+    def lost(self, segment_id: int) -> None:
+        """Note that a pull failed: it is to be sent again.
+
+        Raises:
+            ValueError: If the segment has no pull in flight.
+        """
+        self._end_pull(segment_id)
+        self._idle.append(segment_id)
+
+    def _end_pull(self, segment_id: int) -> _Segment:
+        segment = self._segments.get(segment_id)
+        if segment is None or not segment.is_pulled:
+            raise ValueError(f"Segment {segment_id} has no pull in flight; its answer was reported already.")
+        segment.is_pulled = False
+        self.in_flight -= 1
+        return segment
+
+    def _find_first_open(self) -> None:
+        """Find the first open segment, past those completed before the one in front of them."""
+        candidate = self._first_open
+        segments = self._segments
+        while candidate < self._next_id:
+            segment = segments[candidate]
+            if candidate != self._first_open:
+                self.takeable_bytes += segment.body_bytes
+            if segment.next_offset < segment.end:
+                break
+            if not segment.chunks:
+                # A filter may leave thousands of them empty.
+                del segments[candidate]
+            candidate += 1
+        self._first_open = candidate
+
+    def take(self) -> list[PullChunk]:
+        """Return the chunks next in queue order; a segment's only if all earlier ones are complete."""
+        taken: list[PullChunk] = []
+        segments = self._segments
+        while self._taken_id < self._first_open:
+            segment = segments.pop(self._taken_id, None)
+            if segment is not None:
+                taken += segment.chunks
+            self._taken_id += 1
+        first_open = segments.get(self._taken_id)
+        if first_open is not None and first_open.chunks:
+            taken += first_open.chunks
+            first_open.chunks, first_open.body_bytes = [], 0
+        self.buffered_bytes -= self.takeable_bytes
+        self.takeable_bytes = 0
+        return taken
+
+    def move(self, keep: Callable[[PulledBody], PulledBody]) -> None:
+        """Replace every body not yet taken with ``keep(body)``, which has the same bytes."""
+        if self.buffered_bytes:
+            for segment in self._segments.values():
+                segment.chunks = [chunk._replace(body=keep(chunk.body)) for chunk in segment.chunks]
