@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from pyspark.errors import AnalysisException
@@ -13,6 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.errors import OptionError, RocketMQError, without_frames
+from pyspark_rocketmq.group.requests import ConsumeOne
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.options.write import WriteOptions
@@ -81,7 +83,7 @@ class DefaultSource(DataSource):
                 "one and commits in another. Use the path of a Delta table"
             )
             _refuse([problem])
-        return RocketMQStreamReader(options)
+        return RocketMQStreamReader(options, _open_listener(options))
 
     @without_frames
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
@@ -143,6 +145,20 @@ class DefaultSource(DataSource):
         if "path" in self.options:
             topic = self.options["path"]
             _refuse([f"{method}() takes no path; write .option('topic', '{topic}').{method}()"])
+
+
+def _open_listener(options: ReadOptions) -> Callable[[], ConsumeOne] | None:
+    """Return how to open the listener in the planner; None if it was not registered by name."""
+    if options.listener is None or options.consumer_group is None:
+        return None
+    return partial(_consume_one, options.listener, options.consumer_group, is_orderly=options.consume_orderly)
+
+
+def _consume_one(listener: str, consumer_group: str, *, is_orderly: bool) -> ConsumeOne:
+    # Imported here, because a planner seldom needs it.
+    from pyspark_rocketmq.listeners.direct_consume import DirectConsumer
+
+    return DirectConsumer(listener, consumer_group, orderly=is_orderly).consume
 
 
 def _refuse(problems: list[str]) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics, RecentMetrics
-from pyspark_rocketmq.group.requests import ClientRemotingProcessor
+from pyspark_rocketmq.group.requests import ClientRemotingProcessor, ConsumeOne
 from pyspark_rocketmq.listeners.context import ConsumeConcurrentlyContext, ConsumeOrderlyContext
+from pyspark_rocketmq.listeners.direct_consume import DirectConsumer
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageExt, MessageModel, MessageQueue, QueueState
 from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
@@ -39,6 +40,13 @@ class Member:
         self.notifications.append(None)
 
 
+def opened(options: ReadOptions) -> Callable[[], ConsumeOne] | None:
+    listener = options.listener
+    if listener is None:
+        return None
+    return lambda: DirectConsumer(listener, "g", orderly=options.consume_orderly).consume
+
+
 class Desk:
     """A desk of group ``g`` with both queues in its store and one held."""
 
@@ -56,7 +64,7 @@ class Desk:
                 **more,
             }
         )
-        self.desk = ClientRemotingProcessor(options, self.store, "progress", clock)
+        self.desk = ClientRemotingProcessor(options, self.store, "progress", clock, opened(options))
         consumer = ConsumerData(
             group_name="g",
             consume_type=ConsumeType.CONSUME_PASSIVELY,

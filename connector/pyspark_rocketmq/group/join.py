@@ -16,7 +16,7 @@ import signal
 import threading
 import types
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from pyspark_rocketmq.client.cluster import Cluster, subscription_data
@@ -26,12 +26,14 @@ from pyspark_rocketmq.consume.allocation import AllocationStrategy, allocation_s
 from pyspark_rocketmq.consume.membership import Allocate, Membership, MembershipTiming
 from pyspark_rocketmq.group.driver_connection import DriverConnection
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S, GroupCalls, RunningMember
-from pyspark_rocketmq.group.requests import ClientRemotingProcessor
+from pyspark_rocketmq.group.requests import ClientRemotingProcessor, ConsumeOne
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetKey, OffsetStore
 from pyspark_rocketmq.options.positions import EARLIEST
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, ConsumeType, HeartbeatData
+
+logger = logging.getLogger(__name__)
 
 _WITHIN_S: Final = 3.0
 """Longest time for unlocking and unregistering, after the last delivery has ended."""
@@ -69,9 +71,6 @@ def _leave() -> None:
         member.stop(member.calls_end_s + _WITHIN_S)
 
 
-logger = logging.getLogger(__name__)
-
-
 def offset_key(options: ReadOptions) -> str:
     """Return the key of this consumer's progress in the offset store and the sink."""
     assert options.consumer_group is not None
@@ -97,11 +96,18 @@ def join_group(
     *,
     timing: MembershipTiming | None = None,
     driver: DriverConnection | None = None,
+    open_listener: Callable[[], ConsumeOne] | None = None,
 ) -> RunningMember:
     """Create a member of ``options.consumer_group`` called ``member_id``; the caller starts and stops it.
 
-    Intervals in ``timing`` that differ from RocketMQ's must match those of the brokers. ``driver`` is the
-    driver connection of a ``PushConsumer``.
+    Args:
+        options: The query's.
+        member_id: The client id.
+        store: The offset store of the group.
+        clock: The system's, except in tests.
+        timing: Intervals; those that differ from RocketMQ's must match those of the brokers.
+        driver: The driver connection of a ``PushConsumer``.
+        open_listener: See :class:`ClientRemotingProcessor`.
 
     Raises:
         OptionError: If there is no such allocation strategy, or a certificate cannot be used.
@@ -135,7 +141,7 @@ def join_group(
         ),
     )
     # A member's calls are limited independently of pulls: a member that waits renews no locks.
-    processor = ClientRemotingProcessor(options, store, offset_key(options), clock)
+    processor = ClientRemotingProcessor(options, store, offset_key(options), clock, open_listener)
     pool = ConnectionSettings.of(options).open_pool(clock, lambda _: processor)
     cluster = Cluster.of(options, clock, pool=pool, at_most_s=CALL_TIMEOUT_S)
     calls = GroupCalls(

@@ -8,7 +8,6 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from importlib import import_module
 from typing import Final
 
 from pyspark_rocketmq.clock import Clock
@@ -53,6 +52,9 @@ from pyspark_rocketmq.wire.requests.headers import (
 
 logger = logging.getLogger(__name__)
 
+ConsumeOne = Callable[[MessageExt], ConsumeMessageDirectlyResult]
+"""Call the listener with one message; return its answer or its error."""
+
 
 class ClientRemotingProcessor:
     """Answers brokers' requests to one member of one group; passes on groups and topics without namespace.
@@ -64,8 +66,20 @@ class ClientRemotingProcessor:
     Source: RocketMQ 5.3.3 ``ClientRemotingProcessor``.
     """
 
-    def __init__(self, options: ReadOptions, store: OffsetStore, offset_key: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        options: ReadOptions,
+        store: OffsetStore,
+        offset_key: str,
+        clock: Clock,
+        open_listener: Callable[[], ConsumeOne] | None = None,
+    ) -> None:
+        """Take ``open_listener``, which is called before the first message that an administrator sends.
+
+        It is None if the listener runs on executors only.
+        """
         self._options = options
+        self._open_listener = open_listener
         self._namespace = options.namespace or ""
         self._store = store
         self._offset_key = offset_key
@@ -73,7 +87,7 @@ class ClientRemotingProcessor:
         self._started_ms = int(clock.now_s() * 1000)
         self._member: RunningMember | None = None
         self._heartbeat: HeartbeatData | None = None
-        self._consume_one: Callable[[MessageExt], ConsumeMessageDirectlyResult] | None = None
+        self._consume_one: ConsumeOne | None = None
         self._was_reset: Callable[[], None] | None = None
         self._handlers: Final[Mapping[int, Callable[[RemotingCommand], RemotingCommand]]] = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._consumer_ids_changed,
@@ -215,19 +229,13 @@ class ClientRemotingProcessor:
         """
         if consumer_group != self._options.consumer_group:
             return None
-        is_orderly = self._options.consume_orderly
-        if self._options.listener is not None:
+        if self._open_listener is not None:
             if self._consume_one is None:
-                # Imported here: it is in a higher layer, and a planner seldom needs it.
-                above = import_module("pyspark_rocketmq.listeners.direct_consume")
-                self._consume_one = above.DirectConsumer(
-                    self._options.listener, consumer_group, orderly=is_orderly
-                ).consume
-            assert self._consume_one is not None
+                self._consume_one = self._open_listener()
             return self._consume_one(message)
         return ConsumeMessageDirectlyResult(
             consume_result=ConsumeResult.CR_THROW_EXCEPTION,
-            order=is_orderly,
+            order=self._options.consume_orderly,
             remark=f"Message {message.msg_id} was not consumed: this member is a Spark query, whose listener "
             "runs on executors only. Register the listener by name ('module:name') to have single messages "
             "consumed, or reset the group's offset to have the message consumed again.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 
 from pyspark_rocketmq.client.cluster import Cluster
 from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
-from pyspark_rocketmq.clock import Deadline, SystemClock
+from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
 from pyspark_rocketmq.consume.membership import MembershipTiming
 from pyspark_rocketmq.consume.planning import split_ranges
 from pyspark_rocketmq.consume.positions import backward_problems, batch_ranges
@@ -27,6 +27,7 @@ from pyspark_rocketmq.errors import OptionError, without_frames
 from pyspark_rocketmq.group.broker_offsets import PullingResetWatch, RemoteBrokerOffsets, open_group_store
 from pyspark_rocketmq.group.driver_connection import DriverConnection
 from pyspark_rocketmq.group.join import client_id, join_group, offset_key, unregister_at_exit
+from pyspark_rocketmq.group.requests import ConsumeOne
 from pyspark_rocketmq.hub.session import HubAddress
 from pyspark_rocketmq.model import MessageModel, QueueRange
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
@@ -122,8 +123,10 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     timing: ClassVar[MembershipTiming] = MembershipTiming()
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, open_listener: Callable[[], ConsumeOne] | None = None) -> None:
+        """Take ``open_listener``, by which the group's member consumes a message for an administrator."""
         self._options = options
+        self._open_listener = open_listener
         self._newest: Offset | None = None
         """The newest offset that Spark is known to have; Spark before 4.2 does not pass where a plan begins.
         """
@@ -139,7 +142,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         clock = SystemClock()
         pool = process_pool(ConnectionSettings.of(self._options))
         view = ClusterView(self._options, pool, clock)
-        progress = _progress(self._options, pool, clock, self.timing, self._driver)
+        progress = self._progress(pool, clock)
         if not TELLS_TRIGGER:
             _warn_of_limits(self._options)
         sizes = None
@@ -162,8 +165,47 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             held_up=lambda: "" if driver is None else driver.held_up,
         )
 
+    def _progress(self, pool: ChannelPool, clock: Clock) -> ProgressSource:
+        """Return the progress of the checkpoint or of the group, as a member of which this process joins."""
+        options, driver = self._options, self._driver
+        starts = OptionPositions.of(options, pool, clock, LATEST).starts
+        if options.consumer_group is None or options.offset_store is None:
+            return CheckpointProgress(starts)
+        store = open_group_store(options, _storage(options, driver))
+        member_id = client_id(options)
+        is_broadcast = options.message_model is MessageModel.BROADCASTING
+        if is_broadcast:
+            owners = possible_owners(options, member_id, store)
+            await_sole_owner(
+                offset_key(options), owners, lambda: living_members(options, pool, clock), clock, time.sleep
+            )
+        member = join_group(
+            options,
+            member_id,
+            store,
+            clock,
+            timing=self.timing,
+            driver=driver,
+            open_listener=self._open_listener,
+        )
+        unregister_at_exit(member)
+        member.start()
+        return GroupProgress(
+            consumer_group=offset_key(options),
+            client_id=member_id,
+            store=store,
+            ownership=member,
+            starts=starts,
+            clock=clock,
+            is_sole_owner=is_broadcast,
+            broker_offsets=None if is_broadcast else RemoteBrokerOffsets.of(options, clock, pool=pool),
+            reset_watch=None if is_broadcast else PullingResetWatch(options, pool, clock),
+            message_lookup=MessageLookup(options, pool, clock),
+            fail_on_data_loss=options.fail_on_data_loss,
+        )
+
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_newest": None}
+        return {"_options": self._options, "_newest": None, "_open_listener": None}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return any limit except ``ReadAllAvailable``, which then means ``trigger(once=True)``.
@@ -289,39 +331,3 @@ def _storage(options: ReadOptions, driver: DriverConnection | None) -> StorageOp
         return first.values if found is None else found
 
     return StorageOptions(ask)
-
-
-def _progress(
-    options: ReadOptions,
-    pool: ChannelPool,
-    clock: SystemClock,
-    timing: MembershipTiming,
-    driver: DriverConnection | None,
-) -> ProgressSource:
-    starts = OptionPositions.of(options, pool, clock, LATEST).starts
-    if options.consumer_group is None or options.offset_store is None:
-        return CheckpointProgress(starts)
-    store = open_group_store(options, _storage(options, driver))
-    member_id = client_id(options)
-    is_broadcast = options.message_model is MessageModel.BROADCASTING
-    if is_broadcast:
-        owners = possible_owners(options, member_id, store)
-        await_sole_owner(
-            offset_key(options), owners, lambda: living_members(options, pool, clock), clock, time.sleep
-        )
-    member = join_group(options, member_id, store, clock, timing=timing, driver=driver)
-    unregister_at_exit(member)
-    member.start()
-    return GroupProgress(
-        consumer_group=offset_key(options),
-        client_id=member_id,
-        store=store,
-        ownership=member,
-        starts=starts,
-        clock=clock,
-        is_sole_owner=is_broadcast,
-        broker_offsets=None if is_broadcast else RemoteBrokerOffsets.of(options, clock, pool=pool),
-        reset_watch=None if is_broadcast else PullingResetWatch(options, pool, clock),
-        message_lookup=MessageLookup(options, pool, clock),
-        fail_on_data_loss=options.fail_on_data_loss,
-    )
