@@ -7,12 +7,13 @@ from queue import SimpleQueue
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.requests.send import SendSettings
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import ClusterUnderTest
 

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
-from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
 from pyspark_rocketmq.clock import SystemClock
@@ -32,6 +32,7 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.ranges import partitions_of
 from pyspark_rocketmq.source.reader import read_ranges
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
+from pyspark_rocketmq.wire.requests.send import SendSettings
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import Backend, ClusterUnderTest

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.identity import WHO, name_in
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
@@ -24,6 +24,8 @@ from pyspark_rocketmq.publish.rows import RowKeys
 from pyspark_rocketmq.publish.writer import send_rows
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
+from pyspark_rocketmq.wire.requests.pull import PullRequest
+from pyspark_rocketmq.wire.requests.send import SendSettings
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.group_query import SOON_S, GroupQuery, await_consumed

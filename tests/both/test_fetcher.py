@@ -9,13 +9,13 @@ from itertools import chain
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.model import Message, MessageQueue, QueueRange
 from pyspark_rocketmq.source.fetcher import Fetcher
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.reader import read_queues
-from pyspark_rocketmq.wire.requests.send import Batch
+from pyspark_rocketmq.wire.requests.send import Batch, SendSettings
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.partitions import partition_of

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from broker_sim.bodies import SubscriptionGroupConfig
-from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import DataLoss, OffsetsBeganAgain
@@ -19,6 +19,7 @@ from pyspark_rocketmq.source.message_lookup import Found, MessageLookup
 from pyspark_rocketmq.source.ranges import offset_to_plan
 from pyspark_rocketmq.source.readers import RocketMQStreamReader
 from pyspark_rocketmq.wire.codes import RequestCode
+from pyspark_rocketmq.wire.requests.send import SendSettings
 from tests.both.support import await_readable
 from tests.helpers.administrator import Administrator
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.clock import Deadline
 from pyspark_rocketmq.errors import NoPermission, OffsetNotFound, TopicNotFound
@@ -17,6 +17,8 @@ from pyspark_rocketmq.model import Message, MessageQueue, retry_topic
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
+from pyspark_rocketmq.wire.requests.pull import PullRequest
+from pyspark_rocketmq.wire.requests.send import SendSettings
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.conftest import Put
 from tests.helpers.cluster import ClusterUnderTest

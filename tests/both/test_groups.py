@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import pytest
 
 from broker_sim.cluster import SimCluster
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import BrokerError, ChannelClosed
@@ -20,6 +20,8 @@ from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.headers import GroupRequestHeader
+from pyspark_rocketmq.wire.requests.pull import PullRequest
+from pyspark_rocketmq.wire.requests.send import SendSettings
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import ClusterUnderTest

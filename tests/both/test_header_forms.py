@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.client.broker import Batch, BrokerClient, PullRequest, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import RocketMQError
@@ -25,6 +25,8 @@ from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand, SerializeType
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
+from pyspark_rocketmq.wire.requests.pull import PullRequest
+from pyspark_rocketmq.wire.requests.send import Batch, SendSettings
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.conftest import Put
 from tests.both.support import ANSWER_S, await_readable

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue
 from pyspark_rocketmq.wire.codes import MessageSysFlag
 from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.requests.pull import PullRequest
 from pyspark_rocketmq.wire.requests.send import select_by_hash
 from tests.both.support import ANSWER_S
 from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest

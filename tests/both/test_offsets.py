@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import BrokerError, OffsetNotFound, TopicNotFound, TransportError
@@ -14,6 +14,7 @@ from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
+from pyspark_rocketmq.wire.requests.pull import PullRequest
 from tests.both.conftest import Put
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.wait import wait_until

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullResult, PullStatus
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.errors import BrokerError, SubscriptionNotLatest, TopicNotFound
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue
 from pyspark_rocketmq.wire.codes import PullSysFlag, ResponseCode
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, PullStatus
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.conftest import Put
 from tests.both.support import ANSWER_S, TRIES_TO_BE_HELD

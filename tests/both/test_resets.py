@@ -8,7 +8,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
@@ -19,6 +19,7 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.reader import read_queue
 from pyspark_rocketmq.wire.codes import RequestCode
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullStatus
 from tests.both.conftest import Put
 from tests.both.support import ANSWER_S
 from tests.broker_sim.exchange import request

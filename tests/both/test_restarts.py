@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import SystemClock
@@ -23,6 +23,7 @@ from pyspark_rocketmq.publish.rows import RowKeys
 from pyspark_rocketmq.publish.writer import send_rows
 from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot, check_topics
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
+from pyspark_rocketmq.wire.requests.send import SendSettings
 from tests.both.support import ANSWER_S
 from tests.both.test_java_interop import read_queue
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest

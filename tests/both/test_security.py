@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import Deadline, SystemClock
@@ -29,6 +29,7 @@ from pyspark_rocketmq.source.readers import RocketMQBatchReader
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
+from pyspark_rocketmq.wire.requests.pull import PullRequest
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.support import ANSWER_S
 from tests.helpers.certificates import Authority

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from broker_sim.bodies import SubscriptionGroupConfig
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSettings
@@ -20,6 +20,8 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.message_ids import decode_offset_message_id
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
+from pyspark_rocketmq.wire.requests.pull import PullRequest
+from pyspark_rocketmq.wire.requests.send import SendSettings
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.administrator import Administrator

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.async_sends import AsyncSends
 from pyspark_rocketmq.client.producer.producer import Producer
@@ -17,7 +17,8 @@ from pyspark_rocketmq.wire.codes import MessageSysFlag, RequestCode, ResponseCod
 from pyspark_rocketmq.wire.message_ids import decode_offset_message_id
 from pyspark_rocketmq.wire.messages import MessageVersion, decode_messages, decode_stored_messages
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
-from pyspark_rocketmq.wire.requests.send import select_by_hash
+from pyspark_rocketmq.wire.requests.pull import PullRequest
+from pyspark_rocketmq.wire.requests.send import SendSettings, select_by_hash
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import REAL_ONLY, SIM_ONLY, ClusterUnderTest
 from tests.helpers.wait import wait_until

@@ -9,7 +9,7 @@ from itertools import chain
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSettings
 from pyspark_rocketmq.clock import SystemClock
@@ -19,6 +19,7 @@ from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.source.readers import RocketMQBatchReader
+from pyspark_rocketmq.wire.requests.send import SendSettings
 from tests.both.support import await_readable
 from tests.helpers.administrator import Administrator
 from tests.helpers.cluster import SIM_ONLY, ClusterUnderTest

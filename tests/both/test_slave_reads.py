@@ -11,7 +11,7 @@ from itertools import chain
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.clock import SystemClock
@@ -23,7 +23,8 @@ from pyspark_rocketmq.source.fetcher import Fetcher
 from pyspark_rocketmq.source.ranges import QueuePartition
 from pyspark_rocketmq.source.readers import RocketMQBatchReader
 from pyspark_rocketmq.wire.messages import decode_messages
-from pyspark_rocketmq.wire.requests.send import Batch
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullStatus
+from pyspark_rocketmq.wire.requests.send import Batch, SendSettings
 from tests.both.support import await_readable
 from tests.helpers.cluster import REAL_ONLY, ClusterUnderTest
 from tests.helpers.group_query import SOON_S, GroupQuery, await_consumed

@@ -7,11 +7,12 @@ from queue import SimpleQueue
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.producer.transactions import TransactionProducer
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import LocalTransactionState, Message, MessageExt, MessageQueue
 from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.requests.pull import PullRequest
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import ClusterUnderTest
 

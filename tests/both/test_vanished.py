@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.errors import QueueRemoved, TopicDeleted
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode
+from pyspark_rocketmq.wire.requests.send import SendSettings
 from tests.both.conftest import Put
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.stream_read import StreamUnderTest

@@ -6,7 +6,7 @@ import pytest
 
 from broker_sim.cluster import SimCluster
 from broker_sim.settings import BrokerSettings
-from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import SystemClock
@@ -16,6 +16,7 @@ from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.fastjson import read_object
 from pyspark_rocketmq.wire.messages import decode_messages
 from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, PullStatus
+from pyspark_rocketmq.wire.requests.send import SendSettings
 from pyspark_rocketmq.wire.requests.topics import decode_route
 from tests.broker_sim.exchange import GROUP, TOPIC, held_pull, message, pull, request, send
 from tests.broker_sim.raw_client import RawClient

@@ -9,7 +9,7 @@ import pytest
 
 from broker_sim.cluster import SimCluster
 from broker_sim.security import AccessControl, Action, Kind, Need, Policy, User, needs_of
-from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import AclSigner, ConnectionSettings
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import SystemClock
@@ -20,6 +20,7 @@ from pyspark_rocketmq.wire.command import ONEWAY_FLAG, RemotingCommand, signatur
 from pyspark_rocketmq.wire.fastjson import dumps_java
 from pyspark_rocketmq.wire.requests.bodies import LockBatchRequest
 from pyspark_rocketmq.wire.requests.pull import PullRequest, PullStatus
+from pyspark_rocketmq.wire.requests.send import SendSettings
 from tests.broker_sim.exchange import GROUP, TOPIC, heartbeat, pull, request, send
 from tests.broker_sim.raw_client import RawClient
 from tests.helpers.golden import golden

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker_sim.cluster import SimCluster
-from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.producer import Producer
 from pyspark_rocketmq.clock import Deadline, SystemClock
@@ -26,7 +26,7 @@ from pyspark_rocketmq.model import Message, MessageQueue, SendStatus
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.requests.pull import PullRequest, PullStatus
-from pyspark_rocketmq.wire.requests.send import SendResult
+from pyspark_rocketmq.wire.requests.send import SendResult, SendSettings
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.wait import PATIENCE_S, wait_until
 

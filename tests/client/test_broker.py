@@ -7,14 +7,7 @@ from queue import SimpleQueue
 import pytest
 
 from broker_sim.bodies import encode_consumer_list, encode_lock_response, encode_topic_stats
-from pyspark_rocketmq.client.broker import (
-    Batch,
-    BrokerClient,
-    PullRequest,
-    PullResult,
-    PullStatus,
-    SendSettings,
-)
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Deadline, SystemClock
 from pyspark_rocketmq.errors import (
@@ -35,6 +28,8 @@ from pyspark_rocketmq.wire.messages import decode_batch
 from pyspark_rocketmq.wire.properties import decode_properties
 from pyspark_rocketmq.wire.requests import bodies
 from pyspark_rocketmq.wire.requests.bodies import LockBatchRequest
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, PullStatus
+from pyspark_rocketmq.wire.requests.send import Batch, SendSettings
 from pyspark_rocketmq.wire.subscription import build_subscription
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.golden import recorded_command

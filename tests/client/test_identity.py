@@ -8,7 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from pyspark_rocketmq.client.broker import Batch, BrokerClient, PullRequest, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.channel import Channel
 from pyspark_rocketmq.client.cluster import run_concurrently
 from pyspark_rocketmq.client.identity import WHO, confirm, name_in
@@ -20,6 +20,8 @@ from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.requests.bodies import HeartbeatData
+from pyspark_rocketmq.wire.requests.pull import PullRequest
+from pyspark_rocketmq.wire.requests.send import Batch, SendSettings
 from tests.helpers.fake_clock import FakeClock
 from tests.helpers.messages import message_at
 from tests.helpers.scripted_server import Peer, ScriptedServer

@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullResult, PullStatus
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.producer import Producer
@@ -16,6 +16,7 @@ from pyspark_rocketmq.errors import OffsetNotFound, TopicNotFound, TransportErro
 from pyspark_rocketmq.model import Message, MessageExt, MessageQueue
 from pyspark_rocketmq.wire.codes import PullSysFlag
 from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, PullStatus
 from pyspark_rocketmq.wire.requests.send import select_by_hash
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.wait import PATIENCE_S, wait_until

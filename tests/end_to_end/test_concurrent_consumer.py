@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from broker_sim.cluster import SimCluster
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consumer.commit import BatchReport
@@ -40,6 +40,7 @@ from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.requests.pull import PullRequest
 from tests.end_to_end.test_orderly_consumer import INSTANCE_NAME
 from tests.helpers.cluster import LONG_ON_REAL, REAL_ONLY, SIM_ONLY, ClusterUnderTest
 from tests.helpers.delivery_log import DeliveryLog

@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.send_back import SendBack, SendBackSettings
 from pyspark_rocketmq.clock import SystemClock
@@ -26,6 +26,8 @@ from pyspark_rocketmq.model import (
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.requests.pull import PullRequest
+from pyspark_rocketmq.wire.requests.send import SendSettings
 from tests.helpers.cluster import LONG_ON_REAL, ClusterUnderTest
 from tests.helpers.sending import await_dispatched
 from tests.helpers.wait import PATIENCE_S, wait_until

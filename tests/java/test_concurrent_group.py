@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.model import Message, MessageQueue, retry_topic
+from pyspark_rocketmq.wire.requests.send import SendSettings
 from tests.both.support import ANSWER_S
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.wait import wait_until

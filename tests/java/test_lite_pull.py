@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.wire.requests.send import SendSettings
 from tests.both.conftest import Put
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import ClusterUnderTest

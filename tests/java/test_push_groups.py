@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from pyspark_rocketmq.client.broker import BrokerClient, SendSettings
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import OffsetNotFound
 from pyspark_rocketmq.model import Message, MessageQueue
+from pyspark_rocketmq.wire.requests.send import SendSettings
 from tests.both.support import ANSWER_S, await_readable
 from tests.helpers.cluster import Backend, ClusterUnderTest
 from tests.helpers.wait import wait_until

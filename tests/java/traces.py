@@ -9,10 +9,11 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.errors import OffsetNotFound, TopicNotFound
 from pyspark_rocketmq.model import MessageQueue, dlq_topic, retry_topic
 from pyspark_rocketmq.wire.messages import decode_messages
+from pyspark_rocketmq.wire.requests.pull import PullRequest
 from tests.both.support import ANSWER_S
 from tests.helpers.cluster import ClusterUnderTest
 from tests.helpers.golden import golden

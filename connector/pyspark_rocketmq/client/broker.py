@@ -31,7 +31,7 @@ from pyspark_rocketmq.wire.namespace import (
 from pyspark_rocketmq.wire.requests import admin, bodies, headers
 from pyspark_rocketmq.wire.requests.client_info import ConsumerRunningInfo
 from pyspark_rocketmq.wire.requests.header_fields import Header, from_ext_fields, to_ext_fields
-from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, PullStatus, pull_result
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, pull_result
 from pyspark_rocketmq.wire.requests.responses import checked
 from pyspark_rocketmq.wire.requests.send import (
     Batch,
@@ -45,8 +45,6 @@ from pyspark_rocketmq.wire.requests.send import (
 )
 from pyspark_rocketmq.wire.requests.topics import decode_topic_stats
 from pyspark_rocketmq.wire.subscription import SubscriptionData
-
-__all__ = ["Batch", "BrokerClient", "PullRequest", "PullResult", "PullStatus", "SendResult", "SendSettings"]
 
 _HOLD_SCAN_S: Final = 5.0
 """How much too late a broker may end the suspension of a pull (``PullRequestHoldService.run``)."""

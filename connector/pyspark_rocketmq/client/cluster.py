@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import ClassVar, Final, TypeVar
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
 from pyspark_rocketmq.client.producer.producer import Producer
@@ -25,7 +25,7 @@ from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP, ConnectionOp
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.subscription import Subscription
 from pyspark_rocketmq.wire.messages import decode_stored_messages
-from pyspark_rocketmq.wire.requests.pull import PullStatus
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullStatus
 from pyspark_rocketmq.wire.subscription import SubscriptionData, build_subscription, expression_type
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Final, Protocol, TypeVar
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullResult
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.cluster import Cluster, Routes, TopicRoutes, at_queues
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline, SystemClock
@@ -32,6 +32,7 @@ from pyspark_rocketmq.model import BrokerAddress, MessageQueue
 from pyspark_rocketmq.offsets.open import open_offset_store
 from pyspark_rocketmq.offsets.store import OffsetStore
 from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult
 from pyspark_rocketmq.wire.subscription import expression_type
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final, NamedTuple, TypeVar
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.cluster import Cluster, Routes, at_brokers, subscription_data
 from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
 from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline, RetryPolicy, SystemClock, call_with_retry
@@ -39,6 +39,7 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.subscription import Subscription
 from pyspark_rocketmq.source.topic_changes import MatchingTopics, Vanished, VanishedQueues
 from pyspark_rocketmq.wire.codes import ResponseCode
+from pyspark_rocketmq.wire.requests.pull import PullRequest
 
 logger = logging.getLogger(__name__)
 

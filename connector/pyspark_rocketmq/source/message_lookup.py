@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.cluster import Cluster, outcomes_at_queues
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock
@@ -18,6 +18,7 @@ from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.wire.columnar.decode import offsets_of
 from pyspark_rocketmq.wire.messages import decode_stored_messages
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullStatus
 
 if TYPE_CHECKING:
     from pyspark_rocketmq.source.cluster_view import Snapshot

@@ -13,7 +13,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Final, NamedTuple, TypeVar
 
-from pyspark_rocketmq.client.broker import BrokerClient, PullRequest, PullStatus
+from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.clock import Clock, Deadline, RetryPolicy, call_with_retry
 from pyspark_rocketmq.consume.generations import Witnesses
 from pyspark_rocketmq.consume.not_now import REFUSED_PAUSE_S, waits
@@ -29,6 +29,7 @@ from pyspark_rocketmq.source.drain import Drain
 from pyspark_rocketmq.source.progress import ProgressSource
 from pyspark_rocketmq.source.queue_generations import CheckpointGenerations
 from pyspark_rocketmq.source.ranges import Offset, offset_to_plan, plan_to_offset, stored_by_of
+from pyspark_rocketmq.wire.requests.pull import PullRequest, PullStatus
 
 logger = logging.getLogger(__name__)
 
