@@ -16,6 +16,7 @@ from broker_sim.bodies import (
     encode_topic_stats,
 )
 from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.client.names import Names
 from pyspark_rocketmq.client.nameserver import NameServerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.producer.producer import Producer
@@ -32,6 +33,7 @@ from pyspark_rocketmq.model import (
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.fastjson import loads
+from pyspark_rocketmq.wire.requests.send import Batch
 from tests.client import test_admin, test_broker
 from tests.helpers.scripted_server import Peer, ScriptedServer
 from tests.helpers.wait import PATIENCE_S
@@ -142,3 +144,18 @@ def test_a_producer_sends_into_its_namespace(answering: ScriptedServer, pool: Ch
     for request in sent:
         assert (request.ext_fields["a"], request.ext_fields["b"]) == ("shop%P", "shop%orders")
         assert request.ext_fields["c"] == "TBW102"
+
+
+def test_names_change_a_batch_for_brokers_and_leave_it_alone_without_namespace() -> None:
+    messages = [Message(topic="orders", body=b"1"), Message(topic="orders", body=b"2")]
+    batch = Batch(queue=QUEUE, messages=messages, properties={})
+
+    named = Names("shop").named_batch(batch)
+
+    assert named.queue == FULL
+    assert [message.topic for message in named.messages] == ["shop%orders"] * 2
+    assert Names("").named_batch(batch) is batch
+
+
+def test_names_of_received_queues_lose_the_namespace_and_keep_their_values() -> None:
+    assert Names("shop").bare_queues({FULL: 7}) == {QUEUE: 7}

@@ -115,11 +115,11 @@ def vanish(member: RunningMember) -> None:
 
 def wait_for_ever(member: RunningMember) -> None:
     """Give its calls so much time that none ends by its time-out."""
-    member._calls.brokers._request_timeout_s = 10 * SOON_S
+    member._calls.brokers._calls.timeout_s = 10 * SOON_S
 
 
 def let_calls_end(member: RunningMember, addresses: Iterable[str]) -> None:
     """Break the connections on which calls wait for ever; those that follow have a short time-out."""
-    member._calls.brokers._request_timeout_s = 1.0
+    member._calls.brokers._calls.timeout_s = 1.0
     for address in addresses:
         member._calls.pool.get(address, Deadline.after(SystemClock(), SOON_S)).close()

@@ -107,4 +107,4 @@ def test_a_member_never_waits_as_long_as_a_pull_may() -> None:
     )
     member.stop(0.0)
 
-    assert member._calls.brokers._request_timeout_s == 3.0
+    assert member._calls.brokers._calls.timeout_s == 3.0

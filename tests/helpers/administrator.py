@@ -20,7 +20,7 @@ class Administrator(BrokerClient):
 
     def put_group(self, address: str, config: SubscriptionGroupConfig) -> None:
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
-        self._call(address, RemotingCommand(code=code, body=dumps_java(config)))
+        self._calls.call(address, RemotingCommand(code=code, body=dumps_java(config)))
 
     def reset_back(self, address: str, group: str, topic: str, time_ms: int) -> None:
         """Reset the group to the first messages stored at or after a time; never move it forward."""
@@ -52,4 +52,4 @@ class Administrator(BrokerClient):
         return found
 
     def _request(self, address: str, code: RequestCode, **fields: str) -> RemotingCommand:
-        return self._call(address, RemotingCommand(code=code, ext_fields=fields))
+        return self._calls.call(address, RemotingCommand(code=code, ext_fields=fields))

@@ -1,18 +1,18 @@
 """Every request to a broker, one typed call for each.
 
 A call takes the broker's address first. Nothing here retries, caches or chooses a broker: callers do. Callers
-name topics and groups as users do; only this module adds and removes the namespace.
+name topics and groups as users do; :mod:`~pyspark_rocketmq.client.names` adds and removes the namespace, and
+:mod:`~pyspark_rocketmq.client.calls` sends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Final, TypeVar
 
-from pyspark_rocketmq.client.channel import Channel
-from pyspark_rocketmq.client.identity import confirm, confirm_soon
+from pyspark_rocketmq.client.calls import BrokerCalls, command_of
+from pyspark_rocketmq.client.names import Names
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.display import peer_text
@@ -21,18 +21,9 @@ from pyspark_rocketmq.model import Message, MessageExt, MessageQueue, QueueBound
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.fastjson import decode_body, dumps_java, read_object
-from pyspark_rocketmq.wire.framing import Outgoing
-from pyspark_rocketmq.wire.namespace import (
-    queue_with_namespace,
-    queue_without_namespace,
-    with_namespace,
-    without_namespace,
-)
 from pyspark_rocketmq.wire.requests import admin, bodies, headers
 from pyspark_rocketmq.wire.requests.client_info import ConsumerRunningInfo
-from pyspark_rocketmq.wire.requests.header_fields import Header, from_ext_fields, to_ext_fields
 from pyspark_rocketmq.wire.requests.pull import PullRequest, PullResult, pull_result
-from pyspark_rocketmq.wire.requests.responses import checked
 from pyspark_rocketmq.wire.requests.send import (
     Batch,
     EncodedBatch,
@@ -46,19 +37,12 @@ from pyspark_rocketmq.wire.requests.send import (
 from pyspark_rocketmq.wire.requests.topics import decode_topic_stats
 from pyspark_rocketmq.wire.subscription import SubscriptionData
 
-_HOLD_SCAN_S: Final = 5.0
-"""How much too late a broker may end the suspension of a pull (``PullRequestHoldService.run``)."""
 _READ_AND_WRITE: Final = 6
 """A topic's permissions: 4 to read and 2 to write."""
 
 OnPull = Callable[[PullResult | RocketMQError], object]
 OnSend = Callable[[SendResult | RocketMQError], object]
 T = TypeVar("T")
-
-
-def command_of(code: RequestCode, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
-    """Make a request from its header's fields."""
-    return RemotingCommand(code=code, ext_fields={} if header is None else to_ext_fields(header), body=body)
 
 
 class BrokerClient:
@@ -78,28 +62,26 @@ class BrokerClient:
     def __init__(
         self, pool: ChannelPool, clock: Clock, request_timeout_s: float = 3.0, *, namespace: str = ""
     ) -> None:
-        self._pool = pool
-        self._clock = clock
-        self._request_timeout_s = request_timeout_s
-        self._namespace = namespace
+        self._calls = BrokerCalls(pool, clock, request_timeout_s)
+        self._names = Names(namespace)
 
     # --- pull -----------------------------------------------------------------------------------------------
 
     def pull(self, address: str, request: PullRequest) -> PullResult:
         """Pull once; wait as long as the broker may hold the request."""
-        request = self._named_pull(request)
-        deadline = self._pull_deadline(request)
-        answer = self._channel(address, deadline, request.queue.broker_name).request(request, deadline)
+        request = self._names.named_pull(request)
+        deadline = self._calls.pull_deadline(request)
+        answer = self._calls.channel(address, deadline, request.queue.broker_name).request(request, deadline)
         return _raise_or_return(pull_result(request, answer, address))
 
     def pull_async(self, address: str, request: PullRequest, on_result: OnPull) -> None:
         """Pull without waiting; ``on_result`` may pull again."""
-        named = self._named_pull(request)
-        self._submit(
+        named = self._names.named_pull(request)
+        self._calls.submit(
             address,
             named,
             named.queue.broker_name,
-            self._pull_deadline(named),
+            self._calls.pull_deadline(named),
             lambda outcome: on_result(pull_result(named, outcome, address)),
         )
 
@@ -135,7 +117,7 @@ class BrokerClient:
         self, address: str, message: Message, queue: MessageQueue, settings: SendSettings
     ) -> None:
         """Send one message without waiting for an answer; it may or may not be stored."""
-        self._oneway(address, self._send_command(message, queue, settings), queue.broker_name)
+        self._calls.oneway(address, self._send_command(message, queue, settings), queue.broker_name)
 
     def send_batch(
         self, address: str, batch: Batch, settings: SendSettings, deadline: Deadline | None = None
@@ -157,8 +139,8 @@ class BrokerClient:
         self, address: str, batch: EncodedBatch, settings: SendSettings, on_result: OnSend
     ) -> None:
         """Begin to send a batch that is already encoded, as :meth:`send_batch_async` does."""
-        named = replace(batch, queue=self._named_queue(batch.queue))
-        command = encoded_batch_command(named, self._named_settings(settings), self._now_ms())
+        named = replace(batch, queue=self._names.named_queue(batch.queue))
+        command = encoded_batch_command(named, self._names.named_settings(settings), self._calls.now_ms())
         self._send_async(address, command, batch.queue, (), on_result)
 
     def end_transaction(self, address: str, header: headers.EndTransactionRequestHeader) -> None:
@@ -166,9 +148,9 @@ class BrokerClient:
 
         If the request is lost, the broker asks for the message's state later.
         """
-        topic = None if header.topic is None else self._named(header.topic)
-        named = replace(header, producer_group=self._named(header.producer_group), topic=topic)
-        self._oneway(address, command_of(RequestCode.END_TRANSACTION, named), header.broker_name or "")
+        topic = None if header.topic is None else self._names.named(header.topic)
+        named = replace(header, producer_group=self._names.named(header.producer_group), topic=topic)
+        self._calls.oneway(address, command_of(RequestCode.END_TRANSACTION, named), header.broker_name or "")
 
     def send_message_back(
         self,
@@ -185,34 +167,34 @@ class BrokerClient:
         """
         header = headers.ConsumerSendMsgBackRequestHeader(
             offset=message.commit_log_offset,
-            group=self._named(consumer_group),
+            group=self._names.named(consumer_group),
             delay_level=delay_level,
             origin_msg_id=message.msg_id,
-            origin_topic=self._named(message.topic),
+            origin_topic=self._names.named(message.topic),
             unit_mode=False,
             max_reconsume_times=max_reconsume_times,
             broker_name=message.broker_name,
         )
-        self._ask(address, RequestCode.CONSUMER_SEND_MSG_BACK, header, message.broker_name)
+        self._calls.ask(address, RequestCode.CONSUMER_SEND_MSG_BACK, header, message.broker_name)
 
     # --- offsets --------------------------------------------------------------------------------------------
 
     def min_offset(self, address: str, queue: MessageQueue) -> int:
         """Return the first queue offset that the broker still has."""
         header = headers.QueueRequestHeader(
-            topic=self._named(queue.topic), queue_id=queue.queue_id, broker_name=queue.broker_name
+            topic=self._names.named(queue.topic), queue_id=queue.queue_id, broker_name=queue.broker_name
         )
-        return self._offset(address, RequestCode.GET_MIN_OFFSET, header, queue.broker_name)
+        return self._calls.offset(address, RequestCode.GET_MIN_OFFSET, header, queue.broker_name)
 
     def max_offset(self, address: str, queue: MessageQueue) -> int:
         """Return the last queue offset + 1; 0 for a topic or queue that does not exist."""
         header = headers.QueueRequestHeader(
-            topic=self._named(queue.topic),
+            topic=self._names.named(queue.topic),
             queue_id=queue.queue_id,
             committed=True,
             broker_name=queue.broker_name,
         )
-        return self._offset(address, RequestCode.GET_MAX_OFFSET, header, queue.broker_name)
+        return self._calls.offset(address, RequestCode.GET_MAX_OFFSET, header, queue.broker_name)
 
     def search_offset(self, address: str, queue: MessageQueue, timestamp_ms: int) -> int:
         """Return the queue offset of the first message stored at or after ``timestamp_ms`` (since the epoch).
@@ -221,27 +203,27 @@ class BrokerClient:
         below the minimum offset.
         """
         header = headers.SearchOffsetRequestHeader(
-            topic=self._named(queue.topic),
+            topic=self._names.named(queue.topic),
             queue_id=queue.queue_id,
             timestamp=timestamp_ms,
             # LOWER: the first message at or after the time.
             boundary_type="LOWER",
             broker_name=queue.broker_name,
         )
-        return self._offset(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, queue.broker_name)
+        return self._calls.offset(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, queue.broker_name)
 
     def topic_stats(
         self, address: str, topic: str, *, broker_name: str = ""
     ) -> dict[MessageQueue, QueueBounds]:
         """Return the bounds of all of the topic's write queues on this broker, by one request."""
-        header = headers.TopicRequestHeader(topic=self._named(topic))
-        answer = self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, header, broker_name)
-        return self._bare_queues(decode_topic_stats(answer.body))
+        header = headers.TopicRequestHeader(topic=self._names.named(topic))
+        answer = self._calls.ask(address, RequestCode.GET_TOPIC_STATS_INFO, header, broker_name)
+        return self._names.bare_queues(decode_topic_stats(answer.body))
 
     def is_compacted(self, address: str, topic: str) -> bool:
         """Whether the broker keeps only the newest message of each key (``cleanup.policy=COMPACTION``)."""
-        header = headers.TopicRequestHeader(topic=self._named(topic))
-        answer = self._ask(address, RequestCode.GET_TOPIC_CONFIG, header)
+        header = headers.TopicRequestHeader(topic=self._names.named(topic))
+        answer = self._calls.ask(address, RequestCode.GET_TOPIC_CONFIG, header)
         return admin.decode_topic_attributes(answer.body).get("cleanup.policy") == "COMPACTION"
 
     def query_consumer_offset(
@@ -260,33 +242,33 @@ class BrokerClient:
             OffsetNotFound: If none is stored, as at a group's first start. No other error means that.
         """
         header = headers.QueryConsumerOffsetRequestHeader(
-            consumer_group=self._named(consumer_group),
-            topic=self._named(queue.topic),
+            consumer_group=self._names.named(consumer_group),
+            topic=self._names.named(queue.topic),
             queue_id=queue.queue_id,
             set_zero_if_not_found=set_zero_if_not_found,
             broker_name=queue.broker_name,
         )
-        return self._offset(address, RequestCode.QUERY_CONSUMER_OFFSET, header, queue.broker_name)
+        return self._calls.offset(address, RequestCode.QUERY_CONSUMER_OFFSET, header, queue.broker_name)
 
     def update_consumer_offset(
         self, address: str, consumer_group: str, queue: MessageQueue, commit_offset: int
     ) -> None:
         """Store the next offset to consume; the broker accepts any value, also a lower one."""
         header = headers.UpdateConsumerOffsetRequestHeader(
-            consumer_group=self._named(consumer_group),
-            topic=self._named(queue.topic),
+            consumer_group=self._names.named(consumer_group),
+            topic=self._names.named(queue.topic),
             queue_id=queue.queue_id,
             commit_offset=commit_offset,
             broker_name=queue.broker_name,
         )
-        self._ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, header, queue.broker_name)
+        self._calls.ask(address, RequestCode.UPDATE_CONSUMER_OFFSET, header, queue.broker_name)
 
     # --- membership and locks -------------------------------------------------------------------------------
 
     def heartbeat(self, address: str, heartbeat: bodies.HeartbeatData, *, broker_name: str = "") -> None:
         """Report this client's groups and their whole subscriptions; missing topics are unsubscribed."""
-        body = dumps_java(self._named_heartbeat(heartbeat))
-        self._call(address, command_of(RequestCode.HEART_BEAT, body=body), broker_name=broker_name)
+        body = dumps_java(self._names.named_heartbeat(heartbeat))
+        self._calls.call(address, command_of(RequestCode.HEART_BEAT, body=body), broker_name=broker_name)
 
     def unregister(
         self,
@@ -299,10 +281,10 @@ class BrokerClient:
         """Leave a group; the other members rebalance at once. Queue locks remain: unlock queues first."""
         header = headers.UnregisterClientRequestHeader(
             client_id=client_id,
-            consumer_group=self._named(consumer_group) if consumer_group is not None else None,
-            producer_group=self._named(producer_group) if producer_group is not None else None,
+            consumer_group=self._names.named(consumer_group) if consumer_group is not None else None,
+            producer_group=self._names.named(producer_group) if producer_group is not None else None,
         )
-        self._ask(address, RequestCode.UNREGISTER_CLIENT, header)
+        self._calls.ask(address, RequestCode.UNREGISTER_CLIENT, header)
 
     def consumer_list(self, address: str, consumer_group: str, *, broker_name: str = "") -> tuple[str, ...]:
         """Return the group's client ids that this broker knows, in any order; an id may occur twice.
@@ -310,8 +292,8 @@ class BrokerClient:
         Raises:
             BrokerError: If the group has no member at this broker (code 1).
         """
-        header = headers.GroupRequestHeader(consumer_group=self._named(consumer_group))
-        answer = self._ask(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header, broker_name)
+        header = headers.GroupRequestHeader(consumer_group=self._names.named(consumer_group))
+        answer = self._calls.ask(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header, broker_name)
         return bodies.decode_consumer_list(answer.body)
 
     def lock_batch(
@@ -325,9 +307,9 @@ class BrokerClient:
         """Lock queues for 60 s, or renew their locks; return the queues that are now held."""
         wanted = tuple(queues)
         command = self._lock_command(RequestCode.LOCK_BATCH_MQ, consumer_group, client_id, wanted)
-        answer = self._call(address, command, deadline, broker_name=_one_broker(wanted))
+        answer = self._calls.call(address, command, deadline, broker_name=_one_broker(wanted))
         locked = bodies.decode_lock_response(answer.body)
-        return frozenset(self._bare_queues(dict.fromkeys(locked)))
+        return frozenset(self._names.bare_queues(dict.fromkeys(locked)))
 
     def unlock_batch(
         self, address: str, consumer_group: str, client_id: str, queues: Iterable[MessageQueue]
@@ -335,14 +317,14 @@ class BrokerClient:
         """Unlock queues; locks of other clients are not changed."""
         held = tuple(queues)
         command = self._lock_command(RequestCode.UNLOCK_BATCH_MQ, consumer_group, client_id, held)
-        self._call(address, command, broker_name=_one_broker(held))
+        self._calls.call(address, command, broker_name=_one_broker(held))
 
     # --- administration -------------------------------------------------------------------------------------
 
     def create_topic(self, address: str, topic: str, queue_nums: int) -> None:
         """Create the topic on this broker, or change it to ``queue_nums`` queues to read and to write."""
         header = headers.CreateTopicRequestHeader(
-            topic=self._named(topic),
+            topic=self._names.named(topic),
             read_queue_nums=queue_nums,
             write_queue_nums=queue_nums,
             perm=_READ_AND_WRITE,
@@ -351,7 +333,7 @@ class BrokerClient:
             attributes="",
             force=False,
         )
-        self._ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        self._calls.ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 
     def consumer_connection(self, address: str, consumer_group: str) -> admin.ConsumerConnection:
         """Return the group's clients that are connected to this broker, and their subscriptions.
@@ -359,11 +341,11 @@ class BrokerClient:
         Raises:
             ConsumerNotOnline: If no client of the group is connected.
         """
-        header = headers.GroupRequestHeader(consumer_group=self._named(consumer_group))
-        answer = self._ask(address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
+        header = headers.GroupRequestHeader(consumer_group=self._names.named(consumer_group))
+        answer = self._calls.ask(address, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
         connection = decode_body(admin.ConsumerConnection, answer.body)
         subscriptions = {
-            self._bare(topic): replace(subscription, topic=self._bare(subscription.topic))
+            self._names.bare(topic): replace(subscription, topic=self._names.bare(subscription.topic))
             for topic, subscription in connection.subscriptions.items()
         }
         return replace(connection, subscriptions=subscriptions)
@@ -374,8 +356,8 @@ class BrokerClient:
         Raises:
             BrokerError: If the broker does not know the group or the request, or the user lacks the right.
         """
-        header = headers.GroupConfigRequestHeader(group=self._named(consumer_group))
-        answer = self._ask(address, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, header)
+        header = headers.GroupConfigRequestHeader(group=self._names.named(consumer_group))
+        answer = self._calls.ask(address, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, header)
         return read_object(answer.body, "group configuration").integer("retryQueueNums", 1)
 
     def check_subscription(
@@ -387,9 +369,9 @@ class BrokerClient:
             ExpressionInvalid: If the expression does not compile.
             BrokerError: If the broker does not filter by SQL92 (``enablePropertyFilter=false``, code 1).
         """
-        named = replace(subscription, topic=self._named(subscription.topic))
-        body = admin.encode_client_config_check(client_id, self._named(consumer_group), named)
-        self._call(address, command_of(RequestCode.CHECK_CLIENT_CONFIG, body=body))
+        named = replace(subscription, topic=self._names.named(subscription.topic))
+        body = admin.encode_client_config_check(client_id, self._names.named(consumer_group), named)
+        self._calls.call(address, command_of(RequestCode.CHECK_CLIENT_CONFIG, body=body))
 
     def running_info(self, address: str, consumer_group: str, client_id: str) -> ConsumerRunningInfo:
         """Return the figures of a running consumer; its topics and groups are named as it names them.
@@ -400,80 +382,14 @@ class BrokerClient:
             RemoteProtocolError: If its answer is invalid, or only has a remark.
         """
         header = admin.GetConsumerRunningInfoRequestHeader(
-            consumer_group=self._named(consumer_group), client_id=client_id
+            consumer_group=self._names.named(consumer_group), client_id=client_id
         )
-        answer = self._ask(address, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+        answer = self._calls.ask(address, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
         if not answer.body:
             # A Go client whose own call failed answers only with a remark, which is the reason.
             remark = peer_text(repr(answer.remark or ""))
             raise RemoteProtocolError(f"Member {peer_text(client_id)} answered with nothing but {remark}.")
         return decode_body(ConsumerRunningInfo, answer.body)
-
-    # --- requests -------------------------------------------------------------------------------------------
-
-    def _now_ms(self) -> int:
-        return int(self._clock.now_s() * 1000)
-
-    def _deadline(self) -> Deadline:
-        return Deadline.after(self._clock, self._request_timeout_s)
-
-    def _pull_deadline(self, request: PullRequest) -> Deadline:
-        slack_s = _HOLD_SCAN_S if request.held_s else 0.0
-        return Deadline.after(self._clock, request.held_s + slack_s + self._request_timeout_s)
-
-    def _channel(self, address: str, deadline: Deadline, broker_name: str) -> Channel:
-        channel = self._pool.get(address, deadline)
-        if broker_name:
-            confirm(channel, broker_name, deadline)
-        return channel
-
-    def _ask(self, address: str, code: RequestCode, header: Header, broker_name: str = "") -> RemotingCommand:
-        return self._call(address, command_of(code, header), broker_name=broker_name)
-
-    def _call(
-        self,
-        address: str,
-        command: RemotingCommand,
-        deadline: Deadline | None = None,
-        *,
-        broker_name: str = "",
-    ) -> RemotingCommand:
-        deadline = deadline or self._deadline()
-        channel = self._channel(address, deadline, broker_name)
-        return checked(command, channel.request(command, deadline), address)
-
-    def _oneway(self, address: str, command: RemotingCommand, broker_name: str) -> None:
-        self._channel(address, self._deadline(), broker_name).oneway(command)
-
-    def _submit(
-        self,
-        address: str,
-        request: Outgoing,
-        broker_name: str,
-        deadline: Deadline,
-        on_outcome: Callable[[RemotingCommand | RocketMQError], object],
-    ) -> None:
-        """Send a request without waiting for a connection, the server's name or the answer."""
-
-        def send(channel: Channel, refusal: RocketMQError | None) -> None:
-            if refusal is None:
-                channel.submit(request, on_outcome, deadline)
-            else:
-                on_outcome(refusal)
-
-        def confirm_first(found: Channel | RocketMQError) -> None:
-            if isinstance(found, RocketMQError):
-                on_outcome(found)
-            elif not broker_name:
-                send(found, None)
-            else:
-                confirm_soon(found, broker_name, deadline, partial(send, found))
-
-        self._pool.get_soon(address, deadline, confirm_first)
-
-    def _offset(self, address: str, code: RequestCode, header: Header, broker_name: str) -> int:
-        answer = self._ask(address, code, header, broker_name)
-        return from_ext_fields(headers.OffsetResponseHeader, answer.ext_fields).offset
 
     def _send(
         self,
@@ -483,8 +399,8 @@ class BrokerClient:
         messages: Sequence[Message],
         deadline: Deadline | None,
     ) -> SendResult:
-        deadline = deadline or self._deadline()
-        answer = self._channel(address, deadline, queue.broker_name).request(command, deadline)
+        deadline = deadline or self._calls.deadline()
+        answer = self._calls.channel(address, deadline, queue.broker_name).request(command, deadline)
         return _raise_or_return(send_result(command, answer, address, queue, messages))
 
     def _send_async(
@@ -497,76 +413,32 @@ class BrokerClient:
         *,
         deadline: Deadline | None = None,
     ) -> None:
-        self._submit(
+        self._calls.submit(
             address,
             command,
             queue.broker_name,
-            deadline or self._deadline(),
+            deadline or self._calls.deadline(),
             lambda outcome: on_result(send_result(command, outcome, address, queue, messages)),
         )
 
     def _send_command(self, message: Message, queue: MessageQueue, settings: SendSettings) -> RemotingCommand:
-        named = self._named_settings(settings)
-        return send_command(message, self._named_queue(queue), named, self._now_ms())
+        named = self._names.named_settings(settings)
+        return send_command(message, self._names.named_queue(queue), named, self._calls.now_ms())
 
     def _batch_command(self, batch: Batch, settings: SendSettings) -> RemotingCommand:
-        if self._namespace:
-            messages = [replace(one, topic=self._named(one.topic)) for one in batch.messages]
-            batch = replace(batch, queue=self._named_queue(batch.queue), messages=messages)
-        return batch_command(batch, self._named_settings(settings), self._now_ms())
+        return batch_command(
+            self._names.named_batch(batch), self._names.named_settings(settings), self._calls.now_ms()
+        )
 
     def _lock_command(
         self, code: RequestCode, consumer_group: str, client_id: str, queues: Iterable[MessageQueue]
     ) -> RemotingCommand:
         request = bodies.LockBatchRequest(
-            consumer_group=self._named(consumer_group),
+            consumer_group=self._names.named(consumer_group),
             client_id=client_id,
-            queues=frozenset(map(self._named_queue, queues)),
+            queues=frozenset(map(self._names.named_queue, queues)),
         )
         return command_of(code, body=dumps_java(request))
-
-    # --- names as users know them (bare) and as brokers know them (named) -----------------------------------
-
-    def _named(self, resource: str) -> str:
-        return with_namespace(self._namespace, resource)
-
-    def _bare(self, resource: str) -> str:
-        return without_namespace(self._namespace, resource)
-
-    def _named_queue(self, queue: MessageQueue) -> MessageQueue:
-        return queue_with_namespace(self._namespace, queue)
-
-    def _bare_queues(self, by_queue: dict[MessageQueue, T]) -> dict[MessageQueue, T]:
-        return {queue_without_namespace(self._namespace, queue): value for queue, value in by_queue.items()}
-
-    def _named_pull(self, request: PullRequest) -> PullRequest:
-        if not self._namespace:
-            return request
-        return replace(
-            request,
-            consumer_group=self._named(request.consumer_group),
-            queue=self._named_queue(request.queue),
-        )
-
-    def _named_settings(self, settings: SendSettings) -> SendSettings:
-        """Add the namespace to the producer group; the template of new topics has none."""
-        if not self._namespace:
-            return settings
-        return replace(settings, producer_group=self._named(settings.producer_group))
-
-    def _named_heartbeat(self, heartbeat: bodies.HeartbeatData) -> bodies.HeartbeatData:
-        consumers = [
-            replace(
-                consumer,
-                group_name=self._named(consumer.group_name),
-                subscriptions=tuple(
-                    replace(one, topic=self._named(one.topic)) for one in consumer.subscriptions
-                ),
-            )
-            for consumer in heartbeat.consumers
-        ]
-        producers = tuple(map(self._named, heartbeat.producers))
-        return replace(heartbeat, consumers=tuple(consumers), producers=producers)
 
 
 def _one_broker(queues: Sequence[MessageQueue]) -> str:

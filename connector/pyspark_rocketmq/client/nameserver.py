@@ -9,7 +9,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from pyspark_rocketmq.client.broker import command_of
+from pyspark_rocketmq.client.calls import command_of
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.client.transport import renew_in_children
 from pyspark_rocketmq.clock import Clock, Deadline

@@ -1,0 +1,115 @@
+"""How a request reaches one broker and its answer comes back, whatever the request is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from pyspark_rocketmq.client.channel import Channel
+from pyspark_rocketmq.client.identity import confirm, confirm_soon
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.clock import Clock, Deadline
+from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.wire.codes import RequestCode
+from pyspark_rocketmq.wire.command import RemotingCommand
+from pyspark_rocketmq.wire.framing import Outgoing
+from pyspark_rocketmq.wire.requests.header_fields import Header, from_ext_fields, to_ext_fields
+from pyspark_rocketmq.wire.requests.headers import OffsetResponseHeader
+from pyspark_rocketmq.wire.requests.pull import PullRequest
+from pyspark_rocketmq.wire.requests.responses import checked
+
+_HOLD_SCAN_S: Final = 5.0
+"""How much too late a broker may end the suspension of a pull (``PullRequestHoldService.run``)."""
+
+
+def command_of(code: RequestCode, header: Header | None = None, body: bytes = b"") -> RemotingCommand:
+    """Make a request from its header's fields."""
+    return RemotingCommand(code=code, ext_fields={} if header is None else to_ext_fields(header), body=body)
+
+
+class BrokerCalls:
+    """Sends requests through a pool, each within a time-out and only to the broker that it names."""
+
+    def __init__(self, pool: ChannelPool, clock: Clock, timeout_s: float) -> None:
+        self._pool = pool
+        self._clock = clock
+        self.timeout_s = timeout_s
+        """Longest time for connection and answer together."""
+
+    def now_ms(self) -> int:
+        """Return the wall-clock time in milliseconds."""
+        return int(self._clock.now_s() * 1000)
+
+    def deadline(self) -> Deadline:
+        """Return the deadline of a call that begins now."""
+        return Deadline.after(self._clock, self.timeout_s)
+
+    def pull_deadline(self, request: PullRequest) -> Deadline:
+        """Return the deadline of a pull that begins now and that the broker may hold."""
+        slack_s = _HOLD_SCAN_S if request.held_s else 0.0
+        return Deadline.after(self._clock, request.held_s + slack_s + self.timeout_s)
+
+    def channel(self, address: str, deadline: Deadline, broker_name: str) -> Channel:
+        """Return a connection to the address, confirmed to be of the broker that is named, if one is."""
+        channel = self._pool.get(address, deadline)
+        if broker_name:
+            confirm(channel, broker_name, deadline)
+        return channel
+
+    def ask(self, address: str, code: RequestCode, header: Header, broker_name: str = "") -> RemotingCommand:
+        """Return the answer to a request that has only a header."""
+        return self.call(address, command_of(code, header), broker_name=broker_name)
+
+    def call(
+        self,
+        address: str,
+        command: RemotingCommand,
+        deadline: Deadline | None = None,
+        *,
+        broker_name: str = "",
+    ) -> RemotingCommand:
+        """Return the answer to a request.
+
+        Raises:
+            TransportError: If none arrived by ``deadline``, or by the time-out.
+            BrokerError: If the broker refuses.
+        """
+        deadline = deadline or self.deadline()
+        channel = self.channel(address, deadline, broker_name)
+        return checked(command, channel.request(command, deadline), address)
+
+    def oneway(self, address: str, command: RemotingCommand, broker_name: str) -> None:
+        """Send a request that has no answer."""
+        self.channel(address, self.deadline(), broker_name).oneway(command)
+
+    def submit(
+        self,
+        address: str,
+        request: Outgoing,
+        broker_name: str,
+        deadline: Deadline,
+        on_outcome: Callable[[RemotingCommand | RocketMQError], object],
+    ) -> None:
+        """Send a request without waiting for a connection, the server's name or the answer."""
+
+        def send(channel: Channel, refusal: RocketMQError | None) -> None:
+            if refusal is None:
+                channel.submit(request, on_outcome, deadline)
+            else:
+                on_outcome(refusal)
+
+        def confirm_first(found: Channel | RocketMQError) -> None:
+            if isinstance(found, RocketMQError):
+                on_outcome(found)
+            elif not broker_name:
+                send(found, None)
+            else:
+                confirm_soon(found, broker_name, deadline, partial(send, found))
+
+        self._pool.get_soon(address, deadline, confirm_first)
+
+    def offset(self, address: str, code: RequestCode, header: Header, broker_name: str) -> int:
+        """Return the offset that a broker answers with."""
+        answer = self.ask(address, code, header, broker_name)
+        return from_ext_fields(OffsetResponseHeader, answer.ext_fields).offset
