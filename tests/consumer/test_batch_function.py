@@ -22,6 +22,7 @@ from pyspark_rocketmq.consumer.batch_function import (
     check_server_has,
 )
 from pyspark_rocketmq.consumer.driver_hub import DriverHub
+from pyspark_rocketmq.consumer.engine.state import NOT_OVER_CONNECT
 from pyspark_rocketmq.errors import OptionError, RocketMQError, StorageNotShared
 from pyspark_rocketmq.hub import task_client
 from pyspark_rocketmq.hub.state import Slots
@@ -97,9 +98,9 @@ def test_what_would_fail_at_the_server_is_refused_before_the_start(
     monkeypatch.setattr(batch_function, "TELLS_TRIGGER", False)
 
     with pytest.raises(OptionError, match=told):
-        check_over_connect(parts(tmp_path, **changed), crosses_spark=False)
+        check_over_connect(parts(tmp_path, **changed))
     with pytest.raises(OptionError, match="orderly_engine='state' is not possible"):
-        check_over_connect(parts(tmp_path), crosses_spark=True)
+        check_over_connect(parts(tmp_path), [NOT_OVER_CONNECT])
 
 
 @pytest.mark.parametrize("hosts", [[], ["other-host"]])

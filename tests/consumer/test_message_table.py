@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.consumer.engine.output import QueueAck
-from pyspark_rocketmq.consumer.engine.range import crossed_ranges
+from pyspark_rocketmq.consumer.engine.state import crossed_ranges
 from pyspark_rocketmq.consumer.message_table import TableEngine
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange

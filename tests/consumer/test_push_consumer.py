@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.consume.concurrent import ConcurrentSettings
 from pyspark_rocketmq.consume.orderly import OrderlySettings
-from pyspark_rocketmq.consumer import push_consumer
+from pyspark_rocketmq.consumer.engine import state
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.push_consumer import PushConsumer
 from pyspark_rocketmq.consumer.settings import warn_of_long_name
@@ -167,7 +167,7 @@ def test_the_state_engine_is_refused_where_spark_and_arrow_do_not_fit(
     *, fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row J4: naming the versions that do."""
-    monkeypatch.setattr(push_consumer, "STATE_FAILS", fails)
+    monkeypatch.setattr(state, "FAILS", fails)
 
     problems = problems_of(orderly_engine="state")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_rocketmq.consumer.engine.range import crossed_ranges
+from pyspark_rocketmq.consumer.engine.state import crossed_ranges
 from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
 from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, RangeEnd, ReadPiece, marker_row
 from tests.helpers.messages import message_at

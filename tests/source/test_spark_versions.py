@@ -9,10 +9,10 @@ from unittest.mock import create_autospec
 
 import pytest
 
+from pyspark_rocketmq.consumer.engine.state import cuts_by_floats
 from pyspark_rocketmq.group.driver_connection import DriverConnection
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source import readers
-from pyspark_rocketmq.spark.version import cuts_by_floats
 from tests.helpers.stream_read import StreamUnderTest
 from tests.source.conftest import Topics
 

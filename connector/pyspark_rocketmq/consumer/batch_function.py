@@ -169,21 +169,13 @@ class ServerFunction:
         return self._parts.committer(store, lambda: ids[self._query_name], hub)
 
 
-def check_over_connect(parts: CommitterParts, *, crosses_spark: bool) -> None:
+def check_over_connect(parts: CommitterParts, known_problems: Sequence[str] = ()) -> None:
     """Refuse settings that are impossible with Spark Connect.
 
-    ``crosses_spark``: messages reach the listener through Spark's shuffle (``orderly_engine='state'``).
-
     Raises:
-        OptionError: With all such settings.
+        OptionError: With all such settings, those in ``known_problems`` first.
     """
-    problems = []
-    if crosses_spark:
-        problems.append(
-            "orderly_engine='state' is not possible: Spark Connect goes on with the job of a batch when its "
-            "query is stopped, and nothing else ends the listener's calls in it; use "
-            "orderly_engine='direct'"
-        )
+    problems = [*known_problems]
     if parts.drains and not TELLS_TRIGGER:
         problems.append(
             "trigger availableNow is not possible: Spark before 4.2 does not tell a Python source of it; use "

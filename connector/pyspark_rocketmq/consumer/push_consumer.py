@@ -16,8 +16,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-import pyspark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -35,11 +33,11 @@ from pyspark_rocketmq.consumer.batch_function import (
 )
 from pyspark_rocketmq.consumer.commit import BatchListener
 from pyspark_rocketmq.consumer.driver_hub import DriverHub
+from pyspark_rocketmq.consumer.engine import state
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import listener_schema, sink_schema, spark_can_parse
-from pyspark_rocketmq.consumer.engine.state import consume_orderly
 from pyspark_rocketmq.consumer.engine.task import Engine, PickledOnce, why_not_picklable
 from pyspark_rocketmq.consumer.message_table import Decode, MessageTable
 from pyspark_rocketmq.consumer.settings import (
@@ -89,7 +87,7 @@ from pyspark_rocketmq.spark.session import (
     stoppable,
     task_slots,
 )
-from pyspark_rocketmq.spark.version import STATE_FAILS, TELLS_TRIGGER, arrow_schema
+from pyspark_rocketmq.spark.version import TELLS_TRIGGER, arrow_schema
 
 logger = logging.getLogger(__name__)
 
@@ -383,7 +381,8 @@ class PushConsumer:
         messages = spark.readStream.format("rocketmq").options(**options).load()
         rows, engine, schema = self._rows(messages, parsed)
         parts = self._parts(parsed, store, wanted.sink, engine, drains=wanted.drains)
-        check_over_connect(parts, crosses_spark=engine is None and self._table is None)
+        uses_state = engine is None and self._table is None
+        check_over_connect(parts, [state.NOT_OVER_CONNECT] if uses_state else [])
         self._check_and_prepare(spark, parsed, store, wanted.sink, schema)
         name = wanted.query_name or self._free_name(spark)
         function = ServerFunction(parts, arrow_schema(schema), name)
@@ -482,7 +481,9 @@ class PushConsumer:
         if self._settings.reads_in_engine(orderly=True):
             consumer = RangeConsumer(listener, OutputColumns.of(schema), orderly, send_back, hooks)
             return messages, DirectEngine(consumer)
-        return consume_orderly(messages, listener, schema, orderly, send_back=send_back, hooks=hooks), None
+        return state.consume_orderly(
+            messages, listener, schema, orderly, send_back=send_back, hooks=hooks
+        ), None
 
     def _store(self, options: ReadOptions) -> OffsetStore:
         store = self._settings.offset_store
@@ -562,12 +563,8 @@ class PushConsumer:
             problems.append(
                 "a listener and a table of messages are registered; a message goes to one of them"
             )
-        if STATE_FAILS and self._settings.orderly_engine == OrderlyEngineKind.STATE:
-            problems.append(
-                f"orderly_engine='state' does not work on Spark {pyspark.__version__} with pyarrow "
-                f"{pa.__version__}, where applyInPandasWithState fails; use orderly_engine='direct', Spark "
-                "4.0.5, 4.1.4, or 4.2, or pyarrow 25 or older, here and on the executors"
-            )
+        if self._settings.orderly_engine == OrderlyEngineKind.STATE and (problem := state.spark_problem()):
+            problems.append(problem)
         if sink is not None and self._settings.store_kind is StoreKind.BROKER:
             problems.append(
                 "offset_store is 'broker:', which fences nobody, so the sink could not have each row exactly "

@@ -1,4 +1,4 @@
-"""Features of the installed Spark, from 4.0 on; no other module checks its version.
+"""Features of the installed Spark, from 4.0 on. Elsewhere only the engine ``state`` checks its version.
 
 Spark 4.2 and newer pass the trigger and the start offset to a Python source. Older ones only ask for the
 latest offset, and plan everything up to it as one micro-batch.
@@ -7,7 +7,6 @@ latest offset, and plan everything up to it as one micro-batch.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
@@ -25,23 +24,6 @@ TELLS_TRIGGER: Final = find_spec("pyspark.sql.streaming.datasource") is not None
 _STREAMS_TAKE_ARROW: Final = hasattr(datasource, "DataSourceStreamArrowWriter")
 
 
-def cuts_by_floats(spark: str) -> bool:
-    """Whether ``applyInPandasWithState`` of this version slices Arrow data by a float.
-
-    From 4.2 on the offset stays an integer; 4.0.5 and 4.1.4 turn it into one again.
-    """
-    major, minor, patch = (int(each) for each in re.findall(r"\d+", spark)[:3])
-    return patch < {(4, 0): 5, (4, 1): 4}.get((major, minor), 0)
-
-
-def _arrow_takes_floats() -> bool:
-    with suppress(TypeError):
-        return bool(pa.record_batch({"n": [0]}).slice(0.0, 1.0).num_rows)
-    return False
-
-
-STATE_FAILS: Final = cuts_by_floats(pyspark.__version__) and not _arrow_takes_floats()
-"""Whether ``applyInPandasWithState`` always fails with this Spark and the pyarrow of this process."""
 HAS_DELTA: Final = tuple(map(int, pyspark.__version__.split(".")[:2])) <= (4, 2)
 """Whether Delta Lake has a release for this Spark; a platform may have its own Delta Lake."""
 NEWEST_DELTA: Final = (4, 4)
@@ -118,7 +100,6 @@ def keep_archives() -> None:
 __all__ = [
     "HAS_DELTA",
     "NEWEST_DELTA",
-    "STATE_FAILS",
     "TELLS_TRIGGER",
     "DataSourceStreamArrowWriter",
     "ReadAllAvailable",
@@ -127,6 +108,5 @@ __all__ = [
     "SupportsTriggerAvailableNow",
     "arrow_schema",
     "arrow_type",
-    "cuts_by_floats",
     "keep_archives",
 ]

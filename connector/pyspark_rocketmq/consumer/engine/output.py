@@ -26,7 +26,7 @@ from pyspark_rocketmq.spark.session import living_session
 _SHORT_NAMES = {"int": "integer", "bigint": "long", "smallint": "short", "tinyint": "byte", "real": "float"}
 QUEUE_COLUMNS = POSITION_COLUMNS[:3]
 """Position columns that identify the queue."""
-_QUEUE_FIELDS = tuple(map(pa.field, QUEUE_COLUMNS, (pa.string(), pa.string(), pa.int32())))
+QUEUE_FIELDS = tuple(map(pa.field, QUEUE_COLUMNS, (pa.string(), pa.string(), pa.int32())))
 ACK_COLUMN = "ack"
 
 _POSITION = (
@@ -59,11 +59,6 @@ def listener_schema(output_schema: str | StructType) -> StructType:
 def sink_schema(listener: StructType) -> StructType:
     """Return the columns of the sink's table."""
     return StructType([*_POSITION.fields, *listener.fields])
-
-
-def engine_schema(listener: StructType) -> StructType:
-    """Return the columns of the engine's rows."""
-    return sink_schema(listener).add(ACK_COLUMN, "string")
 
 
 def spark_can_parse() -> bool:
@@ -161,22 +156,10 @@ class Consumed(NamedTuple):
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows with their whole position, a few MiB at once."""
         queue = self.ack.queue
-        schema = pa.schema([*_QUEUE_FIELDS, *self.columns.schema])
+        schema = pa.schema([*QUEUE_FIELDS, *self.columns.schema])
         for rows in batches_of(self.rows, self.columns):
             whole = [
                 pa.repeat(pa.scalar(value, field.type), rows.num_rows)
-                for value, field in zip(queue, _QUEUE_FIELDS, strict=True)
+                for value, field in zip(queue, QUEUE_FIELDS, strict=True)
             ]
             yield pa.RecordBatch.from_arrays([*whole, *rows.columns], schema=schema)
-
-
-def spark_batches(consumed: Consumed) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a range that cross Spark: its data rows, then one ack row."""
-    schema = pa.schema([*_QUEUE_FIELDS, *consumed.columns.schema, pa.field(ACK_COLUMN, pa.string())])
-    for rows in consumed.batches():
-        no_acks = pa.nulls(rows.num_rows, pa.string())
-        yield pa.RecordBatch.from_arrays([*rows.columns, no_acks], schema=schema)
-    ack = consumed.ack
-    position = dict(zip(POSITION_COLUMNS, (*ack.queue, ack.state.next_offset), strict=True))
-    last = dict.fromkeys(schema.names) | position | {ACK_COLUMN: ack.to_json()}
-    yield pa.RecordBatch.from_pylist([last], schema=schema)

@@ -2,11 +2,8 @@
 
 State machines number a range's messages from 0; all other code uses queue offsets.
 
-An engine in the reader's process gets the rows directly. Rows that have crossed Spark are checked first,
-because the whole range is acknowledged: it has exactly one marker row, at its end, with the number of
-messages that were read, and a range whose rows were shuffled, lost or doubled is refused before anything of
-it is delivered. Spark cuts a range into batches of any size, and puts several ranges into one task if
-partitions are coalesced; in both cases it keeps the rows' order.
+The engine runs in the reader's process. Rows that cross Spark before that are the subject of
+:mod:`~pyspark_rocketmq.consumer.engine.state`.
 """
 
 from __future__ import annotations
@@ -16,13 +13,10 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pyspark_rocketmq.consume.generations import LastMessage
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
@@ -34,12 +28,11 @@ from pyspark_rocketmq.consume.retry_counts import (
     times_by_index,
     to_text,
 )
-from pyspark_rocketmq.consumer.engine.output import QUEUE_COLUMNS, QueueAck
-from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from pyspark_rocketmq.listeners.row_buffer import RowBuffer, SpillFile
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
-from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange, QueueState
+from pyspark_rocketmq.model import MessageExt, QueueRange, QueueState
 from pyspark_rocketmq.source.schema import EndReason, RangeEnd, ReadPiece
 
 
@@ -183,100 +176,3 @@ def arrived_ranges(pieces: Iterable[ReadPiece]) -> Iterator[ArrivedRange]:
         )
         yield ArrivedRange(piece, messages, sum(each.nbytes for each in read))
         read = []
-
-
-def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut ``batch`` after each marker row, so that only the last row of a piece can be one."""
-    marked = np.flatnonzero(batch.column("kind").is_valid().to_numpy(zero_copy_only=False))
-    for start, stop in pairwise((0, *(marked + 1).tolist(), batch.num_rows)):
-        if start < stop:
-            yield batch.slice(start, stop - start)
-
-
-def check_crossed(end: RangeEnd, offsets: npt.NDArray[np.int64]) -> None:
-    """Check that a range whose rows have crossed Spark is complete.
-
-    Args:
-        end: Content of its marker row.
-        offsets: Its messages' queue offsets in the order in which they are to be delivered, and after them
-            the marker row's.
-
-    Raises:
-        RocketMQError: If messages were lost, doubled or changed places.
-    """
-    planned, count = end.planned, len(offsets) - 1
-    whole = f"the range {planned.start} to {planned.end}"
-    late = np.flatnonzero(offsets[1:] <= offsets[:-1])
-    if count == end.rows and not len(late):
-        return
-    if count != end.rows:
-        problem = (
-            f"{end.rows} messages were read of {whole}, but {count} rows arrived, and the whole range is "
-            "acknowledged"
-        )
-    else:
-        before, after = offsets[late[0] : late[0] + 2].tolist()
-        problem = f"offset {after} arrived behind offset {before} in {whole}"
-        if before == after:
-            problem = f"offset {after} arrived twice, so another row of {whole} is missing"
-    raise RocketMQError(
-        f"{planned.queue}: {problem}. Do not filter, copy, sample or shuffle the rows of format('rocketmq') "
-        "before consume_orderly()."
-    )
-
-
-def wrong_markers(queue: MessageQueue, problem: str) -> RocketMQError:
-    """Return the error for a range that did not arrive with exactly one marker row, at its end."""
-    return RocketMQError(
-        f"{queue}: a planned range must arrive with exactly one marker row, at its end, but {problem}. Read "
-        "with format('rocketmq') and option 'consumerGroup', and do not filter, copy or shuffle its rows "
-        "before consume_orderly()."
-    )
-
-
-def crossed_ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[ReadPiece]:
-    """Yield the ranges in rows that have crossed Spark, each as soon as its marker row has come.
-
-    Raises:
-        RocketMQError: If rows of a range were lost, doubled, moved, or mixed with another queue's.
-    """
-    gathering: _Gathering | None = None
-    for batch in batches:
-        for rows in _cut(batch):
-            gathering = gathering or _Gathering(_queue_of(rows))
-            end = gathering.add(rows)
-            if end is not None:
-                yield from gathering.rows
-                yield end
-                gathering = None
-    if gathering is not None:
-        raise wrong_markers(gathering.queue, "a task's rows ended without one")
-
-
-class _Gathering:
-    """One range whose rows are still arriving."""
-
-    def __init__(self, queue: MessageQueue) -> None:
-        self.queue = queue
-        self.rows: list[pa.RecordBatch] = []
-        self._offsets: list[npt.NDArray[np.int64]] = []
-
-    def add(self, rows: pa.RecordBatch) -> RangeEnd | None:
-        """Add rows, of which only the last may be a marker; return the range's end if it is one."""
-        for name, value in zip(QUEUE_COLUMNS, self.queue, strict=True):
-            if not pc.all(pc.equal(rows.column(name), value)).as_py():
-                other = _queue_of(rows.filter(pc.not_equal(rows.column(name), value)))
-                raise wrong_markers(self.queue, f"rows of {other} came before it")
-        self._offsets.append(rows.column("queueOffset").to_numpy())
-        is_whole = rows.column("kind")[-1].is_valid
-        if rows.num_rows > is_whole:
-            self.rows.append(rows.slice(0, rows.num_rows - is_whole))
-        if not is_whole:
-            return None
-        end = RangeEnd.from_json(self.queue, rows.column("plannedRange")[-1].as_py())
-        check_crossed(end, np.concatenate(self._offsets))
-        return end
-
-
-def _queue_of(rows: pa.RecordBatch) -> MessageQueue:
-    return MessageQueue(*(rows.column(name)[0].as_py() for name in QUEUE_COLUMNS))

@@ -1,20 +1,30 @@
-"""The orderly engine in a stateful operator: one queue's range, whatever Spark does to its rows.
+"""Everything special to rows that cross Spark between the source and the listener (``orderlyEngine=state``).
 
-Runs inside ``groupBy(topic, brokerName, queueId).applyInPandasWithState`` on an executor. Spark passes a
-queue's rows in chunks and, once a sort spills, in any order; so the engine gathers the range and puts it into
-queue order before it consumes it. It neither reads nor writes Spark's state: everything that a queue's next
-range needs is in the offset store.
+The engine runs inside ``groupBy(topic, brokerName, queueId).applyInPandasWithState`` on an executor. Spark
+passes a queue's rows in chunks and, once a sort spills, in any order; so the engine gathers the range and
+puts it into queue order before it consumes it. It neither reads nor writes Spark's state: everything that a
+queue's next range needs is in the offset store.
+
+Rows that have crossed Spark are checked first, because the whole range is acknowledged: it has exactly one
+marker row, at its end, with the number of messages that were read, and a range whose rows were shuffled, lost
+or doubled is refused before anything of it is delivered. Spark cuts a range into batches of any size, and
+puts several ranges into one task if partitions are coalesced; in both cases it keeps the rows' order.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
-from typing import Any
+from contextlib import suppress
+from itertools import chain, pairwise
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyspark
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
@@ -27,27 +37,60 @@ from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import (
     ACK_COLUMN,
     QUEUE_COLUMNS,
+    QUEUE_FIELDS,
+    Consumed,
     QueueAck,
-    engine_schema,
     listener_schema,
-    spark_batches,
+    sink_schema,
 )
-from pyspark_rocketmq.consumer.engine.range import (
-    ArrivedRange,
-    check_crossed,
-    crossed_ranges,
-    wrong_markers,
-)
-from pyspark_rocketmq.errors import without_frames
+from pyspark_rocketmq.consumer.engine.range import ArrivedRange
+from pyspark_rocketmq.errors import RocketMQError, without_frames
 from pyspark_rocketmq.listeners.context import ConsumeHooks
 from pyspark_rocketmq.listeners.messages import messages_of
 from pyspark_rocketmq.listeners.row_buffer import tuples_of
 from pyspark_rocketmq.listeners.row_validation import OutputColumns, Row
 from pyspark_rocketmq.model import LISTENER_COLUMNS, MessageQueue, OrderlyEngineKind
-from pyspark_rocketmq.source.schema import RangeEnd
+from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
+from pyspark_rocketmq.source.schema import RangeEnd, ReadPiece
 
-# The schema of earlier releases, which used the state: with another one Spark would refuse their checkpoints.
-_STATE_SCHEMA = "next_offset bigint, epoch bigint, accumulated_offset bigint, uncommitted_rows binary"
+_STATE_SCHEMA: Final = "next_offset bigint, epoch bigint, accumulated_offset bigint, uncommitted_rows binary"
+"""The schema of earlier releases, which used the state: Spark would refuse their checkpoints with another."""
+NOT_OVER_CONNECT: Final = (
+    "orderly_engine='state' is not possible: Spark Connect goes on with the job of a batch when its "
+    "query is stopped, and nothing else ends the listener's calls in it; use "
+    "orderly_engine='direct'"
+)
+"""Why this engine is refused in a session of Spark Connect."""
+
+
+def cuts_by_floats(spark: str) -> bool:
+    """Whether ``applyInPandasWithState`` of this version slices Arrow data by a float.
+
+    From 4.2 on the offset stays an integer; 4.0.5 and 4.1.4 turn it into one again.
+    """
+    major, minor, patch = (int(each) for each in re.findall(r"\d+", spark)[:3])
+    return patch < {(4, 0): 5, (4, 1): 4}.get((major, minor), 0)
+
+
+def _arrow_takes_floats() -> bool:
+    with suppress(TypeError):
+        return bool(pa.record_batch({"n": [0]}).slice(0.0, 1.0).num_rows)
+    return False
+
+
+FAILS: Final = cuts_by_floats(pyspark.__version__) and not _arrow_takes_floats()
+"""Whether ``applyInPandasWithState`` always fails with this Spark and the pyarrow of this process."""
+
+
+def spark_problem() -> str | None:
+    """Return why this engine cannot run with the Spark and the pyarrow of this process; None if it can."""
+    if not FAILS:
+        return None
+    return (
+        f"orderly_engine='state' does not work on Spark {pyspark.__version__} with pyarrow "
+        f"{pa.__version__}, where applyInPandasWithState fails; use orderly_engine='direct', Spark "
+        "4.0.5, 4.1.4, or 4.2, or pyarrow 25 or older, here and on the executors"
+    )
 
 
 def consume_orderly(
@@ -96,6 +139,11 @@ def consume_orderly(
     return in_millis.groupBy("topic", "brokerName", "queueId").applyInPandasWithState(
         OrderlyEngine(consumer), engine_schema(schema), _STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout
     )
+
+
+def engine_schema(listener: StructType) -> StructType:
+    """Return the columns of the engine's rows."""
+    return sink_schema(listener).add(ACK_COLUMN, "string")
 
 
 class _InSpark:
@@ -184,3 +232,112 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> ArrivedRange
     if order is not None:
         messages = [messages[at] for at in order.tolist()]
     return ArrivedRange(end, messages[:-1])
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut ``batch`` after each marker row, so that only the last row of a piece can be one."""
+    marked = np.flatnonzero(batch.column("kind").is_valid().to_numpy(zero_copy_only=False))
+    for start, stop in pairwise((0, *(marked + 1).tolist(), batch.num_rows)):
+        if start < stop:
+            yield batch.slice(start, stop - start)
+
+
+def check_crossed(end: RangeEnd, offsets: npt.NDArray[np.int64]) -> None:
+    """Check that a range whose rows have crossed Spark is complete.
+
+    Args:
+        end: Content of its marker row.
+        offsets: Its messages' queue offsets in the order in which they are to be delivered, and after them
+            the marker row's.
+
+    Raises:
+        RocketMQError: If messages were lost, doubled or changed places.
+    """
+    planned, count = end.planned, len(offsets) - 1
+    whole = f"the range {planned.start} to {planned.end}"
+    late = np.flatnonzero(offsets[1:] <= offsets[:-1])
+    if count == end.rows and not len(late):
+        return
+    if count != end.rows:
+        problem = (
+            f"{end.rows} messages were read of {whole}, but {count} rows arrived, and the whole range is "
+            "acknowledged"
+        )
+    else:
+        before, after = offsets[late[0] : late[0] + 2].tolist()
+        problem = f"offset {after} arrived behind offset {before} in {whole}"
+        if before == after:
+            problem = f"offset {after} arrived twice, so another row of {whole} is missing"
+    raise RocketMQError(
+        f"{planned.queue}: {problem}. Do not filter, copy, sample or shuffle the rows of format('rocketmq') "
+        "before consume_orderly()."
+    )
+
+
+def wrong_markers(queue: MessageQueue, problem: str) -> RocketMQError:
+    """Return the error for a range that did not arrive with exactly one marker row, at its end."""
+    return RocketMQError(
+        f"{queue}: a planned range must arrive with exactly one marker row, at its end, but {problem}. Read "
+        "with format('rocketmq') and option 'consumerGroup', and do not filter, copy or shuffle its rows "
+        "before consume_orderly()."
+    )
+
+
+def crossed_ranges(batches: Iterable[pa.RecordBatch]) -> Iterator[ReadPiece]:
+    """Yield the ranges in rows that have crossed Spark, each as soon as its marker row has come.
+
+    Raises:
+        RocketMQError: If rows of a range were lost, doubled, moved, or mixed with another queue's.
+    """
+    gathering: _Gathering | None = None
+    for batch in batches:
+        for rows in _cut(batch):
+            gathering = gathering or _Gathering(_queue_of(rows))
+            end = gathering.add(rows)
+            if end is not None:
+                yield from gathering.rows
+                yield end
+                gathering = None
+    if gathering is not None:
+        raise wrong_markers(gathering.queue, "a task's rows ended without one")
+
+
+class _Gathering:
+    """One range whose rows are still arriving."""
+
+    def __init__(self, queue: MessageQueue) -> None:
+        self.queue = queue
+        self.rows: list[pa.RecordBatch] = []
+        self._offsets: list[npt.NDArray[np.int64]] = []
+
+    def add(self, rows: pa.RecordBatch) -> RangeEnd | None:
+        """Add rows, of which only the last may be a marker; return the range's end if it is one."""
+        for name, value in zip(QUEUE_COLUMNS, self.queue, strict=True):
+            if not pc.all(pc.equal(rows.column(name), value)).as_py():
+                other = _queue_of(rows.filter(pc.not_equal(rows.column(name), value)))
+                raise wrong_markers(self.queue, f"rows of {other} came before it")
+        self._offsets.append(rows.column("queueOffset").to_numpy())
+        is_whole = rows.column("kind")[-1].is_valid
+        if rows.num_rows > is_whole:
+            self.rows.append(rows.slice(0, rows.num_rows - is_whole))
+        if not is_whole:
+            return None
+        end = RangeEnd.from_json(self.queue, rows.column("plannedRange")[-1].as_py())
+        check_crossed(end, np.concatenate(self._offsets))
+        return end
+
+
+def _queue_of(rows: pa.RecordBatch) -> MessageQueue:
+    return MessageQueue(*(rows.column(name)[0].as_py() for name in QUEUE_COLUMNS))
+
+
+def spark_batches(consumed: Consumed) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a range that cross Spark: its data rows, then one ack row."""
+    schema = pa.schema([*QUEUE_FIELDS, *consumed.columns.schema, pa.field(ACK_COLUMN, pa.string())])
+    for rows in consumed.batches():
+        no_acks = pa.nulls(rows.num_rows, pa.string())
+        yield pa.RecordBatch.from_arrays([*rows.columns, no_acks], schema=schema)
+    ack = consumed.ack
+    position = dict(zip(POSITION_COLUMNS, (*ack.queue, ack.state.next_offset), strict=True))
+    last = dict.fromkeys(schema.names) | position | {ACK_COLUMN: ack.to_json()}
+    yield pa.RecordBatch.from_pylist([last], schema=schema)
