@@ -15,7 +15,8 @@ from pyspark_rocketmq.consumer.engine.state import crossed_ranges
 from pyspark_rocketmq.consumer.message_table import TableEngine
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.model import MessageQueue, QueueRange
-from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, RangeEnd, marker_row
+from pyspark_rocketmq.source.marker_rows import marker_row
+from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, RangeEnd
 
 Q0, Q1 = MessageQueue("orders", "broker-a", 0), MessageQueue("orders", "broker-a", 1)
 SCHEMA = (

@@ -26,7 +26,8 @@ from pyspark_rocketmq.listeners.context import ConsumeOrderlyContext
 from pyspark_rocketmq.listeners.messages import ArrivedMessages
 from pyspark_rocketmq.listeners.row_validation import OutputColumns
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, MessageExt, MessageQueue, QueueRange, QueueState
-from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, EndReason, RangeEnd, marker_row
+from pyspark_rocketmq.source.marker_rows import marker_row
+from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, EndReason, RangeEnd
 from tests.helpers.messages import QUEUE, message_at
 from tests.helpers.source_rows import Row, pieces_of, row_of, rows_of
 

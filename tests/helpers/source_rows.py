@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from pyspark_rocketmq.consumer.engine.state import crossed_ranges
 from pyspark_rocketmq.model import MessageExt, MessageQueue, QueueRange
-from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, RangeEnd, ReadPiece, marker_row
+from pyspark_rocketmq.source.marker_rows import end_from_json, marker_row
+from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, RangeEnd, ReadPiece
 from tests.helpers.messages import message_at
 
 Row = dict[str, Any]
@@ -55,4 +56,4 @@ def end_of(marker: pa.RecordBatch) -> RangeEnd:
     (row,) = marker.to_pylist()
     assert row["kind"] == "end"
     queue = MessageQueue(row["topic"], row["brokerName"], row["queueId"])
-    return RangeEnd.from_json(queue, row["plannedRange"])
+    return end_from_json(queue, row["plannedRange"])

@@ -23,9 +23,10 @@ from pyspark_rocketmq.errors import (
     SystemBusy,
 )
 from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueRange, QueueState
+from pyspark_rocketmq.source.marker_rows import spark_rows
 from pyspark_rocketmq.source.ranges import MOST_COUNTED, QueuePartition, Ticket, tasks_of, ticket_rows
 from pyspark_rocketmq.source.reader import gaps_before, read_queue, read_queues, read_ranges, read_tickets
-from pyspark_rocketmq.source.schema import EndReason, RangeEnd, spark_rows
+from pyspark_rocketmq.source.schema import EndReason, RangeEnd
 from pyspark_rocketmq.wire import compression
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA

@@ -6,14 +6,8 @@ import pytest
 
 from pyspark_rocketmq.consume.metrics import ConsumeMetrics
 from pyspark_rocketmq.model import MessageQueue, QueueRange, QueueState
-from pyspark_rocketmq.source.schema import (
-    CONSUMER_SCHEMA,
-    EndReason,
-    RangeEnd,
-    marker_row,
-    spark_rows,
-    with_origin_topics,
-)
+from pyspark_rocketmq.source.marker_rows import end_from_json, marker_row, spark_rows
+from pyspark_rocketmq.source.schema import CONSUMER_SCHEMA, EndReason, RangeEnd, with_origin_topics
 from pyspark_rocketmq.wire.messages import StoredMessage, body_crc
 from tests.helpers.messages import QUEUE, message_at
 from tests.helpers.stored_messages import decode_columns, encode_stored_message
@@ -27,25 +21,23 @@ def test_a_marker_row_stands_at_the_end_of_its_range_and_brings_it_back() -> Non
 
     assert (row["topic"], row["brokerName"], row["queueId"], row["queueOffset"]) == (*QUEUE, 20)
     assert row["kind"] == "end"
-    assert RangeEnd.from_json(QUEUE, row["plannedRange"]).planned == PLANNED
-    assert RangeEnd.from_json(QUEUE, row["plannedRange"]).reset_to is None
+    assert end_from_json(QUEUE, row["plannedRange"]).planned == PLANNED
+    assert end_from_json(QUEUE, row["plannedRange"]).reset_to is None
 
 
 def test_a_marker_row_has_the_offset_an_operator_reset_the_queue_to() -> None:
     """F5: 0 is a target like any other."""
     (row,) = marker_row(RangeEnd(planned=PLANNED, rows=8, reset_to=0)).to_pylist()
 
-    assert RangeEnd.from_json(QUEUE, row["plannedRange"]).planned == PLANNED
-    assert RangeEnd.from_json(QUEUE, row["plannedRange"]).reset_to == 0
+    assert end_from_json(QUEUE, row["plannedRange"]).planned == PLANNED
+    assert end_from_json(QUEUE, row["plannedRange"]).reset_to == 0
 
 
 def test_a_marker_row_has_the_time_reading_took() -> None:
     """D11"""
     (row,) = marker_row(RangeEnd(planned=PLANNED, rows=8, pulls=3, pull_ms=4.56)).to_pylist()
 
-    assert RangeEnd.from_json(QUEUE, row["plannedRange"]).metrics == ConsumeMetrics(
-        pulled=8, pulls=3, pull_ms=4.6
-    )
+    assert end_from_json(QUEUE, row["plannedRange"]).metrics == ConsumeMetrics(pulled=8, pulls=3, pull_ms=4.6)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +54,7 @@ def test_a_marker_row_has_the_bounds_that_messages_get_as_properties(
     """D1: ``PullAPIWrapper.processPullResult``."""
     (row,) = marker_row(RangeEnd(planned=PLANNED, rows=8, bounds=bounds)).to_pylist()
 
-    assert RangeEnd.from_json(QUEUE, row["plannedRange"]).told_with_messages == told
+    assert end_from_json(QUEUE, row["plannedRange"]).told_with_messages == told
 
 
 def test_a_marker_row_brings_back_how_often_messages_were_given_back() -> None:
@@ -70,7 +62,7 @@ def test_a_marker_row_brings_back_how_often_messages_were_given_back() -> None:
     planned = replace(PLANNED, state=PLANNED.state._replace(retry_counts="[[12,15,1]]"))
     (row,) = marker_row(RangeEnd(planned=planned, rows=8)).to_pylist()
 
-    assert RangeEnd.from_json(QUEUE, row["plannedRange"]).planned == planned
+    assert end_from_json(QUEUE, row["plannedRange"]).planned == planned
 
 
 @pytest.mark.parametrize("ended", list(EndReason))
@@ -78,7 +70,7 @@ def test_a_marker_row_says_why_the_range_ends_there(ended: EndReason) -> None:
     """D4, D13"""
     (row,) = marker_row(RangeEnd(planned=PLANNED, rows=8, reason=ended)).to_pylist()
 
-    assert RangeEnd.from_json(QUEUE, row["plannedRange"]).reason is ended
+    assert end_from_json(QUEUE, row["plannedRange"]).reason is ended
 
 
 def test_no_number_and_no_time_of_a_marker_row_is_null() -> None:

@@ -37,15 +37,10 @@ from pyspark_rocketmq.errors import (
 )
 from pyspark_rocketmq.model import MessageQueue, PulledBody
 from pyspark_rocketmq.source.fetcher import Fetcher
+from pyspark_rocketmq.source.marker_rows import spark_rows
 from pyspark_rocketmq.source.message_lookup import found_at
 from pyspark_rocketmq.source.ranges import QueuePartition, Ticket, brokers_of
-from pyspark_rocketmq.source.schema import (
-    EndReason,
-    RangeEnd,
-    ReadPiece,
-    spark_rows,
-    with_origin_topics,
-)
+from pyspark_rocketmq.source.schema import EndReason, RangeEnd, ReadPiece, with_origin_topics
 from pyspark_rocketmq.spark.stored_messages import message_in
 from pyspark_rocketmq.spark.version import keep_archives
 from pyspark_rocketmq.wire.columnar.decode import Undecodable, decode_in_turn, decode_together, row_of

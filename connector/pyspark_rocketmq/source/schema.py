@@ -1,4 +1,4 @@
-"""Columns of the source, and the marker row that ends a range where rows cross Spark.
+"""Columns of the source, and the end of a range that was read.
 
 ``topic``, ``brokerName``, ``queueId`` and ``queueOffset`` name the physical queue in every row.  A message
 that the group has given back is read from its retry topic. In its row ``originTopic`` is the topic that it
@@ -6,20 +6,15 @@ was sent to, under which a listener gets it; in all other rows this column is nu
 
 Consumer mode (option ``consumerGroup``) ends every planned range with its :class:`RangeEnd`, because a tag
 filter may leave no message at all and the range must still be acknowledged. Where rows cross Spark, the range
-end is one *marker row*: ``kind`` is ``"end"``, ``queueOffset`` is the range's exclusive end and
-``plannedRange`` has the rest as JSON; in a message row ``kind`` and ``plannedRange`` are null. Numbers are
-never null: pandas would turn the whole column into floats.
+end is a row: see :mod:`~pyspark_rocketmq.source.marker_rows`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
-from functools import cache
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,8 +27,6 @@ from pyspark_rocketmq.offsets.store import PLAN_KEYS
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA, projected_schema
 from pyspark_rocketmq.wire.namespace import without_namespace
 from pyspark_rocketmq.wire.properties import MAX_OFFSET, MIN_OFFSET, RETRY_TOPIC
-
-END_MARKER = "end"
 
 
 class EndReason(StrEnum):
@@ -113,35 +106,6 @@ class RangeEnd:
         bounds = self.bounds
         return {} if bounds is None else {MIN_OFFSET: str(bounds[0]), MAX_OFFSET: str(bounds[1])}
 
-    def to_json(self) -> str:
-        """Return ``plannedRange`` of the range's marker row."""
-        return json.dumps(
-            {
-                **range_to_json(self.planned),
-                "rows": self.rows,
-                "pulls": self.pulls,
-                "pullMs": round(self.pull_ms, 1),
-                **({} if self.reset_to is None else {"resetTo": self.reset_to}),
-                **({} if self.bounds is None else {"bounds": self.bounds}),
-                **({} if self.reason is EndReason.WHOLE else {"ended": str(self.reason)}),
-            }
-        )
-
-    @classmethod
-    def from_json(cls, queue: MessageQueue, text: str) -> Self:
-        """Return the range end in ``plannedRange`` of a marker row of ``queue``."""
-        facts = json.loads(text)
-        bounds = facts.get("bounds")
-        return cls(
-            planned=range_from_json(queue, facts),
-            rows=facts["rows"],
-            reason=EndReason(facts.get("ended", EndReason.WHOLE)),
-            reset_to=facts.get("resetTo"),
-            bounds=None if bounds is None else (bounds[0], bounds[1]),
-            pulls=facts["pulls"],
-            pull_ms=facts["pullMs"],
-        )
-
 
 ReadPiece: TypeAlias = "pa.RecordBatch | RangeEnd"
 """Messages of a range, or its end behind all of them."""
@@ -160,41 +124,3 @@ def with_origin_topics(messages: pa.RecordBatch, namespace: str) -> pa.RecordBat
     named = pc.map_lookup(messages.column("properties"), RETRY_TOPIC, "last").to_pylist()
     bare = [None if topic is None else without_namespace(namespace, topic) for topic in named]
     return messages.append_column(_CONSUMER_FIELDS[0], pa.array(bare, pa.string()))
-
-
-def spark_rows(piece: ReadPiece) -> pa.RecordBatch:
-    """Return consumer mode's rows as they cross Spark: messages, or the marker row of a range's end."""
-    if isinstance(piece, RangeEnd):
-        return marker_row(piece)
-    nulls = pa.nulls(piece.num_rows, pa.string())
-    missing = len(CONSUMER_SCHEMA) - piece.num_columns
-    return pa.RecordBatch.from_arrays([*piece.columns, *[nulls] * missing], schema=CONSUMER_SCHEMA)
-
-
-def marker_row(end: RangeEnd) -> pa.RecordBatch:
-    """Return the row that ends a planned range."""
-    queue = end.planned.queue
-    values = {
-        "topic": queue.topic,
-        "brokerName": queue.broker_name,
-        "queueId": queue.queue_id,
-        "queueOffset": end.planned.end,
-        "plannedRange": end.to_json(),
-    }
-    columns = _same_in_markers().columns
-    for name, value in values.items():
-        index = CONSUMER_SCHEMA.get_field_index(name)
-        columns[index] = pa.array([value], CONSUMER_SCHEMA.field(index).type)
-    return pa.RecordBatch.from_arrays(columns, schema=CONSUMER_SCHEMA)
-
-
-@cache
-def _same_in_markers() -> pa.RecordBatch:
-    """Return a marker row with the values that all marker rows share."""
-    numbers = dict.fromkeys(
-        ("queueId", "queueOffset", "commitLogOffset", "reconsumeTimes", "sysFlag", "flag"), 0
-    )
-    times = dict.fromkeys(("bornTimestamp", "storeTimestamp"), datetime.fromtimestamp(0, UTC))
-    texts = dict.fromkeys(("topic", "brokerName"), "")
-    values = dict.fromkeys(CONSUMER_SCHEMA.names) | {**numbers, **times, **texts, "kind": END_MARKER}
-    return pa.RecordBatch.from_pylist([values], schema=CONSUMER_SCHEMA)

@@ -51,6 +51,7 @@ from pyspark_rocketmq.listeners.row_buffer import tuples_of
 from pyspark_rocketmq.listeners.row_validation import OutputColumns, Row
 from pyspark_rocketmq.model import LISTENER_COLUMNS, MessageQueue, OrderlyEngineKind
 from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
+from pyspark_rocketmq.source.marker_rows import end_from_json
 from pyspark_rocketmq.source.schema import RangeEnd, ReadPiece
 
 _STATE_SCHEMA: Final = "next_offset bigint, epoch bigint, accumulated_offset bigint, uncommitted_rows binary"
@@ -217,7 +218,7 @@ def _gather(queue: MessageQueue, chunks: Iterable[pd.DataFrame]) -> ArrivedRange
     if is_marker.sum() != 1 or not is_marker[-1]:
         raise wrong_markers(queue, f"{is_marker.sum()} came")
     text = next(chain.from_iterable(chunk["plannedRange"].dropna().tolist() for chunk in gathered))
-    end = RangeEnd.from_json(queue, text)
+    end = end_from_json(queue, text)
     check_crossed(end, offsets)
     columns = {
         name: list(chain.from_iterable(chunk[name].tolist() for chunk in gathered))
@@ -322,7 +323,7 @@ class _Gathering:
             self.rows.append(rows.slice(0, rows.num_rows - is_whole))
         if not is_whole:
             return None
-        end = RangeEnd.from_json(self.queue, rows.column("plannedRange")[-1].as_py())
+        end = end_from_json(self.queue, rows.column("plannedRange")[-1].as_py())
         check_crossed(end, np.concatenate(self._offsets))
         return end
 

@@ -1,0 +1,96 @@
+"""Rows of consumer mode as they cross Spark, and the marker row that ends each range there.
+
+The range end is one *marker row*: ``kind`` is ``"end"``, ``queueOffset`` is the range's exclusive end and
+``plannedRange`` has the rest as JSON; in a message row ``kind`` and ``plannedRange`` are null. Numbers are
+never null: pandas would turn the whole column into floats.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from functools import cache
+from typing import Final
+
+import pyarrow as pa
+
+from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.source.schema import (
+    CONSUMER_SCHEMA,
+    EndReason,
+    RangeEnd,
+    ReadPiece,
+    range_from_json,
+    range_to_json,
+)
+
+END_MARKER: Final = "end"
+"""Value of column ``kind`` in a marker row."""
+
+
+def spark_rows(piece: ReadPiece) -> pa.RecordBatch:
+    """Return consumer mode's rows as they cross Spark: messages, or the marker row of a range's end."""
+    if isinstance(piece, RangeEnd):
+        return marker_row(piece)
+    nulls = pa.nulls(piece.num_rows, pa.string())
+    missing = len(CONSUMER_SCHEMA) - piece.num_columns
+    return pa.RecordBatch.from_arrays([*piece.columns, *[nulls] * missing], schema=CONSUMER_SCHEMA)
+
+
+def marker_row(end: RangeEnd) -> pa.RecordBatch:
+    """Return the row that ends a planned range."""
+    queue = end.planned.queue
+    values = {
+        "topic": queue.topic,
+        "brokerName": queue.broker_name,
+        "queueId": queue.queue_id,
+        "queueOffset": end.planned.end,
+        "plannedRange": end_to_json(end),
+    }
+    columns = _same_in_markers().columns
+    for name, value in values.items():
+        index = CONSUMER_SCHEMA.get_field_index(name)
+        columns[index] = pa.array([value], CONSUMER_SCHEMA.field(index).type)
+    return pa.RecordBatch.from_arrays(columns, schema=CONSUMER_SCHEMA)
+
+
+@cache
+def _same_in_markers() -> pa.RecordBatch:
+    """Return a marker row with the values that all marker rows share."""
+    numbers = dict.fromkeys(
+        ("queueId", "queueOffset", "commitLogOffset", "reconsumeTimes", "sysFlag", "flag"), 0
+    )
+    times = dict.fromkeys(("bornTimestamp", "storeTimestamp"), datetime.fromtimestamp(0, UTC))
+    texts = dict.fromkeys(("topic", "brokerName"), "")
+    values = dict.fromkeys(CONSUMER_SCHEMA.names) | {**numbers, **times, **texts, "kind": END_MARKER}
+    return pa.RecordBatch.from_pylist([values], schema=CONSUMER_SCHEMA)
+
+
+def end_to_json(end: RangeEnd) -> str:
+    """Return ``plannedRange`` of the range's marker row."""
+    return json.dumps(
+        {
+            **range_to_json(end.planned),
+            "rows": end.rows,
+            "pulls": end.pulls,
+            "pullMs": round(end.pull_ms, 1),
+            **({} if end.reset_to is None else {"resetTo": end.reset_to}),
+            **({} if end.bounds is None else {"bounds": end.bounds}),
+            **({} if end.reason is EndReason.WHOLE else {"ended": str(end.reason)}),
+        }
+    )
+
+
+def end_from_json(queue: MessageQueue, text: str) -> RangeEnd:
+    """Return the range end in ``plannedRange`` of a marker row of ``queue``."""
+    facts = json.loads(text)
+    bounds = facts.get("bounds")
+    return RangeEnd(
+        planned=range_from_json(queue, facts),
+        rows=facts["rows"],
+        reason=EndReason(facts.get("ended", EndReason.WHOLE)),
+        reset_to=facts.get("resetTo"),
+        bounds=None if bounds is None else (bounds[0], bounds[1]),
+        pulls=facts["pulls"],
+        pull_ms=facts["pullMs"],
+    )
