@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_rocketmq.consumer.push_consumer import log_unused_start
+from pyspark_rocketmq.consumer.preparation import log_unused_start
 from pyspark_rocketmq.consumer.sink_offsets import check_sink, note_sink_ahead, seed_offsets_from_sink
 from pyspark_rocketmq.model import ConsumeFromWhere, QueueState
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
@@ -94,7 +94,7 @@ def test_an_unused_consume_from_where_is_reported(
     """F2: given by a user who wants to consume again what the group has consumed."""
     if is_known:
         store.claim(GROUP, "me", {Q0: 5})
-    with caplog.at_level(logging.INFO, "pyspark_rocketmq.consumer.push_consumer"):
+    with caplog.at_level(logging.INFO, "pyspark_rocketmq.consumer.preparation"):
         log_unused_start(store, GROUP, where)
 
     told = [text for text in caplog.messages if f"so consume_from_where={where} is not used" in text]

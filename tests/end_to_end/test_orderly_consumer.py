@@ -21,7 +21,7 @@ from broker_sim.bodies import SubscriptionGroupConfig
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.pool import ChannelPool
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.consumer import push_consumer
+from pyspark_rocketmq.consumer import preparation
 from pyspark_rocketmq.consumer.commit import BatchReport
 from pyspark_rocketmq.consumer.engine import state as orderly_engine
 from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
@@ -199,7 +199,7 @@ def test_a_checkpoint_with_state_must_be_on_storage_that_all_machines_share(
     What a look at the folder has left there, since its process was killed, does no harm.
     """
     looked_for: list[Mapping[str, str]] = []
-    monkeypatch.setattr(push_consumer, "check_shared", lambda _, places: looked_for.append(places))
+    monkeypatch.setattr(preparation, "check_shared", lambda _, places: looked_for.append(places))
     place = consumption.folder / "checkpoint"
     place.mkdir()
     (place / "_rocketmq_left").touch()

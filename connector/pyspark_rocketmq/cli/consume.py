@@ -28,7 +28,7 @@ from pyspark_rocketmq.cli.running import (
     storage_secrets,
 )
 from pyspark_rocketmq.cli.settings import JobFailed
-from pyspark_rocketmq.consumer import push_consumer
+from pyspark_rocketmq.consumer import preparation
 from pyspark_rocketmq.delta.paths import TableName
 from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.errors import OptionError
@@ -92,7 +92,7 @@ def consume(settings: ConsumeSettings, console: Console) -> None:
         # Installed by a separate extra.
         import_module("prometheus_client")
     # It logs where the group continues.
-    push_consumer.logger.setLevel(logging.INFO)
+    preparation.logger.setLevel(logging.INFO)
     counter = RowCounter()
     with spark_session("consume", needs_delta=TableName.of(settings.sink) is not None) as spark:
         for path in settings.py_files:

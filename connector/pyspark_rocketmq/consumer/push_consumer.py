@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -22,12 +22,10 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from pyspark_rocketmq.client.producer.send_back import SendBackSettings
-from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consumer.batch_function import (
     CommitterParts,
     ServerFunction,
     check_over_connect,
-    check_server_has,
     hub_of,
     renewed_storage,
 )
@@ -40,6 +38,7 @@ from pyspark_rocketmq.consumer.engine.orderly import RangeConsumer
 from pyspark_rocketmq.consumer.engine.output import listener_schema, sink_schema, spark_can_parse
 from pyspark_rocketmq.consumer.engine.task import Engine, PickledOnce, why_not_picklable
 from pyspark_rocketmq.consumer.message_table import Decode, MessageTable
+from pyspark_rocketmq.consumer.preparation import check_and_prepare, log_unused_start, use_session
 from pyspark_rocketmq.consumer.settings import (
     ConsumerSettings,
     member_of,
@@ -47,12 +46,10 @@ from pyspark_rocketmq.consumer.settings import (
     suggesting,
     warn_of_long_name,
 )
-from pyspark_rocketmq.consumer.sink_offsets import check_sink, note_sink_ahead, seed_offsets_from_sink
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.format import register
 from pyspark_rocketmq.group.broker_offsets import open_group_store
 from pyspark_rocketmq.group.join import offset_key
-from pyspark_rocketmq.group.retry_queues import warn_of_dropped_retries
 from pyspark_rocketmq.hub.state import Slots
 from pyspark_rocketmq.listeners.context import ConsumeHooks, ConsumeMessageHook
 from pyspark_rocketmq.listeners.forms import form_of, named
@@ -67,13 +64,10 @@ from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetKey, OffsetStore
 from pyspark_rocketmq.options.consumer import DEFAULT_MAX_OFFSETS_PER_TRIGGER
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
+from pyspark_rocketmq.options.store_spec import StoreKind
 from pyspark_rocketmq.sinks.base import Sink
-from pyspark_rocketmq.sinks.delta_sink import DeltaSink
-from pyspark_rocketmq.sinks.multi import MultiSink, Route, one_sink
-from pyspark_rocketmq.sinks.shared_storage import check_apart, check_shared
+from pyspark_rocketmq.sinks.multi import Route, one_sink
 from pyspark_rocketmq.source.checkpoint import check_checkpoint, clear_unwritten_plan
-from pyspark_rocketmq.source.cluster_view import check_topics
 from pyspark_rocketmq.source.ranges import tickets_alone
 from pyspark_rocketmq.spark.session import (
     BatchFunction,
@@ -91,29 +85,7 @@ from pyspark_rocketmq.spark.version import TELLS_TRIGGER, arrow_schema
 
 logger = logging.getLogger(__name__)
 
-
-def log_unused_start(store: OffsetStore, consumer_group: str, where: ConsumeFromWhere) -> None:
-    """Log that ``where``, unless it is the default, is not used because the group has progress.
-
-    Raises:
-        OffsetStoreUnavailable: If the store cannot be read.
-    """
-    if where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
-        return
-    rows = store.read(consumer_group)
-    if rows:
-        logger.info(
-            "group %s goes on where it was: %r has its progress in %d queues, so consume_from_where=%s is "
-            "not used. To consume messages again, stop the query and reset the group's offsets "
-            "(`pyspark-rocketmq offsets reset`)",
-            consumer_group,
-            store,
-            len(rows),
-            where,
-        )
-
-
-_QUERY_ID_TIMEOUT_S = 60.0
+_QUERY_ID_TIMEOUT_S: Final = 60.0
 
 
 class _Wanted(NamedTuple):
@@ -325,8 +297,7 @@ class PushConsumer:
         register(spark)
         if sink is not None:
             sink = one_sink(sink)
-            for each in _delta_sinks(sink):
-                each.use_session(spark)
+            use_session(sink, spark)
         every_second = {"processingTime": "1 second"}
         wanted = _Wanted(sink, str(checkpoint), every_second if trigger is None else trigger, query_name)
         store = self._store(ReadOptions.parse(options))
@@ -355,7 +326,7 @@ class PushConsumer:
             # Spark's tasks keep state in the checkpoint; without state only the driver writes there.
             has_state = engine is None and self._table is None
             states = {"checkpoint": qualified(spark, wanted.checkpoint)} if has_state else {}
-            self._check_and_prepare(spark, parsed, store, wanted.sink, schema, states=states)
+            self._prepare(spark, parsed, store, wanted.sink, schema, states=states)
             clear_unwritten_plan(spark, wanted.checkpoint)
             parts = self._parts(parsed, store, wanted.sink, engine, drains=wanted.drains)
             committer = parts.committer(store, partial(_await_query_id, query_id), hub)
@@ -383,7 +354,7 @@ class PushConsumer:
         parts = self._parts(parsed, store, wanted.sink, engine, drains=wanted.drains)
         uses_state = engine is None and self._table is None
         check_over_connect(parts, [state.NOT_OVER_CONNECT] if uses_state else [])
-        self._check_and_prepare(spark, parsed, store, wanted.sink, schema)
+        self._prepare(spark, parsed, store, wanted.sink, schema)
         name = wanted.query_name or self._free_name(spark)
         function = ServerFunction(parts, arrow_schema(schema), name)
         return _written_by(function, rows, name, wanted.checkpoint).trigger(**wanted.trigger).start()
@@ -409,7 +380,7 @@ class PushConsumer:
             hub.close()
         return is_committed
 
-    def _check_and_prepare(
+    def _prepare(
         self,
         spark: SparkSession,
         options: ReadOptions,
@@ -419,29 +390,9 @@ class PushConsumer:
         *,
         states: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Check cluster, tables and offsets before the query starts; makes the sink's table.
-
-        ``states`` contains further places where tasks write, by their names in errors.
-        """
-        tables = _tables(sink, store)
-        check_apart(tables)
-        # Check before anything is made that would be left behind.
-        key = offset_key(options)
-        check_topics(options, lambda topic: _brokers_of(topic, key, store))
-        if not self._is_orderly and options.message_model is MessageModel.CLUSTERING:
-            warn_of_dropped_retries(options, SystemClock())
-        check = check_shared if is_classic(spark) else check_server_has
-        check(spark, {**tables, **states})
-        if sink is not None:
-            check_sink(store, sink, key)
-            sink.prepare(arrow_schema(schema))
-            seed_offsets_from_sink(store, sink, key)
-            note_sink_ahead(store, sink, key)
-            # By now the folders of tables named in a catalog are known.
-            found = _tables(sink, store)
-            check_apart(found)
-            check(spark, {name: path for name, path in found.items() if path not in tables.values()})
-        log_unused_start(store, key, self._settings.consume_from_where)
+        """Check cluster, tables and offsets; see :func:`check_and_prepare`."""
+        check_and_prepare(spark, options, store, sink, schema, is_orderly=self._is_orderly, states=states)
+        log_unused_start(store, offset_key(options), self._settings.consume_from_where)
         has_limit = self._table is None and self._settings.gives_up(orderly=self._is_orderly)
         warn_of_long_name(self._settings.consumer_group, options.namespace, has_limit=has_limit)
 
@@ -577,26 +528,6 @@ class PushConsumer:
             for what, one in sent
             if (reason := why_not_picklable(one)) is not None
         ]
-
-
-def _delta_sinks(sink: Sink | None) -> list[DeltaSink]:
-    """Return the Delta tables among the sinks of a query."""
-    sinks = sink.sinks if isinstance(sink, MultiSink) else [sink]
-    return [each for each in sinks if isinstance(each, DeltaSink)]
-
-
-def _tables(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
-    """Return the paths of the query's tables, by their names in errors."""
-    paths = [path for each in _delta_sinks(sink) for path in each.folders]
-    tables = {"sink" if number == 1 else f"sink {number}": path for number, path in enumerate(paths, 1)}
-    spec = StoreSpec.parse(store.spec)
-    return tables if spec.kind is not StoreKind.DELTA else tables | {"offset_store": spec.place}
-
-
-def _brokers_of(topic: str, key: str, store: OffsetStore) -> set[str]:
-    """Return the brokers at which a group has consumed a topic; makes no store."""
-    rows = store.read(key) if key in store.groups() else {}
-    return {queue.broker_name for queue in rows if queue.topic == topic}
 
 
 def _written_by(function: BatchFunction, rows: DataFrame, name: str, checkpoint: str) -> DataStreamWriter:

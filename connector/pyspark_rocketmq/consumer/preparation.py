@@ -1,0 +1,124 @@
+"""Checks before a query starts: the cluster has the topics, tasks see the tables, offsets fit the sink.
+
+A query that starts again continues at its group's progress in the offset store or, if the store has lost it,
+at the progress of its sink (:mod:`~pyspark_rocketmq.consumer.sink_offsets`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from pyspark_rocketmq.clock import SystemClock
+from pyspark_rocketmq.consumer.batch_function import check_server_has
+from pyspark_rocketmq.consumer.sink_offsets import check_sink, note_sink_ahead, seed_offsets_from_sink
+from pyspark_rocketmq.group.join import offset_key
+from pyspark_rocketmq.group.retry_queues import warn_of_dropped_retries
+from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel
+from pyspark_rocketmq.offsets.store import OffsetStore
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
+from pyspark_rocketmq.sinks.base import Sink
+from pyspark_rocketmq.sinks.delta_sink import DeltaSink
+from pyspark_rocketmq.sinks.multi import MultiSink
+from pyspark_rocketmq.sinks.shared_storage import check_apart, check_shared
+from pyspark_rocketmq.source.cluster_view import check_topics
+from pyspark_rocketmq.spark.session import is_classic
+from pyspark_rocketmq.spark.version import arrow_schema
+
+logger = logging.getLogger(__name__)
+
+
+def check_and_prepare(
+    spark: SparkSession,
+    options: ReadOptions,
+    store: OffsetStore,
+    sink: Sink | None,
+    schema: StructType,
+    *,
+    is_orderly: bool,
+    states: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Check cluster, tables and offsets before the query starts; makes the sink's table.
+
+    Args:
+        spark: The session that runs the query.
+        options: The query's.
+        store: Its offset store.
+        sink: Its sinks, as one.
+        schema: Columns of the sink's rows.
+        is_orderly: Whether the listener is; another one has messages sent back to retry queues.
+        states: Further places where tasks write, by their names in errors.
+
+    Raises:
+        RocketMQError: If the query cannot run; see ``PushConsumer.start``.
+    """
+    tables = _tables(sink, store)
+    check_apart(tables)
+    # Check before anything is made that would be left behind.
+    key = offset_key(options)
+    check_topics(options, lambda topic: _brokers_of(topic, key, store))
+    if not is_orderly and options.message_model is MessageModel.CLUSTERING:
+        warn_of_dropped_retries(options, SystemClock())
+    check = check_shared if is_classic(spark) else check_server_has
+    check(spark, {**tables, **states})
+    if sink is not None:
+        check_sink(store, sink, key)
+        sink.prepare(arrow_schema(schema))
+        seed_offsets_from_sink(store, sink, key)
+        note_sink_ahead(store, sink, key)
+        # By now the folders of tables named in a catalog are known.
+        found = _tables(sink, store)
+        check_apart(found)
+        check(spark, {name: path for name, path in found.items() if path not in tables.values()})
+
+
+def log_unused_start(store: OffsetStore, consumer_group: str, where: ConsumeFromWhere) -> None:
+    """Log that ``where``, unless it is the default, is not used because the group has progress.
+
+    Raises:
+        OffsetStoreUnavailable: If the store cannot be read.
+    """
+    if where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
+        return
+    rows = store.read(consumer_group)
+    if rows:
+        logger.info(
+            "group %s goes on where it was: %r has its progress in %d queues, so consume_from_where=%s is "
+            "not used. To consume messages again, stop the query and reset the group's offsets "
+            "(`pyspark-rocketmq offsets reset`)",
+            consumer_group,
+            store,
+            len(rows),
+            where,
+        )
+
+
+def use_session(sink: Sink, spark: SparkSession) -> None:
+    """Have the Delta tables among the sinks of a query write by ``spark`` where Spark must."""
+    for table in _delta_sinks(sink):
+        table.use_session(spark)
+
+
+def _delta_sinks(sink: Sink | None) -> list[DeltaSink]:
+    """Return the Delta tables among the sinks of a query."""
+    sinks = sink.sinks if isinstance(sink, MultiSink) else [sink]
+    return [table for table in sinks if isinstance(table, DeltaSink)]
+
+
+def _tables(sink: Sink | None, store: OffsetStore) -> dict[str, str]:
+    """Return the paths of the query's tables, by their names in errors."""
+    paths = [path for table in _delta_sinks(sink) for path in table.folders]
+    tables = {"sink" if number == 1 else f"sink {number}": path for number, path in enumerate(paths, 1)}
+    spec = StoreSpec.parse(store.spec)
+    return tables if spec.kind is not StoreKind.DELTA else tables | {"offset_store": spec.place}
+
+
+def _brokers_of(topic: str, key: str, store: OffsetStore) -> set[str]:
+    """Return the brokers at which a group has consumed a topic; makes no store."""
+    rows = store.read(key) if key in store.groups() else {}
+    return {queue.broker_name for queue in rows if queue.topic == topic}
