@@ -12,6 +12,13 @@ from typing import Final, Protocol, TypeVar
 from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import RocketMQError
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_SHORTEST_SLEEP_S: Final = 1.0
+Errors = type[Exception] | tuple[type[Exception], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class SystemClock:
@@ -88,14 +95,6 @@ class SleepWatch:
         return self._clock.now_s() - self._clock.monotonic_s()
 
 
-_SHORTEST_SLEEP_S: Final = 1.0
-
-
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """Pauses that double from ``first_pause_s`` up to ``max_pause_s``."""
@@ -140,9 +139,6 @@ def call_with_retry(
                 raise
             logger.debug("! retry attempt=%d pause_s=%.3g error=%s", failures + 1, pause_s, error)
         sleep(pause_s)
-
-
-Errors = type[Exception] | tuple[type[Exception], ...]
 
 
 def commit_with_retry(

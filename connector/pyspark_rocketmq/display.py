@@ -13,6 +13,19 @@ from typing import Final
 MOST_CHARACTERS: Final = 2_000
 """Longest text shown, in characters."""
 
+_MASK: Final = "***"
+_USER_INFO: Final = re.compile(
+    # In abfss://CONTAINER@ACCOUNT/… and wasbs:// this part is secret only if it has a colon.
+    r"(?P<scheme>(?<![A-Za-z0-9+.-])(?!(?:abfss?|wasbs?)://[^:/\s'\"@]*@)[A-Za-z][A-Za-z0-9+.-]*://)"
+    # A key may contain slashes; host:8020/a@b is a host, a port and a path, without a key.
+    r"(?:[^/?#\s'\"]*|[^/:\s'\"]+:(?!\d+/)[^?#\s'\"]*)@"
+)
+_QUERY: Final = re.compile(
+    r"(?P<before>(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]*://[^?\s'\"]*\?)[^\s'\"]*[^\s'\".,;:)]"
+)
+_BARE_USER_INFO: Final = re.compile(r"(?<![^\s;,/='\"])[^\s;,/=:'\"]{1,200}:[^\s;,/'\"]{0,500}@")
+"""User information without a scheme, as in ``user:password@host:9876``."""
+
 
 def peer_text(text: str) -> str:
     r"""Return ``text`` on one line for logs, errors, tables and pages, at most ``MOST_CHARACTERS`` long.
@@ -34,20 +47,6 @@ def _printable(character: str) -> str:
 def counted(number: int, what: str) -> str:
     """Return number and noun, such as "1 queue" or "1,000 queues"."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
-
-
-_MASK: Final = "***"
-_USER_INFO: Final = re.compile(
-    # In abfss://CONTAINER@ACCOUNT/… and wasbs:// this part is secret only if it has a colon.
-    r"(?P<scheme>(?<![A-Za-z0-9+.-])(?!(?:abfss?|wasbs?)://[^:/\s'\"@]*@)[A-Za-z][A-Za-z0-9+.-]*://)"
-    # A key may contain slashes; host:8020/a@b is a host, a port and a path, without a key.
-    r"(?:[^/?#\s'\"]*|[^/:\s'\"]+:(?!\d+/)[^?#\s'\"]*)@"
-)
-_QUERY: Final = re.compile(
-    r"(?P<before>(?<![A-Za-z0-9+.-])[A-Za-z][A-Za-z0-9+.-]*://[^?\s'\"]*\?)[^\s'\"]*[^\s'\".,;:)]"
-)
-_BARE_USER_INFO: Final = re.compile(r"(?<![^\s;,/='\"])[^\s;,/=:'\"]{1,200}:[^\s;,/'\"]{0,500}@")
-"""User information without a scheme, as in ``user:password@host:9876``."""
 
 
 def masked(text: str) -> str:

@@ -26,6 +26,9 @@ MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
 RETRY_TOPIC_PREFIX = "%RETRY%"
 DLQ_TOPIC_PREFIX = "%DLQ%"
 
+ORIGIN_TOPIC: Final = "originTopic"
+"""Column of the topic to which a message given back was first sent; null if it is still there."""
+
 
 def retry_topic(consumer_group: str) -> str:
     """Return the name of the group's retry topic (``MixAll.getRetryTopic``)."""
@@ -195,8 +198,6 @@ def camel_case(name: str) -> str:
 
 MESSAGE_COLUMNS: Final = tuple(camel_case(name) for name in MessageExt._fields if name != "queue_topic")
 """Names of the source's columns of a message, in order."""
-ORIGIN_TOPIC: Final = "originTopic"
-"""Column of the topic to which a message given back was first sent; null if it is still there."""
 LISTENER_COLUMNS: Final = (*MESSAGE_COLUMNS, ORIGIN_TOPIC)
 """Columns from which a listener's messages are made."""
 

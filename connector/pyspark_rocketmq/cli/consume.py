@@ -34,6 +34,10 @@ from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.listeners.forms import form_of
 
+_STOP_WITHIN_S: Final = 20.0
+"""Time for stopping the query. Supervisors kill processes that are too slow: Kubernetes after 30 s, some of
+which leaving the group takes."""
+
 
 def check_listener(name: str, py_files: Sequence[str], *, orderly: bool) -> None:
     """Import ``module:name`` from ``py_files``, the current directory or PYTHONPATH, in this process.
@@ -67,11 +71,6 @@ def _extend_path(py_files: Sequence[str]) -> None:
 
 def _unusable(name: str, why: str) -> OptionError:
     return OptionError((f"option listener='{name}' cannot be used: {why}",))
-
-
-_STOP_WITHIN_S: Final = 20.0
-"""Time for stopping the query. Supervisors kill processes that are too slow: Kubernetes after 30 s, some of
-which leaving the group takes."""
 
 
 def consume(settings: ConsumeSettings, console: Console) -> None:

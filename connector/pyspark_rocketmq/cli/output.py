@@ -31,6 +31,19 @@ _LAST = ("epoch", "updatedAt")
 _SPARE = ("epoch", "brokerMinOffset", "updatedAt", "brokerMaxOffset", "reconsumeTimes")
 """Columns left out one by one if a table is too wide; JSON and CSV have all columns."""
 
+_TIMES: Final = ("suspendedUntil", "updatedAt")
+_TO_SECONDS: Final = len("2026-11-20T10:00:00")
+_LAG_ALWAYS = ("brokerName", "queueId", "nextOffset", "brokerMaxOffset", "lag", "lagSeconds")
+_LAG_WHERE_ANY = ("note", "reconsumeTimes", "suspendedUntil")
+_LAG_LAST = ("heldBy", "lockAgeSeconds", "epoch")
+_LAG_SPARE = ("epoch", "claimedBy", "brokerMaxOffset", "reconsumeTimes", "lockAgeSeconds")
+_TOTALS_WHERE_ANY = frozenset(
+    {"failedPerSecond", "failedInHour", "callMs", "okPerSecond", "suspended", "beyondEnd", "withoutBroker"}
+)
+_TOTALS_SPARE = ("callMs", "okPerSecond", "failedPerSecond", "members", "queues")
+_FORMULA: Final = ("=", "+", "-", "@")
+"""First characters of texts that spreadsheets would interpret as formulas."""
+
 
 def records_table(title: str, columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> Table:
     """Make a table of ``records``, with numbers aligned to the right and missing values empty."""
@@ -98,16 +111,6 @@ def _to_seconds(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-_TIMES: Final = ("suspendedUntil", "updatedAt")
-_TO_SECONDS: Final = len("2026-11-20T10:00:00")
-
-
-_LAG_ALWAYS = ("brokerName", "queueId", "nextOffset", "brokerMaxOffset", "lag", "lagSeconds")
-_LAG_WHERE_ANY = ("note", "reconsumeTimes", "suspendedUntil")
-_LAG_LAST = ("heldBy", "lockAgeSeconds", "epoch")
-_LAG_SPARE = ("epoch", "claimedBy", "brokerMaxOffset", "reconsumeTimes", "lockAgeSeconds")
-
-
 def lag_table(total: LagTotal, console: Console) -> Table:
     """Make a table of one group's lag in one topic; show who claimed a queue only if another one holds it."""
     records = [view.columns() for view in total.views]
@@ -119,12 +122,6 @@ def lag_table(total: LagTotal, console: Console) -> Table:
     return _fitted_table(console, title, columns, _to_seconds(records), _LAG_SPARE)
 
 
-_TOTALS_WHERE_ANY = frozenset(
-    {"failedPerSecond", "failedInHour", "callMs", "okPerSecond", "suspended", "beyondEnd", "withoutBroker"}
-)
-_TOTALS_SPARE = ("callMs", "okPerSecond", "failedPerSecond", "members", "queues")
-
-
 def totals_table(sums: Sequence[LagTotal], console: Console) -> Table:
     """Make a table with one row per group and topic, leaving out numbers that are 0 everywhere."""
     records = [total.columns() for total in sums]
@@ -133,10 +130,6 @@ def totals_table(sums: Sequence[LagTotal], console: Console) -> Table:
         name for name in names if name not in _TOTALS_WHERE_ANY or any(record[name] for record in records)
     ]
     return _fitted_table(console, "Totals", columns, records, _TOTALS_SPARE)
-
-
-_FORMULA: Final = ("=", "+", "-", "@")
-"""First characters of texts that spreadsheets would interpret as formulas."""
 
 
 class OutputForm(StrEnum):

@@ -30,6 +30,8 @@ _HELP_WIDTH: Final = 120
 
 CallableT = TypeVar("CallableT", bound=Callable[..., Any])
 
+_LINK: Final = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
+
 
 def program() -> str:
     """Return the name under which the program was started."""
@@ -123,9 +125,6 @@ class SettingsCommand(click.Command):
             with formatter.section("Examples"):
                 for example in self._examples:
                     formatter.write(f"{'':{formatter.current_indent}}{program()} {example}\n")
-
-
-_LINK: Final = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 
 
 def _plain(doc: str) -> str:

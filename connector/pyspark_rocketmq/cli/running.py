@@ -63,6 +63,19 @@ _SETTINGS_COME_BY: Final = frozenset(
 )
 """Environment variables that show that spark-submit started this process or that the user has settings."""
 
+_SAME_S: Final = 1.0
+"""Time within which a second SIGTERM counts as the same one. A SIGTERM to all processes of a group arrives
+directly and again through the JVM."""
+_POLL_S = 0.25
+_LINE_EVERY_S = 5.0
+_ROWS = "rows committed by this run"
+_RAISED_IN_PYTHON = re.compile(
+    r"^(?!java\.|org\.|scala\.|py4j\.)(?:[a-z_]\w*\.)*[A-Z]\w*: .+(?:\n(?!\s*$|\s*at |Traceback|===| "
+    r"?SQLSTATE).+)*",
+    re.MULTILINE,
+)
+"""Matches the end of a Python traceback: class and text, up to an empty line or a Java stack."""
+
 
 @contextmanager
 def spark_session(job: str, *, needs_delta: bool = False) -> Iterator[SparkSession]:
@@ -151,11 +164,6 @@ def delta_place(offset_store: str | None) -> str | None:
     return None if spec is None or spec.kind is not StoreKind.DELTA else spec.place
 
 
-_SAME_S: Final = 1.0
-"""Time within which a second SIGTERM counts as the same one. A SIGTERM to all processes of a group arrives
-directly and again through the JVM."""
-
-
 class StopSignals:
     """Records the first signal within its block; a second one, of either kind, raises KeyboardInterrupt."""
 
@@ -212,18 +220,6 @@ class _PassesOn:
         """Declares the interface in the form that Py4J requires."""
 
         implements = ("sun.misc.SignalHandler",)
-
-
-_POLL_S = 0.25
-_LINE_EVERY_S = 5.0
-_ROWS = "rows committed by this run"
-
-_RAISED_IN_PYTHON = re.compile(
-    r"^(?!java\.|org\.|scala\.|py4j\.)(?:[a-z_]\w*\.)*[A-Z]\w*: .+(?:\n(?!\s*$|\s*at |Traceback|===| "
-    r"?SQLSTATE).+)*",
-    re.MULTILINE,
-)
-"""Matches the end of a Python traceback: class and text, up to an empty line or a Java stack."""
 
 
 class RowCounter:

@@ -26,6 +26,19 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 from pyspark_rocketmq.options.write import WriteOptions
 
+SettingsT = TypeVar("SettingsT", bound=OptionSet)
+
+_MAPS: Final = frozenset({"storagesecrets", "brokeraddresses"})
+"""Tables that are one option each, in lower case."""
+GROUP_DOC = "The consumer group whose progress this is."
+OFFSET_STORE_DOC = (
+    "Where the consumer groups' progress is: path or URI of a Delta table, or as the data source takes it."
+)
+STORAGE_DOC = (
+    "How to reach the storage of tables: delta-rs' options, as a table of the --conf file or in JSON; they "
+    "stay the same while the command runs."
+)
+
 
 class JobFailed(Exception):
     """The command could not do its work; the text is a sentence for the user. Exit code 1."""
@@ -125,10 +138,6 @@ def _file_entries(conf: Path | None, problems: list[str]) -> Iterator[tuple[str,
             yield key, text
 
 
-_MAPS: Final = frozenset({"storagesecrets", "brokeraddresses"})
-"""Tables that are one option each, in lower case."""
-
-
 def _flatten(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
         if key.lower() in _MAPS and isinstance(value, dict):
@@ -151,19 +160,6 @@ def _to_text(value: Any) -> str | None:
             return None if None in parts else ",".join(part for part in parts if part is not None)
         case _:
             return None
-
-
-SettingsT = TypeVar("SettingsT", bound=OptionSet)
-
-GROUP_DOC = "The consumer group whose progress this is."
-OFFSET_STORE_DOC = (
-    "Where the consumer groups' progress is: path or URI of a Delta table, or as the data source takes it."
-)
-
-STORAGE_DOC = (
-    "How to reach the storage of tables: delta-rs' options, as a table of the --conf file or in JSON; they "
-    "stay the same while the command runs."
-)
 
 
 def load_settings(settings: type[SettingsT], job: str, conf: Path | None, pairs: Sequence[str]) -> SettingsT:

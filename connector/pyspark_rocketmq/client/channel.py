@@ -51,6 +51,12 @@ MOST_BYTES: Final = 32 << 20
 """Most memory of one queue, in bytes: twice the longest frame."""
 _BUSY: Final = "[OVERLOAD]the client has too many requests to answer, try again"
 
+OnResponse = Callable[[RemotingCommand | RocketMQError], object]
+"""Takes the answer, or the error if there is none. Must not block: it runs on the reader thread."""
+_RECEIVE_BUFFER_BYTES: Final = 512 * 1024
+_OPAQUE_MASK: Final = 0x7FFFFFFF
+_JOIN_S: Final = 5.0
+
 
 class RequestDispatcher:
     """Passes a server's requests to the handler, in order, on its own threads.
@@ -187,14 +193,6 @@ def _size_of(request: RemotingCommand) -> int:
     fields = request.ext_fields
     texts = (request.remark, *fields, *fields.values())
     return sum(map(sys.getsizeof, texts)) + sys.getsizeof(fields) + sys.getsizeof(request.body)
-
-
-OnResponse = Callable[[RemotingCommand | RocketMQError], object]
-"""Takes the answer, or the error if there is none. Must not block: it runs on the reader thread."""
-
-_RECEIVE_BUFFER_BYTES: Final = 512 * 1024
-_OPAQUE_MASK: Final = 0x7FFFFFFF
-_JOIN_S: Final = 5.0
 
 
 class _Waiting(NamedTuple):

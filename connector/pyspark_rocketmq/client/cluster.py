@@ -28,6 +28,17 @@ from pyspark_rocketmq.wire.messages import decode_stored_messages
 from pyspark_rocketmq.wire.requests.pull import PullRequest, PullStatus
 from pyspark_rocketmq.wire.subscription import SubscriptionData, build_subscription, expression_type
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_CONNECTING: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
+"""Retries of a connection: a wrong address soon ends in an error, one broken connection does not."""
+_SOON_S: Final = 1.0
+_LATE_S: Final = 30.0
+"""First and longest pause between two look-ups of a retry topic that is not on all brokers yet. A broker
+creates it at the group's first heartbeat: it is there a moment later, or never if rights are missing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
@@ -91,9 +102,6 @@ def subscription_data(wanted: Subscription, *, sub_version: int) -> Subscription
     """Return the subscription as heartbeats and checks contain it."""
     kind = expression_type(is_sql92=wanted.is_sql92)
     return build_subscription(wanted.topic, wanted.expression, sub_version=sub_version, expression_type=kind)
-
-
-T = TypeVar("T")
 
 
 def run_concurrently(calls: Sequence[Callable[[], T]], *, at_most: int = 64) -> list[T]:
@@ -207,13 +215,6 @@ def outcomes_at_queues(
     return {queue: answer for each in answers.values() for queue, answer in each.items()}
 
 
-logger = logging.getLogger(__name__)
-
-
-_CONNECTING: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
-"""Retries of a connection: a wrong address soon ends in an error, one broken connection does not."""
-
-
 def _is_of_transport(error: RocketMQError) -> bool:
     return error.retryable and isinstance(error, TransportError)
 
@@ -268,12 +269,6 @@ class PatientLookup:
             return self.producer.queues(topic, may_create=not self.has_keys)
         except TopicNotFound as error:
             raise _NotThere(error.code, error.remark, request=error.request, address=error.address) from error
-
-
-_SOON_S: Final = 1.0
-_LATE_S: Final = 30.0
-"""First and longest pause between two look-ups of a retry topic that is not on all brokers yet. A broker
-creates it at the group's first heartbeat: it is there a moment later, or never if rights are missing."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,9 @@ _ASKED_AGAIN_S: Final = 60.0
 """How long after a refusal a server is asked again: the failure may pass, or rights may be granted."""
 _NAME: Final = re.compile(rb"^brokerName=(.*?)\r?$", re.MULTILINE)
 
+_warned: set[str] = set()
+"""Addresses for which this process has logged that their servers do not give their names."""
+
 
 def name_in(answer: RemotingCommand, address: str) -> str:
     """Return the broker's name in its answer to :data:`WHO`, or :data:`UNKNOWN`.
@@ -61,10 +64,6 @@ def check_name(address: str, is_named: str, wanted: str) -> None:
     """
     if is_named not in {wanted, UNKNOWN}:
         raise WrongBroker(address, f"it is {is_named}, and {wanted} was expected there")
-
-
-_warned: set[str] = set()
-"""Addresses for which this process has logged that their servers do not give their names."""
 
 
 def warn_of_unknown(address: str, wanted: str, answer: RemotingCommand) -> None:

@@ -28,6 +28,12 @@ from pyspark_rocketmq.wire.command import (
 )
 from pyspark_rocketmq.wire.framing import Signer
 
+HandlerFor = Callable[[str], RequestHandler]
+"""Returns the handler for the requests of the server at an address."""
+OnChannel = Callable[[Channel | RocketMQError], object]
+_pools: dict[ConnectionSettings, ChannelPool] = {}
+"""This process's pools by settings. In a forked child they begin without connections."""
+
 
 class AclSigner:
     """Adds ``AccessKey``, ``SecurityToken`` and ``Signature`` to a request's ext fields."""
@@ -84,11 +90,6 @@ class Elsewhere:
         except ConnectFailed as error:
             shown = f"{instead} (by brokerAddresses in the place of {address})"
             raise type(error)(shown, error.detail) from error
-
-
-HandlerFor = Callable[[str], RequestHandler]
-"""Returns the handler for the requests of the server at an address."""
-OnChannel = Callable[[Channel | RocketMQError], object]
 
 
 class ChannelPool(Closing):
@@ -303,10 +304,6 @@ def _tls_connector(settings: ConnectionSettings) -> TlsConnector:
         verify_certificate=settings.tls_verify_certificate,
         verify_hostname=settings.tls_verify_hostname,
     )
-
-
-_pools: dict[ConnectionSettings, ChannelPool] = {}
-"""This process's pools by settings. In a forked child they begin without connections."""
 
 
 def process_pool(settings: ConnectionSettings | None = None) -> ChannelPool:

@@ -34,6 +34,10 @@ from pyspark_rocketmq.wire.framing import Outgoing, Signer
 from pyspark_rocketmq.wire.requests.pull import PullResponseDecoder, PullResult, pull_result
 from pyspark_rocketmq.wire.requests.responses import describe_request
 
+logger = logging.getLogger(__name__)
+
+PullT = TypeVar("PullT", bound=Outgoing)
+
 _LENGTH_WORD: Final = 4
 _FIRST_BYTES: Final = 1 << 20
 _MOST_BYTES: Final = 8 << 20
@@ -43,6 +47,16 @@ _LEAST_ROOM: Final = 256 << 10
 _MOST_SPARES: Final = 3
 
 T = TypeVar("T")
+
+_OPAQUE_MASK: Final = 0x7FFFFFFF
+_PLAIN: Final = ConnectionSettings()
+_KEPT_S: Final = 60.0
+"""How long an idle connection is kept; a broker ends it after 120 s (``serverChannelMaxIdleTimeSeconds``)."""
+_idle: dict[tuple[str, str, ConnectionSettings], list[tuple[float, PullConnection[Any]]]] = {}
+"""Idle connections, each with the monotonic second of its release, by address, broker name and settings.
+
+Settings are part of the key because a connection has one user's credentials.
+"""
 
 
 class ReceiveBuffer:
@@ -135,13 +149,6 @@ def _is_free(buffer: bytearray) -> bool:
         return False
     buffer.append(0)
     return True
-
-
-logger = logging.getLogger(__name__)
-
-PullT = TypeVar("PullT", bound=Outgoing)
-
-_OPAQUE_MASK: Final = 0x7FFFFFFF
 
 
 class PullConnection(Generic[PullT]):
@@ -315,15 +322,6 @@ class PullConnection(Generic[PullT]):
         return RequestTimeout(self.address, asked, waited_s)
 
 
-_PLAIN: Final = ConnectionSettings()
-_KEPT_S: Final = 60.0
-"""How long an idle connection is kept; a broker ends it after 120 s (``serverChannelMaxIdleTimeSeconds``)."""
-
-_idle: dict[tuple[str, str, ConnectionSettings], list[tuple[float, PullConnection[Any]]]] = {}
-"""Idle connections, each with the monotonic second of its release, by address, broker name and settings.
-
-Settings are part of the key because a connection has one user's credentials.
-"""
 # A child must not use its parent's connections.
 os.register_at_fork(after_in_child=_idle.clear)
 

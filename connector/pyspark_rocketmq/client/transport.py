@@ -21,6 +21,25 @@ from pyspark_rocketmq.errors import ChannelClosed, ConnectFailed
 
 logger = logging.getLogger(__name__)
 
+_renewed: Final[WeakSet[Renewed]] = WeakSet()
+_ANY_REMOTE = ("192.0.2.1", 9)
+"""A documentation address (RFC 5737): connecting a UDP socket to it sends nothing, but picks the outgoing
+interface."""
+SEND_STALL_S: Final = 5.0
+"""Seconds after which a peer that has accepted no byte counts as stuck."""
+SLOWEST_BYTES_PER_S: Final = 64 * 1024
+"""A slower peer also counts as stuck; otherwise one byte every few seconds could hold a sender for ever."""
+RECEIVE_TICK_S: Final = 1.0
+"""Seconds after which a silent ``recv_into`` returns, so that the caller can check its deadlines."""
+# A peer that vanishes silently (loss of power, a firewall that forgot the connection) is noticed within a
+# minute, by unanswered probes or by unacknowledged data; the system's defaults are hours.
+_VANISHED_PEER: Final = (
+    ("TCP_KEEPIDLE", 30),
+    ("TCP_KEEPINTVL", 10),
+    ("TCP_KEEPCNT", 3),
+    ("TCP_USER_TIMEOUT", 30_000),
+)
+
 
 class Closing:
     """Base of objects that are closed at the end of a ``with``."""
@@ -44,9 +63,6 @@ class Renewed(Protocol):
         ...
 
 
-_renewed: Final[WeakSet[Renewed]] = WeakSet()
-
-
 def renew_in_children(one: Renewed) -> None:
     """Call :meth:`Renewed.renew` in every child that this process forks while ``one`` is in use."""
     _renewed.add(one)
@@ -62,10 +78,6 @@ def _renew_all() -> None:
 
 os.register_at_fork(after_in_child=_renew_all)
 
-_ANY_REMOTE = ("192.0.2.1", 9)
-"""A documentation address (RFC 5737): connecting a UDP socket to it sends nothing, but picks the outgoing
-interface."""
-
 
 def local_ip() -> bytes:
     """Return the IPv4 address that other machines see, 4 bytes; the loopback address without a network."""
@@ -75,23 +87,6 @@ def local_ip() -> bytes:
             return socket.inet_aton(probe.getsockname()[0])
         except OSError:
             return socket.inet_aton("127.0.0.1")
-
-
-SEND_STALL_S: Final = 5.0
-"""Seconds after which a peer that has accepted no byte counts as stuck."""
-SLOWEST_BYTES_PER_S: Final = 64 * 1024
-"""A slower peer also counts as stuck; otherwise one byte every few seconds could hold a sender for ever."""
-RECEIVE_TICK_S: Final = 1.0
-"""Seconds after which a silent ``recv_into`` returns, so that the caller can check its deadlines."""
-
-# A peer that vanishes silently (loss of power, a firewall that forgot the connection) is noticed within a
-# minute, by unanswered probes or by unacknowledged data; the system's defaults are hours.
-_VANISHED_PEER: Final = (
-    ("TCP_KEEPIDLE", 30),
-    ("TCP_KEEPINTVL", 10),
-    ("TCP_KEEPCNT", 3),
-    ("TCP_USER_TIMEOUT", 30_000),
-)
 
 
 class Transport(Protocol):

@@ -20,6 +20,15 @@ from typing import ClassVar, Final, Protocol, TypeVar, cast
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.model import MessageQueue
 
+T = TypeVar("T")
+
+_ROOM_MARK = "@"
+_CLIENT_ROOM_MARK = "/"
+_FORMS: Final = (
+    "averagely, averagelyByCircle, consistentHash[:places], byMachineRoom:ROOM,…, "
+    "machineRoomNearby[:STRATEGY], byConfig:TOPIC/BROKER/QUEUE,… or module:Class"
+)
+
 
 class AllocationStrategy(Protocol):
     """Chooses one member's queues; pure, and the same for every member of the group."""
@@ -192,12 +201,6 @@ def _queue_text(queue: MessageQueue) -> str:
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
-T = TypeVar("T")
-
-_ROOM_MARK = "@"
-_CLIENT_ROOM_MARK = "/"
-
-
 @dataclass(frozen=True, slots=True)
 class ByMachineRoom:
     """Queues of brokers named ``room@name`` in ``rooms``, in equal shares; other queues go to nobody."""
@@ -296,12 +299,6 @@ def _by_room(items: Iterable[T], room_of: Callable[[T], str], kind: str) -> dict
             raise ValueError(f"The {kind} {item} has no machine room; name it so that its room can be told.")
         rooms.setdefault(room, []).append(item)
     return rooms
-
-
-_FORMS: Final = (
-    "averagely, averagelyByCircle, consistentHash[:places], byMachineRoom:ROOM,…, "
-    "machineRoomNearby[:STRATEGY], byConfig:TOPIC/BROKER/QUEUE,… or module:Class"
-)
 
 
 def allocation_strategy(text: str) -> AllocationStrategy:

@@ -15,6 +15,10 @@ from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.requests.responses import error_of
 
+_SOME_OFFSET: Final = frozenset(
+    {ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED}
+)
+
 
 class Reaction(StrEnum):
     """Reactions to an answer, whether it is given once or for a while."""
@@ -62,9 +66,6 @@ class Use(Enum):
         return self.value[1]
 
 
-_SOME_OFFSET: Final = frozenset(
-    {ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED}
-)
 _SPECIAL: Final[Mapping[tuple[Use, int], Reaction]] = {
     (Use.BOUNDS, ResponseCode.TOPIC_NOT_EXIST): Reaction.LEFT_OUT,
     (Use.BOUNDS, ResponseCode.REQUEST_CODE_NOT_SUPPORTED): Reaction.SINGLY,

@@ -49,6 +49,21 @@ BROKER_DECIDES: Final = 0
 _CONSUME_SUCCESS: Final = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
 _SUCCESS: Final = ReturnType.SUCCESS
 
+_WANTED = "return CONSUME_SUCCESS or RECONSUME_LATER. The messages are sent back."
+_RETURNED_NONE = f"The listener returned None, which is no ConsumeConcurrentlyStatus; {_WANTED}"
+SEND_BACK_PAUSE_S: Final = 5.0
+"""Pause before a message that could not be sent back is consumed again (``submitConsumeRequestLater``)."""
+EXPIRED_DELAY_LEVEL: Final = 3
+"""Delay level of messages whose call takes too long (``ProcessQueue.cleanExpiredMsg``)."""
+EXPIRED_PER_ROUND: Final = 16
+"""Most such messages sent back in one round (``ProcessQueue.cleanExpiredMsg``)."""
+DEFAULT_MAX_RECONSUME_TIMES: Final = 16
+"""Limit of a concurrent consumer that sets none (``DefaultMQPushConsumerImpl.getMaxReconsumeTimes``)."""
+_WAITING: Final = 0
+_WITH_LISTENER: Final = 1
+_GOING_BACK: Final = 2
+_DONE: Final = 3
+
 
 class Answer(NamedTuple):
     """How one listener call ended."""
@@ -104,31 +119,12 @@ def _whole(value: object, name: str, otherwise: int) -> tuple[int, str | None]:
     )
 
 
-_WANTED = "return CONSUME_SUCCESS or RECONSUME_LATER. The messages are sent back."
-_RETURNED_NONE = f"The listener returned None, which is no ConsumeConcurrentlyStatus; {_WANTED}"
-
-
 def _no_status(returned: object) -> str:
     shown = f"{returned!r:.80} " if isinstance(returned, str | int | float) else ""
     return (
         f"The listener returned {shown}of type {type(returned).__name__}, which is no "
         f"ConsumeConcurrentlyStatus; {_WANTED}"
     )
-
-
-SEND_BACK_PAUSE_S: Final = 5.0
-"""Pause before a message that could not be sent back is consumed again (``submitConsumeRequestLater``)."""
-EXPIRED_DELAY_LEVEL: Final = 3
-"""Delay level of messages whose call takes too long (``ProcessQueue.cleanExpiredMsg``)."""
-EXPIRED_PER_ROUND: Final = 16
-"""Most such messages sent back in one round (``ProcessQueue.cleanExpiredMsg``)."""
-DEFAULT_MAX_RECONSUME_TIMES: Final = 16
-"""Limit of a concurrent consumer that sets none (``DefaultMQPushConsumerImpl.getMaxReconsumeTimes``)."""
-
-_WAITING: Final = 0
-_WITH_LISTENER: Final = 1
-_GOING_BACK: Final = 2
-_DONE: Final = 3
 
 
 class ConcurrentFinish(StrEnum):

@@ -39,6 +39,10 @@ from typing import Final, NamedTuple
 from pyspark_rocketmq.consume.allocation import sorted_members, sorted_queues
 from pyspark_rocketmq.model import MessageQueue
 
+Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Collection[MessageQueue] | None]
+"""Returns this member's share of a topic from ``(client_id, sorted queues, sorted members)``, or None if it
+cannot be computed; see :mod:`~pyspark_rocketmq.consume.allocation`."""
+
 
 class Phase(Enum):
     """State of a queue at this consumer. A queue is granted in two steps.
@@ -174,10 +178,6 @@ class Unregister:
 
 
 GroupAction = Heartbeat | AskMembers | Lock | Unlock | Unregister
-
-Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], Collection[MessageQueue] | None]
-"""Returns this member's share of a topic from ``(client_id, sorted queues, sorted members)``, or None if it
-cannot be computed; see :mod:`~pyspark_rocketmq.consume.allocation`."""
 
 
 class Ownership(NamedTuple):

@@ -22,6 +22,13 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from pyspark_rocketmq.wire.requests.client_info import ConsumeStatus
 
+KeyT = TypeVar("KeyT", bound=Hashable)
+
+_MINUTE_BUCKET_S: Final = 10.0
+_HOUR_BUCKET_S: Final = 600.0
+_FULL_BUCKETS: Final = 6
+"""Number of full buckets before the one that is being filled."""
+
 
 class QueueLag(NamedTuple):
     """Next offset of a queue, compared with its broker's."""
@@ -54,14 +61,6 @@ class QueueLag(NamedTuple):
         if self.messages == 0:
             return 0.0
         return None if self.next_stored_at_s is None else max(0.0, now_s - self.next_stored_at_s)
-
-
-_MINUTE_BUCKET_S: Final = 10.0
-_HOUR_BUCKET_S: Final = 600.0
-_FULL_BUCKETS: Final = 6
-"""Number of full buckets before the one that is being filled."""
-
-KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class ConsumeMetrics(NamedTuple):

@@ -32,6 +32,24 @@ from typing import Final, NamedTuple
 
 from pyspark_rocketmq.model import ConsumeOrderlyStatus, ReturnType
 
+_ROLLBACK_IGNORED = (
+    "The listener returned ROLLBACK with auto_commit=True, which commits the messages as in the Java client; "
+    "set context.auto_commit = False to roll back, or return SUSPEND_CURRENT_QUEUE_A_MOMENT to retry."
+)
+_WANTED = (
+    "return SUCCESS, SUSPEND_CURRENT_QUEUE_A_MOMENT, COMMIT or ROLLBACK. The messages are delivered again."
+)
+_RETURNED_NONE = f"The listener returned None, which is no ConsumeOrderlyStatus; {_WANTED}"
+SUCCESSES = frozenset({ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.COMMIT})
+"""The answers that count as success for hooks."""
+_STATUSES = {str(status): status for status in ConsumeOrderlyStatus}
+SHORTEST_SUSPEND_MILLIS: Final = 10
+LONGEST_SUSPEND_MILLIS: Final = 30_000
+DEFAULT_SUSPEND: Final = -1
+"""A context's suspend time that stands for the consumer's (``ConsumeOrderlyContext``)."""
+UNLIMITED: Final = -1
+"""``maxReconsumeTimes`` of an orderly consumer that never gives a message up."""
+
 
 class Effect(Enum):
     """Effect of an answer on the messages consumed and not committed."""
@@ -69,15 +87,6 @@ class NoStatus(Enum):
     UNKNOWN = "UNKNOWN"
 
 
-_ROLLBACK_IGNORED = (
-    "The listener returned ROLLBACK with auto_commit=True, which commits the messages as in the Java client; "
-    "set context.auto_commit = False to roll back, or return SUSPEND_CURRENT_QUEUE_A_MOMENT to retry."
-)
-_WANTED = (
-    "return SUCCESS, SUSPEND_CURRENT_QUEUE_A_MOMENT, COMMIT or ROLLBACK. The messages are delivered again."
-)
-_RETURNED_NONE = f"The listener returned None, which is no ConsumeOrderlyStatus; {_WANTED}"
-
 _IN_BOTH: dict[object, Outcome] = {
     ConsumeOrderlyStatus.COMMIT: Outcome(ReturnType.SUCCESS, Effect.COMMIT),
     ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT: Outcome(ReturnType.FAILED, Effect.PUT_BACK),
@@ -94,11 +103,6 @@ _WITHOUT_AUTO_COMMIT: dict[object, Outcome] = _IN_BOTH | {
     ConsumeOrderlyStatus.ROLLBACK: Outcome(ReturnType.SUCCESS, Effect.ROLL_BACK),
 }
 """Outcomes as in ``ConsumeMessageOrderlyService.processConsumeResult`` (5.3.3), before it counts anything."""
-
-
-SUCCESSES = frozenset({ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.COMMIT})
-"""The answers that count as success for hooks."""
-_STATUSES = {str(status): status for status in ConsumeOrderlyStatus}
 
 
 def status_of(answer: object) -> ConsumeOrderlyStatus:
@@ -124,14 +128,6 @@ def _no_status(returned: object) -> str:
         f"The listener returned {shown}of type {type(returned).__name__}, which is no "
         f"ConsumeOrderlyStatus; {_WANTED}"
     )
-
-
-SHORTEST_SUSPEND_MILLIS: Final = 10
-LONGEST_SUSPEND_MILLIS: Final = 30_000
-DEFAULT_SUSPEND: Final = -1
-"""A context's suspend time that stands for the consumer's (``ConsumeOrderlyContext``)."""
-UNLIMITED: Final = -1
-"""``maxReconsumeTimes`` of an orderly consumer that never gives a message up."""
 
 
 class OrderlyFinish(StrEnum):

@@ -49,6 +49,20 @@ from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange, QueueS
 LONGEST_LEFT_OUT_S: Final = 120.0
 """Longest time that a ready queue may be in no plan (``ProcessQueue.PULL_MAX_IDLE_TIME``)."""
 
+MAX_PARTS: Final = 100_000
+"""Most parts of one read: a broker may report any offset, and Spark's driver keeps each task in memory."""
+READ_MS: Final = 0.01
+"""Approximate time to pull and decode a message."""
+WORTH_A_TASK_MS: Final = 25.0
+"""Duration below which ranges share one task."""
+_READ_TOGETHER: Final = 1024
+"""Most offsets of several ranges that are read at once: their messages are in memory together."""
+_LONGER: Final = 1.25
+_LARGEST_DELIVERY = 1024
+"""Most messages that a listener may get at once (``consumeMessageBatchMaxSize``)."""
+REST_S: Final = 60.0
+"""Pause before a listener gets uncommitted messages again if there are no new ones to add."""
+
 
 class StuckQueueDetector:
     """Finds queues that are held, have messages and are due, and yet are in no plan (B6).
@@ -85,10 +99,6 @@ class StuckQueueDetector:
         for queue in overdue:
             self._since_s[queue] = now_s
         return sorted(overdue)
-
-
-MAX_PARTS: Final = 100_000
-"""Most parts of one read: a broker may report any offset, and Spark's driver keeps each task in memory."""
 
 
 def split_ranges(
@@ -139,15 +149,6 @@ def _cut(whole: QueueRange, count: int) -> list[QueueRange]:
     count = max(1, min(count, whole.count))
     bounds = [whole.start + whole.count * number // count for number in range(count + 1)]
     return [replace(whole.starting_at(start), end=end) for start, end in pairwise(bounds)]
-
-
-READ_MS: Final = 0.01
-"""Approximate time to pull and decode a message."""
-WORTH_A_TASK_MS: Final = 25.0
-"""Duration below which ranges share one task."""
-_READ_TOGETHER: Final = 1024
-"""Most offsets of several ranges that are read at once: their messages are in memory together."""
-_LONGER: Final = 1.25
 
 
 class Expected(NamedTuple):
@@ -259,10 +260,6 @@ class Plan:
     sorted."""
     at_rest: frozenset[MessageQueue] = frozenset()
     """Queues with something to read that are rightly left out: at the end of a drain, or without a commit."""
-
-
-_LARGEST_DELIVERY = 1024
-"""Most messages that a listener may get at once (``consumeMessageBatchMaxSize``)."""
 
 
 def plan_ranges(
@@ -418,10 +415,6 @@ def share_limit(wanted: list[int], limit: int) -> list[int]:
         for index in by_remainder[:left]:
             shares[index] += 1
     return shares
-
-
-REST_S: Final = 60.0
-"""Pause before a listener gets uncommitted messages again if there are no new ones to add."""
 
 
 class StallCounter:

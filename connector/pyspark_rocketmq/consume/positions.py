@@ -25,6 +25,20 @@ from pyspark_rocketmq.errors import DamagedOffsets, DataLoss, LogTailLost, Messa
 from pyspark_rocketmq.model import MessageQueue, QueueBounds, QueueRange
 from pyspark_rocketmq.options.positions import EARLIEST_OFFSET, LATEST_OFFSET, QueuePositions
 
+StoredBy = Mapping[str, int]
+"""Latest store time (milliseconds) of the messages that a plan has passed, by broker name, each by its own
+clock; missing if it is not known.  A queue that waits has its own entry, under its topic, broker name and id
+separated by spaces, because its broker's other queues go on meanwhile."""
+EVERY_BROKER: Final = ""
+"""Name under which a checkpoint of an earlier release has one time for all brokers."""
+MOST_SHOWN: Final = 16
+"""Most offsets remembered while none of them is known to have arrived."""
+_FORGOTTEN_S: Final = 15.0
+"""How much of its latest offset changes a crashed broker loses at most: it stores offsets every 5 s
+(``flushConsumerOffsetInterval``)."""
+Shown = tuple[int, ...]
+"""Offsets that this side has sent to the broker, or seen there; oldest first."""
+
 
 @dataclass(frozen=True, slots=True)
 class OffsetGap:
@@ -60,14 +74,6 @@ class OffsetGap:
             f"{self.queue}: offset {self.wanted} is outside the broker's {self.min_offset} to "
             f"{self.max_offset}; it continues at {self.corrected}."
         )
-
-
-StoredBy = Mapping[str, int]
-"""Latest store time (milliseconds) of the messages that a plan has passed, by broker name, each by its own
-clock; missing if it is not known.  A queue that waits has its own entry, under its topic, broker name and id
-separated by spaces, because its broker's other queues go on meanwhile."""
-EVERY_BROKER: Final = ""
-"""Name under which a checkpoint of an earlier release has one time for all brokers."""
 
 
 def stored_by(
@@ -220,17 +226,6 @@ def timed_positions(
     return positions, tuple(
         queue for queue in sorted(positions) if positions[queue] == bounds[queue].max_offset
     )
-
-
-MOST_SHOWN: Final = 16
-"""Most offsets remembered while none of them is known to have arrived."""
-
-_FORGOTTEN_S: Final = 15.0
-"""How much of its latest offset changes a crashed broker loses at most: it stores offsets every 5 s
-(``flushConsumerOffsetInterval``)."""
-
-Shown = tuple[int, ...]
-"""Offsets that this side has sent to the broker, or seen there; oldest first."""
 
 
 def resolve_start_offset(stored: int, shown: Shown | None, at_broker: int | None, *, was_reset: bool) -> int:

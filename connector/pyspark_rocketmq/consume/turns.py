@@ -31,6 +31,17 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from pyspark_rocketmq.model import MessageQueue
 
+QueueT = TypeVar("QueueT", bound=Hashable)
+
+SLOW_S: Final = 0.1
+"""Duration from which on a call is slow."""
+PATIENCE_S: Final = 0.1
+"""How long a queue waits for a worker if calls are slow."""
+TURN_S: Final = 0.05
+"""How long a queue's turn lasts when others wait."""
+HANDICAP_S: Final = 0.5
+"""How far a suspended queue is ahead of those that had a turn."""
+
 
 class RangeInstructions:
     """Instructions of the driver to a task; this class is for a task without a driver, and gives up nothing.
@@ -62,18 +73,6 @@ class RangeInstructions:
 
 
 NO_INSTRUCTIONS: Final = RangeInstructions()
-
-
-SLOW_S: Final = 0.1
-"""Duration from which on a call is slow."""
-PATIENCE_S: Final = 0.1
-"""How long a queue waits for a worker if calls are slow."""
-TURN_S: Final = 0.05
-"""How long a queue's turn lasts when others wait."""
-HANDICAP_S: Final = 0.5
-"""How far a suspended queue is ahead of those that had a turn."""
-
-QueueT = TypeVar("QueueT", bound=Hashable)
 
 
 class Memory(Enum):

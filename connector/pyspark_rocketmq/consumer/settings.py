@@ -60,6 +60,47 @@ _INTERVAL: Final = re.compile(
 )
 """A Spark interval such as ``5 minutes``, not negative. Spark checks the parts after the first."""
 
+_SAFE_NAME: Final = 120
+"""Longest name of a group, in characters, that allows sending to all its topics: brokers accept 127."""
+_EPOCH_YEAR: Final = 1970
+_DEFAULT_LOOK_BACK: Final = timedelta(minutes=30)
+"""How far before now a group begins by default (``DefaultMQPushConsumer.consumeTimestamp``)."""
+_SET_BY = {
+    "nameServers": "parameter name_servers",
+    "topic": "subscribe()",
+    "topics": "subscribe()",
+    "subscription": "subscribe()",
+    "subscriptions": "subscribe()",
+    "sqlFilter": "subscribe(sql=…)",
+    "consumerGroup": "parameter consumer_group",
+    "offsetStore": "parameter offset_store",
+    "startingOffsets": "parameter consume_from_where",
+    "startingTimestamp": "parameters consume_from_where and consume_timestamp",
+    "maxOffsetsPerTrigger": "parameter max_offsets_per_trigger",
+    "undecodableMessages": "parameter undecodable_messages",
+    "messageModel": "parameter message_model",
+    "consumeOrderly": "parameter orderly of register_message_listener()",
+    "handOverRanges": "parameter orderly_engine",
+    "listener": "register_message_listener()",
+    "allocateMessageQueueStrategy": "parameter allocate_message_queue_strategy",
+    "instanceName": "parameter instance_name",
+}
+"""Options of the source that a consumer sets itself, and how the user can set them."""
+_KINDS: Final[Mapping[str, tuple[type, ...]]] = {
+    "consumer_group": (str,),
+    "name_servers": (str,),
+    "consume_timestamp": (str, type(None)),
+    "consume_message_batch_max_size": (Integral,),
+    "max_reconsume_times": (Integral,),
+    "suspend_current_queue_time_millis": (Integral,),
+    "consume_thread_max": (Integral,),
+    "consume_timeout_s": (Real,),
+    "max_offsets_per_trigger": (Integral,),
+    "allocate_message_queue_strategy": (str,),
+    "instance_name": (str, type(None)),
+    "mirror_offsets": (bool,),
+}
+
 
 def _kind_problem(name: str, value: object, kinds: tuple[type, ...]) -> str | None:
     """Return the problem if ``value`` has none of the types ``kinds``, else None."""
@@ -107,10 +148,6 @@ def _no_parameter(name: str, known: Sequence[str]) -> str:
     close = closest(name, known)
     hint = f", did you mean '{close}'?" if close else f"; those are {', '.join(known)}"
     return f"no parameter '{name}'{hint}"
-
-
-_SAFE_NAME: Final = 120
-"""Longest name of a group, in characters, that allows sending to all its topics: brokers accept 127."""
 
 
 def warn_of_long_name(consumer_group: str, namespace: str | None, *, has_limit: bool) -> None:
@@ -192,46 +229,8 @@ def _shown(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-_EPOCH_YEAR: Final = 1970
-_DEFAULT_LOOK_BACK: Final = timedelta(minutes=30)
-"""How far before now a group begins by default (``DefaultMQPushConsumer.consumeTimestamp``)."""
-_SET_BY = {
-    "nameServers": "parameter name_servers",
-    "topic": "subscribe()",
-    "topics": "subscribe()",
-    "subscription": "subscribe()",
-    "subscriptions": "subscribe()",
-    "sqlFilter": "subscribe(sql=…)",
-    "consumerGroup": "parameter consumer_group",
-    "offsetStore": "parameter offset_store",
-    "startingOffsets": "parameter consume_from_where",
-    "startingTimestamp": "parameters consume_from_where and consume_timestamp",
-    "maxOffsetsPerTrigger": "parameter max_offsets_per_trigger",
-    "undecodableMessages": "parameter undecodable_messages",
-    "messageModel": "parameter message_model",
-    "consumeOrderly": "parameter orderly of register_message_listener()",
-    "handOverRanges": "parameter orderly_engine",
-    "listener": "register_message_listener()",
-    "allocateMessageQueueStrategy": "parameter allocate_message_queue_strategy",
-    "instanceName": "parameter instance_name",
-}
-"""Options of the source that a consumer sets itself, and how the user can set them."""
 _SETTER_OF = {key.lower(): setter for key, setter in _SET_BY.items()}
 """The same with keys in lower case: Spark ignores the case of keys."""
-_KINDS: Final[Mapping[str, tuple[type, ...]]] = {
-    "consumer_group": (str,),
-    "name_servers": (str,),
-    "consume_timestamp": (str, type(None)),
-    "consume_message_batch_max_size": (Integral,),
-    "max_reconsume_times": (Integral,),
-    "suspend_current_queue_time_millis": (Integral,),
-    "consume_thread_max": (Integral,),
-    "consume_timeout_s": (Real,),
-    "max_offsets_per_trigger": (Integral,),
-    "allocate_message_queue_strategy": (str,),
-    "instance_name": (str, type(None)),
-    "mirror_offsets": (bool,),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,18 @@ from pyspark_rocketmq.wire.requests.admin import ConsumerConnection
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData, HeartbeatData
 from pyspark_rocketmq.wire.subscription import SubscriptionData
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_LOCK_TIMEOUT_S = 1.0
+"""Time-out of a lock request, as in ``RebalanceImpl``: a silent broker must not delay other renewals."""
+CALL_TIMEOUT_S = 3.0
+"""Maximum time-out of the clients in :class:`GroupCalls`: ``ClientConfig.mqClientApiTimeout``."""
+_LONGEST_SLEEP_S = 1.0
+"""Longest time until a broken connection or a new route is noticed."""
+_SETTLE_CHECK_S = 0.05
+
 
 class QueueOwnership(Protocol):
     """The group's queues that this consumer owns now. Only ``await_settled`` waits."""
@@ -78,9 +90,6 @@ class QueueOwnership(Protocol):
     def await_settled(self, timeout_s: float) -> bool:
         """Wait until every queue allocated to this consumer may be planned; return whether they all may."""
         ...
-
-
-logger = logging.getLogger(__name__)
 
 
 class SubscriptionConsistency:
@@ -133,17 +142,6 @@ def _meaning(subscription: SubscriptionData | None) -> object:
 
 def _shown(subscription: SubscriptionData | None) -> str:
     return "nothing" if subscription is None else f"'{peer_text(subscription.sub_string)}'"
-
-
-T = TypeVar("T")
-
-_LOCK_TIMEOUT_S = 1.0
-"""Time-out of a lock request, as in ``RebalanceImpl``: a silent broker must not delay other renewals."""
-CALL_TIMEOUT_S = 3.0
-"""Maximum time-out of the clients in :class:`GroupCalls`: ``ClientConfig.mqClientApiTimeout``."""
-_LONGEST_SLEEP_S = 1.0
-"""Longest time until a broken connection or a new route is noticed."""
-_SETTLE_CHECK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,14 @@ from pyspark_rocketmq.listeners.context import (
 from pyspark_rocketmq.listeners.event_loop import is_async, leave_loop_if_blocked, listener_loop
 from pyspark_rocketmq.model import ConsumeConcurrentlyStatus, MessageExt, ReturnType
 
+_SUCCESS = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+_LATER = ConsumeConcurrentlyStatus.RECONSUME_LATER
+_SEND_BACK_THREADS: Final = 16
+"""Maximum number of deliveries whose failed messages are sent back at the same time."""
+_LOOP_END_S: Final = 1.0
+"""Longest time for cancelling a range's calls; a loop that is blocked by a call is abandoned."""
+Settling = bool | Awaitable[bool]
+
 
 class ListenerCall:
     """A delivery: messages, context, and, after one of the ``run`` methods, the outcome."""
@@ -106,14 +114,6 @@ class ListenerCall:
             )
 
 
-_SUCCESS = ConsumeConcurrentlyStatus.CONSUME_SUCCESS
-_LATER = ConsumeConcurrentlyStatus.RECONSUME_LATER
-_SEND_BACK_THREADS: Final = 16
-"""Maximum number of deliveries whose failed messages are sent back at the same time."""
-_LOOP_END_S: Final = 1.0
-"""Longest time for cancelling a range's calls; a loop that is blocked by a call is abandoned."""
-
-
 @dataclass(frozen=True, slots=True)
 class CallEnded:
     """A listener call has returned or raised."""
@@ -132,7 +132,6 @@ class SendBackEnded:
 
 
 Event = CallEnded | SendBackEnded
-Settling = bool | Awaitable[bool]
 
 
 class DaemonThreads:

@@ -23,6 +23,9 @@ _listener_logger = getLogger("pyspark_rocketmq.listener")
 CONSUME_CONTEXT_TYPE: Final = "ConsumeContextType"
 """Key of the return type in a context's props (``MixAll.CONSUME_CONTEXT_TYPE``)."""
 
+_making = threading.Lock()
+"""Lock that keeps two threads of a listener from making two buffers of one list."""
+
 
 @dataclass(slots=True, kw_only=True)
 class ConsumeMessageContext:
@@ -121,10 +124,6 @@ class ConsumeHooks:
 
 
 NO_HOOKS: Final = ConsumeHooks()
-
-
-_making = threading.Lock()
-"""Lock that keeps two threads of a listener from making two buffers of one list."""
 
 
 class DeliveryContext:

@@ -25,6 +25,9 @@ _MOST_CAUSES: Final = 10
 _VARIABLE = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-fA-F]+|\d+")
 """Matches the parts of an error's text that differ from message to message."""
 
+_guard = threading.Lock()
+"""Lock of ``_limiter``."""
+
 
 @dataclass(slots=True)
 class _Report:
@@ -59,8 +62,6 @@ class RateLimiter:
 
 _limiter = RateLimiter()
 """One limiter per process: a failed message returns within a second, and each task reads other queues."""
-_guard = threading.Lock()
-"""Lock of ``_limiter``."""
 
 
 def report_failure(what: str, where: str, error: BaseException) -> str:

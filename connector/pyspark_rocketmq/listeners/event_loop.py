@@ -27,6 +27,11 @@ _guard = threading.Lock()
 _ANSWER_S: Final = 1.0
 """Time within which an unblocked loop begins a call."""
 
+_LONG_S: Final = 0.1
+"""Waits longer than this may be rounded."""
+_MOST_FILES: Final = 1024
+"""``FD_SETSIZE``: ``select`` accepts only smaller file numbers."""
+
 
 def is_async(listener: object) -> bool:
     """Whether calling the listener returns an awaitable; a wrapper may declare it by ``is_async``."""
@@ -98,12 +103,6 @@ os.register_at_fork(after_in_child=_forget)
 
 def _selector() -> selectors.BaseSelector:
     return _ExactEpoll() if hasattr(selectors, "EpollSelector") else selectors.DefaultSelector()
-
-
-_LONG_S: Final = 0.1
-"""Waits longer than this may be rounded."""
-_MOST_FILES: Final = 1024
-"""``FD_SETSIZE``: ``select`` accepts only smaller file numbers."""
 
 
 class _ExactEpoll(selectors.EpollSelector):

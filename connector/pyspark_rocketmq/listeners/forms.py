@@ -48,6 +48,10 @@ _CLOSE_S: Final = 10.0
 Call = Callable[[Sequence[MessageExt], Any], Any]
 """A listener as engines call it, with messages and their context."""
 
+_opened: dict[str, _Opened] = {}
+_guard = threading.Lock()
+"""Lock of ``_opened`` and its values; never held while a listener's code runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class ListenerContext:
@@ -65,11 +69,6 @@ class _Opened:
         """Done when the listener is open; other users wait for it without a time-out."""
         self.users = 0
         self.closing: threading.Timer | None = None
-
-
-_opened: dict[str, _Opened] = {}
-_guard = threading.Lock()
-"""Lock of ``_opened`` and its values; never held while a listener's code runs."""
 
 
 @contextmanager

@@ -23,6 +23,15 @@ from pyspark_rocketmq.model import (
 from pyspark_rocketmq.spark.stored_messages import message_in
 from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA
 
+_TIMES = frozenset({"bornTimestamp", "storeTimestamp"})
+_MICROS_PER_MILLI = 1000
+_MOSTLY_ALIKE = frozenset({"tags", "bornHost", "storeHost"})
+"""Columns of texts that neighbouring messages often share."""
+_RECONSUME_TIMES: Final = "reconsumeTimes"
+_MADE_AT_ONCE: Final = 512
+"""Number of messages made at once. Few enough for the processor's caches and for the threshold of Python's
+garbage collector; enough to make the cost of reading a column negligible."""
+
 
 def messages_of(columns: Iterable[Sequence[Any]]) -> list[MessageExt]:
     """Return the messages of one queue from ``columns``, which are in the order of :data:`LISTENER_COLUMNS`.
@@ -36,16 +45,6 @@ def messages_of(columns: Iterable[Sequence[Any]]) -> list[MessageExt]:
     if not messages or not is_retry_topic(messages[0].topic):
         return messages
     return [one.restored(origin) for one, origin in zip(messages, origin_topics, strict=True)]
-
-
-_TIMES = frozenset({"bornTimestamp", "storeTimestamp"})
-_MICROS_PER_MILLI = 1000
-_MOSTLY_ALIKE = frozenset({"tags", "bornHost", "storeHost"})
-"""Columns of texts that neighbouring messages often share."""
-_RECONSUME_TIMES: Final = "reconsumeTimes"
-_MADE_AT_ONCE: Final = 512
-"""Number of messages made at once. Few enough for the processor's caches and for the threshold of Python's
-garbage collector; enough to make the cost of reading a column negligible."""
 
 
 class ArrowMessages(Sequence[MessageExt]):

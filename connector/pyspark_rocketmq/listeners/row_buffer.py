@@ -40,6 +40,9 @@ _WRITTEN_ROWS: Final = 64 * 1024
 """Approximate number of rows that a sink's writer gets at once."""
 _COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
+Emitted: TypeAlias = "Row | pa.RecordBatch | SpilledRows"
+"""A row, or several rows of the same columns."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpilledRows:
@@ -53,10 +56,6 @@ class SpilledRows:
         """Return the rows."""
         with pa.ipc.open_stream(self.file.read(self.begin, self.end)) as reader:
             return reader.read_next_batch()
-
-
-Emitted: TypeAlias = "Row | pa.RecordBatch | SpilledRows"
-"""A row, or several rows of the same columns."""
 
 
 class SpillFile:

@@ -42,9 +42,46 @@ _PLAIN = (
 )
 """Types for which Arrow accepts the same values as Spark; others use Spark's own conversion."""
 
-
 Row = tuple[Any, ...]
 """A queue offset, then one value per output column."""
+
+_Check = Callable[[Any], bool]
+"""Whether a value fits; checks of nullable parts accept None."""
+_SCALARS: tuple[tuple[type[st.DataType], tuple[type, ...], tuple[type, ...]], ...] = (
+    (st.StringType, (str,), ()),
+    (st.BinaryType, (bytes, bytearray), ()),
+    (st.BooleanType, (bool, np.bool_), ()),
+    (st.IntegralType, (Integral,), (bool,)),
+    (st.DecimalType, (Decimal, int), (bool,)),
+    (st.FractionalType, (Real,), (bool,)),
+    (st.DateType, (date,), (datetime,)),
+    (st.TimestampType, (datetime,), ()),
+    (st.TimestampNTZType, (datetime,), ()),
+    (st.DayTimeIntervalType, (timedelta,), ()),
+)
+"""Column type, accepted classes, subclasses that would lose information; the first matching entry counts.
+pandas.NaT is a datetime, but Arrow refuses it."""
+_KINDS: tuple[tuple[Callable[[pa.DataType], bool], tuple[Callable[[pa.DataType], bool], ...]], ...] = (
+    (pa.types.is_integer, (pa.types.is_integer,)),
+    (pa.types.is_floating, (pa.types.is_floating, pa.types.is_integer)),
+    (pa.types.is_decimal, (pa.types.is_decimal, pa.types.is_integer)),
+    (pa.types.is_string, (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)),
+    (
+        pa.types.is_binary,
+        (
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+            pa.types.is_binary_view,
+            pa.types.is_fixed_size_binary,
+        ),
+    ),
+    (pa.types.is_duration, (pa.types.is_duration,)),
+    (pa.types.is_timestamp, (pa.types.is_timestamp,)),
+    (pa.types.is_struct, (pa.types.is_struct,)),
+    (pa.types.is_map, (pa.types.is_map,)),
+    (pa.types.is_list, (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)),
+)
+"""Kinds of column types, each with the kinds of types that may be cast to it."""
 
 
 class RowColumns:
@@ -75,10 +112,6 @@ class RowColumns:
         )
         column = convert(pd.Series(values, dtype=object))
         return pa.Array.from_pandas(column, mask=column.isnull(), type=wanted)
-
-
-_Check = Callable[[Any], bool]
-"""Whether a value fits; checks of nullable parts accept None."""
 
 
 def _fits_scalar(
@@ -121,22 +154,6 @@ def _fits_struct(fields: dict[str, _Check], value: Any) -> bool:
         and fields.keys() >= value.keys()
         and all(check(value.get(name)) for name, check in fields.items())
     )
-
-
-_SCALARS: tuple[tuple[type[st.DataType], tuple[type, ...], tuple[type, ...]], ...] = (
-    (st.StringType, (str,), ()),
-    (st.BinaryType, (bytes, bytearray), ()),
-    (st.BooleanType, (bool, np.bool_), ()),
-    (st.IntegralType, (Integral,), (bool,)),
-    (st.DecimalType, (Decimal, int), (bool,)),
-    (st.FractionalType, (Real,), (bool,)),
-    (st.DateType, (date,), (datetime,)),
-    (st.TimestampType, (datetime,), ()),
-    (st.TimestampNTZType, (datetime,), ()),
-    (st.DayTimeIntervalType, (timedelta,), ()),
-)
-"""Column type, accepted classes, subclasses that would lose information; the first matching entry counts.
-pandas.NaT is a datetime, but Arrow refuses it."""
 
 
 def _check_of(data_type: st.DataType) -> _Check:
@@ -386,26 +403,3 @@ def _may_become(given: pa.DataType, wanted: pa.DataType) -> bool:
         (not is_struct or one.name == other.name) and _may_become(one.type, other.type)
         for one, other in parts
     )
-
-
-_KINDS: tuple[tuple[Callable[[pa.DataType], bool], tuple[Callable[[pa.DataType], bool], ...]], ...] = (
-    (pa.types.is_integer, (pa.types.is_integer,)),
-    (pa.types.is_floating, (pa.types.is_floating, pa.types.is_integer)),
-    (pa.types.is_decimal, (pa.types.is_decimal, pa.types.is_integer)),
-    (pa.types.is_string, (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)),
-    (
-        pa.types.is_binary,
-        (
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-            pa.types.is_binary_view,
-            pa.types.is_fixed_size_binary,
-        ),
-    ),
-    (pa.types.is_duration, (pa.types.is_duration,)),
-    (pa.types.is_timestamp, (pa.types.is_timestamp,)),
-    (pa.types.is_struct, (pa.types.is_struct,)),
-    (pa.types.is_map, (pa.types.is_map,)),
-    (pa.types.is_list, (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)),
-)
-"""Kinds of column types, each with the kinds of types that may be cast to it."""

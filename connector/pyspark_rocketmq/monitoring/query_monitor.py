@@ -40,6 +40,10 @@ _TIMEOUT_S: Final = 1.5
 """Time-out of one request. It is short, so that an unreachable broker does not delay metrics for long."""
 _CALLS_AT_ONCE: Final = 16
 
+_REPORTS_KEPT: Final = 100
+"""Reports kept of batches without progress: Spark drops events if its listeners are too slow."""
+MetricsListener = Callable[[BatchMetrics], None]
+
 
 class StoredTimes:
     """Queries when messages were stored, with the access configured by ``options``. For one thread."""
@@ -80,12 +84,6 @@ class StoredTimes:
             self._silent.add(queue.broker_name)
             logger.warning("age of the next message not known %s: %s", queue, error)
             return None
-
-
-_REPORTS_KEPT: Final = 100
-"""Reports kept of batches without progress: Spark drops events if its listeners are too slow."""
-
-MetricsListener = Callable[[BatchMetrics], None]
 
 
 @dataclass(frozen=True, slots=True)

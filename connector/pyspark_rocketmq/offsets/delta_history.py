@@ -62,6 +62,18 @@ _TABLE_PROPERTIES = {
     "delta.logRetentionDuration": "interval 1 hour",
 }
 
+_SCHEMA = pa.schema([*_ADDED, *SCHEMA])
+EVERY: Final = 100
+"""Versions from one upkeep to the next."""
+KEPT_COMMITS: Final = 200
+"""Number of the newest versions that can be restored exactly. Each one makes every commit a little slower,
+since it lengthens the listing of the log."""
+_FILES_KEPT_S: Final = 3600.0
+"""Minimum time for which a snapshot of the table stays readable."""
+_FORGET_EVERY: Final = 10
+"""Upkeeps from one removal of data files to the next; each removal adds two versions to the table."""
+RowsOf = Callable[[DeltaTable, str], Mapping[MessageQueue, OffsetRow]]
+
 
 class HistoryTable:
     """The history of the offset table at ``table_uri``; the first ``append`` creates it."""
@@ -157,9 +169,6 @@ class HistoryTable:
         )
 
 
-_SCHEMA = pa.schema([*_ADDED, *SCHEMA])
-
-
 def _to_table(moment: Moment) -> pa.Table:
     rows = rows_to_table(moment.rows.values())
     at = datetime.fromtimestamp(moment.change.at_s, UTC)
@@ -168,19 +177,6 @@ def _to_table(moment: Moment) -> pa.Table:
         pa.repeat(pa.scalar(value, field.type), len(rows)) for value, field in zip(added, _ADDED, strict=True)
     ]
     return pa.table([*columns, *rows.columns], schema=_SCHEMA)
-
-
-EVERY: Final = 100
-"""Versions from one upkeep to the next."""
-KEPT_COMMITS: Final = 200
-"""Number of the newest versions that can be restored exactly. Each one makes every commit a little slower,
-since it lengthens the listing of the log."""
-_FILES_KEPT_S: Final = 3600.0
-"""Minimum time for which a snapshot of the table stays readable."""
-_FORGET_EVERY: Final = 10
-"""Upkeeps from one removal of data files to the next; each removal adds two versions to the table."""
-
-RowsOf = Callable[[DeltaTable, str], Mapping[MessageQueue, OffsetRow]]
 
 
 class Upkeep:

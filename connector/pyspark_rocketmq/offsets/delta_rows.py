@@ -22,6 +22,35 @@ from pyspark_rocketmq.errors import SchemaError
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from pyspark_rocketmq.offsets.store import STORED_FIELDS, OffsetRow
 
+VERSION_PROPERTY: Final = "pyspark_rocketmq.offsetTableVersion"
+NEWEST_VERSION: Final = 5
+"""Version 5 has the columns of version 4. Earlier releases must refuse it: they would treat a row that
+remembers several messages (``consume.generations``) as damaged, and a message of which only the offset is
+known as another message.
+"""
+DROPPED: Final[Mapping[str, str]] = {"uncommitted": "string"}
+"""Columns (name → type) of earlier versions. A table that has them keeps them, and new rows have nulls."""
+_OF_QUEUE = {
+    "consumer_group": "consumer_group",
+    "topic": "queue.topic",
+    "broker_name": "queue.broker_name",
+    "queue_id": "queue.queue_id",
+}
+"""Column → place in a row."""
+_ARROW_TYPES = {
+    "string": pa.string(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "timestamp": pa.timestamp("us", "UTC"),
+}
+_SINCE = {field.column: field.since for field in STORED_FIELDS}
+COLUMN_TYPES = dict.fromkeys(_OF_QUEUE, "string") | {
+    "queue_id": "integer",
+    **{field.column: field.type for field in STORED_FIELDS},
+}
+"""Columns of the offset table, with Delta's names for their types."""
+_US_PER_S = 1_000_000
+
 
 def to_strings(values: Sequence[str | None]) -> pa.StringArray:
     """Return an array of the texts, with null for None."""
@@ -47,16 +76,6 @@ def _validity(values: Sequence[object]) -> pa.Buffer | None:
     if None not in values:
         return None
     return pa.py_buffer(np.packbits([value is not None for value in values], bitorder="little"))
-
-
-VERSION_PROPERTY: Final = "pyspark_rocketmq.offsetTableVersion"
-NEWEST_VERSION: Final = 5
-"""Version 5 has the columns of version 4. Earlier releases must refuse it: they would treat a row that
-remembers several messages (``consume.generations``) as damaged, and a message of which only the offset is
-known as another message.
-"""
-DROPPED: Final[Mapping[str, str]] = {"uncommitted": "string"}
-"""Columns (name → type) of earlier versions. A table that has them keeps them, and new rows have nulls."""
 
 
 def check_version(path: str, configuration: Mapping[str, str]) -> int:
@@ -86,29 +105,8 @@ def columns_of_version(version: int, columns: Mapping[str, str], found: Mapping[
     return wanted | {name: type_ for name, type_ in DROPPED.items() if name in found}
 
 
-_OF_QUEUE = {
-    "consumer_group": "consumer_group",
-    "topic": "queue.topic",
-    "broker_name": "queue.broker_name",
-    "queue_id": "queue.queue_id",
-}
-"""Column → place in a row."""
-_ARROW_TYPES = {
-    "string": pa.string(),
-    "integer": pa.int32(),
-    "long": pa.int64(),
-    "timestamp": pa.timestamp("us", "UTC"),
-}
-_SINCE = {field.column: field.since for field in STORED_FIELDS}
-COLUMN_TYPES = dict.fromkeys(_OF_QUEUE, "string") | {
-    "queue_id": "integer",
-    **{field.column: field.type for field in STORED_FIELDS},
-}
-"""Columns of the offset table, with Delta's names for their types."""
 SCHEMA = pa.schema([(name, _ARROW_TYPES[type_]) for name, type_ in COLUMN_TYPES.items()])
 """Arrow schema of these columns; ``suspended_until`` and the columns after ``updated_at`` may be null."""
-
-_US_PER_S = 1_000_000
 
 
 def rows_to_table(rows: Iterable[OffsetRow]) -> pa.Table:

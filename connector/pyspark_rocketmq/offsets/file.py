@@ -65,6 +65,10 @@ _KEPT: Final = tuple(
 )
 """Key in ``rows``, field of the row or its state, and the types that its value may have."""
 
+_BAK: Final = f"{_NAME}.bak"
+_LOCK_TIMEOUT_S: Final = 10.0
+_LOCK_PAUSE_S: Final = 0.005
+
 
 def encode_rows(rows: Iterable[OffsetRow]) -> bytes:
     """Write the file of one group, sorted by queue."""
@@ -121,11 +125,6 @@ def _row(consumer_group: str, queue: MessageQueue, next_offset: int, kept: JsonO
     return new_row(consumer_group, queue, next_offset)._replace(
         state=QueueState(next_offset, **state), **values
     )
-
-
-_BAK: Final = f"{_NAME}.bak"
-_LOCK_TIMEOUT_S: Final = 10.0
-_LOCK_PAUSE_S: Final = 0.005
 
 
 class FileOffsetStore(RowOffsetStore):

@@ -22,6 +22,10 @@ from pyspark_rocketmq.offsets.rules import Change, ResultT, RowOffsetStore, Rows
 from pyspark_rocketmq.offsets.store import OffsetRow, OffsetStore
 from pyspark_rocketmq.options.store_spec import StoreKind, StoreSpec
 
+_memory_stores: dict[str, MemoryOffsetStore] = {}
+_memory_stores_lock = Lock()
+_SHOWN_QUEUES = 5
+
 
 class MemoryOffsetStore(RowOffsetStore):
     """Implements ``OffsetStore`` for the threads of one process, for tests and experiments."""
@@ -60,10 +64,6 @@ class MemoryOffsetStore(RowOffsetStore):
             return change.result
 
 
-_memory_stores: dict[str, MemoryOffsetStore] = {}
-_memory_stores_lock = Lock()
-
-
 def open_offset_store(
     spec: str, group: GroupAtBrokers | None = None, storage: StorageOptions = NO_OPTIONS
 ) -> OffsetStore:
@@ -100,9 +100,6 @@ def open_offset_store(
                 )
                 raise OptionError((problem,))
             return BrokerOffsetStore(group)
-
-
-_SHOWN_QUEUES = 5
 
 
 def checked_rows(

@@ -27,6 +27,23 @@ from pyspark_rocketmq.wire.namespace import with_namespace
 _BEFORE_INSTANCE = "@"
 _AFTER_NAMESPACE = "%"
 
+RESET = -1
+"""``batch_id`` of a row that no batch has moved since an operator made or reset it."""
+CLAIMED = -2
+"""``batch_id`` of a row that no batch has moved since a claim created it."""
+FOLLOWED = -3
+"""``batch_id`` of a row that no batch has moved since its offset was taken from the queue's broker, where
+another member of the group or an operator had stored it."""
+SKIPPED = -4
+"""``batch_id`` of a row that no batch has moved since a member skipped messages that were gone or went on to
+the queue's next generation, or since a command moved it to a recorded offset."""
+NOTED = -5
+"""``batch_id`` of a row that no batch has moved since a claim, and that remembers a message of a sink."""
+FIRST_GENERATIONS: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
+"""Generations of queues whose offsets have never started again."""
+NO_ROWS: Final[Mapping[MessageQueue, OffsetRow]] = MappingProxyType({})
+"""Rows of a group of which none was read."""
+
 
 class OffsetKey(NamedTuple):
     """Identifies the consumer whose progress is stored."""
@@ -49,22 +66,6 @@ class OffsetKey(NamedTuple):
     def __str__(self) -> str:
         name = with_namespace(self.namespace, self.group)
         return name if self.instance is None else f"{name}{_BEFORE_INSTANCE}{self.instance}"
-
-
-RESET = -1
-"""``batch_id`` of a row that no batch has moved since an operator made or reset it."""
-CLAIMED = -2
-"""``batch_id`` of a row that no batch has moved since a claim created it."""
-FOLLOWED = -3
-"""``batch_id`` of a row that no batch has moved since its offset was taken from the queue's broker, where
-another member of the group or an operator had stored it."""
-SKIPPED = -4
-"""``batch_id`` of a row that no batch has moved since a member skipped messages that were gone or went on to
-the queue's next generation, or since a command moved it to a recorded offset."""
-NOTED = -5
-"""``batch_id`` of a row that no batch has moved since a claim, and that remembers a message of a sink."""
-FIRST_GENERATIONS: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
-"""Generations of queues whose offsets have never started again."""
 
 
 class OffsetRow(NamedTuple):
@@ -140,10 +141,6 @@ class OffsetRow(NamedTuple):
     def was_moved(self) -> bool:
         """Whether something other than a batch last moved the row."""
         return self.batch_id < 0
-
-
-NO_ROWS: Final[Mapping[MessageQueue, OffsetRow]] = MappingProxyType({})
-"""Rows of a group of which none was read."""
 
 
 class StoredField(NamedTuple):

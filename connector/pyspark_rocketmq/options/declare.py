@@ -14,6 +14,20 @@ from pyspark_rocketmq.display import masked
 from pyspark_rocketmq.errors import OptionError
 from pyspark_rocketmq.options.parsers import Parser, closest
 
+_NAMES_ELSEWHERE: Final[Mapping[str, tuple[str, str]]] = {
+    "kafka.bootstrap.servers": ("Kafka's", "nameServers"),
+    "kafka.group.id": ("Kafka's", "consumerGroup"),
+    "subscribe": ("Kafka's", "topic"),
+    "subscribepattern": ("Kafka's", "topicPattern"),
+    "assign": ("Kafka's", "startingOffsets"),
+    "includeheaders": ("Kafka's", "decodeProperties"),
+    "startingoffsets": ("the data source's", "consumeFromWhere"),
+    "startingtimestamp": ("the data source's", "consumeTimestamp"),
+}
+"""Options of other connectors in lower case, with their origin and the corresponding key here."""
+_MASKED_BY_SPARK: Final = re.compile("secret|password|token|access[.]?key", re.IGNORECASE)
+"""Keys whose values Spark does not show (default of ``spark.redaction.regex``)."""
+
 
 class Use(StrEnum):
     """The uses of the data source for which an option has a meaning."""
@@ -206,21 +220,6 @@ def _instead_of(spec: OptionSpec, known: Container[str]) -> str:
     """Name the ``known`` alternatives of a required option: a job has only some of the source's options."""
     others = [key for key in spec.instead if key.lower() in known]
     return "".join(f", or '{key}'" for key in others) + " in its place" * bool(others)
-
-
-_NAMES_ELSEWHERE: Final[Mapping[str, tuple[str, str]]] = {
-    "kafka.bootstrap.servers": ("Kafka's", "nameServers"),
-    "kafka.group.id": ("Kafka's", "consumerGroup"),
-    "subscribe": ("Kafka's", "topic"),
-    "subscribepattern": ("Kafka's", "topicPattern"),
-    "assign": ("Kafka's", "startingOffsets"),
-    "includeheaders": ("Kafka's", "decodeProperties"),
-    "startingoffsets": ("the data source's", "consumeFromWhere"),
-    "startingtimestamp": ("the data source's", "consumeTimestamp"),
-}
-"""Options of other connectors in lower case, with their origin and the corresponding key here."""
-_MASKED_BY_SPARK: Final = re.compile("secret|password|token|access[.]?key", re.IGNORECASE)
-"""Keys whose values Spark does not show (default of ``spark.redaction.regex``)."""
 
 
 def _unknown_key(key: str, specs: list[OptionSpec]) -> tuple[str, str]:

@@ -20,6 +20,17 @@ MAX_TOPIC_LENGTH: Final = 127
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
+UNBOUNDED: Final = 2**31 - 1
+"""Upper bound that the documentation does not mention."""
+_LATEST_TIME_MS: Final = 2**62
+_TIMES_IN_SECONDS: Final = range(10**9, 10**10)
+"""Times from 2001 on in seconds. As milliseconds they would be in early 1970, before any message."""
+_DURATION_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_ADDRESS: Final = "give host:port, such as '10.0.0.5:9876', or 'http://host:port' as clouds' consoles show it"
+_INSTANCE: Final = re.compile(r"(MQ_INST_\w+_\w+)\.", re.ASCII)
+_SEPARATES_TAGS: Final = re.compile(r"[|,;\s]|&&")
+"""Separators that users confuse with ``||``, the only valid one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parser(Generic[T]):
@@ -39,10 +50,6 @@ def parses(type_name: str) -> Callable[[Callable[[str], T]], Parser[T]]:
     return lambda function: Parser(type_name, function)
 
 
-UNBOUNDED: Final = 2**31 - 1
-"""Upper bound that the documentation does not mention."""
-
-
 def int_between(low: int, high: int) -> Parser[int]:
     """Parser of a whole number within inclusive bounds."""
     bounds = f"{low} or more" if high >= UNBOUNDED else f"{low} to {high}"
@@ -57,11 +64,6 @@ def int_between(low: int, high: int) -> Parser[int]:
         return value
 
     return parse
-
-
-_LATEST_TIME_MS: Final = 2**62
-_TIMES_IN_SECONDS: Final = range(10**9, 10**10)
-"""Times from 2001 on in seconds. As milliseconds they would be in early 1970, before any message."""
 
 
 def iso_time(text: str) -> datetime:
@@ -90,9 +92,6 @@ def time_ms(text: str) -> int:
     if int(text) in _TIMES_IN_SECONDS:
         raise ValueError(f"is in seconds; give milliseconds since the epoch, {int(text) * 1000}")
     return int(text)
-
-
-_DURATION_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 @parses("duration")
@@ -237,9 +236,6 @@ def column_name(text: str) -> str:
     return by_lower[text.lower()]
 
 
-_ADDRESS: Final = "give host:port, such as '10.0.0.5:9876', or 'http://host:port' as clouds' consoles show it"
-
-
 @parses("list of addresses")
 def address_list(text: str) -> tuple[str, ...]:
     """Parser of ``host:port`` addresses separated by semicolons or commas; IPv6 hosts in brackets.
@@ -270,9 +266,6 @@ def is_address(text: str) -> bool:
     """Whether the text has the form ``host:port``."""
     host, separator, port = text.rpartition(":")
     return bool(separator and host and "/" not in host) and port.isdecimal() and 0 < int(port) < 65536
-
-
-_INSTANCE: Final = re.compile(r"(MQ_INST_\w+_\w+)\.", re.ASCII)
 
 
 def instance_namespace(name_servers: Iterable[str]) -> str | None:
@@ -306,10 +299,6 @@ def pattern(text: str) -> re.Pattern[str]:
         return re.compile(text_value(text))
     except re.error as error:
         raise ValueError(f"is no regular expression: {error}") from None
-
-
-_SEPARATES_TAGS: Final = re.compile(r"[|,;\s]|&&")
-"""Separators that users confuse with ``||``, the only valid one."""
 
 
 @parses("string")

@@ -22,6 +22,8 @@ from pyspark_rocketmq.spark.session import check_speculation, is_classic
 MOST_KEYS: Final = 4096
 _SHOWN_CHARACTERS: Final = 100
 
+_POSITION = "_rocketmqPosition"
+
 
 @dataclass(frozen=True, slots=True)
 class KeySample:
@@ -73,9 +75,6 @@ def keys_of_several_tasks(samples: Iterable[KeySample]) -> list[str]:
                 twice[number] = sharding_key
             seen.add(number)
     return sorted(twice.values())
-
-
-_POSITION = "_rocketmqPosition"
 
 
 def by_sharding_key(rows: DataFrame, *, partitions: int | None = None) -> DataFrame:

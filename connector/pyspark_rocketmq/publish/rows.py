@@ -43,6 +43,8 @@ DELIVER_TIMESTAMP: Final = "deliverTimestamp"
 MSG_ID: Final = "msgId"
 PROPERTIES: Final = "properties"
 
+_TOPIC_NAME: Final = resource_name("topic", MAX_TOPIC_LENGTH)
+
 
 def _is_text(kind: DataType) -> bool:
     return isinstance(kind, StringType)
@@ -135,7 +137,6 @@ MOST_PROPERTIES_BYTES: Final = names.MAX_PROPERTIES_BYTES - 512
 """Maximum size of a row's properties. Brokers add their own (``CLUSTER``, ``TRACE_ON`` …), and refuse a
 batch if these do not fit."""
 
-_TOPIC_NAME: Final = resource_name("topic", MAX_TOPIC_LENGTH)
 _SURELY_SHORT: Final = MOST_PROPERTIES_BYTES // 3
 """Number of characters that always fit: UTF-8 takes at most three bytes for each."""
 

@@ -48,6 +48,15 @@ logger = logging.getLogger(__name__)
 Begin = Callable[[SendBatch, MessageQueue, OnSend], None]
 """Begins a send; the callback is called exactly once, from any thread."""
 
+_TRIES_AT_FIRST_CONTACT = 3
+_SIZE_EXCEEDED = "size exceeded"
+"""Part of a SYSTEM_ERROR's remark: a batch is larger than ``maxMessageSize`` (``MessageExtEncoder``)."""
+_OF_SIZE: Final = re.compile(r"length|size|large|exceed", re.IGNORECASE)
+"""Word in a MESSAGE_ILLEGAL's remark that names a size. The broker also returns this code for a delay that is
+too long and for batches to a retry topic (``SendMessageProcessor``)."""
+_OF_A_NAME: Final = "topic length"
+"""A size that does not become smaller in a smaller batch."""
+
 
 @dataclass(slots=True)
 class _Sending:
@@ -294,16 +303,6 @@ class Sender:
                 f"{queue} stored them with {result.status.name}, less durably than its broker is set up for. "
                 "Mend the broker, or set requireSendOk=false.",
             )
-
-
-_TRIES_AT_FIRST_CONTACT = 3
-_SIZE_EXCEEDED = "size exceeded"
-"""Part of a SYSTEM_ERROR's remark: a batch is larger than ``maxMessageSize`` (``MessageExtEncoder``)."""
-_OF_SIZE: Final = re.compile(r"length|size|large|exceed", re.IGNORECASE)
-"""Word in a MESSAGE_ILLEGAL's remark that names a size. The broker also returns this code for a delay that is
-too long and for batches to a retry topic (``SendMessageProcessor``)."""
-_OF_A_NAME: Final = "topic length"
-"""A size that does not become smaller in a smaller batch."""
 
 
 def is_too_large(error: RocketMQError) -> bool:

@@ -42,6 +42,10 @@ logger = logging.getLogger(__name__)
 SeenRoutes = Mapping[str, TopicRoute]
 """Routes by topic."""
 
+_QUERY_ID = "sql.streaming.queryId"
+_BATCH_ID = "streaming.sql.batchId"
+"""Local properties of every task of a stream (``StreamExecution``, ``MicroBatchExecution``)."""
+
 
 def seen_routes(options: WriteOptions) -> SeenRoutes:
     """Return the route of option ``topic`` if the cluster answers at once; tasks look up a column's topics.
@@ -137,11 +141,6 @@ def _begin_send(producer: Producer, send_batch: SendBatch, queue: MessageQueue, 
         producer.send_async(send_batch.single, on_result, queue=queue)
     except RocketMQError as error:
         on_result(error)
-
-
-_QUERY_ID = "sql.streaming.queryId"
-_BATCH_ID = "streaming.sql.batchId"
-"""Local properties of every task of a stream (``StreamExecution``, ``MicroBatchExecution``)."""
 
 
 @dataclass(frozen=True)

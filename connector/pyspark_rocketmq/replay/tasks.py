@@ -47,6 +47,10 @@ another attempt (``spark.network.timeout``)."""
 Row = tuple[int, Message]
 """Source offset and the message to send."""
 
+_COMPRESSION: Final = int(MessageSysFlag.COMPRESSED | MessageSysFlag.COMPRESSION_MASK)
+RESEND_COLUMNS = ("queueOffset", "body", "properties", "flag")
+SENT_SCHEMA = "task bigint, sent bigint"
+
 
 class QueueSender:
     """Sends one range, each message once.
@@ -135,11 +139,6 @@ class QueueSender:
             self._is_unsure = self._is_unsure or not isinstance(error, ConnectFailed)
             self._is_on_its_way = isinstance(error, TransportError) and self._is_unsure
             raise
-
-
-_COMPRESSION: Final = int(MessageSysFlag.COMPRESSED | MessageSysFlag.COMPRESSION_MASK)
-RESEND_COLUMNS = ("queueOffset", "body", "properties", "flag")
-SENT_SCHEMA = "task bigint, sent bigint"
 
 
 def run_tasks(

@@ -40,9 +40,14 @@ from pyspark_rocketmq.offsets.store import NewGeneration, OffsetRow, OffsetStore
 from pyspark_rocketmq.source.cluster_view import Snapshot
 from pyspark_rocketmq.source.message_lookup import Found, MessageLookup
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
 Rows = Mapping[MessageQueue, OffsetRow]
+
+_Place = tuple[str, str]
+"""A topic and a broker."""
 
 
 class QueueGenerations:
@@ -344,9 +349,6 @@ def _last_times_differ(bounds: QueueBounds, seen: QueueBounds) -> bool:
     return bounds.last_update_timestamp != seen.last_update_timestamp
 
 
-T = TypeVar("T")
-
-
 def _each(
     queues: Iterable[MessageQueue], ask: Callable[[MessageQueue], T]
 ) -> dict[MessageQueue, T | RocketMQError]:
@@ -360,10 +362,6 @@ def _each(
         except RocketMQError as error:
             outcomes[queue] = error
     return outcomes
-
-
-_Place = tuple[str, str]
-"""A topic and a broker."""
 
 
 def _place_of(queue: MessageQueue) -> _Place:

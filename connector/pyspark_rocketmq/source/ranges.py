@@ -58,6 +58,25 @@ from pyspark_rocketmq.options.read import DEFAULT_IN_FLIGHT_BYTES, ReadFrom, Rea
 from pyspark_rocketmq.options.subscription import EVERYTHING
 from pyspark_rocketmq.source.schema import range_from_json, range_to_json
 
+MOST_COUNTED = 10_000_000
+"""Most rows of a ticket, which take 40 MB: no listener gets as many messages in a micro-batch, but a plan may
+contain any number."""
+TICKET_SCHEMA = pa.schema([("plannedRange", pa.binary())])
+_VERSION = 1
+_PACKED_VERSION = 2
+_MOST_IN_JSON: Final = 256
+_MOST_QUEUES: Final = 1_000_000
+_MOST_BYTES_A_QUEUE: Final = 4096
+"""Most unpacked bytes per queue, for names and retry counts; longer data is neither written nor read."""
+_COLUMNS: Final = 5
+_INT64_BYTES: Final = 8
+_SHOWN = 200
+_HIGHEST = (1 << 63) - 1
+_LOWEST = -(1 << 31)
+"""Lowest reconsume times; messages may be stored with any number."""
+Offset = dict[str, Any]
+"""Spark's stored offset: a nested dict with str keys."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class QueuePartition(InputPartition):
@@ -197,12 +216,6 @@ def partitions_of(
     return partitions
 
 
-MOST_COUNTED = 10_000_000
-"""Most rows of a ticket, which take 40 MB: no listener gets as many messages in a micro-batch, but a plan may
-contain any number."""
-TICKET_SCHEMA = pa.schema([("plannedRange", pa.binary())])
-
-
 class Ticket(NamedTuple):
     """Ranges that are passed on in place of their messages."""
 
@@ -253,23 +266,6 @@ def ticket_rows(ticket: Ticket) -> pa.RecordBatch:
 def tickets_alone(rows: DataFrame) -> DataFrame:
     """Drop the null rows of a stream; they exist only so that Spark's ``numInputRows`` is right."""
     return rows.where(sf.col("plannedRange").isNotNull())
-
-
-_VERSION = 1
-_PACKED_VERSION = 2
-_MOST_IN_JSON: Final = 256
-_MOST_QUEUES: Final = 1_000_000
-_MOST_BYTES_A_QUEUE: Final = 4096
-"""Most unpacked bytes per queue, for names and retry counts; longer data is neither written nor read."""
-_COLUMNS: Final = 5
-_INT64_BYTES: Final = 8
-_SHOWN = 200
-_HIGHEST = (1 << 63) - 1
-_LOWEST = -(1 << 31)
-"""Lowest reconsume times; messages may be stored with any number."""
-
-Offset = dict[str, Any]
-"""Spark's stored offset: a nested dict with str keys."""
 
 
 def plan_to_offset(

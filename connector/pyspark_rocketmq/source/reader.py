@@ -60,6 +60,9 @@ _ATTRIBUTES_S: Final = 10.0
 _STOP_S: Final = 10.0
 """How long a caller that leaves waits for the prefetching thread to end."""
 
+_is_frozen = False
+"""Whether this process has frozen its objects: gc.get_freeze_count() takes as long as a collection."""
+
 
 class _End(NamedTuple):
     """End of the values; follows the last one."""
@@ -607,10 +610,6 @@ def tickets_in(batches: Iterable[pa.RecordBatch]) -> Iterator[Ticket]:
     for batch in batches:
         for ticket in batch.column(0).drop_null().to_pylist():
             yield pickle.loads(ticket)  # noqa: S301 - written by the source of this query
-
-
-_is_frozen = False
-"""Whether this process has frozen its objects: gc.get_freeze_count() takes as long as a collection."""
 
 
 def freeze_modules() -> None:

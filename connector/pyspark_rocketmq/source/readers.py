@@ -59,6 +59,8 @@ from pyspark_rocketmq.spark.version import (
 
 logger = logging.getLogger(__name__)
 
+_ANY_NUMBER: Final = 2**63 - 1
+
 
 class RocketMQBatchReader(DataSourceReader):
     """Reads every message between the starting and the ending positions once; changes no group's offsets."""
@@ -113,9 +115,6 @@ class RocketMQBatchReader(DataSourceReader):
             # For an empty list (a topic without messages) Spark makes a partition by itself.
             return iter(())
         return freeze_gc_after(read_queue(partition))
-
-
-_ANY_NUMBER: Final = 2**63 - 1
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -28,6 +28,11 @@ from pyspark_rocketmq.wire.columnar.decode import MESSAGE_SCHEMA, projected_sche
 from pyspark_rocketmq.wire.namespace import without_namespace
 from pyspark_rocketmq.wire.properties import MAX_OFFSET, MIN_OFFSET, RETRY_TOPIC
 
+_CONSUMER_FIELDS = tuple(pa.field(name, pa.string()) for name in (ORIGIN_TOPIC, "kind", "plannedRange"))
+CONSUMER_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *_CONSUMER_FIELDS])
+ReadPiece: TypeAlias = "pa.RecordBatch | RangeEnd"
+"""Messages of a range, or its end behind all of them."""
+
 
 class EndReason(StrEnum):
     """Why a range ends where it does."""
@@ -45,10 +50,6 @@ class EndReason(StrEnum):
     ANOTHER_LOG = "another log"
     """A consumed message's place has another message: the topic was created again, or a broker lost the end
     of its log."""
-
-
-_CONSUMER_FIELDS = tuple(pa.field(name, pa.string()) for name in (ORIGIN_TOPIC, "kind", "plannedRange"))
-CONSUMER_SCHEMA = pa.schema([*MESSAGE_SCHEMA, *_CONSUMER_FIELDS])
 
 
 def spark_schema(
@@ -105,10 +106,6 @@ class RangeEnd:
         """
         bounds = self.bounds
         return {} if bounds is None else {MIN_OFFSET: str(bounds[0]), MAX_OFFSET: str(bounds[1])}
-
-
-ReadPiece: TypeAlias = "pa.RecordBatch | RangeEnd"
-"""Messages of a range, or its end behind all of them."""
 
 
 def with_origin_topics(messages: pa.RecordBatch, namespace: str) -> pa.RecordBatch:

@@ -37,6 +37,20 @@ NAMESPACE: Final = "ns"
 NAMESPACED: Final = "nsd"
 """Ext field that is "true" if ``NAMESPACE`` is there."""
 
+MAX_FRAME_LENGTH: Final = 16 * 1024 * 1024
+"""Most bytes of a whole frame, length word included (``com.rocketmq.remoting.frameMaxLength``)."""
+RESPONSE_FLAG: Final = 0x1
+ONEWAY_FLAG: Final = 0x2
+_MAX_HEADER_LENGTH: Final = 0xFFFFFF
+_INT32_END: Final = 1 << 31
+_CREDENTIALS: Final = frozenset({ACCESS_KEY, SECURITY_TOKEN, SIGNATURE})
+_to_json: Final[Callable[[object], str]] = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_BINARY_FIXED: Final = struct.Struct(">hBhii")
+_MAX_HEADER_MEMORY: Final = 2 * MAX_FRAME_LENGTH
+_BYTES_PER_FIELD: Final = 320
+_WIDEST_CHARACTER: Final = 4
+_MAX_BINARY_CODE: Final = 0x7FFF
+
 
 def signature(secret_key: bytes, ext_fields: Mapping[str, str], body: bytes) -> str:
     """Return Base64(HMAC-SHA1(secretKey, values || body)), with the ext fields' values in order of names.
@@ -47,16 +61,6 @@ def signature(secret_key: bytes, ext_fields: Mapping[str, str], body: bytes) -> 
     values = "".join([ext_fields[name] for name in sorted(ext_fields) if name != SIGNATURE])
     digest = hmac.digest(secret_key, values.encode() + body, "sha1")
     return base64.b64encode(digest).decode()
-
-
-MAX_FRAME_LENGTH: Final = 16 * 1024 * 1024
-"""Most bytes of a whole frame, length word included (``com.rocketmq.remoting.frameMaxLength``)."""
-RESPONSE_FLAG: Final = 0x1
-ONEWAY_FLAG: Final = 0x2
-
-_MAX_HEADER_LENGTH: Final = 0xFFFFFF
-_INT32_END: Final = 1 << 31
-_CREDENTIALS: Final = frozenset({ACCESS_KEY, SECURITY_TOKEN, SIGNATURE})
 
 
 class SerializeType(IntEnum):
@@ -187,7 +191,6 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-_to_json: Final[Callable[[object], str]] = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 # Fractions stay text: no header field is a fraction, and an ext field keeps its spelling.
 _from_json: Final[Callable[[str], Any]] = json.JSONDecoder(
     parse_float=str, parse_constant=_refuse_constant, strict=False
@@ -274,12 +277,6 @@ def _json_text(name: str, value: object) -> str:
 
 
 # --- binary header ------------------------------------------------------------------------------------------
-
-_BINARY_FIXED: Final = struct.Struct(">hBhii")
-_MAX_HEADER_MEMORY: Final = 2 * MAX_FRAME_LENGTH
-_BYTES_PER_FIELD: Final = 320
-_WIDEST_CHARACTER: Final = 4
-_MAX_BINARY_CODE: Final = 0x7FFF
 
 
 def _encode_binary(command: RemotingCommand) -> bytes:

@@ -48,6 +48,19 @@ _USUAL_EXPANSION: Final = 32
 _LARGEST_WINDOW: Final = 1 << 27
 """Largest window of a Zstandard frame, in bytes, as in Java's decoder (``ZSTD_WINDOWLOG_LIMIT_DEFAULT``)."""
 
+_idle_zstd: Final[list[zstandard.ZstdDecompressor]] = []
+_SKIPPABLE: Final = 0x184D2A5
+"""All but the last four bits of a skippable frame's magic number."""
+_WORD: Final = 4
+_LZ4_PLAIN_BLOCK: Final = 1 << 31
+_ZSTD_RLE: Final = 2
+"""Bits of the header of a block that repeats one byte; the size in the header is that of the result."""
+_ZSTD_SHORTEST_FRAME: Final = 5
+"""Bytes that Java needs for another frame; fewer bytes after the last frame count as the end."""
+MAX_FRAMES: Final = 65_536
+"""Most frames of one body, including skippable ones; Java has no bound, but each frame costs some
+microseconds and may be empty."""
+
 
 class CompressionType(IntEnum):
     """The compression type bits (``CompressionType``); 0 also means zlib, written by old producers."""
@@ -206,7 +219,6 @@ def _check_size(name: str, size: int, most: int) -> None:
         raise RemoteProtocolError(f"A {name} message body expands to more than {most} bytes.")
 
 
-_idle_zstd: Final[list[zstandard.ZstdDecompressor]] = []
 _DECOMPRESSORS: Mapping[CompressionType, Callable[[bytes, int], bytes]] = {
     CompressionType.LZ4: _decompress_lz4,
     CompressionType.ZSTD: _decompress_zstd,
@@ -220,18 +232,6 @@ _COMPRESSORS: Mapping[CompressionType, Callable[[bytes], bytes]] = {
 
 
 # --- the frames of a body -----------------------------------------------------------------------------------
-
-_SKIPPABLE: Final = 0x184D2A5
-"""All but the last four bits of a skippable frame's magic number."""
-_WORD: Final = 4
-_LZ4_PLAIN_BLOCK: Final = 1 << 31
-_ZSTD_RLE: Final = 2
-"""Bits of the header of a block that repeats one byte; the size in the header is that of the result."""
-_ZSTD_SHORTEST_FRAME: Final = 5
-"""Bytes that Java needs for another frame; fewer bytes after the last frame count as the end."""
-MAX_FRAMES: Final = 65_536
-"""Most frames of one body, including skippable ones; Java has no bound, but each frame costs some
-microseconds and may be empty."""
 
 
 class _Format(NamedTuple):

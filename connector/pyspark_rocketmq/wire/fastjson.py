@@ -32,20 +32,15 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
 from pyspark_rocketmq.model import MessageQueue
 
+T = TypeVar("T")
+
+E = TypeVar("E", bound=StrEnum)
+
 _MAX_CHARACTERS: Final = 80
 
 _repr: Final = Repr()
 _repr.maxlevel = 3
 _repr.maxstring = _repr.maxother = _repr.maxlong = _MAX_CHARACTERS
-
-
-def short_repr(value: object) -> str:
-    """Return the beginning of ``repr(value)``, at most 80 characters, at a bounded cost.
-
-    ``f"{value!r:.80}"`` would first format the whole value, in four times the memory if text must be escaped.
-    """
-    return _repr.repr(value)[:_MAX_CHARACTERS]
-
 
 MAX_JSON_MEMORY: Final = 32 * 1024 * 1024
 """Most bytes of objects, twice the longest frame: about 20,000 queues or 100,000 topics."""
@@ -55,6 +50,33 @@ _BYTES_PER_MARK: Final = 100
 _MARKS: Final = (b",", b":", b"[", b"{")
 _COPIES: Final = 3
 _WIDEST_CHARACTER: Final = 4
+_MAX_ODD_DEPTH: Final = 32
+"""Deepest nesting around an odd key (real bodies need 4); it bounds how often a text is scanned again."""
+_MAX_REFUSED_CHARS: Final = 1 << 30
+"""Largest sum of the positions at which the scanner refused. Each refusal takes time in proportion to its
+position, because the error counts lines; without a bound a hostile body could take the square of its length.
+A route of 3000 brokers in the old form stays below."""
+_SPACE: Final = re.compile(r"[ \t\n\r]*")
+_SPACES: Final = frozenset(" \t\n\r")
+_ODD_BEGINNINGS: Final = frozenset(f"{{{first}" for first in "{[-0123456789")
+_END: Final = "\0"
+"""Appended to the text, so that reading the next character needs no bounds check; it never occurs in JSON."""
+_write_scalar: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_INT64_END: Final = 1 << 63
+_LARGEST_DOUBLE: Final = sys.float_info.max
+_WHOLE: Final = re.compile(r"[+-]?[0-9][0-9,]{0,40}", re.ASCII)
+_DECIMAL: Final = re.compile(r"[+-]?[0-9][0-9,]{0,40}(\.[0-9]{0,40})?([eE][+-]?[0-9]{1,3})?", re.ASCII)
+_NOTHING: Final = frozenset({"", "null", "NULL"})
+_TRUE: Final = frozenset({"1", "Y", "T"})
+_FALSE: Final = frozenset({"0", "N", "F"})
+
+
+def short_repr(value: object) -> str:
+    """Return the beginning of ``repr(value)``, at most 80 characters, at a bounded cost.
+
+    ``f"{value!r:.80}"`` would first format the whole value, in four times the memory if text must be escaped.
+    """
+    return _repr.repr(value)[:_MAX_CHARACTERS]
 
 
 def check_json_size(data: bytes) -> None:
@@ -68,14 +90,6 @@ def check_json_size(data: bytes) -> None:
             f"A JSON text of {len(data)} bytes would take up to {needed} bytes of memory; at most "
             f"{MAX_JSON_MEMORY} are spent on one. It begins {data[:80]!r}."
         )
-
-
-_MAX_ODD_DEPTH: Final = 32
-"""Deepest nesting around an odd key (real bodies need 4); it bounds how often a text is scanned again."""
-_MAX_REFUSED_CHARS: Final = 1 << 30
-"""Largest sum of the positions at which the scanner refused. Each refusal takes time in proportion to its
-position, because the error counts lines; without a bound a hostile body could take the square of its length.
-A route of 3000 brokers in the old form stays below."""
 
 
 class ObjectMap(tuple[tuple[Any, Any], ...]):
@@ -128,11 +142,6 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 _scan: Final = json.JSONDecoder(parse_constant=_refuse_constant, strict=False).raw_decode
-_SPACE: Final = re.compile(r"[ \t\n\r]*")
-_SPACES: Final = frozenset(" \t\n\r")
-_ODD_BEGINNINGS: Final = frozenset(f"{{{first}" for first in "{[-0123456789")
-_END: Final = "\0"
-"""Appended to the text, so that reading the next character needs no bounds check; it never occurs in JSON."""
 
 
 class _Reader:
@@ -223,8 +232,6 @@ class _Reader:
 
 # --- writing ------------------------------------------------------------------------------------------------
 
-_write_scalar: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-
 
 def _write(value: object) -> str:
     if type(value) is int:
@@ -257,17 +264,6 @@ def _write_key(key: object) -> str:
 
 
 # --- typed fields -------------------------------------------------------------------------------------------
-
-T = TypeVar("T")
-E = TypeVar("E", bound=StrEnum)
-
-_INT64_END: Final = 1 << 63
-_LARGEST_DOUBLE: Final = sys.float_info.max
-_WHOLE: Final = re.compile(r"[+-]?[0-9][0-9,]{0,40}", re.ASCII)
-_DECIMAL: Final = re.compile(r"[+-]?[0-9][0-9,]{0,40}(\.[0-9]{0,40})?([eE][+-]?[0-9]{1,3})?", re.ASCII)
-_NOTHING: Final = frozenset({"", "null", "NULL"})
-_TRUE: Final = frozenset({"1", "Y", "T"})
-_FALSE: Final = frozenset({"0", "N", "F"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,13 @@ from pyspark_rocketmq.wire.command import MAX_FRAME_LENGTH, RemotingCommand, dec
 Signer = Callable[[RemotingCommand], RemotingCommand]
 """Adds credentials or the name of an instance to a request; the request must not change afterwards."""
 
+_LENGTH_WORD: Final = 4
+_PREFIX: Final = 8
+"""Length word and header-length word, which contain all sizes of the frame."""
+_MIN_LENGTH: Final = 4
+_TRUSTED_BYTES: Final = 256 * 1024
+"""Most bytes reserved for a body before it arrives; a pull's answer has as many by default."""
+
 
 class Outgoing(Protocol):
     """A request without its opaque, such as a ``RemotingCommand``."""
@@ -27,14 +34,6 @@ class Outgoing(Protocol):
     def command(self) -> RemotingCommand:
         """Return the same request as a command, for signing and for error texts."""
         ...
-
-
-_LENGTH_WORD: Final = 4
-_PREFIX: Final = 8
-"""Length word and header-length word, which contain all sizes of the frame."""
-_MIN_LENGTH: Final = 4
-_TRUSTED_BYTES: Final = 256 * 1024
-"""Most bytes reserved for a body before it arrives; a pull's answer has as many by default."""
 
 
 class FrameDecoder:

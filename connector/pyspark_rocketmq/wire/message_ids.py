@@ -17,6 +17,11 @@ IPV4_HOST_BYTES: Final = 8
 IPV6_HOST_BYTES: Final = 20
 _MAX_PORT = 65535
 
+_OFFSET_BYTES = 8
+_LONGEST_SHOWN = 64
+"""Most characters of a wrong id shown in an error."""
+_OFFSET_MESSAGE_ID = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
+
 
 @lru_cache(maxsize=4096)
 def decode_host(data: bytes) -> str:
@@ -52,12 +57,6 @@ def encode_host(host: str) -> bytes:
     if not 0 <= number <= _MAX_PORT:
         raise LocalProtocolError(f"{host!r} has a port outside 0 to {_MAX_PORT}.")
     return packed + number.to_bytes(4, "big")
-
-
-_OFFSET_BYTES = 8
-_LONGEST_SHOWN = 64
-"""Most characters of a wrong id shown in an error."""
-_OFFSET_MESSAGE_ID = re.compile(r"[0-9A-Fa-f]{32}(?:[0-9A-Fa-f]{24})?")
 
 
 def offset_message_id(store_host: str, commit_log_offset: int) -> str:

@@ -16,6 +16,14 @@ from pyspark_rocketmq.wire.fastjson import JsonObject, member
 _MASK: Final = 0xFFFFFFFF
 _SIGN: Final = 0x80000000
 
+ALL: Final = "*"
+"""The expression that matches everything (``SubscriptionData.SUB_ALL``)."""
+TAG: Final = "TAG"
+SQL92: Final = "SQL92"
+_SEPARATOR: Final = "||"
+_TRIMMED: Final = "".join(map(chr, range(0x21)))
+"""Characters that ``String.trim`` removes; Python's ``strip`` would remove more."""
+
 
 def java_string_hash(text: str) -> int:
     """Return ``String.hashCode``, a signed 32-bit number, over UTF-16 units including lone surrogates."""
@@ -30,20 +38,9 @@ def java_string_hash(text: str) -> int:
     return (value ^ _SIGN) - _SIGN
 
 
-ALL: Final = "*"
-"""The expression that matches everything (``SubscriptionData.SUB_ALL``)."""
-TAG: Final = "TAG"
-SQL92: Final = "SQL92"
-
-
 def expression_type(*, is_sql92: bool) -> str:
     """Return the servers' name of this kind of expression (``ExpressionType``)."""
     return SQL92 if is_sql92 else TAG
-
-
-_SEPARATOR: Final = "||"
-_TRIMMED: Final = "".join(map(chr, range(0x21)))
-"""Characters that ``String.trim`` removes; Python's ``strip`` would remove more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,12 @@ from pyspark_rocketmq.wire.requests.send import select_by_hash
 STEPS = ("created", "paid", "packed", "shipped", "delivered")
 _OPEN_AT_ONCE = 500
 
+_BATCH = 128
+"""Messages per request: about 30 KiB of the 4 MiB that brokers accept."""
+OUTPUT_SCHEMA = "order_id string, step string, sequence int, reconsume_times int, delivered_ns bigint"
+_ONE_IN = 5_000
+_PAUSE_MS = 200
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderEvent:
@@ -72,10 +78,6 @@ def event_to_message(event: OrderEvent, topic: str) -> Message:
     )
 
 
-_BATCH = 128
-"""Messages per request: about 30 KiB of the 4 MiB that brokers accept."""
-
-
 def send_events(
     producer: Producer,
     events: Iterable[OrderEvent],
@@ -114,11 +116,6 @@ def _send(
         raise JobFailed(f"A batch for {queue} was stored with {result.status.name} instead of SEND_OK.")
     on_sent(len(batch))
     return len(batch)
-
-
-OUTPUT_SCHEMA = "order_id string, step string, sequence int, reconsume_times int, delivered_ns bigint"
-_ONE_IN = 5_000
-_PAUSE_MS = 200
 
 
 class InjectedFailure(StrEnum):

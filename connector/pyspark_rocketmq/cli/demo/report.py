@@ -18,6 +18,9 @@ _MOST_EXAMPLES = 5
 Position = tuple[str, str, int, int]
 """Topic, broker name, queue id, queue offset: the only unique key of a message."""
 
+_POSITION = ("topic", "brokerName", "queueId", "queueOffset")
+_NOT_SHOWN = ("topic", "delivered_ns")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderReport:
@@ -138,10 +141,6 @@ class _Check:
         if len(self._examples) < _MOST_EXAMPLES:
             where = "topic={} broker={} queue={} offset={}: ".format(*position) if position else ""
             self._examples.append(where + finding)
-
-
-_POSITION = ("topic", "brokerName", "queueId", "queueOffset")
-_NOT_SHOWN = ("topic", "delivered_ns")
 
 
 def read_orders(path: str) -> pa.Table:

@@ -49,6 +49,16 @@ from pyspark_rocketmq.wire.requests.send import AUTO_CREATE_TOPIC
 _DEFAULT_FOLDER = "pyspark-rocketmq-demo-"
 """Prefix of the run's folder in the directory for temporary files."""
 
+_START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 5.0
+QUEUES = 8
+_REQUEST_TIMEOUT_S = 5.0
+_ROUTE_TIMEOUT_S = 40.0
+"""Time for a topic's route to appear. A broker reports a new topic to the name server at once, or with its
+next heartbeat, every 30 s."""
+_ROUTE_POLL_S = 0.1
+_REQUEST_TIMEOUT_MS = 5_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNames:
@@ -83,10 +93,6 @@ class RunNames:
     def checkpoint(self) -> str:
         """Spark's checkpoint."""
         return str(self.work_dir / "checkpoint")
-
-
-_START_TIMEOUT_S = 60.0
-_STOP_TIMEOUT_S = 5.0
 
 
 @contextmanager
@@ -138,14 +144,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-QUEUES = 8
-_REQUEST_TIMEOUT_S = 5.0
-_ROUTE_TIMEOUT_S = 40.0
-"""Time for a topic's route to appear. A broker reports a new topic to the name server at once, or with its
-next heartbeat, every 30 s."""
-_ROUTE_POLL_S = 0.1
 
 
 def share_queues(broker_names: Collection[str], queues: int) -> dict[str, int]:
@@ -226,9 +224,6 @@ class DemoTopic:
 
 def _masters(route: TopicRoute) -> Mapping[str, BrokerAddress]:
     return {broker.broker_name: broker.master for broker in route.brokers if broker.master is not None}
-
-
-_REQUEST_TIMEOUT_MS = 5_000
 
 
 def run_demo(settings: DemoSettings, console: Console) -> None:

@@ -62,6 +62,14 @@ from pyspark_rocketmq.sinks.standing import lost_by
 if TYPE_CHECKING:
     from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 
+_RUNS_IF_YOUNGER_S = 60.0
+"""If no broker can be queried, a group whose rows changed within this time counts as running."""
+SINKS_LEAVE_OUT: Final = (
+    "Of the messages that are consumed again, a sink leaves the rows out that it has. --sink PATH shows "
+    "which queues that concerns; with --rewind-sink they are written again."
+)
+"""Reminder after a group was moved back."""
+
 
 class SinkWatermarks:
     """The watermarks in the Delta table at ``path``."""
@@ -165,17 +173,6 @@ class SinkWatermarks:
         from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 
         return DeltaSink(self._path, storage_options=self._storage)
-
-
-_RUNS_IF_YOUNGER_S = 60.0
-"""If no broker can be queried, a group whose rows changed within this time counts as running."""
-
-
-SINKS_LEAVE_OUT: Final = (
-    "Of the messages that are consumed again, a sink leaves the rows out that it has. --sink PATH shows "
-    "which queues that concerns; with --rewind-sink they are written again."
-)
-"""Reminder after a group was moved back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

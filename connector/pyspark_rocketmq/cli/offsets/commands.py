@@ -33,6 +33,8 @@ _STORE: Final = "--option offsetStore=/lake/_offsets"
 _CONF: Final = "--conf order-etl.toml"
 """A file with offsetStore, consumerGroup and nameServers, for the examples."""
 
+_FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
+
 
 class Parsed(click.ParamType[Any]):
     """A parameter with our own parser, whose ValueErrors complete a sentence that begins with the option."""
@@ -49,7 +51,6 @@ class Parsed(click.ParamType[Any]):
             self.fail(f"'{value}' {error}.", param, ctx)
 
 
-_FILE = click.Path(path_type=Path, dir_okay=False, writable=True)
 _MOMENT = Parsed("time|version", parse_moment)
 
 

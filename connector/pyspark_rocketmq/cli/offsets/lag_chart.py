@@ -25,6 +25,11 @@ RETRIED: Final = "tried again"
 Ends = Mapping[MessageQueue, int]
 """Offset up to which each queue was filled at one time."""
 
+_WIDTH: Final = 900
+_HEIGHT: Final = 230
+_LOW: Final = 90
+_TIME: Final = "time (UTC)"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagHistory:
@@ -126,11 +131,6 @@ except ImportError as error:
     raise JobFailed(
         f"The chart needs the extra 'charts' ({error}): pip install 'pyspark-rocketmq[charts]'."
     ) from error
-
-_WIDTH: Final = 900
-_HEIGHT: Final = 230
-_LOW: Final = 90
-_TIME: Final = "time (UTC)"
 
 
 def write_page(history: LagHistory, file: Path) -> None:

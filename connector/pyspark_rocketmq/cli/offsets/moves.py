@@ -17,6 +17,10 @@ from pyspark_rocketmq.options.parsers import iso_time
 
 _FORMS: Final = "a time such as 2026-11-20T10:00 (UTC unless it says otherwise) or a version such as v120"
 
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+SINK: Final = "sink"
+
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
@@ -54,11 +58,6 @@ def parse_time(text: str) -> float:
         ValueError: If it is not a time.
     """
     return iso_time(text).timestamp()
-
-
-EARLIEST: Final = "earliest"
-LATEST: Final = "latest"
-SINK: Final = "sink"
 
 
 @dataclass(frozen=True, slots=True)

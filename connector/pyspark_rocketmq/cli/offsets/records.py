@@ -13,6 +13,15 @@ from pyspark_rocketmq.model import MessageQueue, QueueBounds
 from pyspark_rocketmq.offsets.store import OffsetKey, OffsetRow
 from pyspark_rocketmq.wire.requests.client_info import ProcessQueueInfo
 
+BROKER_COLUMNS = ("brokerMinOffset", "brokerMaxOffset", "lag")
+Members = Mapping[str, Mapping[MessageQueue, ProcessQueueInfo]]
+"""Queues that each member reports, by client id, for the members that answered."""
+LAG_COLUMNS = (
+    "consumerGroup", "topic", "brokerName", "queueId", "nextOffset", "brokerMaxOffset", "lag", "lagSeconds",
+    "note", "reconsumeTimes", "suspendedUntil", "heldBy", "lockAgeSeconds", "claimedBy", "epoch",
+)  # fmt: skip
+"""Columns of ``LagView.columns``, for output that may have no queue."""
+
 
 def _stored_columns(row: OffsetRow) -> dict[str, Any]:
     """Return group, queue and position by column name; each table begins with them."""
@@ -56,9 +65,6 @@ class OffsetView:
         }
 
 
-BROKER_COLUMNS = ("brokerMinOffset", "brokerMaxOffset", "lag")
-
-
 def view_offsets(
     rows: Iterable[OffsetRow], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> tuple[OffsetView, ...]:
@@ -74,10 +80,6 @@ def iso(seconds: float | None) -> str | None:
     return (
         None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     )
-
-
-Members = Mapping[str, Mapping[MessageQueue, ProcessQueueInfo]]
-"""Queues that each member reports, by client id, for the members that answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,13 +146,6 @@ class LagView:
             "claimedBy": self.row.owner or None,
             "epoch": self.row.epoch,
         }
-
-
-LAG_COLUMNS = (
-    "consumerGroup", "topic", "brokerName", "queueId", "nextOffset", "brokerMaxOffset", "lag", "lagSeconds",
-    "note", "reconsumeTimes", "suspendedUntil", "heldBy", "lockAgeSeconds", "claimedBy", "epoch",
-)  # fmt: skip
-"""Columns of ``LagView.columns``, for output that may have no queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

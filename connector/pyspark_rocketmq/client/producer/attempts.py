@@ -32,11 +32,28 @@ from pyspark_rocketmq.wire.requests.send import (
     select_by_hash,
 )
 
+logger = logging.getLogger(__name__)
+
 OutcomeT = TypeVar("OutcomeT")
 
 _LATE_S: Final = 60.0
 """How long after a send's time-out its outcome may come; later, a callback was lost, which is a bug."""
 _WAIT_S: Final = 1.0
+
+_AVOIDED_MS: Final = (
+    (15_000, 30_000),
+    (5_000, 10_000),
+    (3_000, 6_000),
+    (1_800, 5_000),
+    (550, 2_000),
+    (100, 0),
+    (50, 0),
+)
+"""Pairs of a latency and how long a broker with at least that latency is avoided.
+
+Source: ``MQFaultStrategy.latencyMax``, ``notAvailableDuration``.
+"""
+_LATENCY_OF_A_FAILURE_MS: Final = 10_000
 
 
 def next_outcome(outcomes: SimpleQueue[OutcomeT], send_timeout_s: float) -> OutcomeT:
@@ -83,22 +100,6 @@ def round_robin_queue(
 def select_message_queue_by_hash(queues: Sequence[MessageQueue], sharding_key: ShardingKey) -> MessageQueue:
     """Return a sharding key's queue from a topic's queues in their order (``SelectMessageQueueByHash``)."""
     return queues[select_by_hash(sharding_key, len(queues))]
-
-
-_AVOIDED_MS: Final = (
-    (15_000, 30_000),
-    (5_000, 10_000),
-    (3_000, 6_000),
-    (1_800, 5_000),
-    (550, 2_000),
-    (100, 0),
-    (50, 0),
-)
-"""Pairs of a latency and how long a broker with at least that latency is avoided.
-
-Source: ``MQFaultStrategy.latencyMax``, ``notAvailableDuration``.
-"""
-_LATENCY_OF_A_FAILURE_MS: Final = 10_000
 
 
 class SendOutcome(Enum):
@@ -190,9 +191,6 @@ class FaultTable:
             if good:
                 return [queue for queue in queues if queue.broker_name in good]
         return queues
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -72,6 +72,10 @@ _TIME_AND_COUNTER_DIGITS = 12
 _MORE_THAN_A_MONTH_S = 32 * 86_400.0
 """Seconds that lead from the start of any month into the next one."""
 
+_SIGNS_OF_AN_OLD_ROUTE: Final = (TransportError, TopicNotFound)
+_ORDERED_CHUNK: Final = 4096
+"""Number of messages that ``send_ordered`` collects to make batches."""
+
 
 class UniqueKeys:
     """Makes keys that no other producer makes at the same time. Shared by any number of threads.
@@ -108,11 +112,6 @@ def month_start_s(now_s: float) -> float:
     """Return the first instant of the current local month, in seconds since the epoch."""
     local = time.localtime(now_s)
     return time.mktime((local.tm_year, local.tm_mon, 1, 0, 0, 0, 0, 0, -1))
-
-
-_SIGNS_OF_AN_OLD_ROUTE: Final = (TransportError, TopicNotFound)
-_ORDERED_CHUNK: Final = 4096
-"""Number of messages that ``send_ordered`` collects to make batches."""
 
 
 class Producer(Closing):

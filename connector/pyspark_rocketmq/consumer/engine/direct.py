@@ -40,6 +40,9 @@ OUT_OF_MEMORY_BYTES: Final = 256 << 20
 """Memory of the messages at hand from which on it is short, or used up; a single range may take any amount.
 """
 
+_LOOK_EVERY_S: Final = 0.5
+_GOING_ON = (None, OrderlyFinish.SUSPENDED)
+
 
 class OrderlyTask:
     """Consumes a task's ranges as they come; used once."""
@@ -284,10 +287,6 @@ class OrderlyTask:
                 self._turns.suspended(queue, now_s + run.pause_s())
             self._check_lead()
             self._changed.notify_all()
-
-
-_LOOK_EVERY_S: Final = 0.5
-_GOING_ON = (None, OrderlyFinish.SUSPENDED)
 
 
 @dataclass(slots=True)

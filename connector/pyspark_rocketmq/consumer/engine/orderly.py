@@ -50,6 +50,12 @@ logger = logging.getLogger(__name__)
 DeadLetters = Callable[[MessageExt], None]
 """Sends a message to the group's dead letters; raises RocketMQError if no broker has stored it."""
 
+# An Enum member's hash is a call in Python, which a set would need at each delivery.
+_COMMIT = Effect.COMMIT
+_GIVEN_BACK = (Effect.PUT_BACK, Effect.ROLL_BACK, Effect.SEND_BACK)
+_COUNTED_OK = (Effect.COMMIT, Effect.ACCUMULATE)
+_COUNTED_FAILED = (Effect.PUT_BACK, Effect.SEND_BACK)
+
 
 def no_dead_letters(message: MessageExt) -> None:
     """Refuse: every message waits for another attempt."""
@@ -57,13 +63,6 @@ def no_dead_letters(message: MessageExt) -> None:
         f"{message.message_queue} queueOffset={message.queue_offset}: nobody said how dead letters are sent, "
         "and without one no message is given up."
     )
-
-
-# An Enum member's hash is a call in Python, which a set would need at each delivery.
-_COMMIT = Effect.COMMIT
-_GIVEN_BACK = (Effect.PUT_BACK, Effect.ROLL_BACK, Effect.SEND_BACK)
-_COUNTED_OK = (Effect.COMMIT, Effect.ACCUMULATE)
-_COUNTED_FAILED = (Effect.PUT_BACK, Effect.SEND_BACK)
 
 
 class OrderlyRun(RangeRun):

@@ -37,6 +37,11 @@ from pyspark_rocketmq.source.ranges import Ticket
 from pyspark_rocketmq.source.reader import freeze_modules, read_ranges, tickets_in
 from pyspark_rocketmq.source.schema import ReadPiece
 
+_RESULT_SCHEMA = pa.schema([("parts", pa.string()), ("could_ask", pa.bool_())])
+_RESULT_COLUMNS = "parts string, could_ask boolean"
+_DEEPEST: Final = 6
+"""Most levels that are searched; a deeper culprit is reported as the last one."""
+
 
 class TaskPart:
     """Rows that are written and acknowledged together."""
@@ -211,10 +216,6 @@ def _counts(ack: QueueAck) -> bool:
     )  # fmt: skip
 
 
-_RESULT_SCHEMA = pa.schema([("parts", pa.string()), ("could_ask", pa.bool_())])
-_RESULT_COLUMNS = "parts string, could_ask boolean"
-
-
 class Engine(Protocol):
     """Consumes the ranges that a task reads."""
 
@@ -381,10 +382,6 @@ def _taken_apart(batch: pa.RecordBatch) -> _Crossed:
     return _Crossed(
         data.filter(acks.is_null()), [QueueAck.from_json(text) for text in acks.drop_null().to_pylist()]
     )
-
-
-_DEEPEST: Final = 6
-"""Most levels that are searched; a deeper culprit is reported as the last one."""
 
 
 class PickledOnce:

@@ -26,6 +26,10 @@ _MOST_SHARED_BYTES: Final = 1 << 20
 """Largest repetition that is kept; larger ones are made for one batch."""
 _OFFSET: Final = np.dtype(np.int32)
 
+_PIECE: Final = 1 << 17
+_FEW_ROWS: Final = 16
+"""Most rows left to numpy's own reduction, which takes a step for each row."""
+
 
 class IrregularLayout(Exception):
     """Raised for input that the vectorised decoder does not handle; the scalar codec decodes it."""
@@ -144,11 +148,6 @@ def checked_text(column: pa.Array) -> pa.Array:
 def fixed_column(arrow_type: pa.DataType, values: IntArray) -> pa.Array:
     """Return a column over the memory of the values, which must be contiguous and of the column's width."""
     return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(values)])
-
-
-_PIECE: Final = 1 << 17
-_FEW_ROWS: Final = 16
-"""Most rows left to numpy's own reduction, which takes a step for each row."""
 
 
 class ByteMatrix(NamedTuple):

@@ -50,6 +50,21 @@ _U16 = np.dtype(">u2")
 _COMPRESSED: Final = int(MessageSysFlag.COMPRESSED)
 _MAX_QUEUE_OFFSET: Final = (1 << 63) - 1
 
+TIMESTAMP_TYPE: Final = pa.timestamp("us", tz="UTC")
+FIRST_TIMESTAMP_MS: Final = -62_135_510_400_000
+"""0001-01-02 in UTC, a day after Python's times begin, because Spark shows times in any time zone."""
+END_TIMESTAMP_MS: Final = 253_402_214_400_000
+"""9999-12-31 in UTC, a day before Python's times end; a later time would make ``collect()`` fail."""
+_INT32: Final = (pa.int32(), np.dtype(np.int32))
+_INT64: Final = (pa.int64(), np.dtype(np.int64))
+_FIXED_COLUMNS: Final[Mapping[str, tuple[pa.DataType, np.dtype]]] = {
+    "queueId": _INT32,
+    "queueOffset": _INT64,
+    "commitLogOffset": _INT64,
+    "reconsumeTimes": _INT32,
+    "flag": _INT32,
+}
+
 
 def expand_inner_batches(rows: Rows, budget: ExpansionBudget) -> Rows:
     """Replace each inner batch by its members; return ``rows`` itself if there is no batch.
@@ -137,22 +152,6 @@ def _place_members(rows: Rows, at: IntArray, number: IntArray, starts: IntArray,
     rows.sys_flag[at] &= ~_COMPRESSED
     rows.body_at[at], rows.body_length[at] = body_at, body_length
     rows.properties_at[at], rows.properties_length[at] = properties_at, properties_length
-
-
-TIMESTAMP_TYPE: Final = pa.timestamp("us", tz="UTC")
-FIRST_TIMESTAMP_MS: Final = -62_135_510_400_000
-"""0001-01-02 in UTC, a day after Python's times begin, because Spark shows times in any time zone."""
-END_TIMESTAMP_MS: Final = 253_402_214_400_000
-"""9999-12-31 in UTC, a day before Python's times end; a later time would make ``collect()`` fail."""
-_INT32: Final = (pa.int32(), np.dtype(np.int32))
-_INT64: Final = (pa.int64(), np.dtype(np.int64))
-_FIXED_COLUMNS: Final[Mapping[str, tuple[pa.DataType, np.dtype]]] = {
-    "queueId": _INT32,
-    "queueOffset": _INT64,
-    "commitLogOffset": _INT64,
-    "reconsumeTimes": _INT32,
-    "flag": _INT32,
-}
 
 
 class ColumnBuilder:

@@ -54,6 +54,34 @@ _MAX_REASON: Final = 500
 _QUEUE_OFFSET_AT: Final = 20
 _LENGTH_BYTES: Final = 4
 
+MESSAGE_SCHEMA: Final = pa.schema(
+    [
+        pa.field("topic", pa.string()),
+        pa.field("brokerName", pa.string()),
+        pa.field("queueId", pa.int32()),
+        pa.field("queueOffset", pa.int64()),
+        pa.field("commitLogOffset", pa.int64()),
+        pa.field("msgId", pa.string()),
+        pa.field("keys", pa.string()),
+        pa.field("tags", pa.string()),
+        pa.field("body", pa.binary()),
+        pa.field("properties", MAP_TYPE),
+        pa.field("bornTimestamp", TIMESTAMP_TYPE),
+        pa.field("bornHost", pa.string()),
+        pa.field("storeTimestamp", TIMESTAMP_TYPE),
+        pa.field("storeHost", pa.string()),
+        pa.field("reconsumeTimes", pa.int32()),
+        pa.field("sysFlag", pa.int32()),
+        pa.field("flag", pa.int32()),
+    ]
+)
+"""The fields of ``MessageExt`` in their order, in Spark's types; all nullable, as Spark writes them."""
+_TAGS: Final = "tags"
+_BODY: Final = "body"
+_MIN_HALVED_ROWS: Final = 32
+"""Rows that the scalar codec decodes in the time of one vectorised call; so few rows are not halved."""
+_SCALAR_ROWS: Final = 1024
+
 
 class Undecodable(NamedTuple):
     """A message that cannot be decoded, in place of its row."""
@@ -143,36 +171,6 @@ def offsets_of(stored: StoredMessage) -> range:
         if announced.isascii() and announced.isdigit() and len(announced) < 10:
             count = max(1, int(announced))
     return range(stored.queue_offset, stored.queue_offset + count)
-
-
-MESSAGE_SCHEMA: Final = pa.schema(
-    [
-        pa.field("topic", pa.string()),
-        pa.field("brokerName", pa.string()),
-        pa.field("queueId", pa.int32()),
-        pa.field("queueOffset", pa.int64()),
-        pa.field("commitLogOffset", pa.int64()),
-        pa.field("msgId", pa.string()),
-        pa.field("keys", pa.string()),
-        pa.field("tags", pa.string()),
-        pa.field("body", pa.binary()),
-        pa.field("properties", MAP_TYPE),
-        pa.field("bornTimestamp", TIMESTAMP_TYPE),
-        pa.field("bornHost", pa.string()),
-        pa.field("storeTimestamp", TIMESTAMP_TYPE),
-        pa.field("storeHost", pa.string()),
-        pa.field("reconsumeTimes", pa.int32()),
-        pa.field("sysFlag", pa.int32()),
-        pa.field("flag", pa.int32()),
-    ]
-)
-"""The fields of ``MessageExt`` in their order, in Spark's types; all nullable, as Spark writes them."""
-
-_TAGS: Final = "tags"
-_BODY: Final = "body"
-_MIN_HALVED_ROWS: Final = 32
-"""Rows that the scalar codec decodes in the time of one vectorised call; so few rows are not halved."""
-_SCALAR_ROWS: Final = 1024
 
 
 def projected_schema(columns: Sequence[str] | None = None, properties: Sequence[str] = ()) -> pa.Schema:

@@ -40,6 +40,43 @@ from pyspark_rocketmq.wire.message_ids import IPV4_HOST_BYTES, IPV6_HOST_BYTES
 from pyspark_rocketmq.wire.messages import MAX_V1_TOPIC_BYTES, MIN_STORED_BYTES, MessageVersion
 from pyspark_rocketmq.wire.properties import MAX_PROPERTIES_BYTES
 
+_SIZE = struct.Struct(">I")
+_SIZES = np.dtype(">u4")
+_SIZE_BYTES = np.dtype((np.void, _SIZES.itemsize))
+_MAGIC_AT: Final = 4
+_MIN_LOCKSTEP: Final = 256
+"""Least messages for lockstep; fewer are followed one by one in the same time."""
+_STEPS_BETWEEN_CHECKS: Final = 8
+FIXED: Final = np.dtype(
+    {
+        "names": [
+            "total", "magic", "queueId", "flag", "queueOffset", "commitLogOffset", "sysFlag", "bornTimestamp",
+            "bornHost", "bornPortHigh", "storeTimestamp", "storeHost", "storePortHigh", "reconsumeTimes",
+            "bodyLength",
+        ],
+        "formats": [
+            ">i4", ">i4", ">i4", ">i4", ">i8", ">i8", ">i4", ">i8",
+            "<i8", "<u2", ">i8", "<i8", "<u2", ">i4", ">i4",
+        ],
+        "offsets": [0, 4, 12, 16, 20, 28, 36, 40, 48, 52, 56, 64, 68, 72, 84],
+        "itemsize": 88,
+    }
+)  # fmt: skip
+"""Layout of the bytes before the body of a message with IPv4 hosts; in other messages hosts are longer."""
+BORNHOST_V6: Final = int(MessageSysFlag.BORNHOST_V6)
+STOREHOST_V6: Final = int(MessageSysFlag.STOREHOSTADDRESS_V6)
+_V1, _V2 = int(MessageVersion.V1), int(MessageVersion.V2)
+_HEAD_BYTES, _BORN_HOST_AT, _STORE_TIMESTAMP_AT, _TAIL_AT, _TAIL_BYTES = 48, 48, 56, 72, 16
+_STORE_TIMESTAMP_BYTES: Final = 8
+_PORT_HIGH_FROM_END: Final = 4
+_MAX_V2_TOPIC_BYTES: Final = 32767
+"""Longest topic in V2, whose topic length is a signed short."""
+_U16 = np.dtype(">u2")
+_ARRAYS: Final = (
+    *("starts", "ends", "fixed", "sys_flag", "topic_at", "topic_end", "body_at", "body_length"),
+    *("properties_at", "properties_length"),
+)
+
 
 class BufferSlices(NamedTuple):
     """Parts of a buffer, all of them non-empty, in the order of their messages."""
@@ -73,15 +110,6 @@ def _common_buffer(bodies: Sequence[PulledBody]) -> bytearray | None:
         if isinstance(buffer, bytearray):
             return buffer
     return None
-
-
-_SIZE = struct.Struct(">I")
-_SIZES = np.dtype(">u4")
-_SIZE_BYTES = np.dtype((np.void, _SIZES.itemsize))
-_MAGIC_AT: Final = 4
-_MIN_LOCKSTEP: Final = 256
-"""Least messages for lockstep; fewer are followed one by one in the same time."""
-_STEPS_BETWEEN_CHECKS: Final = 8
 
 
 class Starts(NamedTuple):
@@ -178,33 +206,6 @@ def _entries(data: bytes | bytearray, begin: int, end: int, stride: int) -> Iter
             yield seen - _MAGIC_AT
 
 
-FIXED: Final = np.dtype(
-    {
-        "names": [
-            "total", "magic", "queueId", "flag", "queueOffset", "commitLogOffset", "sysFlag", "bornTimestamp",
-            "bornHost", "bornPortHigh", "storeTimestamp", "storeHost", "storePortHigh", "reconsumeTimes",
-            "bodyLength",
-        ],
-        "formats": [
-            ">i4", ">i4", ">i4", ">i4", ">i8", ">i8", ">i4", ">i8",
-            "<i8", "<u2", ">i8", "<i8", "<u2", ">i4", ">i4",
-        ],
-        "offsets": [0, 4, 12, 16, 20, 28, 36, 40, 48, 52, 56, 64, 68, 72, 84],
-        "itemsize": 88,
-    }
-)  # fmt: skip
-"""Layout of the bytes before the body of a message with IPv4 hosts; in other messages hosts are longer."""
-BORNHOST_V6: Final = int(MessageSysFlag.BORNHOST_V6)
-STOREHOST_V6: Final = int(MessageSysFlag.STOREHOSTADDRESS_V6)
-_V1, _V2 = int(MessageVersion.V1), int(MessageVersion.V2)
-_HEAD_BYTES, _BORN_HOST_AT, _STORE_TIMESTAMP_AT, _TAIL_AT, _TAIL_BYTES = 48, 48, 56, 72, 16
-_STORE_TIMESTAMP_BYTES: Final = 8
-_PORT_HIGH_FROM_END: Final = 4
-_MAX_V2_TOPIC_BYTES: Final = 32767
-"""Longest topic in V2, whose topic length is a signed short."""
-_U16 = np.dtype(">u2")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
     """Located messages as arrays of equal length; all positions are in ``data``."""
@@ -241,12 +242,6 @@ class Rows:
         taken = {name: getattr(self, name)[which] for name in _ARRAYS}
         hosts = None if self.ipv6_hosts is None else self.ipv6_hosts[which]
         return replace(self, **taken, ipv6_hosts=hosts, in_slices=None)
-
-
-_ARRAYS: Final = (
-    *("starts", "ends", "fixed", "sys_flag", "topic_at", "topic_end", "body_at", "body_length"),
-    *("properties_at", "properties_length"),
-)
 
 
 def locate(slices: BufferSlices) -> Rows:

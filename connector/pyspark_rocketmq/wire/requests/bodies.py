@@ -29,19 +29,6 @@ from pyspark_rocketmq.wire.subscription import SubscriptionData
 
 _INT32_END: Final = 1 << 31
 
-
-class ConsumeType(StrEnum):
-    """How a consumer gets its messages."""
-
-    CONSUME_ACTIVELY = "CONSUME_ACTIVELY"
-    """Pull and lite-pull consumers."""
-    CONSUME_PASSIVELY = "CONSUME_PASSIVELY"
-    """Push consumers."""
-    CONSUME_POP = "CONSUME_POP"
-
-
-# In the order of Java's enums, because a number stands for the place in them.
-CONSUME_TYPES: Final = {choice.name: choice for choice in ConsumeType}
 MESSAGE_MODELS: Final = {
     "BROADCASTING": MessageModel.BROADCASTING,
     "CLUSTERING": MessageModel.CLUSTERING,
@@ -56,6 +43,20 @@ STARTS: Final = {
     "CONSUME_FROM_FIRST_OFFSET": ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
     "CONSUME_FROM_TIMESTAMP": ConsumeFromWhere.CONSUME_FROM_TIMESTAMP,
 }
+
+
+class ConsumeType(StrEnum):
+    """How a consumer gets its messages."""
+
+    CONSUME_ACTIVELY = "CONSUME_ACTIVELY"
+    """Pull and lite-pull consumers."""
+    CONSUME_PASSIVELY = "CONSUME_PASSIVELY"
+    """Push consumers."""
+    CONSUME_POP = "CONSUME_POP"
+
+
+# In the order of Java's enums, because a number stands for the place in them.
+CONSUME_TYPES: Final = {choice.name: choice for choice in ConsumeType}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

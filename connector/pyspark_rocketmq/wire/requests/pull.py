@@ -25,6 +25,25 @@ from pyspark_rocketmq.wire.requests.headers import PullMessageRequestHeader, Pul
 from pyspark_rocketmq.wire.requests.responses import error_of
 from pyspark_rocketmq.wire.subscription import ALL, TAG
 
+_NOTHING_MATCHED: Final = "NO_MATCHED_MESSAGE"
+_SIZES: Final = struct.Struct(">II")
+"""Length word, then serialize type and header length."""
+_NUMBERS_OF_ONE_PULL: Final = re.compile(
+    rb'(?<="queueOffset":")-?\d+|(?<="maxMsgNums":")-?\d+|(?<="opaque":)\d+'
+)
+_LENGTH_WORD: Final = 4
+_PREFIX: Final = _SIZES.size
+_JSON_LIMIT: Final = int(SerializeType.JSON) + 1 << 24
+"""A frame's second word that is lower announces a JSON header, and is the header's length."""
+_MOST_PATTERNS: Final = 8
+"""Most patterns learnt by one connection; if a peer's headers always differ, the full decoder reads them."""
+_FREE: Final = re.compile(
+    rb'"(?P<field>nextBeginOffset|minOffset|maxOffset|suggestWhichBrokerId)":"(?P<text>[0-9]+)"'
+    rb'|"(?P<opaque>opaque)":(?P<number>[0-9]+)'
+)
+_ANY_NUMBER: Final = rb"(0|[1-9][0-9]{0,17})"
+_ANY_OPAQUE: Final = rb"(0|[1-9][0-9]{0,8})"
+
 
 class PullStatus(IntEnum):
     """Outcome of a pull, with the broker's response code as value."""
@@ -39,12 +58,6 @@ class PullStatus(IntEnum):
 
 
 _STATUSES: Final[Mapping[int, PullStatus]] = {int(status): status for status in PullStatus}
-_NOTHING_MATCHED: Final = "NO_MATCHED_MESSAGE"
-_SIZES: Final = struct.Struct(">II")
-"""Length word, then serialize type and header length."""
-_NUMBERS_OF_ONE_PULL: Final = re.compile(
-    rb'(?<="queueOffset":")-?\d+|(?<="maxMsgNums":")-?\d+|(?<="opaque":)\d+'
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,20 +198,6 @@ def _header_error(answer: RemotingCommand, address: str) -> RocketMQError:
     except RemoteProtocolError as error:
         return RemoteProtocolError(f"{address} answered a pull with a bad header. {error}")
     return RemoteProtocolError(f"{address} answered a pull with a bad header: {dict(answer.ext_fields)}.")
-
-
-_LENGTH_WORD: Final = 4
-_PREFIX: Final = _SIZES.size
-_JSON_LIMIT: Final = int(SerializeType.JSON) + 1 << 24
-"""A frame's second word that is lower announces a JSON header, and is the header's length."""
-_MOST_PATTERNS: Final = 8
-"""Most patterns learnt by one connection; if a peer's headers always differ, the full decoder reads them."""
-_FREE: Final = re.compile(
-    rb'"(?P<field>nextBeginOffset|minOffset|maxOffset|suggestWhichBrokerId)":"(?P<text>[0-9]+)"'
-    rb'|"(?P<opaque>opaque)":(?P<number>[0-9]+)'
-)
-_ANY_NUMBER: Final = rb"(0|[1-9][0-9]{0,17})"
-_ANY_OPAQUE: Final = rb"(0|[1-9][0-9]{0,8})"
 
 
 class PullResponseDecoder:

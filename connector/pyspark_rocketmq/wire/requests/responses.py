@@ -42,20 +42,6 @@ _PLACE_FIELDS = (
     ("commitOffset", "commitOffset"),
 )
 
-
-def describe_request(command: RemotingCommand) -> str:
-    """Describe a request for an error text: the code's name, group, topic, broker, queue and offset."""
-    fields = command.ext_fields
-    # The one-letter names of SEND_MESSAGE_V2 mean this only there: no other header has a field "b" or "e".
-    places = [f"{label}={fields[name]}" for name, label in _PLACE_FIELDS if name in fields]
-    return " ".join([request_name(command.code), *places])
-
-
-def request_name(code: int) -> str:
-    """Return Java's name of a request code, or the number if it is unknown."""
-    return RequestCode(code).name if code in _REQUESTS else f"request {code}"
-
-
 _REQUESTS: Final = frozenset(map(int, RequestCode))
 _CODES: Final = frozenset(map(int, ResponseCode))
 _ERRORS: Final[Mapping[int, type[BrokerError]]] = {
@@ -97,6 +83,19 @@ _UNSUPPORTED: Final[Mapping[int, type[BrokerError]]] = {
 _SWITCHED_OFF: Final = ("pulling message is forbidden", "subscription group no permission")
 """Texts in the remark of a NO_PERMISSION if an operator has switched reading off. Access control and refused
 broadcasting groups have other remarks."""
+
+
+def describe_request(command: RemotingCommand) -> str:
+    """Describe a request for an error text: the code's name, group, topic, broker, queue and offset."""
+    fields = command.ext_fields
+    # The one-letter names of SEND_MESSAGE_V2 mean this only there: no other header has a field "b" or "e".
+    places = [f"{label}={fields[name]}" for name, label in _PLACE_FIELDS if name in fields]
+    return " ".join([request_name(command.code), *places])
+
+
+def request_name(code: int) -> str:
+    """Return Java's name of a request code, or the number if it is unknown."""
+    return RequestCode(code).name if code in _REQUESTS else f"request {code}"
 
 
 def error_of(request: RemotingCommand, answer: RemotingCommand, address: str) -> BrokerError:

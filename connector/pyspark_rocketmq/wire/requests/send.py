@@ -39,6 +39,14 @@ _MOST: Final = 1 << 63
 ShardingKey = str | int
 """A String or a Long in Java."""
 
+AUTO_CREATE_TOPIC: Final = "TBW102"
+"""Template of topics that are created by a first send (``TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC``)."""
+DEFAULT_TOPIC_QUEUE_NUMS: Final = 4
+"""Queues per broker of such a topic (``DefaultMQProducer.defaultTopicQueueNums``)."""
+_SINGLE_ONLY: Final = frozenset({DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS, TRAN_MSG})
+"""Properties that a broker reads only in single messages, and would ignore in a batch."""
+_STATUSES: Final[Mapping[int, SendStatus]] = {int(status): status for status in SendStatus}
+
 
 class JavaInteger(int):
     """A key that is an Integer, Short or Byte in Java: negative ones have another hash than as a Long."""
@@ -69,15 +77,6 @@ def select_by_hash(sharding_key: ShardingKey, queue_count: int) -> int:
     Source: ``SelectMessageQueueByHash.select``: Java's remainder (towards zero), then its absolute value.
     """
     return abs(java_hash(sharding_key)) % queue_count
-
-
-AUTO_CREATE_TOPIC: Final = "TBW102"
-"""Template of topics that are created by a first send (``TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC``)."""
-DEFAULT_TOPIC_QUEUE_NUMS: Final = 4
-"""Queues per broker of such a topic (``DefaultMQProducer.defaultTopicQueueNums``)."""
-_SINGLE_ONLY: Final = frozenset({DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS, TRAN_MSG})
-"""Properties that a broker reads only in single messages, and would ignore in a batch."""
-_STATUSES: Final[Mapping[int, SendStatus]] = {int(status): status for status in SendStatus}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,13 @@ _GROUPS: Final = _ENTRY.groups
 _BEFORE: Final = '{"offsetTable":{'
 _BEHIND: Final = re.compile(r'\},"topicPutTps":[0-9]+\.[0-9]+\}')
 
+_BROKER_ID: Final = re.compile(r"-?[0-9]{1,19}")
+_ORDER_CONF: Final = re.compile(r"([^:;]+:[0-9]{1,9}(;|$))*")
+MAX_QUEUES: Final = 65_536
+"""Most queues of one topic to read, and to write, on all its brokers together; a list of them takes some ten
+megabytes. A route contains only their number, so a short one could announce more than fit into memory: they
+are counted before any is made."""
+
 
 def decode_topic_stats(body: bytes) -> dict[MessageQueue, QueueBounds]:
     """Read a broker's bounds of each of a topic's queues.
@@ -96,14 +103,6 @@ def _bounds_from_json(value: Any) -> QueueBounds:
         max_offset=checked_int64(maximum, _WHERE),
         last_update_timestamp=checked_int64(updated, _WHERE),
     )
-
-
-_BROKER_ID: Final = re.compile(r"-?[0-9]{1,19}")
-_ORDER_CONF: Final = re.compile(r"([^:;]+:[0-9]{1,9}(;|$))*")
-MAX_QUEUES: Final = 65_536
-"""Most queues of one topic to read, and to write, on all its brokers together; a list of them takes some ten
-megabytes. A route contains only their number, so a short one could announce more than fit into memory: they
-are counted before any is made."""
 
 
 def decode_route(body: bytes, topic: str = "") -> TopicRoute:
