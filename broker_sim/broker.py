@@ -22,6 +22,8 @@ from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 
+_logger = logging.getLogger(__name__)
+
 _HANDLERS: Mapping[int, Callable[[BrokerState, RemotingCommand], RemotingCommand]] = {
     RequestCode.QUERY_MESSAGE: topic_requests.handle_query,
     RequestCode.QUERY_CONSUMER_OFFSET: consumer_requests.handle_query_offset,
@@ -99,9 +101,6 @@ def handle_request(state: BrokerState, peer: Peer, command: RemotingCommand) -> 
         return peer_handler(state, peer, command)
     handler = _HANDLERS.get(command.code)
     return not_supported(command) if handler is None else handler(state, command)
-
-
-_logger = logging.getLogger(__name__)
 
 
 class Broker:

@@ -30,6 +30,14 @@ from pyspark_rocketmq.wire.requests.bodies import queue_from_json
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.headers import GroupRequestHeader
 
+CALL_TIMEOUT_S = 10.0
+_STATUS_TIMEOUT_S = 5.0
+_OLDEST_CALLABLE_CLIENT = 62
+"""V3_1_8_SNAPSHOT."""
+_OLDEST_CLIENT_WITH_STATUS = 28
+"""V3_0_7_SNAPSHOT."""
+OffsetTable = Mapping[MessageQueue, int]
+
 
 def handle_consumer_connections(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
     """203: the group's consumers and their settings."""
@@ -86,16 +94,6 @@ def _connection(client: Client) -> ClientConnection:
         language=LanguageCode(client.language).name,
         version=client.version,
     )
-
-
-CALL_TIMEOUT_S = 10.0
-_STATUS_TIMEOUT_S = 5.0
-_OLDEST_CALLABLE_CLIENT = 62
-"""V3_1_8_SNAPSHOT."""
-_OLDEST_CLIENT_WITH_STATUS = 28
-"""V3_0_7_SNAPSHOT."""
-
-OffsetTable = Mapping[MessageQueue, int]
 
 
 def handle_running_info(state: BrokerState, peer: Peer, command: RemotingCommand) -> None:

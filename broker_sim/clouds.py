@@ -33,6 +33,12 @@ from pyspark_rocketmq.wire.properties import (
 )
 from pyspark_rocketmq.wire.requests.bodies import HeartbeatData, LockBatchRequest
 
+_SENDS: Final = frozenset(
+    {RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE}
+)
+_TOPIC_FIELDS: Final = ("topic", "originTopic")
+_GROUP_FIELDS: Final = ("consumerGroup", "producerGroup", "group")
+
 
 class MessageType(StrEnum):
     """Kind of message that a topic takes (``TopicMessageType``)."""
@@ -113,9 +119,6 @@ class CloudRules:
         )
 
 
-_SENDS: Final = frozenset(
-    {RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE}
-)
 _DELAYS: Final = frozenset({DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS})
 
 
@@ -129,10 +132,6 @@ def message_type(properties: Mapping[str, str]) -> MessageType:
     if not _DELAYS.isdisjoint(properties):
         return MessageType.DELAY
     return MessageType.FIFO if SHARDING_KEY in properties else MessageType.NORMAL
-
-
-_TOPIC_FIELDS: Final = ("topic", "originTopic")
-_GROUP_FIELDS: Final = ("consumerGroup", "producerGroup", "group")
 
 
 def _named_in(command: RemotingCommand) -> Iterator[tuple[bool, str]]:

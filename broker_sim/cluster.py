@@ -32,6 +32,11 @@ from broker_sim.topics import PERM_READ_WRITE, Topic
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.model import BrokerAddress, Message, MessageQueue, QueueBounds
 
+_T = TypeVar("_T")
+
+_MOST_BROKERS = len(ascii_lowercase)
+_LONGEST_CALL_S = 30.0
+
 
 class RealClock:
     """A ``Clock`` that reads the operating system."""
@@ -43,9 +48,6 @@ class RealClock:
     def monotonic_s(self) -> float:
         """Seconds that never go back."""
         return time.monotonic()
-
-
-_MOST_BROKERS = len(ascii_lowercase)
 
 
 class AsyncCluster:
@@ -154,11 +156,6 @@ class AsyncCluster:
         self._name_server_server.look_at_clock()
         for machines in self._machines.values():
             machines.look_at_clock()
-
-
-_LONGEST_CALL_S = 30.0
-
-_T = TypeVar("_T")
 
 
 class SimCluster:

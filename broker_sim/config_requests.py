@@ -27,6 +27,17 @@ from pyspark_rocketmq.wire.fastjson import decode_body, dumps_java, from_json, r
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.headers import GroupConfigRequestHeader
 
+_logger = logging.getLogger(__name__)
+
+_BLACK_LIST = frozenset({"brokerConfigPath", "configBlackList"})
+_ENTRY_BYTES = 20
+_MOST_BEHIND_IN_SYNC = 256 * 1024 * 1024
+"""haMaxGapNotInSync."""
+_HOUR_S = 3600
+_UNIT_S = {"s": 1, "m": 60, "h": _HOUR_S, "d": 24 * _HOUR_S}
+_POOL_FIGURES = ("Size", "Capacity", "HeadWaitTimeMills")
+_DAYS = ("YesterdayMorning", "TodayMorning", "TodayNow")
+
 
 def handle_put_group(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
     """200: create or replace a group; 5.3.3 accepts any name."""
@@ -81,16 +92,6 @@ def _checked(group: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
             f"simulator takes at most {MOST_QUEUES}.",
         )
     return group
-
-
-_logger = logging.getLogger(__name__)
-
-_BLACK_LIST = frozenset({"brokerConfigPath", "configBlackList"})
-_ENTRY_BYTES = 20
-_MOST_BEHIND_IN_SYNC = 256 * 1024 * 1024
-"""haMaxGapNotInSync."""
-_HOUR_S = 3600
-_UNIT_S = {"s": 1, "m": 60, "h": _HOUR_S, "d": 24 * _HOUR_S}
 
 
 class _Setting(NamedTuple):
@@ -163,10 +164,6 @@ def handle_runtime_info(state: BrokerState, command: RemotingCommand) -> Remotin
         **{f"msg{way}Total{day}": "0" for way in ("Put", "Get") for day in _DAYS},
     }
     return reply(command, body=dumps_java({"table": dict(sorted(table.items()))}))
-
-
-_POOL_FIGURES = ("Size", "Capacity", "HeadWaitTimeMills")
-_DAYS = ("YesterdayMorning", "TodayMorning", "TodayNow")
 
 
 def handle_replicas(state: BrokerState, command: RemotingCommand) -> RemotingCommand:

@@ -20,6 +20,8 @@ from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.framing import FrameDecoder
 
+_logger = logging.getLogger(__name__)
+
 _HANDSHAKE_MAGIC = 0x16
 _RECORD_BYTES = 1 << 16
 
@@ -123,9 +125,6 @@ class TlsStream:
     def output(self) -> bytes:
         """Return the bytes of handshakes and alerts for the peer."""
         return self._outgoing.read()
-
-
-_logger = logging.getLogger(__name__)
 
 
 class Owner(Protocol):

@@ -29,6 +29,9 @@ from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.wire.requests.bodies import ConsumerData
 from pyspark_rocketmq.wire.subscription import SubscriptionData
 
+LOCK_MAX_LIVE_TIME_S = 60.0
+CHANNEL_EXPIRED_TIMEOUT_S = 120.0
+
 
 class SubscriptionGroups:
     """The groups a broker knows."""
@@ -61,9 +64,6 @@ class SubscriptionGroups:
             group = SubscriptionGroupConfig(group_name=name)
             self.put(group)
         return group
-
-
-LOCK_MAX_LIVE_TIME_S = 60.0
 
 
 class _Lock(NamedTuple):
@@ -198,9 +198,6 @@ class ConsumerOffsets:
         for table in (self._pulled, self._resets):
             for queue in [queue for queue in table if is_gone(*queue[:2])]:
                 del table[queue]
-
-
-CHANNEL_EXPIRED_TIMEOUT_S = 120.0
 
 
 class Client(NamedTuple):

@@ -37,6 +37,10 @@ _SEPARATOR = b"\x02"
 
 MAX_PROPERTIES_LENGTH = 32767
 
+# queue id, flag, queue offset, commit log offset, sys flag, born timestamp, born IPv4, born port,
+# store timestamp, store IPv4, store port, reconsume times, prepared offset, body length
+_STORED_HEAD = struct.Struct(">4xI4xiiqqiqIIqIIiqi")
+
 
 class Host(NamedTuple):
     """An IPv4 endpoint; the simulator listens on nothing else."""
@@ -211,11 +215,6 @@ def _topic_part(topic: str) -> tuple[int, bytes]:
     if len(name) > _LONGEST_V1_TOPIC:
         return _MAGIC_V2, _SHORT.pack(len(name)) + name
     return _MAGIC_V1, bytes([len(name)]) + name
-
-
-# queue id, flag, queue offset, commit log offset, sys flag, born timestamp, born IPv4, born port,
-# store timestamp, store IPv4, store port, reconsume times, prepared offset, body length
-_STORED_HEAD = struct.Struct(">4xI4xiiqqiqIIqIIiqi")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

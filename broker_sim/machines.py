@@ -27,6 +27,25 @@ from pyspark_rocketmq.wire.command import RemotingCommand
 from pyspark_rocketmq.wire.requests.header_fields import from_ext_fields
 from pyspark_rocketmq.wire.requests.headers import PullMessageRequestHeader
 
+_PULLS = frozenset({int(RequestCode.PULL_MESSAGE), int(RequestCode.LITE_PULL_MESSAGE)})
+_SENDS = frozenset(
+    {
+        int(RequestCode.SEND_MESSAGE),
+        int(RequestCode.SEND_MESSAGE_V2),
+        int(RequestCode.SEND_BATCH_MESSAGE),
+        int(RequestCode.CONSUMER_SEND_MSG_BACK),
+    }
+)
+_REJECTED = "[REJECTREQUEST]system busy, start flow control for a while"
+_NOT_AVAILABLE = (
+    "service not available now. It may be caused by one of the following reasons: the broker's disk is full, "
+    "messages are put to the slave, message store has been shut down, etc."
+)
+MASTER_ID = 0
+Serve = Callable[[Endpoint, Callable[[], None]], EndpointServer]
+"""Makes the server of an endpoint, which calls the second argument after any work that may have stored
+messages."""
+
 
 def make_replica(master: Broker, clock: Clock, settings: BrokerSettings) -> Broker:
     """Make a broker with the master's name and metadata, and its own empty log."""
@@ -75,23 +94,6 @@ class LogCopy:
         )
 
 
-_PULLS = frozenset({int(RequestCode.PULL_MESSAGE), int(RequestCode.LITE_PULL_MESSAGE)})
-_SENDS = frozenset(
-    {
-        int(RequestCode.SEND_MESSAGE),
-        int(RequestCode.SEND_MESSAGE_V2),
-        int(RequestCode.SEND_BATCH_MESSAGE),
-        int(RequestCode.CONSUMER_SEND_MSG_BACK),
-    }
-)
-_MASTER_ID = 0
-_REJECTED = "[REJECTREQUEST]system busy, start flow control for a while"
-_NOT_AVAILABLE = (
-    "service not available now. It may be caused by one of the following reasons: the broker's disk is full, "
-    "messages are put to the slave, message store has been shut down, etc."
-)
-
-
 class Role:
     """A broker as the master or a slave of its name; ``broker_id`` changes when a slave is promoted."""
 
@@ -133,7 +135,7 @@ class Role:
 
     @property
     def _is_slave(self) -> bool:
-        return self.broker_id != _MASTER_ID
+        return self.broker_id != MASTER_ID
 
     def _refuse_on_slave(self, request_code: int) -> None:
         if request_code == RequestCode.INVOKE_BROKER_TO_RESET_OFFSET:
@@ -172,12 +174,12 @@ class Role:
             group_name=header.consumer_group
         )
         is_slow = self._is_slow(header, answer)
-        suggested, code, fields = _MASTER_ID, answer.code, dict(answer.ext_fields)
+        suggested, code, fields = MASTER_ID, answer.code, dict(answer.ext_fields)
         if state.settings.slave_read_enable:
             suggested = group.which_broker_when_consume_slowly if is_slow else group.broker_id
         if self._is_slave:
             if not is_slow and self._is_master_alive():
-                suggested = _MASTER_ID
+                suggested = MASTER_ID
                 code = code if code == ResponseCode.SUCCESS else ResponseCode.PULL_RETRY_IMMEDIATELY
             if answer.code == ResponseCode.PULL_OFFSET_MOVED:  # a slave that lags must not correct offsets
                 suggested, code = group.broker_id, ResponseCode.PULL_RETRY_IMMEDIATELY
@@ -192,13 +194,6 @@ class Role:
             return False
         last = int(answer.ext_fields["nextBeginOffset"]) - 1
         return self._broker.state.store.bytes_behind(header.topic, header.queue_id, last) > reach
-
-
-MASTER_ID = 0
-
-Serve = Callable[[Endpoint, Callable[[], None]], EndpointServer]
-"""Makes the server of an endpoint, which calls the second argument after any work that may have stored
-messages."""
 
 
 @dataclass(slots=True, kw_only=True)

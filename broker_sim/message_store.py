@@ -36,6 +36,12 @@ _SEGMENTS_PER_LOG = 8
 _LARGEST_SEGMENT = 16 << 20
 _SMALLEST_SEGMENT = 256
 
+_SIZE_FIELD = 4
+_MOST_RESULTS = 64
+"""maxMsgsNumBatch."""
+_SIZE_AND_OFFSET = struct.Struct(">i24xq")
+"""Fields of a stored message: its length, and further on its own commit log offset."""
+
 
 class CommitLog:
     """Append-only bytes, addressed by a commit log offset that counts from the first byte ever written."""
@@ -97,11 +103,6 @@ class CommitLog:
 def _copy(segment: bytearray, start: int, size: int) -> bytes:
     with memoryview(segment) as view:
         return bytes(view[start : start + size])
-
-
-_SIZE_FIELD = 4
-_MOST_RESULTS = 64
-"""maxMsgsNumBatch."""
 
 
 class IndexEntry(NamedTuple):
@@ -286,10 +287,6 @@ class ConsumeQueue:
         if run_end:
             runs.append(Run(run_start, run_end - run_start))
         return Scan(runs, count, self._base + at)
-
-
-_SIZE_AND_OFFSET = struct.Struct(">i24xq")
-"""Fields of a stored message: its length, and further on its own commit log offset."""
 
 
 class GetMessageStatus(Enum):

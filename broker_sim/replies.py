@@ -13,6 +13,14 @@ from broker_sim.layout import Host
 from pyspark_rocketmq.wire.codes import LanguageCode, RequestCode, ResponseCode
 from pyspark_rocketmq.wire.command import RESPONSE_FLAG, RemotingCommand, SerializeType
 
+_logger = logging.getLogger(__name__)
+
+SERVER_VERSION = 479
+"""Ordinal of V5_3_3 in ``MQVersion``."""
+SEE_FAQ = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+_JAVA = int(LanguageCode.JAVA)
+_NO_FIELDS: Mapping[str, str] = {}
+
 
 class Peer(NamedTuple):
     """One accepted connection."""
@@ -29,15 +37,6 @@ class Outgoing(NamedTuple):
     command: RemotingCommand
     request_code: int
     """Code of the request that a response answers, or a request's own code."""
-
-
-SERVER_VERSION = 479
-"""Ordinal of V5_3_3 in ``MQVersion``."""
-SEE_FAQ = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
-
-_logger = logging.getLogger(__name__)
-_JAVA = int(LanguageCode.JAVA)
-_NO_FIELDS: Mapping[str, str] = {}
 
 
 class Refused(Exception):

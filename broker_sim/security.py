@@ -23,6 +23,14 @@ from pyspark_rocketmq.wire.requests.bodies import HeartbeatData, LockBatchReques
 
 CLUSTER_RESOURCE = "DefaultCluster"
 
+_RETRY_SKIPS_TOPIC = frozenset(
+    {RequestCode.PULL_MESSAGE, RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.UPDATE_CONSUMER_OFFSET}
+)
+"""Requests in which a retry topic needs no right beyond the group's; in others it stands for its group."""
+_ANYTHING = "*"
+_UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
+_NEWEST_THAT_LEAVES_IT_UNSIGNED = 399  # V4_9_3
+
 
 class Action(StrEnum):
     """Action on a resource."""
@@ -111,10 +119,6 @@ _CLUSTER_RULES: Mapping[int, Action] = {
     RequestCode.GET_BROKER_CONSUME_STATS: Action.GET,
     RequestCode.GET_ALL_PRODUCER_INFO: Action.GET,
 }
-_RETRY_SKIPS_TOPIC = frozenset(
-    {RequestCode.PULL_MESSAGE, RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.UPDATE_CONSUMER_OFFSET}
-)
-"""Requests in which a retry topic needs no right beyond the group's; in others it stands for its group."""
 
 
 def needs_of(command: RemotingCommand) -> list[Need]:
@@ -188,11 +192,6 @@ _SPECIAL: Mapping[int, Callable[[RemotingCommand], list[Need]]] = {
     RequestCode.LOCK_BATCH_MQ: _lock,
     RequestCode.UNLOCK_BATCH_MQ: _lock,
 }
-
-
-_ANYTHING = "*"
-_UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
-_NEWEST_THAT_LEAVES_IT_UNSIGNED = 399  # V4_9_3
 
 
 @dataclass(frozen=True, slots=True)

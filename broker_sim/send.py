@@ -40,17 +40,17 @@ from pyspark_rocketmq.wire.requests.headers import (
 
 _OLDEST_WITH_MAX_RECONSUME_TIMES = 121  # V3_4_9
 
+_FIRST_RETRY_LEVEL = 3
+_LONGEST_STORED_NAME = 127
+"""Longest name of a topic that is not a retry topic (``HookUtils.checkBeforePutMessage``)."""
+SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
+
 
 def max_retries(group: SubscriptionGroupConfig, client_version: int, max_reconsume_times: int | None) -> int:
     """Return the request's value if its client is new enough to send it, else the group's."""
     if max_reconsume_times is not None and client_version >= _OLDEST_WITH_MAX_RECONSUME_TIMES:
         return max_reconsume_times
     return group.retry_max_times
-
-
-_FIRST_RETRY_LEVEL = 3
-_LONGEST_STORED_NAME = 127
-"""Longest name of a topic that is not a retry topic (``HookUtils.checkBeforePutMessage``)."""
 
 
 def handle_send_back(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
@@ -109,9 +109,6 @@ def _store_copy(
         store_run(state, copy)
     else:
         postpone(state, copy, wait)
-
-
-SendHeader = SendMessageRequestHeader | SendMessageRequestHeaderV2
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,17 @@ from pyspark_rocketmq.errors import LocalProtocolError
 from pyspark_rocketmq.wire.codes import ResponseCode
 from pyspark_rocketmq.wire.command import RemotingCommand, encode_frame
 
+_logger = logging.getLogger(__name__)
+
+_IP = "127.0.0.1"
+_BACKLOG = 1024  # NettyServerConfig.serverSocketBacklog
+_MOST_CONNECTIONS = 1_000
+"""Maximum number of connections of one server; a real one has no limit, and a whole machine."""
+_MOST_HELD_BYTES = 128 << 20
+"""Maximum size of one server's incomplete frames."""
+_SCAN_INTERVAL_S = 10.0  # ClientHousekeepingService
+_MAX_IDLE_S = 120.0  # NettyServerConfig.serverChannelMaxIdleTimeSeconds
+
 
 def frame_of(command: RemotingCommand) -> bytes:
     """Encode; a lone surrogate becomes ``?`` (``String.getBytes``), an unsendable command an error answer."""
@@ -91,18 +102,6 @@ class ReservedPort:
     def release(self) -> None:
         """Release the port. Idempotent."""
         self._holder.close()
-
-
-_logger = logging.getLogger(__name__)
-
-_IP = "127.0.0.1"
-_BACKLOG = 1024  # NettyServerConfig.serverSocketBacklog
-_MOST_CONNECTIONS = 1_000
-"""Maximum number of connections of one server; a real one has no limit, and a whole machine."""
-_MOST_HELD_BYTES = 128 << 20
-"""Maximum size of one server's incomplete frames."""
-_SCAN_INTERVAL_S = 10.0  # ClientHousekeepingService
-_MAX_IDLE_S = 120.0  # NettyServerConfig.serverChannelMaxIdleTimeSeconds
 
 
 class Endpoint(Protocol):

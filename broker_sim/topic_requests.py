@@ -31,6 +31,9 @@ from pyspark_rocketmq.wire.requests.headers import (
     TopicRequestHeader,
 )
 
+_MOST_BY_UNIQUE_KEY = 32
+"""defaultQueryMaxNum."""
+
 
 def data_version(state: BrokerState) -> dict[str, object]:
     """The version of a configuration table; the simulator counts no changes."""
@@ -90,10 +93,6 @@ def bounds_of(state: BrokerState, topic: str, queue_id: int) -> QueueBounds:
 
 def _offset(command: RemotingCommand, queue_offset: int) -> RemotingCommand:
     return reply(command, ext_fields={"offset": str(queue_offset)})
-
-
-_MOST_BY_UNIQUE_KEY = 32
-"""defaultQueryMaxNum."""
 
 
 def handle_query(state: BrokerState, command: RemotingCommand) -> RemotingCommand:
