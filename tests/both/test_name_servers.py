@@ -12,7 +12,7 @@ from pyspark_rocketmq.client.pull_connection import close_idle_connections
 from pyspark_rocketmq.errors import NameServerNotReady, TopicDeleted, TopicNotFound
 from pyspark_rocketmq.model import Message, MessageQueue
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.source.cluster_view import check_topics
+from pyspark_rocketmq.source.first_contact import check_topics
 from pyspark_rocketmq.wire.codes import RequestCode
 from pyspark_rocketmq.wire.command import RemotingCommand
 from tests.both.conftest import Put

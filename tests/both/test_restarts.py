@@ -21,7 +21,8 @@ from pyspark_rocketmq.options.read import ReadOptions
 from pyspark_rocketmq.options.write import WriteOptions
 from pyspark_rocketmq.publish.rows import RowKeys
 from pyspark_rocketmq.publish.writer import send_rows
-from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot, check_topics
+from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
+from pyspark_rocketmq.source.first_contact import check_topics
 from pyspark_rocketmq.wire.codes import RequestCode, ResponseCode
 from pyspark_rocketmq.wire.requests.send import SendSettings
 from tests.both.support import ANSWER_S

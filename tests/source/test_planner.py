@@ -30,7 +30,8 @@ from pyspark_rocketmq.offsets.open import MemoryOffsetStore
 from pyspark_rocketmq.offsets.store import QueueCommit, SinkRecord
 from pyspark_rocketmq.options.positions import EARLIEST, LATEST, QueuePositions
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.source.cluster_view import Snapshot, at_first_contact
+from pyspark_rocketmq.source.cluster_view import Snapshot
+from pyspark_rocketmq.source.first_contact import at_first_contact
 from pyspark_rocketmq.source.message_lookup import MessageLookup
 from pyspark_rocketmq.source.planner import MicroBatchPlanner
 from pyspark_rocketmq.source.progress import CheckpointProgress, GroupProgress

@@ -26,7 +26,7 @@ from pyspark_rocketmq.sinks.base import Sink
 from pyspark_rocketmq.sinks.delta_sink import DeltaSink
 from pyspark_rocketmq.sinks.multi import MultiSink
 from pyspark_rocketmq.sinks.shared_storage import check_apart, check_shared
-from pyspark_rocketmq.source.cluster_view import check_topics
+from pyspark_rocketmq.source.first_contact import check_topics
 from pyspark_rocketmq.spark.session import is_classic
 from pyspark_rocketmq.spark.version import arrow_schema
 

@@ -7,23 +7,20 @@ read instead of their masters are kept separately: see :mod:`~pyspark_rocketmq.c
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from pyspark_rocketmq.client.broker import BrokerClient
 from pyspark_rocketmq.client.cluster import Cluster, Routes, at_brokers, subscription_data
-from pyspark_rocketmq.client.pool import ChannelPool, ConnectionSettings, process_pool
-from pyspark_rocketmq.clock import UNTIL_DEADLINE, Clock, Deadline, RetryPolicy, SystemClock, call_with_retry
+from pyspark_rocketmq.client.pool import ChannelPool
+from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.consume.not_now import Rests
 from pyspark_rocketmq.consume.slave_reads import MASTER_ID
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import (
     BrokerError,
     ConsumptionForbidden,
-    NameServerNotReady,
     NoPermission,
     RocketMQError,
     StaticTopic,
@@ -43,10 +40,6 @@ from pyspark_rocketmq.wire.requests.pull import PullRequest
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-_FIRST_CONTACT: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
-"""Retries of the first snapshot: a wrong address must soon end in an error, not in an idle query."""
 _CLIENT_ID: Final = "pyspark-rocketmq"
 """Client id sent to brokers, which do not use it in these requests."""
 _REGISTERED_WITHIN_S: Final = 30.0
@@ -515,67 +508,6 @@ class ClusterView:
             )
             self._without_statistics.add(address)
             return {}
-
-
-def at_first_contact(
-    action: Callable[[], T],
-    patience: Deadline,
-    sleep: Callable[[float], object],
-    *,
-    has_worked: Callable[[], bool] = lambda: False,
-) -> T:
-    """Return the result of ``action``, which is tried three times, because an address may be wrong.
-
-    It is tried as long as ``patience`` lasts if the error is likely to pass: brokers have yet to register at
-    a name server; a name server is not ready; or, if the query ``has_worked`` before, name servers or brokers
-    are away or do not work now.
-
-    Raises:
-        RocketMQError: The error of the last try.
-    """
-    try:
-        return call_with_retry(action, _FIRST_CONTACT, patience, sleep, is_tried_again=_may_pass_later)
-    except RocketMQError as error:
-        is_known = _may_pass_later(error) and not patience.has_passed and has_worked()
-        if not is_known and not isinstance(error, (TopicAway, NameServerNotReady)):
-            raise
-        why = (
-            "the cluster is away or does not work now; this query has read from it before, so it is "
-            if is_known
-            else ""
-        )
-        logger.warning("%swaiting up to %.0f s (retryTimeoutMs): %s", why, patience.remaining_s(), error)
-    is_tried_again = _may_pass_later if is_known else attrgetter("retryable")
-    return call_with_retry(action, UNTIL_DEADLINE, patience, sleep, is_tried_again=is_tried_again)
-
-
-def _may_pass_later(error: RocketMQError) -> bool:
-    """Whether to try again; a topic that is not there is most likely misspelt."""
-    return error.retryable or (error.passes_later and not isinstance(error, TopicNotFound))
-
-
-def check_topics(options: ReadOptions, had_it: Callable[[str], Collection[str]]) -> None:
-    """Check that the topics of a query exist, before it creates anything.
-
-    A query that has read one of the topics before waits up to ``retryTimeoutMs`` for servers that are away; a
-    new query tries three times.
-
-    Args:
-        options: The query's.
-        had_it: See :class:`ClusterView`.
-
-    Raises:
-        TopicNotFound: If no living broker has one of the topics.
-        RocketMQError: If no name server or no broker at all answers.
-    """
-    clock = SystemClock()
-    view = ClusterView(options, process_pool(ConnectionSettings.of(options)), clock, had_it=had_it)
-    at_first_contact(
-        view.snapshot,
-        Deadline.after(clock, options.retry_timeout_ms / 1000),
-        time.sleep,
-        has_worked=lambda: any(had_it(topic) for topic in options.subscribed()),
-    )
 
 
 def _denied(routes: Routes, queues: Collection[MessageQueue]) -> dict[str, TopicNotFound]:

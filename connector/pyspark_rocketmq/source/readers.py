@@ -33,9 +33,11 @@ from pyspark_rocketmq.model import MessageModel, QueueRange
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
 from pyspark_rocketmq.options.positions import EARLIEST, LATEST
 from pyspark_rocketmq.options.read import ReadOptions
-from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot, at_first_contact
+from pyspark_rocketmq.source.cluster_view import ClusterView, Snapshot
+from pyspark_rocketmq.source.first_contact import at_first_contact
 from pyspark_rocketmq.source.message_lookup import MessageLookup
-from pyspark_rocketmq.source.planner import MessageSizes, MicroBatchPlanner
+from pyspark_rocketmq.source.message_sizes import MessageSizes
+from pyspark_rocketmq.source.planner import MicroBatchPlanner
 from pyspark_rocketmq.source.progress import CheckpointProgress, GroupProgress, ProgressSource
 from pyspark_rocketmq.source.queue_claims import await_sole_owner, living_members, possible_owners
 from pyspark_rocketmq.source.queue_generations import CheckpointGenerations

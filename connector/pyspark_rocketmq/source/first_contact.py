@@ -1,0 +1,83 @@
+"""How long a query that begins waits for a cluster: a new one fails soon, one that has worked is patient."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+from operator import attrgetter
+from typing import Final, TypeVar
+
+from pyspark_rocketmq.client.pool import ConnectionSettings, process_pool
+from pyspark_rocketmq.clock import UNTIL_DEADLINE, Deadline, RetryPolicy, SystemClock, call_with_retry
+from pyspark_rocketmq.errors import NameServerNotReady, RocketMQError, TopicAway, TopicNotFound
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.cluster_view import ClusterView
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_FIRST_CONTACT: Final = RetryPolicy(attempts=3, first_pause_s=0.5, max_pause_s=0.5)
+"""Retries of the first snapshot: a wrong address must soon end in an error, not in an idle query."""
+
+
+def at_first_contact(
+    action: Callable[[], T],
+    patience: Deadline,
+    sleep: Callable[[float], object],
+    *,
+    has_worked: Callable[[], bool] = lambda: False,
+) -> T:
+    """Return the result of ``action``, which is tried three times, because an address may be wrong.
+
+    It is tried as long as ``patience`` lasts if the error is likely to pass: brokers have yet to register at
+    a name server; a name server is not ready; or, if the query ``has_worked`` before, name servers or brokers
+    are away or do not work now.
+
+    Raises:
+        RocketMQError: The error of the last try.
+    """
+    try:
+        return call_with_retry(action, _FIRST_CONTACT, patience, sleep, is_tried_again=_may_pass_later)
+    except RocketMQError as error:
+        is_known = _may_pass_later(error) and not patience.has_passed and has_worked()
+        if not is_known and not isinstance(error, (TopicAway, NameServerNotReady)):
+            raise
+        why = (
+            "the cluster is away or does not work now; this query has read from it before, so it is "
+            if is_known
+            else ""
+        )
+        logger.warning("%swaiting up to %.0f s (retryTimeoutMs): %s", why, patience.remaining_s(), error)
+    is_tried_again = _may_pass_later if is_known else attrgetter("retryable")
+    return call_with_retry(action, UNTIL_DEADLINE, patience, sleep, is_tried_again=is_tried_again)
+
+
+def _may_pass_later(error: RocketMQError) -> bool:
+    """Whether to try again; a topic that is not there is most likely misspelt."""
+    return error.retryable or (error.passes_later and not isinstance(error, TopicNotFound))
+
+
+def check_topics(options: ReadOptions, had_it: Callable[[str], Collection[str]]) -> None:
+    """Check that the topics of a query exist, before it creates anything.
+
+    A query that has read one of the topics before waits up to ``retryTimeoutMs`` for servers that are away; a
+    new query tries three times.
+
+    Args:
+        options: The query's.
+        had_it: See :class:`ClusterView`.
+
+    Raises:
+        TopicNotFound: If no living broker has one of the topics.
+        RocketMQError: If no name server or no broker at all answers.
+    """
+    clock = SystemClock()
+    view = ClusterView(options, process_pool(ConnectionSettings.of(options)), clock, had_it=had_it)
+    at_first_contact(
+        view.snapshot,
+        Deadline.after(clock, options.retry_timeout_ms / 1000),
+        time.sleep,
+        has_worked=lambda: any(had_it(topic) for topic in options.subscribed()),
+    )
