@@ -1,0 +1,98 @@
+"""Where options say that queues start and end, at brokers of this test."""
+
+from __future__ import annotations
+
+import json
+from typing import cast
+
+import pytest
+
+from pyspark_rocketmq.client.broker import BrokerClient
+from pyspark_rocketmq.errors import ConnectFailed, OptionError, TransportError
+from pyspark_rocketmq.model import BrokerAddress, MessageQueue, QueueBounds
+from pyspark_rocketmq.options.positions import EARLIEST, LATEST, QueuePositions
+from pyspark_rocketmq.options.read import ReadOptions
+from pyspark_rocketmq.source.cluster_view import Snapshot
+from pyspark_rocketmq.source.start_positions import OptionPositions
+
+Q0, Q1 = (MessageQueue("orders", "a", at) for at in (0, 1))
+BOUNDS = {Q0: QueueBounds(2, 9), Q1: QueueBounds(0, 5)}
+ADDRESSES = {"a": BrokerAddress("a:10911")}
+
+
+class Brokers:
+    """Brokers that answer searches by time."""
+
+    def __init__(self) -> None:
+        self.found: dict[MessageQueue, int] = {}
+
+    def search_offset(self, _: str, queue: MessageQueue, __: int) -> int:
+        return self.found[queue]
+
+
+def positions(
+    default: QueuePositions = LATEST, brokers: Brokers | None = None, **options: str
+) -> OptionPositions:
+    parsed = ReadOptions.parse({"nameServers": "n:1", "topic": "orders"} | options)
+    return OptionPositions(parsed, cast("BrokerClient", brokers or Brokers()), default)
+
+
+def seen(bounds: dict[MessageQueue, QueueBounds] = BOUNDS, **unreachable: ConnectFailed) -> Snapshot:
+    return Snapshot(bounds=bounds, addresses=ADDRESSES, unreachable=unreachable)
+
+
+def of_slave() -> Snapshot:
+    down = {"a": ConnectFailed("a:1", "refused")}
+    whole = Snapshot(bounds={}, addresses={}, unreachable=down, slaves=ADDRESSES, slave_bounds=BOUNDS)
+    return whole.with_slaves()
+
+
+def for_queues(**offsets: int) -> str:
+    return json.dumps({"orders": {"a": {key[1:]: offset for key, offset in offsets.items()}}})
+
+
+@pytest.mark.parametrize(("default", "found"), [(EARLIEST, {Q0: 2, Q1: 0}), (LATEST, {Q0: 9, Q1: 5})])
+def test_queues_start_at_the_default_if_no_option_says_where(
+    default: QueuePositions, found: dict[MessageQueue, int]
+) -> None:
+    assert positions(default).starts(seen(), BOUNDS) == found
+
+
+def test_only_the_queues_asked_for_get_a_start() -> None:
+    assert positions(startingOffsets="earliest").starts(seen(), [Q1]) == {Q1: 0}
+
+
+def test_a_queue_that_does_not_exist_is_refused_unless_loss_is_allowed() -> None:
+    wanted = for_queues(q0=4, q7=1)
+
+    with pytest.raises(OptionError, match=r"startingOffsets names .*which does not exist"):
+        positions(startingOffsets=wanted).starts(seen(), BOUNDS)
+    assert positions(startingOffsets=wanted, failOnDataLoss="false").starts(seen(), [Q0]) == {Q0: 4}
+
+
+def test_a_queue_of_a_broker_out_of_sight_is_not_taken_for_one_that_does_not_exist() -> None:
+    snapshot = seen(b=ConnectFailed("b:1", "refused"))
+
+    assert positions(startingOffsets=for_queues(q0=4, q7=1)).starts(snapshot, [Q0]) == {Q0: 4}
+
+
+def test_times_are_searched_for_at_the_brokers_and_kept_within_their_bounds() -> None:
+    brokers = Brokers()
+    brokers.found = {Q0: 0, Q1: 3}
+
+    found = positions(brokers=brokers, startingTimestamp="1700000000000").starts(seen(), BOUNDS)
+
+    assert found == {Q0: 2, Q1: 3}
+
+
+def test_a_batch_ends_at_the_last_message_or_where_the_option_says() -> None:
+    assert positions().ends(seen()) == {Q0: 9, Q1: 5}
+    assert positions(endingOffsets=for_queues(q0=4, q1=5)).ends(seen()) == {Q0: 4, Q1: 5}
+
+
+def test_an_offset_that_the_slave_lacks_waits_for_its_master() -> None:
+    with pytest.raises(TransportError, match="the master is down") as caught:
+        positions(startingOffsets=for_queues(q0=50, q1=1)).starts(of_slave(), BOUNDS)
+
+    assert caught.value.retryable
+    assert positions(startingOffsets="earliest").starts(of_slave(), BOUNDS) == {Q0: 2, Q1: 0}
