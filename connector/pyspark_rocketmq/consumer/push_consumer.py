@@ -77,7 +77,6 @@ from pyspark_rocketmq.spark.session import (
     driver_address,
     is_active,
     is_classic,
-    qualified,
     stoppable,
     task_slots,
 )
@@ -323,9 +322,7 @@ class PushConsumer:
         try:
             messages = spark.readStream.format("rocketmq").options(**options).load()
             rows, engine, schema = self._rows(messages, parsed)
-            # Spark's tasks keep state in the checkpoint; without state only the driver writes there.
-            has_state = engine is None and self._table is None
-            states = {"checkpoint": qualified(spark, wanted.checkpoint)} if has_state else {}
+            states = state.places(spark, wanted.checkpoint) if self._uses_state else {}
             self._prepare(spark, parsed, store, wanted.sink, schema, states=states)
             clear_unwritten_plan(spark, wanted.checkpoint)
             parts = self._parts(parsed, store, wanted.sink, engine, drains=wanted.drains)
@@ -352,8 +349,7 @@ class PushConsumer:
         messages = spark.readStream.format("rocketmq").options(**options).load()
         rows, engine, schema = self._rows(messages, parsed)
         parts = self._parts(parsed, store, wanted.sink, engine, drains=wanted.drains)
-        uses_state = engine is None and self._table is None
-        check_over_connect(parts, [state.NOT_OVER_CONNECT] if uses_state else [])
+        check_over_connect(parts, [state.NOT_OVER_CONNECT] if self._uses_state else [])
         self._prepare(spark, parsed, store, wanted.sink, schema)
         name = wanted.query_name or self._free_name(spark)
         function = ServerFunction(parts, arrow_schema(schema), name)
@@ -402,6 +398,11 @@ class PushConsumer:
         taken = {query.name for query in spark.streams.active}
         numbered = (f"{name} ({number})" for number in itertools.count(2))
         return next(one for one in itertools.chain([name], numbered) if one not in taken)
+
+    @property
+    def _uses_state(self) -> bool:
+        """Whether messages reach the listener through Spark (``orderly_engine='state'``)."""
+        return self._table is None and not self._settings.reads_in_engine(orderly=self._is_orderly)
 
     def _rows(self, messages: DataFrame, options: ReadOptions) -> tuple[DataFrame, Engine | None, StructType]:
         """Return the committer's input, the engine that makes rows from it, and the columns of the sink."""

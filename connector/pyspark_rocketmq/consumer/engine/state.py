@@ -25,7 +25,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyspark
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import StructType
@@ -53,6 +53,7 @@ from pyspark_rocketmq.model import LISTENER_COLUMNS, MessageQueue, OrderlyEngine
 from pyspark_rocketmq.sinks.base import POSITION_COLUMNS
 from pyspark_rocketmq.source.marker_rows import end_from_json
 from pyspark_rocketmq.source.schema import RangeEnd, ReadPiece
+from pyspark_rocketmq.spark.session import qualified
 
 _STATE_SCHEMA: Final = "next_offset bigint, epoch bigint, accumulated_offset bigint, uncommitted_rows binary"
 """The schema of earlier releases, which used the state: Spark would refuse their checkpoints with another."""
@@ -92,6 +93,14 @@ def spark_problem() -> str | None:
         f"{pa.__version__}, where applyInPandasWithState fails; use orderly_engine='direct', Spark "
         "4.0.5, 4.1.4, or 4.2, or pyarrow 25 or older, here and on the executors"
     )
+
+
+def places(spark: SparkSession, checkpoint: str) -> dict[str, str]:
+    """Return the further places where tasks write, by their names in errors.
+
+    Spark's tasks keep state in the checkpoint; without state only the driver writes there.
+    """
+    return {"checkpoint": qualified(spark, checkpoint)}
 
 
 def consume_orderly(
