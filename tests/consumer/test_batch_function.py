@@ -21,12 +21,12 @@ from pyspark_rocketmq.consumer.batch_function import (
     check_over_connect,
     check_server_has,
 )
-from pyspark_rocketmq.consumer.driver_hub import DriverHub
 from pyspark_rocketmq.consumer.engine.state import NOT_OVER_CONNECT
 from pyspark_rocketmq.errors import OptionError, RocketMQError, StorageNotShared
-from pyspark_rocketmq.hub import task_client
+from pyspark_rocketmq.hub import task_end
+from pyspark_rocketmq.hub.driver_end import DriverHub
 from pyspark_rocketmq.hub.state import Slots
-from pyspark_rocketmq.hub.task_client import ask_driver
+from pyspark_rocketmq.hub.task_end import ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.delta import DeltaOffsetStore
 from pyspark_rocketmq.offsets.store import OffsetStore
@@ -148,7 +148,7 @@ def test_a_worker_ends_within_the_call_when_the_committer_is_gone(
 ) -> None:
     """D1: but not for a task that has ended by then."""
     ended: list[int] = []
-    monkeypatch.setattr(task_client, "_CALLS_END_S", 0.0)
+    monkeypatch.setattr(task_end, "_CALLS_END_S", 0.0)
     monkeypatch.setattr(os, "_exit", ended.append)
     terms = hub.begin(0, lambda part: None)
     assert terms is not None

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck
 from pyspark_rocketmq.consumer.engine.task import TaskParts
 from pyspark_rocketmq.errors import RocketMQError
-from pyspark_rocketmq.hub.task_client import Fate
+from pyspark_rocketmq.hub.task_end import Fate
 from pyspark_rocketmq.listeners.row_validation import RowColumns
 from pyspark_rocketmq.model import MessageQueue, QueueState
 from tests.helpers.wait import PATIENCE_S

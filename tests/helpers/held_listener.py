@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyspark_rocketmq as rmq
-from pyspark_rocketmq.hub import task_client
+from pyspark_rocketmq.hub import task_end
 from tests.helpers.wait import wait_until
 
 FOLDER = "HELD_FOLDER"
@@ -17,7 +17,7 @@ and waits for ``go``, and then until its task was asked to end.
 
 
 def _is_told_to_end() -> bool:
-    tasks = [task for each in task_client._connections.values() for task in each._tasks.values()]
+    tasks = [task for each in task_end._connections.values() for task in each._tasks.values()]
     return any(task._all for task in tasks)
 
 

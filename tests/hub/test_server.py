@@ -10,12 +10,12 @@ import pytest
 
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import ConnectFailed, RocketMQError
-from pyspark_rocketmq.hub import connections, task_client
+from pyspark_rocketmq.hub import connections, task_end
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.server import QueryHub
 from pyspark_rocketmq.hub.session import LONGEST_GREETING, HubAddress, Message
 from pyspark_rocketmq.hub.state import HubState, Part, Slots
-from pyspark_rocketmq.hub.task_client import Fate, HubTerms, TaskInstructions, ask_driver
+from pyspark_rocketmq.hub.task_end import Fate, HubTerms, TaskInstructions, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.wait import PATIENCE_S, wait_until
 
@@ -78,8 +78,8 @@ class Planner:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
-    monkeypatch.setattr(task_client, "_connections", {})
-    monkeypatch.setattr(task_client, "_failed_s", {})
+    monkeypatch.setattr(task_end, "_connections", {})
+    monkeypatch.setattr(task_end, "_failed_s", {})
     running = Driver()
     yield running
     running.hub.close()

@@ -10,7 +10,7 @@ from unittest.mock import create_autospec
 import pytest
 
 from pyspark_rocketmq.consumer.engine.state import cuts_by_floats
-from pyspark_rocketmq.group.driver_connection import DriverConnection
+from pyspark_rocketmq.hub.planner_end import DriverConnection
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source import readers
 from tests.helpers.stream_read import StreamUnderTest

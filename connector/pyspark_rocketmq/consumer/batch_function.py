@@ -23,7 +23,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consumer.commit import BatchCommitter, BatchListener
-from pyspark_rocketmq.consumer.driver_hub import DriverHub
 from pyspark_rocketmq.consumer.engine.task import Engine, why_not_picklable
 from pyspark_rocketmq.consumer.failure_summary import FailureSummary, RefusedLetters
 from pyspark_rocketmq.delta.paths import local_path
@@ -31,6 +30,7 @@ from pyspark_rocketmq.errors import OptionError, RocketMQError, StorageNotShared
 from pyspark_rocketmq.group.broker_offsets import open_group_store
 from pyspark_rocketmq.group.join import offset_key
 from pyspark_rocketmq.group.offset_mirror import OffsetMirror
+from pyspark_rocketmq.hub.driver_end import DriverHub
 from pyspark_rocketmq.hub.state import CALLS_END_S, Slots
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore

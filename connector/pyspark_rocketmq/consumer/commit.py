@@ -11,7 +11,7 @@ plan, and the offset store refuses commits under an older epoch.
 
 Parts that tasks hand over while the job runs, because queues were taken away, are committed at once in the
 same way on another thread: one commit after the other, and none during the commit of the batch's end
-(:mod:`~pyspark_rocketmq.consumer.driver_hub`).
+(:mod:`~pyspark_rocketmq.hub.driver_end`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from pyspark.sql import DataFrame
 from pyspark_rocketmq.clock import Clock, SystemClock
 from pyspark_rocketmq.consume.generations import remembered
 from pyspark_rocketmq.consume.metrics import RecentMetrics
-from pyspark_rocketmq.consumer.driver_hub import BatchEnd, DriverHub
 from pyspark_rocketmq.consumer.engine.output import QueueAck
 from pyspark_rocketmq.consumer.engine.task import (
     BatchTask,
@@ -37,6 +36,7 @@ from pyspark_rocketmq.consumer.engine.task import (
     together,
 )
 from pyspark_rocketmq.errors import RocketMQError, SinkMoved
+from pyspark_rocketmq.hub.driver_end import BatchEnd, DriverHub
 from pyspark_rocketmq.hub.state import Part
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.open import checked_rows

@@ -30,7 +30,6 @@ from pyspark_rocketmq.consumer.batch_function import (
     renewed_storage,
 )
 from pyspark_rocketmq.consumer.commit import BatchListener
-from pyspark_rocketmq.consumer.driver_hub import DriverHub
 from pyspark_rocketmq.consumer.engine import state
 from pyspark_rocketmq.consumer.engine.concurrent import ConcurrentEngine
 from pyspark_rocketmq.consumer.engine.direct import DirectEngine
@@ -50,6 +49,7 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.format import register
 from pyspark_rocketmq.group.broker_offsets import open_group_store
 from pyspark_rocketmq.group.join import offset_key
+from pyspark_rocketmq.hub.driver_end import DriverHub
 from pyspark_rocketmq.hub.state import Slots
 from pyspark_rocketmq.listeners.context import ConsumeHooks, ConsumeMessageHook
 from pyspark_rocketmq.listeners.forms import form_of, named

@@ -24,9 +24,9 @@ from pyspark_rocketmq.client.pool import ConnectionSettings
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.consume.allocation import AllocationStrategy, allocation_strategy
 from pyspark_rocketmq.consume.membership import Allocate, Membership, MembershipTiming
-from pyspark_rocketmq.group.driver_connection import DriverConnection
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S, GroupCalls, RunningMember
 from pyspark_rocketmq.group.requests import ClientRemotingProcessor, ConsumeOne
+from pyspark_rocketmq.hub.planner_end import DriverConnection
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetKey, OffsetStore
 from pyspark_rocketmq.options.positions import EARLIEST

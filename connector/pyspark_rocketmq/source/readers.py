@@ -25,9 +25,9 @@ from pyspark_rocketmq.delta.storage_options import StorageOptions
 from pyspark_rocketmq.display import peer_text
 from pyspark_rocketmq.errors import OptionError, without_frames
 from pyspark_rocketmq.group.broker_offsets import PullingResetWatch, RemoteBrokerOffsets, open_group_store
-from pyspark_rocketmq.group.driver_connection import DriverConnection
 from pyspark_rocketmq.group.join import client_id, join_group, offset_key, unregister_at_exit
 from pyspark_rocketmq.group.requests import ConsumeOne
+from pyspark_rocketmq.hub.planner_end import DriverConnection
 from pyspark_rocketmq.hub.session import HubAddress
 from pyspark_rocketmq.model import MessageModel, QueueRange
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP

@@ -30,7 +30,7 @@ from pyspark.sql import DataFrame
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, Consumed, QueueAck
 from pyspark_rocketmq.errors import RocketMQError, without_frames
-from pyspark_rocketmq.hub.task_client import Fate, HubTerms, TaskInstructions, ask_driver
+from pyspark_rocketmq.hub.task_end import Fate, HubTerms, TaskInstructions, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import RowWriter, Writing, Written
 from pyspark_rocketmq.source.ranges import Ticket

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
-from pyspark_rocketmq.hub import task_client
+from pyspark_rocketmq.hub import task_end
 from tests.helpers.forked import begin_child
 from tests.hub.test_server import A, B, Driver
 
@@ -23,7 +23,7 @@ def test_a_child_of_fork_has_connections_of_its_own() -> None:
     with closing(driver.hub):
         parents = driver.ask(A)
         with ThreadPoolExecutor(1) as other, ExitStack() as held:
-            other.submit(held.enter_context, task_client._guard).result()
+            other.submit(held.enter_context, task_end._guard).result()
             outcome = begin_child(hand_over_b)
             other.submit(held.close).result()
 

@@ -11,11 +11,10 @@ import threading
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Final
+from typing import Final, Protocol
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import TransportError
-from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.session import HubAddress, Message, listed, queue_list
 from pyspark_rocketmq.hub.state import CALLS_END_S
@@ -32,6 +31,14 @@ _AGAIN_AFTER_S: Final = 5.0
 """Pause before another attempt to connect."""
 
 
+class QueueLocks(Protocol):
+    """The planner's member of the group, which keeps the locks of a plan's queues until they are free."""
+
+    def free(self, plan: int, queues: Collection[MessageQueue] | None) -> None:
+        """Note that queues of a plan are free, all of them if None; an older plan changes nothing."""
+        ...
+
+
 class DriverConnection:
     """Implements ``PlanWatcher``; connects, and reconnects, on its own thread."""
 
@@ -39,7 +46,7 @@ class DriverConnection:
         """Prepare the connection without opening it."""
         self._address = address
         self._clock = clock
-        self._member: RunningMember | None = None
+        self._member: QueueLocks | None = None
         self._client: HubClient | None = None
         self._plan: Message | None = None
         self._leaving: Message | None = None
@@ -56,7 +63,7 @@ class DriverConnection:
         self.held_up = ""
         """Reason why queues are held up, from the driver's last report; empty without one."""
 
-    def start(self, member: RunningMember) -> None:
+    def start(self, member: QueueLocks) -> None:
         """Begin to report finished queues to ``member``; return at once."""
         self._member = member
         # A daemon, because Spark decides when the process ends.

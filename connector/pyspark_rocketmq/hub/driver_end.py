@@ -26,7 +26,7 @@ from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.server import QueryHub
 from pyspark_rocketmq.hub.state import CALLS_END_S, HubState, Part, Slots
-from pyspark_rocketmq.hub.task_client import HubTerms
+from pyspark_rocketmq.hub.task_end import HubTerms
 from pyspark_rocketmq.model import MessageQueue
 
 logger = logging.getLogger(__name__)

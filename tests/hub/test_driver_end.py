@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.consumer.driver_hub import BatchEnd, DriverHub
-from pyspark_rocketmq.hub import task_client
+from pyspark_rocketmq.hub import task_end
 from pyspark_rocketmq.hub.connections import HubClient
+from pyspark_rocketmq.hub.driver_end import BatchEnd, DriverHub
 from pyspark_rocketmq.hub.session import HubAddress, Message
 from pyspark_rocketmq.hub.state import Part, Slots
-from pyspark_rocketmq.hub.task_client import Fate, TaskInstructions, ask_driver
+from pyspark_rocketmq.hub.task_end import Fate, TaskInstructions, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.wait import PATIENCE_S, wait_until
 
@@ -69,7 +69,7 @@ class Query:
 
 @pytest.fixture
 def query(monkeypatch: pytest.MonkeyPatch) -> Iterator[Query]:
-    monkeypatch.setattr(task_client, "_connections", {})
+    monkeypatch.setattr(task_end, "_connections", {})
     running = Query()
     yield running
     running.planner.close()
@@ -139,7 +139,7 @@ def test_the_planner_hears_of_a_batch_once_the_brokers_have_its_offsets(query: Q
 
 def test_the_planner_hears_of_the_last_batch_of_a_query_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """B7, H11: it keeps its locks until then, and the brokers were slow with the batch before."""
-    monkeypatch.setattr(task_client, "_connections", {})
+    monkeypatch.setattr(task_end, "_connections", {})
     query = Query(calls_end_s=PATIENCE_S)
     are_offsets_shown = threading.Event()
 

@@ -8,9 +8,9 @@ from unittest.mock import create_autospec
 import pytest
 
 from pyspark_rocketmq.clock import SystemClock
-from pyspark_rocketmq.group import driver_connection
-from pyspark_rocketmq.group.driver_connection import DriverConnection
 from pyspark_rocketmq.group.member import RunningMember
+from pyspark_rocketmq.hub import planner_end
+from pyspark_rocketmq.hub.planner_end import DriverConnection
 from pyspark_rocketmq.hub.server import QueryHub
 from pyspark_rocketmq.hub.session import HubAddress
 from pyspark_rocketmq.hub.state import HubState, Slots
@@ -64,5 +64,5 @@ def test_a_driver_that_is_away_is_waited_for_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(connection._are_slots_known, "wait", waited_s.append)
 
     assert connection.slots() == 0
-    assert waited_s == [driver_connection._FIRST_SLOTS_S]
+    assert waited_s == [planner_end._FIRST_SLOTS_S]
     assert connection._are_slots_known.is_set()
