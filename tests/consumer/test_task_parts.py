@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 from pyspark_rocketmq.consumer.engine.output import Consumed, QueueAck
 from pyspark_rocketmq.consumer.engine.task import TaskParts
 from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.hub.messages import Part
 from pyspark_rocketmq.hub.task_end import Fate
 from pyspark_rocketmq.listeners.row_validation import RowColumns
 from pyspark_rocketmq.model import MessageQueue, QueueState
@@ -48,17 +49,17 @@ class Instructions:
     def released(self, queue: MessageQueue) -> None:
         self.freed.append(queue)
 
-    def hand_over(self, part_id: str, queues: set[MessageQueue], result: Mapping[str, Any]) -> bool:
+    def hand_over(self, part: Part) -> bool:
         if self.is_there:
-            self.handed.append({"queues": sorted(queues), **result})
+            self.handed.append({"queues": sorted(part.queues), **part.result})
         return self.is_there
 
     def await_taken(self) -> None:
         if self.doubt is not None:
             raise self.doubt
 
-    def done(self, part_id: str, queues: set[MessageQueue], result: Mapping[str, Any]) -> None:
-        self.copies.append(result)
+    def done(self, last: Part | None) -> None:
+        self.copies.append({} if last is None else last.result)
 
     def forget(self) -> None:
         pass

@@ -13,13 +13,24 @@ from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.hub import task_end
 from pyspark_rocketmq.hub.connections import HubClient
 from pyspark_rocketmq.hub.driver_end import BatchEnd, DriverHub
-from pyspark_rocketmq.hub.session import HubAddress, Message
-from pyspark_rocketmq.hub.state import Part, Slots
+from pyspark_rocketmq.hub.messages import (
+    FromDriver,
+    Part,
+    PlanMade,
+    PlannerConnected,
+    PlanOver,
+    QueryDrained,
+    QueuesFree,
+    SlotsKnown,
+)
+from pyspark_rocketmq.hub.session import HubAddress
+from pyspark_rocketmq.hub.state import Slots
 from pyspark_rocketmq.hub.task_end import Fate, TaskInstructions, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 A, B = (MessageQueue("T", "broker-a", number) for number in range(2))
+PART = Part("part", frozenset({A}), {})
 
 
 class Query:
@@ -28,7 +39,7 @@ class Query:
     def __init__(self, calls_end_s: float = 0.1) -> None:
         self.epochs = {A: 1, B: 1}
         self.slots = Slots(2, 2)
-        self.heard: list[Message] = []
+        self.received: list[FromDriver] = []
         self.hub = DriverHub(
             "127.0.0.1",
             "127.0.0.1",
@@ -41,16 +52,16 @@ class Query:
         )
         self.planner = HubClient(
             HubAddress.parse(self.hub.secret),
-            received=self.heard.append,
+            received=self.received.append,
             lost=lambda: None,
             clock=SystemClock(),
             timeout_s=PATIENCE_S,
         )
-        self.planner.send({"type": "planner"})
-        self.planner.send({"type": "plan", "plan": 1, "queues": [list(A), list(B)]})
+        self.planner.send(PlannerConnected())
+        self.planner.send(PlanMade(1, frozenset({A, B})))
 
-    def is_told(self, kind: str) -> bool:
-        return any(said["type"] == kind for said in self.heard)
+    def has_received(self, kind: type[FromDriver]) -> bool:
+        return any(isinstance(message, kind) for message in self.received)
 
     def begin(self, *committed: list[Part], failure: BaseException | None = None) -> TaskInstructions:
         def commit(part: Part) -> None:
@@ -80,25 +91,25 @@ def query(monkeypatch: pytest.MonkeyPatch) -> Iterator[Query]:
 def test_the_planner_hears_how_many_tasks_can_run_now(query: Query) -> None:
     """D3: executors come and go."""
 
-    def told() -> list[object]:
-        return [said["slots"] for said in query.heard if said["type"] == "slots"]
+    def received() -> list[int]:
+        return [message.slots for message in query.received if isinstance(message, SlotsKnown)]
 
-    wait_until(lambda: told() == [2], PATIENCE_S, reason="the first number of slots")
+    wait_until(lambda: received() == [2], PATIENCE_S, reason="the first number of slots")
     query.slots = Slots(5, 5)
-    wait_until(lambda: told() == [2, 5], PATIENCE_S, reason="the number of slots between two batches")
+    wait_until(lambda: received() == [2, 5], PATIENCE_S, reason="the number of slots between two batches")
     query.hub.begin(3, lambda _: None)
     query.slots = Slots(7, 7)
-    wait_until(lambda: told() == [2, 5, 7], PATIENCE_S, reason="the number of slots during a batch")
+    wait_until(lambda: received() == [2, 5, 7], PATIENCE_S, reason="the number of slots during a batch")
 
 
 def test_finished_ranges_are_committed_while_the_job_runs(query: Query) -> None:
     """B5"""
     committed: list[Part] = []
     instructions = query.begin(committed)
-    assert instructions.hand_over("part", {A}, {})
+    assert instructions.hand_over(PART)
     instructions.await_taken()
 
-    wait_until(lambda: query.is_told("free"), PATIENCE_S, reason="A free queue")
+    wait_until(lambda: query.has_received(QueuesFree), PATIENCE_S, reason="A free queue")
     assert [part.id for part in committed] == ["part"]
     assert query.hub.end(could_ask=True) == BatchEnd(1, frozenset({"part"}), ())
 
@@ -111,12 +122,12 @@ class PanicException(BaseException):
 def test_a_failed_early_commit_is_left_to_the_end_of_the_batch(query: Query, failure: BaseException) -> None:
     """H1: it is the driver's, and its queue is nobody else's before."""
     instructions = query.begin(failure=failure)
-    assert instructions.hand_over("part", {A}, {})
+    assert instructions.hand_over(PART)
     instructions.await_taken()
 
     end = query.hub.end(could_ask=True)
     assert (end.taken, [part.id for part in end.left]) == (frozenset({"part"}), ["part"])
-    assert not query.is_told("free")
+    assert not query.has_received(QueuesFree)
 
 
 def test_the_planner_hears_of_a_batch_once_the_brokers_have_its_offsets(query: Query) -> None:
@@ -132,9 +143,9 @@ def test_the_planner_hears_of_a_batch_once_the_brokers_have_its_offsets(query: Q
 
     query.begin([])
     query.hub.end(could_ask=True)
-    assert not query.is_told("over")
+    assert not query.has_received(PlanOver)
     is_shown.set()
-    wait_until(lambda: query.is_told("over"), PATIENCE_S, reason="The batch's end")
+    wait_until(lambda: query.has_received(PlanOver), PATIENCE_S, reason="The batch's end")
 
 
 def test_the_planner_hears_of_the_last_batch_of_a_query_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +165,7 @@ def test_the_planner_hears_of_the_last_batch_of_a_query_that_ends(monkeypatch: p
         wait_until(lambda: query.hub._over.qsize() == 2, reason="The end of the hub's threads")
         are_offsets_shown.set()
 
-        wait_until(lambda: [said["type"] for said in query.heard].count("over") == 2, reason="The last batch")
+        wait_until(lambda: query.received.count(PlanOver(1)) == 2, reason="The last batch")
     finally:
         are_offsets_shown.set()
         query.planner.close()
@@ -187,7 +198,7 @@ def test_a_query_that_has_consumed_all_it_was_to_is_stopped_between_two_batches(
     """Rows H4, J4: before Spark 4.2 the planner says when a query of ``availableNow`` is to end."""
     stopped = threading.Event()
     query.begin([])
-    query.planner.send({"type": "drained"})
+    query.planner.send(QueryDrained())
     query.hub.lives_with(lambda: True, stopped.set)
     wait_until(lambda: query.hub._is_drained, PATIENCE_S, reason="The planner's word")
     assert not query.hub._is_closed

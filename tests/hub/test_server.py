@@ -12,15 +12,29 @@ from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.errors import ConnectFailed, RocketMQError
 from pyspark_rocketmq.hub import connections, task_end
 from pyspark_rocketmq.hub.connections import HubClient
+from pyspark_rocketmq.hub.messages import (
+    FromDriver,
+    JsonObject,
+    Part,
+    PlanMade,
+    PlannerConnected,
+    PlanOver,
+    QueuesFree,
+    QueuesLeaving,
+    SlotsKnown,
+    StoreChanged,
+    encode,
+)
 from pyspark_rocketmq.hub.server import QueryHub
-from pyspark_rocketmq.hub.session import LONGEST_GREETING, HubAddress, Message
-from pyspark_rocketmq.hub.state import HubState, Part, Slots
+from pyspark_rocketmq.hub.session import LONGEST_GREETING, HubAddress
+from pyspark_rocketmq.hub.state import HubState, Slots
 from pyspark_rocketmq.hub.task_end import Fate, HubTerms, TaskInstructions, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.wait import PATIENCE_S, wait_until
 
 A, B, C = (MessageQueue("T", "broker-a", number) for number in range(3))
 BATCH = 7
+PART = Part("part", frozenset({A}), {"acks": []})
 
 
 class Driver:
@@ -55,23 +69,23 @@ class Planner:
     """A planner's connection."""
 
     def __init__(self, address: HubAddress) -> None:
-        self.heard: list[Message] = []
+        self.received: list[FromDriver] = []
         self.client = HubClient(
-            address, received=self.heard.append, lost=lambda: None, clock=SystemClock(), timeout_s=PATIENCE_S
+            address,
+            received=self.received.append,
+            lost=lambda: None,
+            clock=SystemClock(),
+            timeout_s=PATIENCE_S,
         )
-        self.client.send({"type": "planner"})
+        self.client.send(PlannerConnected())
 
-    def say(self, kind: str, *queues: MessageQueue) -> None:
-        self.client.send({"type": kind, "plan": 1, "queues": [list(queue) for queue in queues]})
+    def must_leave(self, *queues: MessageQueue) -> None:
+        self.client.send(QueuesLeaving(1, frozenset(queues)))
 
     def await_freed(self, *queues: MessageQueue) -> None:
         def freed() -> set[MessageQueue]:
-            return {
-                MessageQueue(*each)
-                for said in self.heard
-                if said["type"] == "free"
-                for each in said["queues"]
-            }
+            free = [message.queues for message in self.received if isinstance(message, QueuesFree)]
+            return set().union(*free)
 
         wait_until(lambda: freed() >= set(queues), PATIENCE_S, reason=f"{queues} free")
 
@@ -88,7 +102,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 @pytest.fixture
 def planner(driver: Driver) -> Iterator[Planner]:
     connected = Planner(driver.hub.address)
-    connected.say("plan", A, B, C)
+    connected.client.send(PlanMade(1, frozenset({A, B, C})))
     yield connected
     connected.client.close()
 
@@ -104,15 +118,15 @@ def test_a_queue_that_the_planner_must_give_away_is_given_up_handed_over_committ
     instructions = driver.ask(A, B)
     assert instructions.begins(A)
     assert instructions.begins(B)
-    planner.say("leaving", A)
+    planner.must_leave(A)
     await_given_up(instructions, A)
 
     assert not instructions.is_given_up(B)
     assert (instructions.fate(A), instructions.fate(B)) == (Fate.HANDED_OVER, Fate.KEPT)
-    assert instructions.hand_over("part", {A}, {"acks": []})
+    assert instructions.hand_over(PART)
     instructions.await_taken()
     wait_until(lambda: driver.parts, PATIENCE_S, reason="A part to commit")
-    assert driver.parts == [Part("part", frozenset({A}), {"acks": []})]
+    assert driver.parts == [PART]
     driver.hub.report(lambda state: state.committed(driver.parts[0]))
     planner.await_freed(A)
 
@@ -121,7 +135,7 @@ def test_a_queue_that_its_task_has_not_begun_is_free_at_once(driver: Driver, pla
     """B5"""
     instructions = driver.ask(A, B)
     assert instructions.begins(A)
-    planner.say("leaving", B)
+    planner.must_leave(B)
 
     planner.await_freed(B)
     assert not instructions.begins(B)
@@ -134,7 +148,7 @@ def test_what_has_come_to_its_end_in_a_running_task_is_cut_off(driver: Driver, p
     instructions.when_cut(cut.set)
     assert instructions.begins(A)
     assert not instructions.kept({A})
-    planner.say("leaving", A)
+    planner.must_leave(A)
 
     assert cut.wait(PATIENCE_S)
     assert instructions.kept({A})
@@ -144,7 +158,7 @@ def test_a_reset_is_looked_for_when_the_planner_says_so_and_dropped(driver: Driv
     """F5"""
     instructions = driver.ask(A)
     assert instructions.begins(A)
-    planner.client.send({"type": "look"})
+    planner.client.send(StoreChanged())
     wait_until(lambda: driver.looks, PATIENCE_S, reason="A look at the store")
     assert driver.hub.query(lambda state: state.is_watched)
     driver.hub.report(lambda state: state.moved({A: 2}))
@@ -158,23 +172,24 @@ def test_a_reset_is_looked_for_when_the_planner_says_so_and_dropped(driver: Driv
 def test_a_task_that_has_ended_leaves_a_copy(driver: Driver, planner: Planner) -> None:
     """B5"""
     instructions = driver.ask(A, B)
-    instructions.done("part", {A, B}, {"acks": ["x"]})
-    planner.say("leaving", B)
+    last = Part("part", frozenset({A, B}), {"acks": ["x"]})
+    instructions.done(last)
+    planner.must_leave(B)
 
     wait_until(lambda: driver.parts, PATIENCE_S, reason="A part to commit")
-    assert driver.parts == [Part("part", frozenset({A, B}), {"acks": ["x"]})]
+    assert driver.parts == [last]
     assert driver.hub.batch_ends(could_ask=True).taken == {"part"}
 
 
 def test_at_the_end_of_a_batch_the_planner_hears_of_it(driver: Driver, planner: Planner) -> None:
     """B5"""
     instructions = driver.ask(A)
-    instructions.done("part", {A}, {})
+    instructions.done(PART)
     plan = driver.hub.batch_ends(could_ask=True).plan
     driver.hub.report(lambda state: state.batch_committed(plan))
 
-    wait_until(lambda: len(planner.heard) == 2, PATIENCE_S, reason="The batch's end")
-    assert planner.heard == [{"type": "slots", "slots": 0, "calls_end_s": 5.0}, {"type": "over", "plan": 1}]
+    wait_until(lambda: len(planner.received) == 2, PATIENCE_S, reason="The batch's end")
+    assert planner.received == [SlotsKnown(0, 5.0), PlanOver(1)]
 
 
 def test_a_task_whose_driver_is_gone_makes_no_further_delivery(driver: Driver) -> None:
@@ -184,7 +199,7 @@ def test_a_task_whose_driver_is_gone_makes_no_further_delivery(driver: Driver) -
 
     await_given_up(instructions, A)
     assert instructions.fate(A) is Fate.KEPT
-    assert not instructions.hand_over("part", {A}, {})
+    assert not instructions.hand_over(PART)
 
 
 def test_a_part_whose_arrival_is_not_known_fails_its_task(
@@ -193,7 +208,7 @@ def test_a_part_whose_arrival_is_not_known_fails_its_task(
     """H1: another attempt asks."""
     instructions = driver.ask(A)
     monkeypatch.setattr(instructions, "_send", lambda *_, **__: None)
-    assert instructions.hand_over("part", {A}, {})
+    assert instructions.hand_over(PART)
     driver.hub.close()
 
     with pytest.raises(RocketMQError, match="whether it has them is not known"):
@@ -287,9 +302,10 @@ def test_strangers_cannot_keep_others_out(driver: Driver, monkeypatch: pytest.Mo
     ],
 )
 def test_a_peer_with_the_key_that_sends_nonsense_is_disconnected_and_harms_no_other(
-    driver: Driver, message: Message
+    driver: Driver, message: JsonObject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H9"""
+    monkeypatch.setattr(connections, "encode", lambda sent: sent if sent is message else encode(sent))
     is_lost = threading.Event()
     client = HubClient(
         driver.hub.address,
@@ -298,7 +314,7 @@ def test_a_peer_with_the_key_that_sends_nonsense_is_disconnected_and_harms_no_ot
         clock=SystemClock(),
         timeout_s=PATIENCE_S,
     )
-    client.send(message)
+    client.send(message)  # type: ignore[arg-type]
 
     assert is_lost.wait(PATIENCE_S)
     assert driver.ask(A).begins(A)
@@ -353,7 +369,7 @@ def test_a_task_with_suspended_queues_alone_hears_when_its_batch_is_not_at_work_
 
     match how:
         case "done":
-            other.done("part", {B}, {})
+            other.done(Part("other", frozenset({B}), {}))
         case "failed":
             other.forget()
         case "over":

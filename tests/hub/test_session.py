@@ -7,13 +7,8 @@ import json
 import pytest
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
-from pyspark_rocketmq.hub.session import (
-    LONGEST_GREETING,
-    HubAddress,
-    Message,
-    Session,
-    queue_list,
-)
+from pyspark_rocketmq.hub.messages import JsonObject
+from pyspark_rocketmq.hub.session import LONGEST_GREETING, HubAddress, Session
 
 KEY = b"k" * 32
 
@@ -32,7 +27,7 @@ def opened() -> tuple[Session, Session]:
     return hub, task
 
 
-def carried(line: bytes, to: Session) -> Message | None:
+def carried(line: bytes, to: Session) -> JsonObject | None:
     return to.receive(line.rstrip(b"\n"))[1]
 
 
@@ -110,13 +105,6 @@ def test_a_line_without_an_end_is_refused_before_it_is_long() -> None:
     buffer.lines(b"x" * LONGEST_GREETING)
     with pytest.raises(RemoteProtocolError, match="has more than 512 bytes"):
         buffer.lines(b"x")
-
-
-@pytest.mark.parametrize("queues", [None, 3, "text", [["T", "b"]], [["T", "b", "x"]], [[1, 2, 3, 4]]])
-def test_an_invalid_list_of_queues_is_refused(queues: object) -> None:
-    """H9"""
-    with pytest.raises(RemoteProtocolError):
-        queue_list(queues)
 
 
 def test_an_address_is_what_was_written_and_shows_no_key() -> None:

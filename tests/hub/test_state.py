@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 import pytest
 
-from pyspark_rocketmq.hub.state import Action, Commit, HubState, Look, Part, Send, Slots, TaskStart
+from pyspark_rocketmq.hub.messages import (
+    BatchAtWork,
+    GiveUpQueues,
+    Part,
+    PlanOver,
+    QueuesFree,
+    QueuesHeldUp,
+    SlotsKnown,
+    StopTask,
+    TaskBegins,
+    TaskMayBegin,
+)
+from pyspark_rocketmq.hub.state import Action, Commit, HubState, Look, Send, Slots
 from pyspark_rocketmq.model import MessageQueue
 
 A, B, C, D = (MessageQueue("T", "broker-a", number) for number in range(4))
 ALL = frozenset((A, B, C, D))
+MessageT = TypeVar("MessageT")
 
 
 class Driver:
@@ -25,8 +39,10 @@ class Driver:
     def begins(
         self, task: str, *queues: MessageQueue, partition: int = 0, batch_id: int = 7, tasks: int = 1
     ) -> list[Action]:
-        said = TaskStart(task, batch_id, partition, dict.fromkeys(queues, 1), tasks=tasks)
-        return self.state.task_begins(f"peer of {task}", said)
+        start = TaskBegins(
+            task=task, batch_id=batch_id, partition=partition, epochs=dict.fromkeys(queues, 1), tasks=tasks
+        )
+        return self.state.task_begins(f"peer of {task}", start)
 
     def hands_over(self, task: str, *queues: MessageQueue) -> list[Action]:
         return self.state.handed_over(f"peer of {task}", task, part(task, *queues))
@@ -45,22 +61,20 @@ def part(task: str, *queues: MessageQueue) -> Part:
     return Part(f"part of {task}", frozenset(queues), {})
 
 
+def sent(actions: Iterable[Action], kind: type[MessageT]) -> list[MessageT]:
+    """The messages of one kind among the actions."""
+    messages = [action.message for action in actions if isinstance(action, Send)]
+    return [message for message in messages if isinstance(message, kind)]
+
+
 def freed(actions: Iterable[Action]) -> set[MessageQueue]:
-    return {
-        MessageQueue(*queue)
-        for action in actions
-        if isinstance(action, Send) and action.message["type"] == "free"
-        for queue in action.message["queues"]
-    }
+    return {queue for message in sent(actions, QueuesFree) for queue in message.queues}
 
 
-def told_to_give_up(actions: Iterable[Action]) -> dict[str, set[MessageQueue]]:
+def asked_to_give_up(actions: Iterable[Action]) -> dict[str, set[MessageQueue]]:
     found: dict[str, set[MessageQueue]] = {}
-    for action in actions:
-        if isinstance(action, Send) and action.message["type"] == "give_up":
-            found.setdefault(action.message["task"], set()).update(
-                MessageQueue(*queue) for queue in action.message["queues"]
-            )
+    for message in sent(actions, GiveUpQueues):
+        found.setdefault(message.task, set()).update(message.queues)
     return found
 
 
@@ -68,34 +82,22 @@ def committed(actions: Iterable[Action]) -> list[Part]:
     return [action.part for action in actions if isinstance(action, Commit)]
 
 
-def told_of_work(actions: Iterable[Action]) -> list[tuple[str, bool]]:
+def work_reports(actions: Iterable[Action]) -> list[tuple[str, bool]]:
     """Task by task, whether its batch is at work."""
-    return [
-        (action.message["task"], action.message["at_work"])
-        for action in actions
-        if isinstance(action, Send) and action.message["type"] == "batch"
-    ]
+    return [(message.task, message.is_at_work) for message in sent(actions, BatchAtWork)]
 
 
-def told_to_stop(actions: Iterable[Action]) -> list[str]:
-    return [
-        action.message["task"]
-        for action in actions
-        if isinstance(action, Send) and action.message["type"] == "stop"
-    ]
+def stopped(actions: Iterable[Action]) -> list[str]:
+    return [message.task for message in sent(actions, StopTask)]
 
 
 def plans_over(actions: Iterable[Action]) -> list[int]:
-    return [
-        action.message["plan"]
-        for action in actions
-        if isinstance(action, Send) and action.message["type"] == "over"
-    ]
+    return [message.plan for message in sent(actions, PlanOver)]
 
 
 def left_out(actions: list[Action]) -> set[MessageQueue]:
-    [go] = [action for action in actions if isinstance(action, Send) and action.message["type"] == "go"]
-    return {MessageQueue(*queue) for queue in go.message["give_up"]}
+    [go] = sent(actions, TaskMayBegin)
+    return set(go.left_out)
 
 
 def test_a_queue_that_is_consumed_is_free_once_what_was_handed_over_is_committed() -> None:
@@ -103,7 +105,7 @@ def test_a_queue_that_is_consumed_is_free_once_what_was_handed_over_is_committed
     driver = Driver()
     driver.begins("one", A, B)
 
-    assert told_to_give_up(driver.must_leave(A)) == {"one": {A}}
+    assert asked_to_give_up(driver.must_leave(A)) == {"one": {A}}
     assert driver.must_leave(A) == []
     handed = driver.hands_over("one", A)
     assert (committed(handed), freed(handed)) == ([part("one", A)], set())
@@ -200,8 +202,7 @@ def test_a_queue_that_was_reset_is_dropped_by_its_task_alone() -> None:
     driver.begins("one", A, B)
 
     actions = driver.state.moved({A: 2, B: 1, C: 5})
-    [told] = [action.message for action in actions if isinstance(action, Send)]
-    assert (told["type"], told["queues"], told["drop"]) == ("give_up", [list(A)], True)
+    assert actions == [Send("peer of one", GiveUpQueues("one", frozenset({A}), is_dropped=True))]
     assert driver.state.moved({A: 2, B: 1}) == []
     assert freed(driver.state.released("peer of one", "one", frozenset({A}))) == {A}
 
@@ -209,9 +210,8 @@ def test_a_queue_that_was_reset_is_dropped_by_its_task_alone() -> None:
 def test_a_task_of_an_older_batch_is_told_to_end_and_nothing_of_it_is_taken() -> None:
     """D1, H1: it was believed dead."""
     driver = Driver()
-    [go] = driver.begins("zombie", A, batch_id=6)
-    assert isinstance(go, Send)
-    assert go.message["stop"]
+    [go] = sent(driver.begins("zombie", A, batch_id=6), TaskMayBegin)
+    assert go.is_stopped
     assert driver.hands_over("zombie", A) == []
 
 
@@ -224,7 +224,7 @@ def test_when_a_batch_is_committed_the_planner_is_told_of_its_plan() -> None:
 
     # What must leave from now on waits for the commit.
     assert driver.must_leave(A) == []
-    assert driver.state.batch_committed(plan) == [Send("planner", {"type": "over", "plan": 1})]
+    assert driver.state.batch_committed(plan) == [Send("planner", PlanOver(1))]
 
 
 def test_reports_about_an_older_plan_change_nothing() -> None:
@@ -233,7 +233,7 @@ def test_reports_about_an_older_plan_change_nothing() -> None:
 
     assert driver.state.must_leave(0, frozenset({A})) == []
     driver.state.plan_made(0, frozenset())
-    assert told_to_give_up(driver.must_leave(A)) == {"one": {A}}
+    assert asked_to_give_up(driver.must_leave(A)) == {"one": {A}}
 
 
 def test_tasks_stop_when_the_query_does() -> None:
@@ -243,10 +243,9 @@ def test_tasks_stop_when_the_query_does() -> None:
     driver.begins("two", B, partition=1)
     driver.is_done("two", B)
 
-    assert driver.state.stop() == [Send("peer of one", {"type": "stop", "task": "one"})]
-    [go] = driver.begins("three", C, partition=2)
-    assert isinstance(go, Send)
-    assert go.message["stop"]
+    assert driver.state.stop() == [Send("peer of one", StopTask("one"))]
+    [go] = sent(driver.begins("three", C, partition=2), TaskMayBegin)
+    assert go.is_stopped
 
 
 def test_tasks_stop_when_their_planner_is_away_for_so_long_that_its_locks_may_run_out() -> None:
@@ -256,7 +255,7 @@ def test_tasks_stop_when_their_planner_is_away_for_so_long_that_its_locks_may_ru
     driver.state.lost("planner", 100.0)
 
     assert driver.state.tick(114.0) == []
-    assert driver.state.tick(115.0) == [Send("peer of one", {"type": "stop", "task": "one"})]
+    assert driver.state.tick(115.0) == [Send("peer of one", StopTask("one"))]
     assert driver.state.tick(116.0) == []
 
 
@@ -275,16 +274,10 @@ def test_the_planner_is_told_how_many_tasks_can_run_when_it_comes_and_when_that_
     state = HubState(must_ask=True, slots=Slots(2, 2))
     assert state.slots_are(Slots(3, 3)) == []
 
-    assert state.planner_came("planner") == [
-        Send("planner", {"type": "slots", "slots": 3, "calls_end_s": 5.0})
-    ]
+    assert state.planner_came("planner") == [Send("planner", SlotsKnown(3, 5.0))]
     assert state.slots_are(Slots(3, 3)) == []
-    assert state.slots_are(Slots(4, 4)) == [
-        Send("planner", {"type": "slots", "slots": 4, "calls_end_s": 5.0})
-    ]
-    assert state.slots_are(Slots(9, 0)) == [
-        Send("planner", {"type": "slots", "slots": 0, "calls_end_s": 5.0})
-    ]
+    assert state.slots_are(Slots(4, 4)) == [Send("planner", SlotsKnown(4, 5.0))]
+    assert state.slots_are(Slots(9, 0)) == [Send("planner", SlotsKnown(0, 5.0))]
 
 
 def test_the_planner_is_told_what_holds_queues_up_when_it_comes_and_when_that_changes() -> None:
@@ -292,10 +285,10 @@ def test_the_planner_is_told_what_holds_queues_up_when_it_comes_and_when_that_ch
     state = HubState(must_ask=True)
     assert state.held_up("No permission.") == []
 
-    told = Send("planner", {"type": "held_up", "reason": "No permission."})
-    assert told in state.planner_came("planner")
+    report = Send("planner", QueuesHeldUp("No permission."))
+    assert report in state.planner_came("planner")
     assert state.held_up("No permission.") == []
-    assert state.held_up("") == [Send("planner", {"type": "held_up", "reason": ""})]
+    assert state.held_up("") == [Send("planner", QueuesHeldUp(""))]
 
 
 def two_tasks(tasks: int = 2, slots: int = 2) -> Driver:
@@ -313,9 +306,9 @@ def test_a_task_with_suspended_queues_alone_waits_until_the_others_have_ended() 
     """D3: however slow their listeners are; and the batch is not prolonged."""
     driver = two_tasks()
 
-    assert told_of_work(driver.idles("one")) == [("one", True)]
+    assert work_reports(driver.idles("one")) == [("one", True)]
     assert driver.state.tick(100.0) == []
-    assert told_of_work(driver.is_done("two", B)) == [("one", False)]
+    assert work_reports(driver.is_done("two", B)) == [("one", False)]
     assert driver.state.tick(200.0) == []
 
 
@@ -324,7 +317,7 @@ def test_two_tasks_with_suspended_queues_alone_both_end() -> None:
     driver = two_tasks()
     driver.idles("one")
 
-    assert sorted(told_of_work(driver.idles("two"))) == [("one", False), ("two", False)]
+    assert sorted(work_reports(driver.idles("two"))) == [("one", False), ("two", False)]
 
 
 def test_a_task_alone_in_its_batch_does_not_wait() -> None:
@@ -332,17 +325,17 @@ def test_a_task_alone_in_its_batch_does_not_wait() -> None:
     driver = Driver()
     driver.begins("one", A)
 
-    assert told_of_work(driver.idles("one")) == [("one", False)]
+    assert work_reports(driver.idles("one")) == [("one", False)]
 
 
 def test_a_task_does_not_keep_the_slot_that_another_one_needs_to_begin() -> None:
     """D3: a batch has more tasks than run at the same time."""
     driver = two_tasks(tasks=3)
 
-    assert told_of_work(driver.idles("one")) == [("one", False)]
+    assert work_reports(driver.idles("one")) == [("one", False)]
     driver.is_done("one", A)
     driver.begins("three", C, partition=2, tasks=3)
-    assert told_of_work(driver.idles("two")) == [("two", True)]
+    assert work_reports(driver.idles("two")) == [("two", True)]
 
 
 def test_a_task_waits_for_those_that_are_about_to_begin() -> None:
@@ -351,19 +344,19 @@ def test_a_task_waits_for_those_that_are_about_to_begin() -> None:
     """
     driver = two_tasks(tasks=4, slots=4)
 
-    assert told_of_work(driver.idles("one", 10.0)) == [("one", True)]
-    assert told_of_work(driver.begins("three", C, partition=2, tasks=4)) == []
+    assert work_reports(driver.idles("one", 10.0)) == [("one", True)]
+    assert work_reports(driver.begins("three", C, partition=2, tasks=4)) == []
     assert driver.state.tick(11.9) == []
-    assert told_of_work(driver.state.tick(12.0)) == [("one", False)]
+    assert work_reports(driver.state.tick(12.0)) == [("one", False)]
 
 
 def test_a_task_that_has_the_last_slot_ends_for_those_that_have_not_begun() -> None:
     """D3"""
     driver = two_tasks(tasks=4, slots=3)
-    assert told_of_work(driver.idles("one")) == [("one", True)]
+    assert work_reports(driver.idles("one")) == [("one", True)]
     driver.begins("three", C, partition=2, tasks=4)
 
-    assert told_of_work(driver.state.tick(0.5)) == [("one", False)]
+    assert work_reports(driver.state.tick(0.5)) == [("one", False)]
 
 
 @pytest.mark.parametrize("how", ["failed", "lost"])
@@ -377,10 +370,10 @@ def test_a_task_does_not_keep_the_slot_that_another_ones_next_attempt_needs(how:
         else driver.state.lost("peer of two", 1.0)
     )
 
-    assert told_of_work(ended) == [("one", False)]
+    assert work_reports(ended) == [("one", False)]
     driver.is_done("one", A)
     driver.begins("two again", B, partition=1, tasks=2)
-    assert told_of_work(driver.idles("two again")) == [("two again", False)]
+    assert work_reports(driver.idles("two again")) == [("two again", False)]
 
 
 def test_an_attempt_that_another_one_follows_waits_no_longer() -> None:
@@ -388,9 +381,9 @@ def test_an_attempt_that_another_one_follows_waits_no_longer() -> None:
     driver = two_tasks()
     driver.idles("one")
 
-    assert told_of_work(driver.begins("one again", A, tasks=2)) == [("one", False)]
-    assert told_of_work(driver.idles("one")) == [("one", False)]
-    assert told_of_work(driver.idles("one again")) == [("one again", True)]
+    assert work_reports(driver.begins("one again", A, tasks=2)) == [("one", False)]
+    assert work_reports(driver.idles("one")) == [("one", False)]
+    assert work_reports(driver.idles("one again")) == [("one again", True)]
 
 
 def test_no_task_waits_when_the_job_is_over() -> None:
@@ -398,9 +391,9 @@ def test_no_task_waits_when_the_job_is_over() -> None:
     driver = two_tasks()
     driver.idles("one")
 
-    assert told_to_stop(driver.state.job_is_over(is_whole=False)) == ["one", "two"]
+    assert stopped(driver.state.job_is_over(is_whole=False)) == ["one", "two"]
     driver.state.batch_ends(could_ask=None)
-    assert told_of_work(driver.idles("two")) == [("two", False)]
+    assert work_reports(driver.idles("two")) == [("two", False)]
 
 
 def cancelled(driver: Driver) -> list[Action]:
@@ -418,8 +411,8 @@ def test_the_plan_of_a_stopped_query_is_over_once_each_of_its_tasks_has_ended() 
     driver.begins("three", C, partition=2, tasks=3)
     driver.is_done("three", C)
 
-    stopped = cancelled(driver)
-    assert (told_to_stop(stopped), plans_over(stopped)) == (["one", "two"], [])
+    actions = cancelled(driver)
+    assert (stopped(actions), plans_over(actions)) == (["one", "two"], [])
     assert plans_over(driver.is_done("one", A)) == []
     assert plans_over(driver.state.task_failed("peer of another", "two", 1.0)) == []
     assert plans_over(driver.state.task_failed("peer of two", "two", 1.0)) == [1]
@@ -445,9 +438,8 @@ def test_no_task_of_a_planner_that_ends_begins_any_more() -> None:
     driver = Driver()
     assert plans_over(driver.state.planner_leaves(1)) == []
 
-    [go] = driver.begins("one", A)
-    assert isinstance(go, Send)
-    assert go.message["stop"]
+    [go] = sent(driver.begins("one", A), TaskMayBegin)
+    assert go.is_stopped
     assert plans_over(cancelled(driver)) == []
     assert plans_over(driver.is_done("one")) == [1]
 

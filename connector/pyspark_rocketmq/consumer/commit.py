@@ -37,7 +37,7 @@ from pyspark_rocketmq.consumer.engine.task import (
 )
 from pyspark_rocketmq.errors import RocketMQError, SinkMoved
 from pyspark_rocketmq.hub.driver_end import BatchEnd, DriverHub
-from pyspark_rocketmq.hub.state import Part
+from pyspark_rocketmq.hub.messages import Part
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.open import checked_rows
 from pyspark_rocketmq.offsets.store import CommitResult, OffsetRow, OffsetStore, QueueCommit

@@ -10,15 +10,25 @@ import logging
 import selectors
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from pyspark_rocketmq.client.transport import renew_in_children
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import ConnectFailed, RemoteProtocolError
-from pyspark_rocketmq.hub.session import LONGEST_LINE, HubAddress, Message, Session
+from pyspark_rocketmq.hub.messages import (
+    FromDriver,
+    JsonObject,
+    Message,
+    Ping,
+    ToDriver,
+    decode_from_driver,
+    encode,
+)
+from pyspark_rocketmq.hub.session import LONGEST_LINE, HubAddress, Session
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +43,6 @@ _MOST_UNSENT: Final = 4 * LONGEST_LINE
 """Most bytes that the other side may leave unread."""
 _RECEIVE_BYTES: Final = 1 << 18
 _TICK_S: Final = 0.5
-_PING: Final = "ping"
 
 
 class Connection:
@@ -47,7 +56,7 @@ class Connection:
         self.began_s = self.heard_s = self.pinged_s = now_s
 
 
-class ConnectionLoop:
+class ConnectionLoop(ABC):
     """Base class of both ends: the thread and its connections.
 
     A subclass overrides ``_opened``, ``_received``, ``_lost`` and ``_tick``, which the thread calls and which
@@ -88,18 +97,18 @@ class ConnectionLoop:
 
     # --- overridden -----------------------------------------------------------------------------------------
 
-    def _opened(self, connection: Connection) -> None:
+    def _opened(self, connection: Connection) -> None:  # noqa: B027 - may be left as it is
         """Called when both sides have proved themselves."""
 
-    def _received(self, connection: Connection, message: Message) -> None:
+    @abstractmethod
+    def _received(self, connection: Connection, facts: JsonObject) -> None:
         """Called with a message that has come; a ``RemoteProtocolError`` ends the connection."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _lost(self, connection: Connection) -> None:
         """Called when a connection has ended, whether it was ever opened or not."""
-        raise NotImplementedError
 
-    def _tick(self, now_s: float) -> None:
+    def _tick(self, now_s: float) -> None:  # noqa: B027 - may be left as it is
         """Called about twice a second."""
 
     # --- the thread, or before it was started ---------------------------------------------------------------
@@ -119,10 +128,10 @@ class ConnectionLoop:
         if is_hub:
             self._write(connection, session.greeting())
 
-    def _send(self, connection: Connection, message: Mapping[str, Any]) -> None:
+    def _send(self, connection: Connection, message: Message) -> None:
         """Send a message as soon as the other side takes it; does nothing if the connection is not open."""
         if connection.session.is_open and connection.sock in self._connections:
-            self._write(connection, connection.session.seal(message))
+            self._write(connection, connection.session.seal(encode(message)))
 
     def _drop(self, connection: Connection, why: str) -> None:
         if self._connections.pop(connection.sock, None) is None:
@@ -197,13 +206,13 @@ class ConnectionLoop:
         connection.heard_s = self._clock.monotonic_s()
         session = connection.session
         for line in session.lines(data):
-            answer, message = session.receive(line)
-            if message is None:
+            answer, facts = session.receive(line)
+            if facts is None:
                 self._write(connection, answer)
                 if session.is_open:
                     self._opened(connection)
-            elif message.get("type") != _PING:
-                self._received(connection, message)
+            elif facts.get("type") != Ping.kind:
+                self._received(connection, facts)
             if connection.sock not in self._connections:
                 return
 
@@ -233,7 +242,7 @@ class ConnectionLoop:
             self._drop(connection, f"nothing was heard for {SILENT_FOR_S:g} s")
         elif now_s - connection.pinged_s >= PING_EVERY_S:
             connection.pinged_s = now_s
-            self._send(connection, {"type": _PING})
+            self._send(connection, Ping())
 
 
 class HubClient(ConnectionLoop):
@@ -243,7 +252,7 @@ class HubClient(ConnectionLoop):
         self,
         address: HubAddress,
         *,
-        received: Callable[[Message], None],
+        received: Callable[[FromDriver], None],
         lost: Callable[[], None],
         clock: Clock,
         timeout_s: float,
@@ -284,7 +293,7 @@ class HubClient(ConnectionLoop):
         """Whether the connection is open, and not known to be lost."""
         return self._connection is not None and not self._is_lost
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: ToDriver) -> None:
         """Send a message; returns at once, callable from any thread."""
         assert self._connection is not None
         connection = self._connection
@@ -294,13 +303,10 @@ class HubClient(ConnectionLoop):
         self._connection = connection
         self._is_decided.set()
 
-    def _received(self, connection: Connection, message: Message) -> None:
-        try:
+    def _received(self, connection: Connection, facts: JsonObject) -> None:
+        message = decode_from_driver(facts, connection.peer)
+        if message is not None:
             self._on_message(message)
-        except (KeyError, TypeError, ValueError) as error:
-            raise RemoteProtocolError(
-                f"{connection.peer}: the driver's message {message.get('type')!r} is not complete: {error!r}."
-            ) from error
 
     def _lost(self, connection: Connection) -> None:
         self._is_lost = True

@@ -24,8 +24,9 @@ from typing import Final, NamedTuple
 
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import RocketMQError
+from pyspark_rocketmq.hub.messages import Part
 from pyspark_rocketmq.hub.server import QueryHub
-from pyspark_rocketmq.hub.state import CALLS_END_S, HubState, Part, Slots
+from pyspark_rocketmq.hub.state import CALLS_END_S, HubState, Slots
 from pyspark_rocketmq.hub.task_end import HubTerms
 from pyspark_rocketmq.model import MessageQueue
 

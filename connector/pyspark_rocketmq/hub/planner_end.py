@@ -11,12 +11,33 @@ import threading
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Final, Protocol
+from typing import Final, Protocol, assert_never
 
 from pyspark_rocketmq.clock import Clock
 from pyspark_rocketmq.errors import TransportError
 from pyspark_rocketmq.hub.connections import HubClient
-from pyspark_rocketmq.hub.session import HubAddress, Message, listed, queue_list
+from pyspark_rocketmq.hub.messages import (
+    BatchAtWork,
+    FromDriver,
+    FromPlanner,
+    GiveUpQueues,
+    PartTaken,
+    PlanMade,
+    PlannerConnected,
+    PlannerLeaving,
+    PlanOver,
+    QueryDrained,
+    QueuesFree,
+    QueuesHeldUp,
+    QueuesLeaving,
+    SlotsKnown,
+    StopTask,
+    StorageRenewed,
+    StorageWanted,
+    StoreChanged,
+    TaskMayBegin,
+)
+from pyspark_rocketmq.hub.session import HubAddress
 from pyspark_rocketmq.hub.state import CALLS_END_S
 from pyspark_rocketmq.model import MessageQueue
 
@@ -48,9 +69,9 @@ class DriverConnection:
         self._clock = clock
         self._member: QueueLocks | None = None
         self._client: HubClient | None = None
-        self._plan: Message | None = None
-        self._leaving: Message | None = None
-        self._drained: Message | None = None
+        self._plan: PlanMade | None = None
+        self._leaving: QueuesLeaving | None = None
+        self._drained: QueryDrained | None = None
         """The last messages, to send them again after a new connection to the driver."""
         self._is_needed = threading.Event()
         self._is_needed.set()
@@ -71,19 +92,19 @@ class DriverConnection:
 
     def plan_made(self, plan: int, queues: Collection[MessageQueue]) -> None:
         """See ``PlanWatcher``."""
-        self._plan = {"type": "plan", "plan": plan, "queues": listed(queues)}
+        self._plan = PlanMade(plan, frozenset(queues))
         self._leaving = None
         self._send(self._plan)
 
     def must_leave(self, plan: int, queues: Collection[MessageQueue]) -> None:
         """See ``PlanWatcher``."""
-        self._leaving = {"type": "leaving", "plan": plan, "queues": listed(queues)}
+        self._leaving = QueuesLeaving(plan, frozenset(queues))
         self._send(self._leaving)
 
     def leaves(self, plan: int) -> None:
         """See ``PlanWatcher``."""
         self._is_leaving = True
-        self._send({"type": "bye", "plan": plan})
+        self._send(PlannerLeaving(plan))
 
     def calls_end_s(self) -> float:
         """See ``PlanWatcher``; from the last report of the driver, which has Spark's settings."""
@@ -91,7 +112,7 @@ class DriverConnection:
 
     def was_reset(self) -> None:
         """Report that queues were reset in the offset store, so that the driver reads it now."""
-        self._send({"type": "look"})
+        self._send(StoreChanged())
 
     def storage_options(self) -> Mapping[str, str] | None:
         """Return the offset store's current storage options from the driver; None if it is too slow.
@@ -103,7 +124,7 @@ class DriverConnection:
             return None
         answer: Future[Mapping[str, str]] = Future()
         self._storage_answer = answer
-        client.send({"type": "storage"})
+        client.send(StorageWanted())
         try:
             return answer.result(_STORAGE_ANSWER_S)
         except FutureTimeout:
@@ -112,7 +133,7 @@ class DriverConnection:
 
     def drained(self) -> None:
         """Report that an ``availableNow`` query has consumed everything, so that the driver stops it."""
-        self._drained = {"type": "drained"}
+        self._drained = QueryDrained()
         self._send(self._drained)
 
     def slots(self) -> int:
@@ -124,7 +145,7 @@ class DriverConnection:
         self._are_slots_known.set()
         return self._slots
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: FromPlanner) -> None:
         client = self._client
         if client is not None:
             client.send(message)
@@ -156,30 +177,32 @@ class DriverConnection:
         client = HubClient(
             self._address, received=self._received, lost=self._lost, clock=self._clock, timeout_s=_CONNECT_S
         )
-        client.send({"type": "planner"})
+        client.send(PlannerConnected())
         self._client = client
         for message in (self._plan, self._leaving, self._drained):
             if message is not None:
                 client.send(message)
 
-    def _received(self, message: Message) -> None:
+    def _received(self, message: FromDriver) -> None:
         assert self._member is not None, "it is there before the connection"
-        match message["type"]:
-            case "over":
-                self._member.free(int(message["plan"]), None)
-            case "free":
-                self._member.free(int(message["plan"]), queue_list(message["queues"]))
-            case "slots":
-                self._slots = int(message["slots"])
-                self._calls_end_s = float(message["calls_end_s"])
+        match message:
+            case PlanOver(plan):
+                self._member.free(plan, None)
+            case QueuesFree(plan, queues):
+                self._member.free(plan, queues)
+            case SlotsKnown(slots, calls_end_s):
+                self._slots, self._calls_end_s = slots, calls_end_s
                 self._are_slots_known.set()
-            case "held_up":
-                self.held_up = str(message["reason"])
-            case "storage":
+            case QueuesHeldUp(reason):
+                self.held_up = reason
+            case StorageRenewed(options):
                 if not self._storage_answer.done():
-                    self._storage_answer.set_result({str(k): str(v) for k, v in message["options"].items()})
-            case _:
+                    self._storage_answer.set_result(options)
+            case TaskMayBegin() | GiveUpQueues() | BatchAtWork() | PartTaken() | StopTask():
+                # For tasks only; this connection has none.
                 pass
+            case _:
+                assert_never(message)
 
     def _lost(self) -> None:
         self._client = None

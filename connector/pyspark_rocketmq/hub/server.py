@@ -7,12 +7,32 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar, assert_never
 
 from pyspark_rocketmq.clock import Clock
-from pyspark_rocketmq.errors import RemoteProtocolError
 from pyspark_rocketmq.hub.connections import Connection, ConnectionLoop
-from pyspark_rocketmq.hub.session import HubAddress, Message, queue_list
+from pyspark_rocketmq.hub.messages import (
+    FromPlanner,
+    FromTask,
+    JsonObject,
+    Part,
+    PartHandedOver,
+    PlanMade,
+    PlannerConnected,
+    PlannerLeaving,
+    QueryDrained,
+    QueuesLeaving,
+    QueuesReleased,
+    StorageRenewed,
+    StorageWanted,
+    StoreChanged,
+    TaskBegins,
+    TaskDone,
+    TaskFailed,
+    TaskIdle,
+    decode_to_driver,
+)
+from pyspark_rocketmq.hub.session import HubAddress
 from pyspark_rocketmq.hub.state import (
     CALLS_END_S,
     Action,
@@ -20,12 +40,9 @@ from pyspark_rocketmq.hub.state import (
     Commit,
     HubState,
     Look,
-    Part,
     Send,
     Slots,
-    TaskStart,
 )
-from pyspark_rocketmq.model import MessageQueue
 
 logger = logging.getLogger(__name__)
 
@@ -113,14 +130,13 @@ class QueryHub(ConnectionLoop):
 
     # --- the hub's thread -----------------------------------------------------------------------------------
 
-    def _received(self, connection: Connection, message: Message) -> None:
-        try:
-            actions = self._event(connection, message)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RemoteProtocolError(
-                f"{connection.peer}: a message of type {message.get('type')!r} is not complete: {error!r}."
-            ) from error
-        self._act(actions)
+    def _received(self, connection: Connection, facts: JsonObject) -> None:
+        message = decode_to_driver(facts, connection.peer)
+        match message:
+            case TaskBegins() | PartHandedOver() | QueuesReleased() | TaskIdle() | TaskFailed() | TaskDone():
+                self._act(self._task_event(connection, message))
+            case _:
+                self._act(self._planner_event(connection, message))
 
     def _lost(self, connection: Connection) -> None:
         self._act(self._state.lost(connection, self._clock.monotonic_s()))
@@ -128,18 +144,21 @@ class QueryHub(ConnectionLoop):
     def _tick(self, now_s: float) -> None:
         self._act(self._state.tick(now_s))
 
-    def _event(self, connection: Connection, message: Message) -> list[Action]:
-        """Pass a message of a planner or a task to the state."""
-        peer = connection.peer
-        match message["type"]:
-            case "planner":
-                logger.info("planner connected peer=%s", peer)
+    def _planner_event(self, connection: Connection, message: FromPlanner) -> list[Action]:
+        """Pass a message of a planner to the state, or to the driver."""
+        match message:
+            case PlannerConnected():
+                logger.info("planner connected peer=%s", connection.peer)
                 return self._state.planner_came(connection)
-            case "plan" | "leaving" | "bye":
-                return self._plan_event(peer, message)
-            case "look":
+            case PlanMade(plan, queues):
+                self._state.plan_made(plan, queues)
+            case QueuesLeaving(plan, queues):
+                return self._state.must_leave(plan, queues)
+            case PlannerLeaving(plan):
+                return self._state.planner_leaves(plan)
+            case StoreChanged():
                 self._look()
-            case "storage":
+            case StorageWanted():
                 # Getting credentials may take long, so another thread waits for them.
                 threading.Thread(
                     target=self._answer_storage,
@@ -147,23 +166,30 @@ class QueryHub(ConnectionLoop):
                     name="rocketmq-storage-options",
                     daemon=True,
                 ).start()
-            case "drained":
+            case QueryDrained():
                 self._drained()
-            case "begin":
-                return self._state.task_begins(connection, _task_start(message))
             case _:
-                return self._task_event(connection, str(message["task"]), message)
+                assert_never(message)
         return []
 
-    def _plan_event(self, peer: str, message: Message) -> list[Action]:
-        plan = int(message["plan"])
-        if message["type"] == "bye":
-            return self._state.planner_leaves(plan)
-        queues = queue_list(message["queues"], peer)
-        if message["type"] == "leaving":
-            return self._state.must_leave(plan, queues)
-        self._state.plan_made(plan, queues)
-        return []
+    def _task_event(self, connection: Connection, message: FromTask) -> list[Action]:
+        """Pass a message of a task to the state."""
+        state, now_s = self._state, self._clock.monotonic_s()
+        match message:
+            case TaskBegins():
+                return state.task_begins(connection, message)
+            case PartHandedOver(task, part):
+                return state.handed_over(connection, task, part)
+            case QueuesReleased(task, queues):
+                return state.released(connection, task, queues)
+            case TaskIdle(task):
+                return state.task_idles(connection, task, now_s)
+            case TaskFailed(task):
+                return state.task_failed(connection, task, now_s)
+            case TaskDone(task, copy):
+                return state.task_done(connection, task, copy, now_s)
+            case _:
+                assert_never(message)
 
     def _answer_storage(self, connection: Connection) -> None:
         try:
@@ -171,24 +197,7 @@ class QueryHub(ConnectionLoop):
         except Exception as error:  # noqa: BLE001 - not its text, which may hold anything
             logger.warning("storage options for the planner could not be had: %s", type(error).__name__)
             return
-        self._call(lambda: self._send(connection, {"type": "storage", "options": options}))
-
-    def _task_event(self, connection: Connection, task: str, message: Message) -> list[Action]:
-        peer, now_s = connection.peer, self._clock.monotonic_s()
-        match message["type"]:
-            case "handed":
-                return self._state.handed_over(connection, task, _part(message["part"], peer))
-            case "released":
-                return self._state.released(connection, task, queue_list(message["queues"], peer))
-            case "idle":
-                return self._state.task_idles(connection, task, now_s)
-            case "failed":
-                return self._state.task_failed(connection, task, now_s)
-            case "done":
-                part = None if message["part"] is None else _part(message["part"], peer)
-                return self._state.task_done(connection, task, part, now_s)
-            case other:
-                raise RemoteProtocolError(f"{peer}: a message of type {other!r} is not known.")
+        self._call(lambda: self._send(connection, StorageRenewed(options)))
 
     def _act(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -200,20 +209,3 @@ class QueryHub(ConnectionLoop):
                     self._commit(part)
                 case Look():
                     self._look()
-
-
-def _task_start(message: Message) -> TaskStart:
-    return TaskStart(
-        task=str(message["task"]),
-        batch_id=int(message["batch"]),
-        partition=int(message["partition"]),
-        epochs={
-            MessageQueue(str(topic), str(broker_name), int(queue_id)): int(epoch)
-            for topic, broker_name, queue_id, epoch in message["queues"]
-        },
-        tasks=int(message["tasks"]),
-    )
-
-
-def _part(facts: Mapping[str, Any], peer: str) -> Part:
-    return Part(str(facts["id"]), queue_list(facts["queues"], peer), dict(facts["result"]))

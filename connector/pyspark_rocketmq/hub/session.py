@@ -5,7 +5,7 @@ random number and with a proof made from both; the hub proves itself in the same
 begins with a code made from the line's number and a key for this connection and direction, so that nobody can
 add, repeat or reorder lines. Nothing is encrypted.
 
-No I/O here: bytes in, messages out.
+No I/O here: bytes in, JSON objects out, which ``messages`` reads.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from pyspark_rocketmq.errors import LocalProtocolError, RemoteProtocolError
-from pyspark_rocketmq.model import MessageQueue
+from pyspark_rocketmq.hub.messages import JsonObject
 
 LONGEST_GREETING: Final = 512
 """Longest line, in bytes, before the other side has proved itself."""
@@ -28,9 +28,6 @@ _VERSION: Final = 1
 _KEY_BYTES: Final = 32
 _CODE_CHARS: Final = 32
 _NONCE_BYTES: Final = 16
-
-Message = dict[str, Any]
-"""A JSON object; ``type`` identifies the kind of message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +92,8 @@ class Session:
             raise RemoteProtocolError(f"{self._peer}: a line has more than {longest} bytes.")
         return lines
 
-    def receive(self, line: bytes) -> tuple[bytes, Message | None]:
-        """Take the next line; return the bytes to answer, and its message unless it is of the greeting."""
+    def receive(self, line: bytes) -> tuple[bytes, JsonObject | None]:
+        """Take the next line; return the bytes to answer, and its object unless it is of the greeting."""
         if not self.is_open:
             return self._greeted(line), None
         code, body = line[:_CODE_CHARS], line[_CODE_CHARS:]
@@ -107,7 +104,7 @@ class Session:
         self._received += 1
         return b"", self._object(body)
 
-    def seal(self, message: Mapping[str, Any]) -> bytes:
+    def seal(self, message: JsonObject) -> bytes:
         """Return the next line to send, once the session is open."""
         body = json.dumps(message, separators=(",", ":")).encode()
         line = _code(self._send_key, self._sent, body) + body + b"\n"
@@ -136,7 +133,7 @@ class Session:
     def _proof(self, side: str) -> str:
         return hmac.digest(self._key, f"proof|{side}|{self._nonces}".encode(), "sha256").hex()
 
-    def _object(self, text: bytes) -> Message:
+    def _object(self, text: bytes) -> JsonObject:
         try:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -145,36 +142,16 @@ class Session:
             raise RemoteProtocolError(f"{self._peer}: a line is no JSON object.")
         return found
 
-    def _text(self, greeting: Message, name: str) -> str:
+    def _text(self, greeting: JsonObject, name: str) -> str:
         value = greeting.get(name)
         if not isinstance(value, str):
             raise RemoteProtocolError(f"{self._peer}: a line has no {name}.")
         return value
 
 
-def listed(queues: Iterable[MessageQueue]) -> list[list[str | int]]:
-    """Return queues in the form of a message; the reverse of :func:`queue_list`."""
-    return [[queue.topic, queue.broker_name, queue.queue_id] for queue in sorted(queues)]
-
-
-def queue_list(queues: object, peer: str = "hub") -> frozenset[MessageQueue]:
-    """Return the queues in a message.
-
-    Raises:
-        RemoteProtocolError: If it is no list of queues.
-    """
-    try:
-        return frozenset(
-            MessageQueue(str(topic), str(broker_name), int(queue_id))
-            for topic, broker_name, queue_id in queues  # type: ignore[attr-defined]
-        )
-    except (TypeError, ValueError) as error:
-        raise RemoteProtocolError(f"{peer}: a list of queues is none: {error}.") from error
-
-
 def _code(key: bytes, number: int, body: bytes) -> bytes:
     return hmac.digest(key, b"%d|%b" % (number, body), "sha256").hex()[:_CODE_CHARS].encode()
 
 
-def _line(message: Mapping[str, Any]) -> bytes:
+def _line(message: Mapping[str, object]) -> bytes:
     return json.dumps(message).encode() + b"\n"

@@ -28,7 +28,21 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from pyspark_rocketmq.hub.session import Message, listed
+from pyspark_rocketmq.hub.messages import (
+    BatchAtWork,
+    FromDriver,
+    GiveUpQueues,
+    Part,
+    PartTaken,
+    PlanOver,
+    QueuesFree,
+    QueuesHeldUp,
+    SlotsKnown,
+    StopTask,
+    TaskBegins,
+    TaskMayBegin,
+    ToPlanner,
+)
 from pyspark_rocketmq.model import MessageQueue
 
 Queues = frozenset[MessageQueue]
@@ -43,20 +57,11 @@ _BEGIN_WITHIN_S: Final = 2.0
 _NOTHING: Final[Queues] = frozenset()
 
 
-class Part(NamedTuple):
-    """Written rows and acks of some of a task's queues; committed or dropped as a whole."""
-
-    id: str
-    queues: Queues
-    result: Message
-    """Same form as in the task's own result."""
-
-
 class Send(NamedTuple):
     """Send a message to ``peer``."""
 
     peer: Hashable
-    message: Message
+    message: FromDriver
 
 
 class Commit(NamedTuple):
@@ -90,24 +95,10 @@ class Slots(NamedTuple):
     """Most tasks that a batch should have; 0 for any number."""
 
 
-class TaskStart(NamedTuple):
-    """A task's report about itself before it delivers anything."""
-
-    task: str
-    """Unique id of the attempt, also among other batches and queries."""
-    batch_id: int
-    partition: int
-    """Number of the task, the same for all attempts."""
-    epochs: Mapping[MessageQueue, int]
-    """Epochs of its ranges, by queue."""
-    tasks: int = 1
-    """Number of tasks of the batch."""
-
-
 @dataclass(slots=True)
 class _Task:
     peer: Hashable
-    start: TaskStart
+    start: TaskBegins
     is_lost: bool = False
     done: Part | None = None
     """Copy of its result, once it has ended."""
@@ -177,7 +168,7 @@ class HubState:
     def planner_came(self, peer: Hashable) -> list[Action]:
         """Note that the planner is connected; the last peer to report this is the planner."""
         self._planner, self._planner_lost_s, self._last_plan = peer, None, None
-        return self._tell_slots() + self._tell_held_up()
+        return self._slots_report() + (self._held_up_report() if self._held_up else [])
 
     def plan_made(self, number: int, queues: Queues) -> None:
         """Note that a plan was made; a repeated report changes nothing."""
@@ -209,14 +200,14 @@ class HubState:
         """Take the new number of tasks that can run at the same time."""
         is_news = slots.most_planned != self._slots.most_planned
         self._slots = slots
-        return self._tell_slots() if is_news else []
+        return self._slots_report() if is_news else []
 
     def held_up(self, reason: str) -> list[Action]:
         """Note why queues were held up in the last batch; empty if none was."""
         if reason == self._held_up:
             return []
         self._held_up = reason
-        return self._to_planner({"type": "held_up", "reason": reason})
+        return self._held_up_report()
 
     def batch_begins(self, batch_id: int) -> bool:
         """Begin a job; return whether its tasks must ask before they begin with their queues."""
@@ -264,7 +255,7 @@ class HubState:
     def batch_committed(self, plan: int) -> list[Action]:
         """Note that all of a plan's batch is committed, or dropped for good."""
         self._is_settled = True
-        return self._to_planner({"type": "over", "plan": plan})
+        return self._to_planner(PlanOver(plan))
 
     def batch_failed(self) -> list[Action]:
         """Note that nothing more of the batch will be committed: its query ends."""
@@ -294,13 +285,13 @@ class HubState:
 
     # --- tasks ----------------------------------------------------------------------------------------------
 
-    def task_begins(self, peer: Hashable, start: TaskStart) -> list[Action]:
+    def task_begins(self, peer: Hashable, start: TaskBegins) -> list[Action]:
         """Answer a task that asks which queues to leave out."""
         if start.batch_id != self._batch_id:
             # The task's batch is over, so all its work is useless.
-            return [Send(peer, {"type": "go", "task": start.task, "give_up": [], "stop": True})]
+            return [Send(peer, TaskMayBegin(start.task, left_out=_NOTHING, is_stopped=True))]
         former = [before for before in self._tasks.values() if before.start.partition == start.partition]
-        superseded = self._told_to_end([before for before in former if before.is_waiting])
+        superseded = self._end_waiting([before for before in former if before.is_waiting])
         for before in former:
             before.done = None
             before.is_lost = True
@@ -309,12 +300,8 @@ class HubState:
         left_out = settled | self._leaving.intersection(start.epochs)
         for queue in start.epochs.keys() - settled:
             self._owner[queue] = task
-        go = {
-            "type": "go",
-            "task": start.task,
-            "give_up": listed(left_out),
-            "stop": self.is_stopping or self._is_orphaned or self._last_plan is not None,
-        }
+        is_stopped = self.is_stopping or self._is_orphaned or self._last_plan is not None
+        go = TaskMayBegin(start.task, frozenset(left_out), is_stopped)
         return [Send(peer, go), *superseded, *self._free(left_out - settled)]
 
     def handed_over(self, peer: Hashable, task_id: str, part: Part) -> list[Action]:
@@ -322,7 +309,7 @@ class HubState:
         task = self._task(peer, task_id)
         if task is None:
             return []
-        return [Send(peer, {"type": "taken", "task": task_id, "part": part.id}), *self._take(part)]
+        return [Send(peer, PartTaken(task_id, part.id)), *self._take(part)]
 
     def released(self, peer: Hashable, task_id: str, queues: Queues) -> list[Action]:
         """Note that a task has delivered nothing that counts from these queues, and will not."""
@@ -335,10 +322,11 @@ class HubState:
         """Answer a task with only suspended queues left whether to wait for them, and later when to stop."""
         task = self._task(peer, task_id)
         if task is None or task.is_done:
-            return [Send(peer, {"type": "batch", "task": task_id, "at_work": False})]
+            return [Send(peer, BatchAtWork(task_id, is_at_work=False))]
         task.idle_s = now_s
         task.is_waiting = self._is_at_work(now_s)
-        return [_batch(task, at_work=task.is_waiting), *self._end_idle(now_s)]
+        answer = Send(peer, BatchAtWork(task_id, task.is_waiting))
+        return [answer, *self._end_idle(now_s)]
 
     def task_done(self, peer: Hashable, task_id: str, result: Part | None, now_s: float) -> list[Action]:
         """Note that a task has ended; ``result`` is a copy of its part in the batch, None if too large."""
@@ -383,14 +371,11 @@ class HubState:
 
     # --- inside ---------------------------------------------------------------------------------------------
 
-    def _tell_slots(self) -> list[Action]:
-        """Send the planner its limit of tasks."""
-        return self._to_planner(
-            {"type": "slots", "slots": self._slots.most_planned, "calls_end_s": self._calls_end_s}
-        )
+    def _slots_report(self) -> list[Action]:
+        return self._to_planner(SlotsKnown(self._slots.most_planned, self._calls_end_s))
 
-    def _tell_held_up(self) -> list[Action]:
-        return self._to_planner({"type": "held_up", "reason": self._held_up}) if self._held_up else []
+    def _held_up_report(self) -> list[Action]:
+        return self._to_planner(QueuesHeldUp(self._held_up))
 
     def _task(self, peer: Hashable, task_id: str) -> _Task | None:
         """Return a task; None if nothing more is accepted from it."""
@@ -398,7 +383,7 @@ class HubState:
         return None if task is None or task.peer != peer or task.is_lost else task
 
     def _stop_tasks(self) -> list[Action]:
-        return [Send(task.peer, {"type": "stop", "task": task.start.task}) for task in self._running()]
+        return [Send(task.peer, StopTask(task.start.task)) for task in self._running()]
 
     def _late_ended(self, peer: Hashable, task_id: str) -> list[Action]:
         if self._late.get(task_id) == peer:
@@ -409,7 +394,7 @@ class HubState:
         """Report to a planner that ends that its plan is over, if it is."""
         if self._last_plan is None or not self._is_settled or self._late or self._is_any_unseen:
             return []
-        return self._to_planner({"type": "over", "plan": self._last_plan})
+        return self._to_planner(PlanOver(self._last_plan))
 
     def _running(self) -> list[_Task]:
         return [task for task in self._tasks.values() if task.is_running]
@@ -427,12 +412,12 @@ class HubState:
     def _end_idle(self, now_s: float) -> list[Action]:
         """End idle tasks if there is no task left for which they could wait."""
         waiting = [task for task in self._running() if task.is_waiting]
-        return self._told_to_end(waiting) if waiting and not self._is_at_work(now_s) else []
+        return self._end_waiting(waiting) if waiting and not self._is_at_work(now_s) else []
 
-    def _told_to_end(self, waiting: Sequence[_Task]) -> list[Action]:
+    def _end_waiting(self, waiting: Sequence[_Task]) -> list[Action]:
         for task in waiting:
             task.is_waiting = False
-        return [_batch(task, at_work=False) for task in waiting]
+        return [Send(task.peer, BatchAtWork(task.start.task, is_at_work=False)) for task in waiting]
 
     def _give_up(self) -> list[Action]:
         """Begin to give up every queue that must be given up and is not on its way yet."""
@@ -447,13 +432,8 @@ class HubState:
                     actions += self._take(task.done)
             elif not task.is_lost and queue not in task.asked:
                 task.asked.add(queue)
-                message: Message = {
-                    "type": "give_up",
-                    "task": task.start.task,
-                    "queues": listed({queue}),
-                    "drop": queue in self._moved,
-                }
-                actions.append(Send(task.peer, message))
+                is_dropped = queue in self._moved
+                actions.append(Send(task.peer, GiveUpQueues(task.start.task, frozenset({queue}), is_dropped)))
         return actions
 
     def _take(self, part: Part) -> list[Action]:
@@ -467,11 +447,7 @@ class HubState:
         self._settled |= set(queues)
         if not queues:
             return []
-        return self._to_planner({"type": "free", "plan": self._plan, "queues": listed(queues)})
+        return self._to_planner(QueuesFree(self._plan, frozenset(queues)))
 
-    def _to_planner(self, message: Message) -> list[Action]:
+    def _to_planner(self, message: ToPlanner) -> list[Action]:
         return [] if self._planner is None else [Send(self._planner, message)]
-
-
-def _batch(task: _Task, *, at_work: bool) -> Send:
-    return Send(task.peer, {"type": "batch", "task": task.start.task, "at_work": at_work})

@@ -13,13 +13,35 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, assert_never
 
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.consume.turns import RangeInstructions
 from pyspark_rocketmq.errors import RocketMQError, TransportError
 from pyspark_rocketmq.hub.connections import HubClient
-from pyspark_rocketmq.hub.session import LONGEST_LINE, HubAddress, Message, listed, queue_list
+from pyspark_rocketmq.hub.messages import (
+    BatchAtWork,
+    FromDriver,
+    FromTask,
+    GiveUpQueues,
+    Part,
+    PartHandedOver,
+    PartTaken,
+    PlanOver,
+    QueuesFree,
+    QueuesHeldUp,
+    QueuesReleased,
+    SlotsKnown,
+    StopTask,
+    StorageRenewed,
+    TaskBegins,
+    TaskDone,
+    TaskFailed,
+    TaskIdle,
+    TaskMayBegin,
+    ToTask,
+)
+from pyspark_rocketmq.hub.session import LONGEST_LINE, HubAddress
 from pyspark_rocketmq.model import MessageQueue
 
 logger = logging.getLogger(__name__)
@@ -97,7 +119,7 @@ class TaskInstructions(RangeInstructions):
         """See ``RangeInstructions``."""
         self._on_work_end, self._idle_s = changed, time.monotonic()
         if not self._is_last:
-            self._send("idle")
+            self._send(TaskIdle(self.id))
 
     def is_batch_at_work(self) -> bool:
         """See :class:`RangeInstructions`."""
@@ -142,15 +164,15 @@ class TaskInstructions(RangeInstructions):
 
     def released(self, queue: MessageQueue) -> None:
         """Report that nothing that counts was delivered from a queue, and nothing will be."""
-        self._send("released", queues=listed([queue]))
+        self._send(QueuesReleased(self.id, frozenset({queue})))
 
-    def hand_over(self, part_id: str, queues: Collection[MessageQueue], result: Mapping[str, Any]) -> bool:
+    def hand_over(self, part: Part) -> bool:
         """Send a part to the driver; return, at once, whether this was begun."""
-        if self._connection.is_lost or len(str(result)) > LONGEST_LINE // 2:
+        if self._connection.is_lost or len(str(part.result)) > LONGEST_LINE // 2:
             return False
-        self._in_doubt.add(part_id)
+        self._in_doubt.add(part.id)
         self._is_certain.clear()
-        self._send("handed", part=_part(part_id, queues, result))
+        self._send(PartHandedOver(self.id, part))
         return True
 
     def await_taken(self) -> None:
@@ -168,52 +190,54 @@ class TaskInstructions(RangeInstructions):
                 "task is run again and asks; look at the driver's log if this goes on."
             )
 
-    def done(self, part_id: str, queues: Collection[MessageQueue], result: Mapping[str, Any]) -> None:
-        """Report the task's end; the driver gets a copy of its result, if it is not too large."""
-        is_small = bool(queues) and len(str(result)) <= _LARGEST_COPY
-        part = _part(part_id, queues, result) if is_small else None
+    def done(self, last: Part | None) -> None:
+        """Report the task's end; the driver gets a copy of the last part, if it is not too large."""
+        copy = None if last is None or len(str(last.result)) > _LARGEST_COPY else last
         self._connection.forget(self)
-        self._send("done", part=part)
+        self._send(TaskDone(self.id, copy))
 
     def forget(self) -> None:
         """Report that the task has failed."""
         self._connection.forget(self)
-        self._send("failed")
+        self._send(TaskFailed(self.id))
 
     def ask(self, terms: HubTerms, partition: int, *, tasks: int) -> bool:
         """Report the queues that the task is going to begin with; return whether the driver has answered."""
         self._is_last = tasks == 1
-        queues = [[*queue, epoch] for queue, epoch in sorted(self._epochs.items())]
-        self._send("begin", batch=terms.batch_id, partition=partition, queues=queues, tasks=tasks)
+        self._send(
+            TaskBegins(
+                task=self.id, batch_id=terms.batch_id, partition=partition, epochs=self._epochs, tasks=tasks
+            )
+        )
         return self._answered.wait(_ANSWER_S) and not self._connection.is_lost
 
-    def _send(self, kind: str, **facts: Any) -> None:
-        self._connection.send({"type": kind, "task": self.id, **facts})
+    def _send(self, message: FromTask) -> None:
+        self._connection.send(message)
 
     # --- the connection's thread ----------------------------------------------------------------------------
 
-    def receive(self, message: Message) -> None:
+    def receive(self, message: ToTask) -> None:
         """Handle a message of the driver to this task."""
-        match message["type"]:
-            case "go":
-                self._given_up |= queue_list(message["give_up"])
-                self._all = self._all or bool(message["stop"])
+        match message:
+            case TaskMayBegin(_, left_out, is_stopped):
+                self._given_up |= left_out
+                self._all = self._all or is_stopped
                 self._answered.set()
-            case "give_up":
-                self._give_up(queue_list(message["queues"]), is_dropped=bool(message["drop"]))
-            case "batch":
-                if message["at_work"]:
+            case GiveUpQueues(_, queues, is_dropped):
+                self._give_up(queues, is_dropped=is_dropped)
+            case BatchAtWork(_, is_at_work):
+                if is_at_work:
                     self._is_batch_at_work = True
                 else:
                     self._end_idle()
-            case "taken":
-                self._in_doubt.discard(message["part"])
+            case PartTaken(_, part_id):
+                self._in_doubt.discard(part_id)
                 if not self._in_doubt:
                     self._is_certain.set()
-            case "stop":
+            case StopTask():
                 self.stop()
             case _:
-                pass
+                assert_never(message)
 
     def stop(self) -> None:
         """Make no further deliveries; messages delivered so far remain in the task's result."""
@@ -263,9 +287,14 @@ class _DriverConnection:
     def forget(self, instructions: TaskInstructions) -> None:
         self._tasks.pop(instructions.id, None)
 
-    def _received(self, message: Message) -> None:
-        if (task := self._tasks.get(message["task"])) is not None:
-            task.receive(message)
+    def _received(self, message: FromDriver) -> None:
+        match message:
+            case SlotsKnown() | QueuesHeldUp() | PlanOver() | QueuesFree() | StorageRenewed():
+                # For the planner only; this connection is a worker's.
+                pass
+            case _:
+                if (task := self._tasks.get(message.task)) is not None:
+                    task.receive(message)
 
     def _lost(self) -> None:
         self.is_lost = True
@@ -347,7 +376,3 @@ def _connected(terms: HubTerms) -> _DriverConnection | None:
             del _connections[lost]
         _connections[address] = made
     return made
-
-
-def _part(part_id: str, queues: Collection[MessageQueue], result: Mapping[str, Any]) -> Message:
-    return {"id": part_id, "queues": listed(queues), "result": dict(result)}

@@ -30,6 +30,7 @@ from pyspark.sql import DataFrame
 from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, Consumed, QueueAck
 from pyspark_rocketmq.errors import RocketMQError, without_frames
+from pyspark_rocketmq.hub.messages import Part
 from pyspark_rocketmq.hub.task_end import Fate, HubTerms, TaskInstructions, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import RowWriter, Writing, Written
@@ -151,7 +152,8 @@ class TaskParts:
             last.abandon()
         if self._instructions is not None:
             self._instructions.await_taken()
-            self._instructions.done(last.id, last.queues, self._finished[-1] if last.queues else {})
+            copy = Part(last.id, frozenset(last.queues), self._finished[-1]) if last.queues else None
+            self._instructions.done(copy)
         return self._finished
 
     def abandon(self) -> None:
@@ -204,7 +206,7 @@ class TaskParts:
     def _hand_over(self, part: TaskPart) -> None:
         assert self._instructions is not None
         result = part.finish()
-        if not self._instructions.hand_over(part.id, part.queues, result):
+        if not self._instructions.hand_over(Part(part.id, frozenset(part.queues), result)):
             self._finished.append(result)
 
 

@@ -1,0 +1,418 @@
+"""The messages between a query's driver, its planner and its tasks, and their form as JSON.
+
+A message is a frozen value; its class has the attribute ``kind``, which the JSON object has as ``type``. The
+other fields have their attribute's name there, except where an annotation gives another one.
+
+| from | to | messages |
+|---|---|---|
+| planner | driver | :data:`FromPlanner` |
+| task | driver | :data:`FromTask` |
+| driver | planner | :data:`ToPlanner` |
+| driver | task | :data:`ToTask` |
+
+No I/O, and no decision: ``state`` decides what is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from functools import cache
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, Protocol, TypeVar, get_args, get_type_hints
+
+from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.model import MessageQueue
+
+JsonObject = dict[str, Any]
+
+
+class _Form(NamedTuple):
+    """Writes and reads one type of value; the reader also gets the peer's name, for errors."""
+
+    to_json: Callable[[Any], object]
+    from_json: Callable[[Any, str], object]
+
+
+class _Key(NamedTuple):
+    """Name of a field in JSON."""
+
+    name: str
+
+
+def listed(queues: Iterable[MessageQueue]) -> list[list[str | int]]:
+    """Return queues in the form of a message; the reverse of :func:`queue_list`."""
+    return [[queue.topic, queue.broker_name, queue.queue_id] for queue in sorted(queues)]
+
+
+def queue_list(queues: object, peer: str = "hub") -> frozenset[MessageQueue]:
+    """Return the queues in a message.
+
+    Raises:
+        RemoteProtocolError: If it is no list of queues.
+    """
+    try:
+        return frozenset(
+            MessageQueue(str(topic), str(broker_name), int(queue_id))
+            for topic, broker_name, queue_id in queues  # type: ignore[attr-defined]
+        )
+    except (TypeError, ValueError) as error:
+        raise RemoteProtocolError(f"{peer}: a list of queues is none: {error}.") from error
+
+
+def _listed_epochs(epochs: Mapping[MessageQueue, int]) -> list[list[str | int]]:
+    return [[*queue, epoch] for queue, epoch in sorted(epochs.items())]
+
+
+def _epochs(listed_epochs: Any, _: str) -> dict[MessageQueue, int]:
+    return {
+        MessageQueue(str(topic), str(broker_name), int(queue_id)): int(epoch)
+        for topic, broker_name, queue_id, epoch in listed_epochs
+    }
+
+
+Queues = Annotated[frozenset[MessageQueue], _Form(listed, queue_list)]
+Epochs = Annotated[Mapping[MessageQueue, int], _Form(_listed_epochs, _epochs)]
+Options = Annotated[
+    Mapping[str, str], _Form(dict, lambda options, _: {str(key): str(options[key]) for key in options})
+]
+
+
+class Part(NamedTuple):
+    """Written rows and acks of some of a task's queues; committed or dropped as a whole."""
+
+    id: str
+    queues: frozenset[MessageQueue]
+    result: JsonObject
+    """Same form as in the task's own result."""
+
+
+def _part_object(part: Part | None) -> JsonObject | None:
+    if part is None:
+        return None
+    return {"id": part.id, "queues": listed(part.queues), "result": dict(part.result)}
+
+
+def _part(facts: Any, peer: str) -> Part:
+    return Part(str(facts["id"]), queue_list(facts["queues"], peer), dict(facts["result"]))
+
+
+def _part_if_any(facts: Any, peer: str) -> Part | None:
+    return None if facts is None else _part(facts, peer)
+
+
+SentPart = Annotated[Part, _Form(_part_object, _part)]
+PartCopy = Annotated[Part | None, _Form(_part_object, _part_if_any)]
+
+
+class Message(Protocol):
+    """Any of the classes below."""
+
+    kind: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+# --- planner to driver ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerConnected:
+    """The peer is the query's planner; first message of its connection."""
+
+    kind: ClassVar[str] = "planner"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMade:
+    """A plan was made; sent again after a new connection."""
+
+    kind: ClassVar[str] = "plan"
+    plan: int
+    queues: Queues
+
+
+@dataclass(frozen=True, slots=True)
+class QueuesLeaving:
+    """All queues of a plan that are to be given up, as of now; replaces the message before."""
+
+    kind: ClassVar[str] = "leaving"
+    plan: int
+    queues: Queues
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerLeaving:
+    """The planner ends, and waits until nothing of ``plan`` is delivered any more."""
+
+    kind: ClassVar[str] = "bye"
+    plan: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreChanged:
+    """Queues were reset in the offset store, so the driver must compare it with the batch."""
+
+    kind: ClassVar[str] = "look"
+
+
+@dataclass(frozen=True, slots=True)
+class StorageWanted:
+    """The planner asks for the offset store's renewed storage options: :class:`StorageRenewed`."""
+
+    kind: ClassVar[str] = "storage"
+
+
+@dataclass(frozen=True, slots=True)
+class QueryDrained:
+    """An ``availableNow`` query has consumed everything, so the driver must stop it."""
+
+    kind: ClassVar[str] = "drained"
+
+
+# --- task to driver -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskBegins:
+    """A task's report about itself before it delivers anything; answered by :class:`TaskMayBegin`."""
+
+    kind: ClassVar[str] = "begin"
+    task: str
+    """Unique id of the attempt, also among other batches and queries."""
+    batch_id: Annotated[int, _Key("batch")]
+    partition: int
+    """Number of the task, the same for all attempts."""
+    epochs: Annotated[Epochs, _Key("queues")]
+    """Epochs of its ranges, by queue."""
+    tasks: int
+    """Number of tasks of the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartHandedOver:
+    """A part of the task's result for the driver to commit at once; answered by :class:`PartTaken`."""
+
+    kind: ClassVar[str] = "handed"
+    task: str
+    part: SentPart
+
+
+@dataclass(frozen=True, slots=True)
+class QueuesReleased:
+    """The task has delivered nothing that counts from these queues, and will not."""
+
+    kind: ClassVar[str] = "released"
+    task: str
+    queues: Queues
+
+
+@dataclass(frozen=True, slots=True)
+class TaskIdle:
+    """The task has only suspended queues left; answered by :class:`BatchAtWork`."""
+
+    kind: ClassVar[str] = "idle"
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailed:
+    """The attempt has failed: only the parts that it has handed over count."""
+
+    kind: ClassVar[str] = "failed"
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDone:
+    """The task has ended."""
+
+    kind: ClassVar[str] = "done"
+    task: str
+    part: PartCopy
+    """Copy of the last part of its result; None if there is none, or it is too large."""
+
+
+# --- driver to planner ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsKnown:
+    """Limits of the executors, from the driver's Spark session."""
+
+    kind: ClassVar[str] = "slots"
+    slots: int
+    """Most tasks that a batch should have; 0 for any number."""
+    calls_end_s: float
+    """How long a listener may be called after its query's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuesHeldUp:
+    """Queues are held up, or no longer."""
+
+    kind: ClassVar[str] = "held_up"
+    reason: str
+    """Reason; empty if no queue is held up."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOver:
+    """All queues of a plan are free: its batch is committed, or dropped for good."""
+
+    kind: ClassVar[str] = "over"
+    plan: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueuesFree:
+    """Nobody delivers these queues, and all that was delivered is committed or never will be."""
+
+    kind: ClassVar[str] = "free"
+    plan: int
+    queues: Queues
+
+
+@dataclass(frozen=True, slots=True)
+class StorageRenewed:
+    """Storage options for the offset store; answers :class:`StorageWanted`."""
+
+    kind: ClassVar[str] = "storage"
+    options: Options = field(repr=False)
+    """May be secrets."""
+
+
+# --- driver to task -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TaskMayBegin:
+    """The task may begin with its queues, except some."""
+
+    kind: ClassVar[str] = "go"
+    task: str
+    left_out: Annotated[Queues, _Key("give_up")]
+    is_stopped: Annotated[bool, _Key("stop")]
+    """Whether the task must deliver nothing at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpQueues:
+    """Deliver nothing more from these queues, and hand over what is finished of them."""
+
+    kind: ClassVar[str] = "give_up"
+    task: str
+    queues: Queues
+    is_dropped: Annotated[bool, _Key("drop")]
+    """Whether to drop it instead: the queues were claimed or reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAtWork:
+    """Whether an idle task is to wait for its suspended queues."""
+
+    kind: ClassVar[str] = "batch"
+    task: str
+    is_at_work: Annotated[bool, _Key("at_work")]
+    """Once False, the task must end."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartTaken:
+    """The driver has a part that the task has handed over."""
+
+    kind: ClassVar[str] = "taken"
+    task: str
+    part_id: Annotated[str, _Key("part")]
+
+
+@dataclass(frozen=True, slots=True)
+class StopTask:
+    """End after the call in hand; messages delivered so far remain in the task's result."""
+
+    kind: ClassVar[str] = "stop"
+    task: str
+
+
+# --- either way -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """The sender is alive; every connection handles it itself."""
+
+    kind: ClassVar[str] = "ping"
+
+
+FromPlanner = (
+    PlannerConnected | PlanMade | QueuesLeaving | PlannerLeaving | StoreChanged | StorageWanted | QueryDrained
+)
+FromTask = TaskBegins | PartHandedOver | QueuesReleased | TaskIdle | TaskFailed | TaskDone
+ToDriver = FromPlanner | FromTask
+ToPlanner = SlotsKnown | QueuesHeldUp | PlanOver | QueuesFree | StorageRenewed
+ToTask = TaskMayBegin | GiveUpQueues | BatchAtWork | PartTaken | StopTask
+FromDriver = ToPlanner | ToTask
+
+_TO_DRIVER: Final[Mapping[str, type[ToDriver]]] = {each.kind: each for each in get_args(ToDriver)}
+_FROM_DRIVER: Final[Mapping[str, type[FromDriver]]] = {each.kind: each for each in get_args(FromDriver)}
+
+
+def encode(message: Message) -> JsonObject:
+    """Return a message as a JSON object."""
+    facts = {key: form.to_json(getattr(message, name)) for name, key, form in _entries(type(message))}
+    return {"type": message.kind, **facts}
+
+
+def decode_to_driver(facts: JsonObject, peer: str) -> ToDriver:
+    """Read a message that the driver has received.
+
+    Raises:
+        RemoteProtocolError: If it is not complete, or its type is not known.
+    """
+    message = _decoded(_TO_DRIVER, facts, peer, "a message of type")
+    if message is None:
+        raise RemoteProtocolError(f"{peer}: a message of type {facts['type']!r} is not known.")
+    return message
+
+
+def decode_from_driver(facts: JsonObject, peer: str) -> FromDriver | None:
+    """Read a message that the planner or a task has received; return None if its type is not known.
+
+    Raises:
+        RemoteProtocolError: If it is not complete.
+    """
+    return _decoded(_FROM_DRIVER, facts, peer, "the driver's message")
+
+
+_MessageT = TypeVar("_MessageT", bound=Message)
+
+
+def _decoded(
+    kinds: Mapping[str, type[_MessageT]], facts: JsonObject, peer: str, noun: str
+) -> _MessageT | None:
+    try:
+        found = kinds.get(facts["type"])
+        if found is None:
+            return None
+        return found(**{name: form.from_json(facts[key], peer) for name, key, form in _entries(found)})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RemoteProtocolError(
+            f"{peer}: {noun} {facts.get('type')!r} is not complete: {error!r}."
+        ) from error
+
+
+@cache
+def _entries(kind: type[Message]) -> tuple[tuple[str, str, _Form], ...]:
+    """Return attribute, name in JSON and form of each field."""
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(_entry(each.name, hints[each.name]) for each in fields(kind))
+
+
+def _entry(name: str, hint: Any) -> tuple[str, str, _Form]:
+    """Return the entry of a field from its annotation; a plain type is its own reader."""
+    kind, *notes = get_args(hint) or (hint,)
+    key, form = name, _Form(lambda value: value, lambda value, _: kind(value))
+    for note in notes:
+        if isinstance(note, _Key):
+            key = note.name
+        else:
+            form = note
+    return name, key, form

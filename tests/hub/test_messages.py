@@ -1,0 +1,145 @@
+"""Messages between driver, planner and tasks: their form as JSON, written and read."""
+
+from __future__ import annotations
+
+import json
+from typing import get_args
+
+import pytest
+
+from pyspark_rocketmq.errors import RemoteProtocolError
+from pyspark_rocketmq.hub.messages import (
+    BatchAtWork,
+    FromDriver,
+    GiveUpQueues,
+    Message,
+    Part,
+    PartHandedOver,
+    PartTaken,
+    Ping,
+    PlanMade,
+    PlannerConnected,
+    PlannerLeaving,
+    PlanOver,
+    QueryDrained,
+    QueuesFree,
+    QueuesHeldUp,
+    QueuesLeaving,
+    QueuesReleased,
+    SlotsKnown,
+    StopTask,
+    StorageRenewed,
+    StorageWanted,
+    StoreChanged,
+    TaskBegins,
+    TaskDone,
+    TaskFailed,
+    TaskIdle,
+    TaskMayBegin,
+    ToDriver,
+    decode_from_driver,
+    decode_to_driver,
+    encode,
+    queue_list,
+)
+from pyspark_rocketmq.model import MessageQueue
+
+A, B = (MessageQueue("T", "broker-a", number) for number in range(2))
+BOTH = frozenset({B, A})
+PART = Part("p", frozenset({A}), {"acks": []})
+_PART = '{"id":"p","queues":[["T","broker-a",0]],"result":{"acks":[]}}'
+_BOTH = '[["T","broker-a",0],["T","broker-a",1]]'
+_EPOCHS = '[["T","broker-a",0,3],["T","broker-a",1,4]]'
+
+TO_DRIVER: tuple[tuple[ToDriver, str], ...] = (
+    (PlannerConnected(), '{"type":"planner"}'),
+    (PlanMade(1, BOTH), f'{{"type":"plan","plan":1,"queues":{_BOTH}}}'),
+    (QueuesLeaving(1, BOTH), f'{{"type":"leaving","plan":1,"queues":{_BOTH}}}'),
+    (PlannerLeaving(1), '{"type":"bye","plan":1}'),
+    (StoreChanged(), '{"type":"look"}'),
+    (StorageWanted(), '{"type":"storage"}'),
+    (QueryDrained(), '{"type":"drained"}'),
+    (
+        TaskBegins(task="t", batch_id=7, partition=2, epochs={B: 4, A: 3}, tasks=5),
+        f'{{"type":"begin","task":"t","batch":7,"partition":2,"queues":{_EPOCHS},"tasks":5}}',
+    ),
+    (PartHandedOver("t", PART), f'{{"type":"handed","task":"t","part":{_PART}}}'),
+    (QueuesReleased("t", BOTH), f'{{"type":"released","task":"t","queues":{_BOTH}}}'),
+    (TaskIdle("t"), '{"type":"idle","task":"t"}'),
+    (TaskFailed("t"), '{"type":"failed","task":"t"}'),
+    (TaskDone("t", PART), f'{{"type":"done","task":"t","part":{_PART}}}'),
+    (TaskDone("t", None), '{"type":"done","task":"t","part":null}'),
+)
+FROM_DRIVER: tuple[tuple[FromDriver, str], ...] = (
+    (SlotsKnown(4, 5.0), '{"type":"slots","slots":4,"calls_end_s":5.0}'),
+    (QueuesHeldUp("No permission."), '{"type":"held_up","reason":"No permission."}'),
+    (PlanOver(1), '{"type":"over","plan":1}'),
+    (QueuesFree(1, BOTH), f'{{"type":"free","plan":1,"queues":{_BOTH}}}'),
+    (StorageRenewed({"key": "value"}), '{"type":"storage","options":{"key":"value"}}'),
+    (
+        TaskMayBegin("t", BOTH, is_stopped=False),
+        f'{{"type":"go","task":"t","give_up":{_BOTH},"stop":false}}',
+    ),
+    (
+        GiveUpQueues("t", BOTH, is_dropped=True),
+        f'{{"type":"give_up","task":"t","queues":{_BOTH},"drop":true}}',
+    ),
+    (BatchAtWork("t", is_at_work=True), '{"type":"batch","task":"t","at_work":true}'),
+    (PartTaken("t", "p"), '{"type":"taken","task":"t","part":"p"}'),
+    (StopTask("t"), '{"type":"stop","task":"t"}'),
+)
+
+
+def text_of(message: Message) -> str:
+    return json.dumps(encode(message), separators=(",", ":"))
+
+
+@pytest.mark.parametrize(("message", "text"), TO_DRIVER, ids=lambda value: type(value).__name__)
+def test_messages_to_the_driver_keep_their_form(message: ToDriver, text: str) -> None:
+    """B5"""
+    assert text_of(message) == text
+    assert decode_to_driver(json.loads(text), "peer") == message
+
+
+@pytest.mark.parametrize(("message", "text"), FROM_DRIVER, ids=lambda value: type(value).__name__)
+def test_messages_of_the_driver_keep_their_form(message: FromDriver, text: str) -> None:
+    """B5"""
+    assert text_of(message) == text
+    assert decode_from_driver(json.loads(text), "hub") == message
+
+
+def test_each_kind_of_message_has_a_case_here() -> None:
+    assert {type(message) for message, _ in TO_DRIVER} == set(get_args(ToDriver))
+    assert {type(message) for message, _ in FROM_DRIVER} == set(get_args(FromDriver))
+    assert text_of(Ping()) == '{"type":"ping"}'
+
+
+@pytest.mark.parametrize(("message", "text"), TO_DRIVER, ids=lambda value: type(value).__name__)
+def test_a_message_without_one_of_its_fields_is_refused(message: ToDriver, text: str) -> None:
+    """H9"""
+    facts = json.loads(text)
+    for key in facts:
+        rest = {name: value for name, value in facts.items() if name != key}
+        with pytest.raises(RemoteProtocolError, match="a message of type"):
+            decode_to_driver(rest, "peer")
+
+
+def test_the_driver_refuses_unknown_messages_and_the_others_ignore_them() -> None:
+    """H9"""
+    with pytest.raises(RemoteProtocolError, match="peer: a message of type 'new' is not known"):
+        decode_to_driver({"type": "new"}, "peer")
+    assert decode_from_driver({"type": "new"}, "hub") is None
+    with pytest.raises(RemoteProtocolError, match="hub: the driver's message 'over' is not complete"):
+        decode_from_driver({"type": "over"}, "hub")
+
+
+def test_storage_options_are_not_shown() -> None:
+    """A5"""
+    assert "secret" not in repr(StorageRenewed({"key": "secret"}))
+
+
+@pytest.mark.parametrize("queues", [None, 3, "text", [["T", "b"]], [["T", "b", "x"]], [[1, 2, 3, 4]]])
+def test_an_invalid_list_of_queues_is_refused(queues: object) -> None:
+    """H9"""
+    with pytest.raises(RemoteProtocolError):
+        queue_list(queues)
