@@ -24,7 +24,7 @@ from pyspark_rocketmq.consumer.batch_function import (
 from pyspark_rocketmq.consumer.engine.state import NOT_OVER_CONNECT
 from pyspark_rocketmq.errors import OptionError, RocketMQError, StorageNotShared
 from pyspark_rocketmq.hub import task_end
-from pyspark_rocketmq.hub.driver_end import DriverHub
+from pyspark_rocketmq.hub.driver_end import DriverControl
 from pyspark_rocketmq.hub.state import Slots
 from pyspark_rocketmq.hub.task_end import ask_driver
 from pyspark_rocketmq.model import MessageQueue
@@ -120,8 +120,8 @@ def test_a_folder_of_another_machine_is_told(hosts: list[str], tmp_path: Path) -
 
 
 @pytest.fixture
-def hub() -> Iterator[DriverHub]:
-    made = DriverHub(
+def hub() -> Iterator[DriverControl]:
+    made = DriverControl(
         "127.0.0.1",
         "127.0.0.1",
         must_ask=True,
@@ -135,7 +135,7 @@ def hub() -> Iterator[DriverHub]:
     made.close()
 
 
-def test_tasks_that_cannot_reach_the_committer_fail_the_batch(hub: DriverHub) -> None:
+def test_tasks_that_cannot_reach_the_committer_fail_the_batch(hub: DriverControl) -> None:
     """D1: nobody could end them. With a classic session they go on without."""
     hub.begin(0, lambda part: None)
 
@@ -144,7 +144,7 @@ def test_tasks_that_cannot_reach_the_committer_fail_the_batch(hub: DriverHub) ->
 
 
 def test_a_worker_ends_within_the_call_when_the_committer_is_gone(
-    hub: DriverHub, monkeypatch: pytest.MonkeyPatch
+    hub: DriverControl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """D1: but not for a task that has ended by then."""
     ended: list[int] = []

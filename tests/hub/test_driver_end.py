@@ -12,7 +12,7 @@ import pytest
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.hub import task_end
 from pyspark_rocketmq.hub.connections import HubClient
-from pyspark_rocketmq.hub.driver_end import BatchEnd, DriverHub
+from pyspark_rocketmq.hub.driver_end import BatchEnd, DriverControl
 from pyspark_rocketmq.hub.messages import (
     FromDriver,
     Part,
@@ -25,7 +25,7 @@ from pyspark_rocketmq.hub.messages import (
 )
 from pyspark_rocketmq.hub.session import HubAddress
 from pyspark_rocketmq.hub.state import Slots
-from pyspark_rocketmq.hub.task_end import Fate, TaskInstructions, ask_driver
+from pyspark_rocketmq.hub.task_end import Fate, TaskControl, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.wait import PATIENCE_S, wait_until
 
@@ -40,7 +40,7 @@ class Query:
         self.epochs = {A: 1, B: 1}
         self.slots = Slots(2, 2)
         self.received: list[FromDriver] = []
-        self.hub = DriverHub(
+        self.hub = DriverControl(
             "127.0.0.1",
             "127.0.0.1",
             must_ask=True,
@@ -63,7 +63,7 @@ class Query:
     def has_received(self, kind: type[FromDriver]) -> bool:
         return any(isinstance(message, kind) for message in self.received)
 
-    def begin(self, *committed: list[Part], failure: BaseException | None = None) -> TaskInstructions:
+    def begin(self, *committed: list[Part], failure: BaseException | None = None) -> TaskControl:
         def commit(part: Part) -> None:
             for each in committed:
                 each.append(part)

@@ -10,8 +10,8 @@ import pytest
 from pyspark_rocketmq.clock import SystemClock
 from pyspark_rocketmq.group.member import RunningMember
 from pyspark_rocketmq.hub import planner_end
-from pyspark_rocketmq.hub.planner_end import DriverConnection
-from pyspark_rocketmq.hub.server import QueryHub
+from pyspark_rocketmq.hub.planner_end import PlannerControl
+from pyspark_rocketmq.hub.server import HubServer
 from pyspark_rocketmq.hub.session import HubAddress
 from pyspark_rocketmq.hub.state import HubState, Slots
 from tests.helpers.wait import wait_until
@@ -20,7 +20,7 @@ from tests.helpers.wait import wait_until
 def test_the_first_plan_waits_for_the_number_of_tasks_that_can_run() -> None:
     """D3: the group's first micro-batch has no more tasks than any other."""
     clock = SystemClock()
-    hub = QueryHub(
+    hub = HubServer(
         "127.0.0.1",
         "127.0.0.1",
         must_ask=True,
@@ -30,7 +30,7 @@ def test_the_first_plan_waits_for_the_number_of_tasks_that_can_run() -> None:
         clock=clock,
     )
     try:
-        connection = DriverConnection(hub.address, clock)
+        connection = PlannerControl(hub.address, clock)
         connection.start(create_autospec(RunningMember, instance=True))
 
         assert connection.slots() == 7
@@ -41,13 +41,13 @@ def test_the_first_plan_waits_for_the_number_of_tasks_that_can_run() -> None:
 def test_what_holds_queues_up_reaches_the_planner() -> None:
     """D6: before and after it connects."""
     clock = SystemClock()
-    hub = QueryHub(
+    hub = HubServer(
         "127.0.0.1", "127.0.0.1", must_ask=True, slots=Slots(), commit=lambda _: None, look=lambda: None,
         clock=clock,
     )  # fmt: skip
     try:
         hub.report(partial(HubState.held_up, reason="No permission."))
-        connection = DriverConnection(hub.address, clock)
+        connection = PlannerControl(hub.address, clock)
         connection.start(create_autospec(RunningMember, instance=True))
         wait_until(lambda: connection.held_up == "No permission.")
 
@@ -60,7 +60,7 @@ def test_what_holds_queues_up_reaches_the_planner() -> None:
 def test_a_driver_that_is_away_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """D3"""
     waited_s: list[float | None] = []
-    connection = DriverConnection(HubAddress.new("127.0.0.1", 1), SystemClock())
+    connection = PlannerControl(HubAddress.new("127.0.0.1", 1), SystemClock())
     monkeypatch.setattr(connection._are_slots_known, "wait", waited_s.append)
 
     assert connection.slots() == 0

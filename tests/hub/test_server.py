@@ -25,10 +25,10 @@ from pyspark_rocketmq.hub.messages import (
     StoreChanged,
     encode,
 )
-from pyspark_rocketmq.hub.server import QueryHub
+from pyspark_rocketmq.hub.server import HubServer
 from pyspark_rocketmq.hub.session import LONGEST_GREETING, HubAddress
 from pyspark_rocketmq.hub.state import HubState, Slots
-from pyspark_rocketmq.hub.task_end import Fate, HubTerms, TaskInstructions, ask_driver
+from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from tests.helpers.wait import PATIENCE_S, wait_until
 
@@ -43,7 +43,7 @@ class Driver:
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self.looks = 0
-        self.hub = QueryHub(
+        self.hub = HubServer(
             "127.0.0.1",
             "127.0.0.1",
             must_ask=True,
@@ -52,14 +52,14 @@ class Driver:
             look=self._look,
             clock=SystemClock(),
         )
-        self.terms = HubTerms(
+        self.terms = ControlEndpoint(
             self.hub.address, BATCH, self.hub.query(lambda state: state.batch_begins(BATCH))
         )
 
     def _look(self) -> None:
         self.looks += 1
 
-    def ask(self, *queues: MessageQueue, partition: int = 0, tasks: int = 1) -> TaskInstructions:
+    def ask(self, *queues: MessageQueue, partition: int = 0, tasks: int = 1) -> TaskControl:
         instructions = ask_driver(self.terms, partition, dict.fromkeys(queues, 1), tasks=tasks)
         assert instructions is not None
         return instructions
@@ -107,7 +107,7 @@ def planner(driver: Driver) -> Iterator[Planner]:
     connected.client.close()
 
 
-def await_given_up(instructions: TaskInstructions, queue: MessageQueue) -> None:
+def await_given_up(instructions: TaskControl, queue: MessageQueue) -> None:
     wait_until(lambda: instructions.is_given_up(queue), PATIENCE_S, reason=f"{queue} given up")
 
 
@@ -229,7 +229,7 @@ def test_a_listener_on_the_port_without_the_key_is_not_taken_for_the_driver(
 ) -> None:
     """H9: the task goes on as if there were none, and says so once."""
     address = HubAddress.new("127.0.0.1", driver.hub.address.port)
-    terms = HubTerms(address, BATCH, must_ask=False)
+    terms = ControlEndpoint(address, BATCH, must_ask=False)
 
     assert ask_driver(terms, 0, {A: 1}) is None
     assert ask_driver(terms, 0, {A: 1}) is None

@@ -10,7 +10,7 @@ from unittest.mock import create_autospec
 import pytest
 
 from pyspark_rocketmq.consumer.engine.state import cuts_by_floats
-from pyspark_rocketmq.hub.planner_end import DriverConnection
+from pyspark_rocketmq.hub.planner_end import PlannerControl
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.source import readers
 from tests.helpers.stream_read import StreamUnderTest
@@ -73,7 +73,7 @@ def test_a_consumer_that_is_to_end_reads_what_was_there_at_its_start_and_tells_i
     topic = topics.make(3)
     queue = MessageQueue(topic, "broker-a", 0)
     stream = old_stream(topics, topic, maxOffsetsPerTrigger="2", drains="true")
-    driver = create_autospec(DriverConnection, instance=True)
+    driver = create_autospec(PlannerControl, instance=True)
     stream._reader.__dict__["_driver"] = driver
 
     assert stream.next_offsets() == {queue: [0, 1]}

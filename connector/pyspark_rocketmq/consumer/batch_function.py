@@ -30,7 +30,7 @@ from pyspark_rocketmq.errors import OptionError, RocketMQError, StorageNotShared
 from pyspark_rocketmq.group.broker_offsets import open_group_store
 from pyspark_rocketmq.group.join import offset_key
 from pyspark_rocketmq.group.offset_mirror import OffsetMirror
-from pyspark_rocketmq.hub.driver_end import DriverHub
+from pyspark_rocketmq.hub.driver_end import DriverControl
 from pyspark_rocketmq.hub.state import CALLS_END_S, Slots
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.broker import BrokerOffsetStore
@@ -70,7 +70,7 @@ class CommitterParts:
         return open_group_store(self.options) if self.store is None else self.store
 
     def committer(
-        self, store: OffsetStore, query_id: Callable[[], str], hub: DriverHub | None
+        self, store: OffsetStore, query_id: Callable[[], str], hub: DriverControl | None
     ) -> BatchCommitter:
         """Return the function to call for each batch."""
         options, name = self.options, offset_key(self.options)
@@ -93,7 +93,7 @@ class CommitterParts:
         )
 
 
-def hub_of(
+def driver_control(
     options: ReadOptions,
     store: OffsetStore,
     host: str,
@@ -103,8 +103,8 @@ def hub_of(
     slots: Callable[[], Slots] = Slots,
     ends_tasks: bool = False,
     calls_end_s: float = CALLS_END_S,
-) -> DriverHub:
-    """Start the server for a query's planner and tasks; see ``DriverHub``.
+) -> DriverControl:
+    """Start the server for a query's planner and tasks; see ``DriverControl``.
 
     Raises:
         OSError: If it cannot listen there.
@@ -116,7 +116,7 @@ def hub_of(
         is_fenced = not isinstance(store, BrokerOffsetStore)
         return {queue: row.epoch for queue, row in store.read(name).items()} if is_fenced else {}
 
-    return DriverHub(
+    return DriverControl(
         host,
         bind_host,
         must_ask=must_ask,
@@ -165,7 +165,7 @@ class ServerFunction:
         # Tasks of a message table do not use the hub.
         if self._parts.engine is not None:
             host, bind_host, _ = driver_address(spark)
-            hub = hub_of(self._parts.options, store, host, bind_host, must_ask=True, ends_tasks=True)
+            hub = driver_control(self._parts.options, store, host, bind_host, must_ask=True, ends_tasks=True)
         return self._parts.committer(store, lambda: ids[self._query_name], hub)
 
 
@@ -243,6 +243,6 @@ __all__ = [
     "ServerFunction",
     "check_over_connect",
     "check_server_has",
-    "hub_of",
+    "driver_control",
     "renewed_storage",
 ]

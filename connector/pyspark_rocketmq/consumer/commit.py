@@ -36,7 +36,7 @@ from pyspark_rocketmq.consumer.engine.task import (
     together,
 )
 from pyspark_rocketmq.errors import RocketMQError, SinkMoved
-from pyspark_rocketmq.hub.driver_end import BatchEnd, DriverHub
+from pyspark_rocketmq.hub.driver_end import BatchEnd, DriverControl
 from pyspark_rocketmq.hub.messages import Part
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.offsets.open import checked_rows
@@ -118,7 +118,7 @@ class BatchCommitter:
         listeners: list[BatchListener],
         mirror: Mirror | None = None,
         engine: Engine | None = None,
-        hub: DriverHub | None = None,
+        hub: DriverControl | None = None,
         clock: Clock | None = None,
         before_batch: Callable[[], object] = lambda: None,
     ) -> None:

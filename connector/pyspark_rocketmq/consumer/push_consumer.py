@@ -26,7 +26,7 @@ from pyspark_rocketmq.consumer.batch_function import (
     CommitterParts,
     ServerFunction,
     check_over_connect,
-    hub_of,
+    driver_control,
     renewed_storage,
 )
 from pyspark_rocketmq.consumer.commit import BatchListener
@@ -49,7 +49,7 @@ from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.format import register
 from pyspark_rocketmq.group.broker_offsets import open_group_store
 from pyspark_rocketmq.group.join import offset_key
-from pyspark_rocketmq.hub.driver_end import DriverHub
+from pyspark_rocketmq.hub.driver_end import DriverControl
 from pyspark_rocketmq.hub.state import Slots
 from pyspark_rocketmq.listeners.context import ConsumeHooks, ConsumeMessageHook
 from pyspark_rocketmq.listeners.forms import form_of, named
@@ -189,7 +189,7 @@ class PushConsumer:
         self._output_schema: StructType | str | None = None
         self._batch_listeners: list[BatchListener] = []
         self._hooks: list[ConsumeMessageHook] = []
-        self._hubs: dict[str, DriverHub] = {}
+        self._hubs: dict[str, DriverControl] = {}
         """Hubs of the queries started, by run id."""
 
     def subscribe(self, topic: str, expression: str = "*", *, sql: str | None = None) -> None:
@@ -468,12 +468,12 @@ class PushConsumer:
             drains=drains,
         )
 
-    def _hub(self, spark: SparkSession, options: ReadOptions, store: OffsetStore) -> DriverHub | None:
+    def _hub(self, spark: SparkSession, options: ReadOptions, store: OffsetStore) -> DriverControl | None:
         """Start the server for planner and tasks; return None if it cannot listen."""
         host, bind_host, is_local = driver_address(spark)
         has_engine = options.hand_over_ranges and self._table is None
         try:
-            return hub_of(
+            return driver_control(
                 options,
                 store,
                 host,
@@ -536,7 +536,7 @@ def _written_by(function: BatchFunction, rows: DataFrame, name: str, checkpoint:
 
 
 def _drained_by(
-    hub: DriverHub | None, options: Mapping[str, str]
+    hub: DriverControl | None, options: Mapping[str, str]
 ) -> tuple[dict[str, str], Mapping[str, Any]]:
     """Return options and trigger with which the planner reports to the driver that everything is consumed.
 

@@ -26,7 +26,7 @@ from pyspark_rocketmq.consume.allocation import AllocationStrategy, allocation_s
 from pyspark_rocketmq.consume.membership import Allocate, Membership, MembershipTiming
 from pyspark_rocketmq.group.member import CALL_TIMEOUT_S, GroupCalls, RunningMember
 from pyspark_rocketmq.group.requests import ClientRemotingProcessor, ConsumeOne
-from pyspark_rocketmq.hub.planner_end import DriverConnection
+from pyspark_rocketmq.hub.planner_end import PlannerControl
 from pyspark_rocketmq.model import ConsumeFromWhere, MessageModel, MessageQueue
 from pyspark_rocketmq.offsets.store import OffsetKey, OffsetStore
 from pyspark_rocketmq.options.positions import EARLIEST
@@ -95,7 +95,7 @@ def join_group(
     clock: Clock,
     *,
     timing: MembershipTiming | None = None,
-    driver: DriverConnection | None = None,
+    driver: PlannerControl | None = None,
     open_listener: Callable[[], ConsumeOne] | None = None,
 ) -> RunningMember:
     """Create a member of ``options.consumer_group`` called ``member_id``; the caller starts and stops it.

@@ -25,9 +25,9 @@ from typing import Final, NamedTuple
 from pyspark_rocketmq.clock import Clock, Deadline
 from pyspark_rocketmq.errors import RocketMQError
 from pyspark_rocketmq.hub.messages import Part
-from pyspark_rocketmq.hub.server import QueryHub
+from pyspark_rocketmq.hub.server import HubServer
 from pyspark_rocketmq.hub.state import CALLS_END_S, HubState, Slots
-from pyspark_rocketmq.hub.task_end import HubTerms
+from pyspark_rocketmq.hub.task_end import ControlEndpoint
 from pyspark_rocketmq.model import MessageQueue
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class BatchEnd(NamedTuple):
     """Parts whose early commit failed: to be committed with the rest."""
 
 
-class DriverHub:
+class DriverControl:
     """The hub of one query, until :meth:`close` or the query's end."""
 
     def __init__(
@@ -96,7 +96,7 @@ class DriverHub:
         self._is_drained = False
         self._is_alive: Callable[[], bool] = lambda: True
         self._stop: Callable[[], None] | None = None
-        self._hub = QueryHub(
+        self._hub = HubServer(
             host,
             bind_host,
             must_ask=must_ask,
@@ -141,7 +141,7 @@ class DriverHub:
 
     # --- a batch --------------------------------------------------------------------------------------------
 
-    def begin(self, batch_id: int, commit: Callable[[Part], None]) -> HubTerms | None:
+    def begin(self, batch_id: int, commit: Callable[[Part], None]) -> ControlEndpoint | None:
         """Begin a batch before its job; return the terms for its tasks, or None once the hub is closed.
 
         Call :meth:`end` after the job, then :meth:`over` or :meth:`failed`. ``commit`` commits a part that a
@@ -155,7 +155,7 @@ class DriverHub:
         self._left = []
         must_ask = self._hub.query(lambda state: state.batch_begins(batch_id))
         self._began_s = self._clock.monotonic_s()
-        return HubTerms(self._hub.address, batch_id, must_ask, self._ends_tasks)
+        return ControlEndpoint(self._hub.address, batch_id, must_ask, self._ends_tasks)
 
     def end(self, *, could_ask: bool | None, is_whole: bool = True) -> BatchEnd:
         """End the job: accept no further part, and wait until the accepted ones are committed or failed.

@@ -60,7 +60,7 @@ class QueueLocks(Protocol):
         ...
 
 
-class DriverConnection:
+class PlannerControl:
     """Implements ``PlanWatcher``; connects, and reconnects, on its own thread."""
 
     def __init__(self, address: HubAddress, clock: Clock) -> None:

@@ -53,7 +53,7 @@ _ANSWER_S: Final = 10.0
 _BACKLOG: Final = 128
 
 
-class QueryHub(ConnectionLoop):
+class HubServer(ConnectionLoop):
     """Listens until it is closed. Only its thread touches the :class:`HubState`, which decides."""
 
     def __init__(

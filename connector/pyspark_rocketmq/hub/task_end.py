@@ -60,7 +60,7 @@ _LARGEST_COPY: Final = 256 << 10
 """Longest result, in characters, of which the driver gets a copy."""
 
 
-class HubTerms(NamedTuple):
+class ControlEndpoint(NamedTuple):
     """How the tasks of one batch reach their driver; pickled and sent to them."""
 
     address: HubAddress
@@ -82,7 +82,7 @@ class Fate(Enum):
     """Nothing of it is committed: its queue was claimed or reset meanwhile."""
 
 
-class TaskInstructions(RangeInstructions):
+class TaskControl(RangeInstructions):
     """Instructions to one attempt of a task."""
 
     def __init__(self, connection: _DriverConnection, epochs: Mapping[MessageQueue, int]) -> None:
@@ -201,7 +201,7 @@ class TaskInstructions(RangeInstructions):
         self._connection.forget(self)
         self._send(TaskFailed(self.id))
 
-    def ask(self, terms: HubTerms, partition: int, *, tasks: int) -> bool:
+    def ask(self, terms: ControlEndpoint, partition: int, *, tasks: int) -> bool:
         """Report the queues that the task is going to begin with; return whether the driver has answered."""
         self._is_last = tasks == 1
         self._send(
@@ -273,18 +273,18 @@ class _DriverConnection:
         self._ends_tasks = ends_tasks
         self.place = f"{address.host}:{address.port}"
         self.is_lost = False
-        self._tasks: dict[str, TaskInstructions] = {}
+        self._tasks: dict[str, TaskControl] = {}
         self._client = HubClient(
             address, received=self._received, lost=self._lost, clock=SystemClock(), timeout_s=_CONNECT_S
         )
         self.send = self._client.send
 
-    def begin(self, epochs: Mapping[MessageQueue, int]) -> TaskInstructions:
-        instructions = TaskInstructions(self, epochs)
+    def begin(self, epochs: Mapping[MessageQueue, int]) -> TaskControl:
+        instructions = TaskControl(self, epochs)
         self._tasks[instructions.id] = instructions
         return instructions
 
-    def forget(self, instructions: TaskInstructions) -> None:
+    def forget(self, instructions: TaskControl) -> None:
         self._tasks.pop(instructions.id, None)
 
     def _received(self, message: FromDriver) -> None:
@@ -331,8 +331,8 @@ os.register_at_fork(after_in_child=_renew)
 
 
 def ask_driver(
-    terms: HubTerms, partition: int, epochs: Mapping[MessageQueue, int], *, tasks: int = 1
-) -> TaskInstructions | None:
+    terms: ControlEndpoint, partition: int, epochs: Mapping[MessageQueue, int], *, tasks: int = 1
+) -> TaskControl | None:
     """Ask the driver which of a task's ranges to leave out; return None if it cannot be reached.
 
     Args:
@@ -351,7 +351,7 @@ def ask_driver(
     return None
 
 
-def _connected(terms: HubTerms) -> _DriverConnection | None:
+def _connected(terms: ControlEndpoint) -> _DriverConnection | None:
     address = terms.address
     with _guard:
         found = _connections.get(address)

@@ -27,7 +27,7 @@ from pyspark_rocketmq.errors import OptionError, without_frames
 from pyspark_rocketmq.group.broker_offsets import PullingResetWatch, RemoteBrokerOffsets, open_group_store
 from pyspark_rocketmq.group.join import client_id, join_group, offset_key, unregister_at_exit
 from pyspark_rocketmq.group.requests import ConsumeOne
-from pyspark_rocketmq.hub.planner_end import DriverConnection
+from pyspark_rocketmq.hub.planner_end import PlannerControl
 from pyspark_rocketmq.hub.session import HubAddress
 from pyspark_rocketmq.model import MessageModel, QueueRange
 from pyspark_rocketmq.options.connection import PLAIN_SOURCE_GROUP
@@ -133,10 +133,10 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
 
     @cached_property
-    def _driver(self) -> DriverConnection | None:
+    def _driver(self) -> PlannerControl | None:
         """The connection to a ``PushConsumer``'s driver; None for other queries."""
         secret = self._options.hub_secret
-        return None if secret is None else DriverConnection(HubAddress.parse(secret), SystemClock())
+        return None if secret is None else PlannerControl(HubAddress.parse(secret), SystemClock())
 
     @cached_property
     def _planner(self) -> MicroBatchPlanner:
@@ -321,7 +321,7 @@ def _warn_of_limits(options: ReadOptions) -> None:
         )
 
 
-def _storage(options: ReadOptions, driver: DriverConnection | None) -> StorageOptions:
+def _storage(options: ReadOptions, driver: PlannerControl | None) -> StorageOptions:
     """Return the driver's storage options, or those of ``storageSecrets`` if it does not give any."""
     first = StorageOptions.parse(options.storage_secrets)
     if driver is None or options.storage_secrets is None:

@@ -31,7 +31,7 @@ from pyspark_rocketmq.consume.turns import NO_INSTRUCTIONS, RangeInstructions
 from pyspark_rocketmq.consumer.engine.output import ACK_COLUMN, Consumed, QueueAck
 from pyspark_rocketmq.errors import RocketMQError, without_frames
 from pyspark_rocketmq.hub.messages import Part
-from pyspark_rocketmq.hub.task_end import Fate, HubTerms, TaskInstructions, ask_driver
+from pyspark_rocketmq.hub.task_end import ControlEndpoint, Fate, TaskControl, ask_driver
 from pyspark_rocketmq.model import MessageQueue
 from pyspark_rocketmq.sinks.base import RowWriter, Writing, Written
 from pyspark_rocketmq.source.ranges import Ticket
@@ -84,7 +84,7 @@ class TaskPart:
 class TaskParts:
     """The parts of a task's result so far."""
 
-    def __init__(self, writer: RowWriter | None, instructions: TaskInstructions | None) -> None:
+    def __init__(self, writer: RowWriter | None, instructions: TaskControl | None) -> None:
         self._writer = writer
         self._instructions = instructions
         self._guard = threading.Lock()
@@ -289,7 +289,7 @@ class BatchTask:
     """
 
     def __init__(
-        self, writer: RowWriter | None, engine: Engine | None = None, terms: HubTerms | None = None
+        self, writer: RowWriter | None, engine: Engine | None = None, terms: ControlEndpoint | None = None
     ) -> None:
         self._writer = writer
         self._engine = engine
@@ -330,7 +330,7 @@ class BatchTask:
         result = {"parts": json.dumps(finished), "could_ask": could_ask}
         yield pa.RecordBatch.from_pylist([result], schema=_RESULT_SCHEMA)
 
-    def _ask(self, tickets: Sequence[Ticket]) -> TaskInstructions | None:
+    def _ask(self, tickets: Sequence[Ticket]) -> TaskControl | None:
         if self._terms is None or not tickets:
             return None
         context = TaskContext.get()
@@ -340,7 +340,7 @@ class BatchTask:
         return ask_driver(self._terms, partition, epochs, tasks=tickets[0].tasks)
 
     def _written(
-        self, brought: Iterable[Consumed | _Crossed], instructions: TaskInstructions | None
+        self, brought: Iterable[Consumed | _Crossed], instructions: TaskControl | None
     ) -> list[dict[str, Any]]:
         parts = TaskParts(self._writer, instructions)
         try:
@@ -357,7 +357,7 @@ class BatchTask:
             raise
 
 
-def _read(tickets: Iterable[Ticket], instructions: TaskInstructions | None) -> Iterator[ReadPiece]:
+def _read(tickets: Iterable[Ticket], instructions: TaskControl | None) -> Iterator[ReadPiece]:
     """Read the tickets' ranges in order, without those given up by then."""
     for ticket in tickets:
         begun = [
